@@ -31,7 +31,7 @@ from wattspan.config import AgentSettings, SpansSettings, StoreSettings
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
-from wattspan.ingest.identity_verification import IdentityResolver
+from wattspan.ingest.identity_verification import Identity, IdentityResolver
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model import (
     SECOND,
@@ -42,6 +42,7 @@ from wattspan.model import (
     HwType,
     Microjoules,
     PayerInfo,
+    Principal,
     Provenance,
     Reading,
     Usage,
@@ -215,12 +216,9 @@ class KnownSenders(IdentityResolver):
     def __init__(self, host: DayHost) -> None:
         self._host = host
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Consumer:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
         assert claim.pid is not None
-        return self._host.senders[claim.pid]
-
-    def identify(self, pid: int) -> Consumer | None:
-        return self._host.senders.get(pid)
+        return Identity(self._host.senders[claim.pid], Principal(1000))
 
 
 # ------------------------------------------------------------------------------------ the day

@@ -24,6 +24,7 @@ from wattspan.model import (
     Microjoules,
     Payer,
     PayerInfo,
+    Principal,
     Reading,
     Snapshot,
     SourceHealth,
@@ -370,6 +371,16 @@ class SourcePlugin:
     open: Callable[[Any, SourceContext], CounterSource | None]
 
 
+class PeerPrincipals(Protocol):
+    """Finds the principals of peers; None is unknown."""
+
+    def connected(self, pid: int | None, uid: int | None) -> Principal | None:
+        """The principal behind a Unix socket, by the credentials of its peer."""
+
+    def socket_owner(self, end: tuple[str, int], other: tuple[str, int]) -> Principal | None:
+        """The principal who owns the socket at the first end of a TCP connection."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExporterContext:
     """Arguments for the construction of an exporter."""
@@ -379,8 +390,8 @@ class ExporterContext:
     log: Callable[[str], None]
     refusals: Callable[[str], Callable[[str], None]] = lambda _: lambda _: None
     """Returns the counter of rejections of a listener, which is called with the reason."""
-    uid_of: Callable[[tuple[str, int], tuple[str, int]], int | None] = lambda *_: None
-    """Returns the owner of the socket at the first of the two ends of a TCP connection."""
+    principals: PeerPrincipals | None = None
+    """Finds the principals of peers; by default, by user id alone."""
 
 
 @dataclass(frozen=True, slots=True)

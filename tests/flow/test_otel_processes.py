@@ -14,6 +14,7 @@ import pytest
 from support.announcing import by_process, ends, finish, listening, run, start, starts
 from support.waiting import eventually
 from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
+from wattspan.model import Principal
 from wattspan.spans.values import SpanEnd, SpanStart
 
 
@@ -396,7 +397,7 @@ def test_application_of_another_user_is_identified() -> None:
                 tracer.start_span("work").end()
                 """,
             )
-            assert [report.uid for report in feed.drain()] == [65534]
+            assert [report.principal for report in feed.drain()] == [Principal(65534)]
 
 
 def test_many_concurrent_processes_are_announced(feed: SideChannelServer, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from wattspan.ingest.identity_verification import IdentityResolver
 from wattspan.model import Consumer
 from wattspan.processes.cgroups import find_hierarchy
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.spans.values import Outcome
 
@@ -63,7 +64,8 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.clock = SystemClock()
-        self.witness = ProcessInspector()
+        self.principals = PrincipalResolver.of_host()
+        self.witness = ProcessInspector(principals=self.principals)
         self.identities = IdentityResolver(self.clock, self.witness)
         self.path = str(folder / "otlp.sock")
         self.listener = socket.socket(socket.AF_UNIX)
@@ -91,15 +93,16 @@ class Agent:
         if connection.family == socket.AF_UNIX:
             told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid, uid, _ = struct.unpack("3i", told)
-            return Peer(pid or None, uid, accepted=accepted)
+            principal = self.principals.of_connection(self.witness, pid or None, uid)
+            return Peer(pid or None, uid, accepted=accepted, principal=principal)
         sender, ours = connection.getpeername(), connection.getsockname()
         return Peer(address=sender[:2], local=ours[:2], accepted=accepted)
 
     def whose(self, peer: Peer, claim: ResourceClaim | None = None) -> Consumer | Outcome:
-        return self.identities.resolve(peer, claim or ResourceClaim())
+        return self.identities.resolve(peer, claim or ResourceClaim()).found
 
     def consumer(self, pid: int) -> Consumer:
-        found = self.identities.identify(pid)
+        found = self.witness.identify(pid)
         assert found is not None
         return found
 
@@ -174,7 +177,7 @@ def test_exited_known_sender_keeps_its_identity(agent: Agent) -> None:
         peer = agent.peer()
         consumer = agent.consumer(pid)
         assert agent.whose(peer) == consumer
-    assert agent.identities.identify(pid) is None
+    assert agent.witness.identify(pid) is None
     assert agent.whose(peer) == consumer
 
 

@@ -15,14 +15,12 @@ from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.identity_verification import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
+from wattspan.processes.cgroup_names import MAX_LABEL, cgroup_paths, names_of
 from wattspan.processes.cgroups import (
-    MAX_LABEL,
     CgroupClocks,
     CgroupHierarchy,
     TotalCpuClock,
-    cgroup_paths,
     find_hierarchy,
-    groups_of,
 )
 from wattspan.processes.cpus import CpuTopology, parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
@@ -252,7 +250,7 @@ def _look(proc: Path) -> None:
     holds="at most one group a kind, each with a short printable name; no path leads upwards",
     watched=(
         "wattspan.processes.metadata",
-        "wattspan.processes.cgroups",
+        "wattspan.processes.cgroup_names",
         "wattspan.ingest.identity_verification",
     ),
     samples=(
@@ -268,7 +266,7 @@ def _look(proc: Path) -> None:
 )
 def cgroup_text(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
-    groups = groups_of(text)
+    groups = names_of(text).groups
     assert len({group.kind for group in groups}) == len(groups)
     for group in groups:
         one_line(group.name, MAX_LABEL)

@@ -68,7 +68,7 @@ class Senders(RuleBasedStateMachine):
         if not self.connections:
             return
         peer, sender, _ = data.draw(st.sampled_from(self.connections))
-        found = self.identities.resolve(peer, ResourceClaim(pid=claimed))
+        found = self.identities.resolve(peer, ResourceClaim(pid=claimed)).found
         if not isinstance(found, Consumer):
             return
         assert found in self.ever
@@ -83,7 +83,7 @@ class Senders(RuleBasedStateMachine):
     @invariant()
     def known_pids_are_those_that_live(self) -> None:
         for pid, process in self.kernel.processes.items():
-            assert self.identities.identify(pid) == process.living.consumer
+            assert self.kernel.identify(pid) == process.living.consumer
 
 
 Senders.TestCase.settings = settings(stateful_step_count=40)

@@ -13,7 +13,8 @@ from support.scrapes import full_host
 from wattspan.model import Snapshot
 from wattspan.model.settings import convert
 from wattspan.ports import Clock, Exporter, ExporterContext
-from wattspan.service.span_assembly import ConnectionOwnerLookup
+from wattspan.processes.principals import PrincipalResolver
+from wattspan.service.span_assembly import PeerPrincipalLookup
 from wattspan.testing import ManualClock
 from wattspan_exporters.prometheus import plugin
 
@@ -74,8 +75,8 @@ def serving(clock: Clock | None = None, **settings: object) -> Iterator[Served]:
     clock = clock or ManualClock()
     log: list[str] = []
     table = convert({"listen": "127.0.0.1:0", **settings}, plugin.settings, "exporters.prometheus")
-    users = ConnectionOwnerLookup(clock)
-    context = ExporterContext(clock, "1.2.3", log.append, uid_of=users)
+    users = PeerPrincipalLookup(clock, PrincipalResolver.of_host())
+    context = ExporterContext(clock, "1.2.3", log.append, principals=users)
     exporter = plugin.open(table, context)
     assert exporter is not None
     served = Served(exporter, full_host(), clock, log)

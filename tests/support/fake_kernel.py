@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from wattspan.http.sockets import Peer
-from wattspan.model import Consumer
+from wattspan.model import Consumer, Principal
 from wattspan.processes.inspector import LiveProcess, SocketOwner
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import TICK
 from wattspan.testing import ManualClock
 
@@ -26,11 +27,13 @@ class FakeKernel:
         self.processes: dict[int, Process] = {}
         self.sockets: dict[tuple[tuple[str, int], tuple[str, int]], SocketOwner] = {}
         self.held: dict[int, set[int]] = {}  # inodes by pid
+        self.of_sockets: dict[int, Principal | None] = {}  # by inode
         self.closed_to_us: set[int] = set()  # pids whose descriptors we may not see
         self.costs = 0
         self.looks = 0
         self.lookups = 0
         self._port = 50_000
+        self.principals = PrincipalResolver()
 
     # ---------------------------------------------------------------------------- setup
 
@@ -54,6 +57,7 @@ class FakeKernel:
             parent,
             ticks * TICK,
             frozenset({user}),
+            self.principals.principal(cgroup, user),
             (pid, *inside),
             copied,
             kernel,
@@ -71,13 +75,16 @@ class FakeKernel:
         """A connection that ``living`` makes now."""
         accepted = self.clock.monotonic() if dated else None
         (user,) = living.users
-        return Peer(pid=living.consumer.pid, uid=user, accepted=accepted)
+        return Peer(
+            pid=living.consumer.pid, uid=user, accepted=accepted, principal=living.principal
+        )
 
     def over_tcp(self, living: LiveProcess, *, dated: bool = True) -> Peer:
         self._port += 1
         end, inode = ("127.0.0.1", self._port), self._port * 10
         (user,) = living.users
         self.sockets[end, OURS] = SocketOwner(user, inode)
+        self.of_sockets[inode] = living.principal
         self.held.setdefault(living.consumer.pid, set()).add(inode)
         return Peer(address=end, local=OURS, accepted=self.clock.monotonic() if dated else None)
 
@@ -99,6 +106,20 @@ class FakeKernel:
 
     def user_id(self, pid: int) -> int | None:
         return min(self.processes[pid].living.users)
+
+    def principal(self, pid: int) -> Principal | None:
+        return self.processes[pid].living.principal if pid in self.processes else None
+
+    def socket_principal(self, owner: SocketOwner) -> Principal | None:
+        return self.of_sockets.get(owner.inode)
+
+    def changes(self, living: LiveProcess, *, user: int | None = None, cgroup: str = "") -> None:
+        """``living`` executes a setuid program, or moves to another cgroup."""
+        uid = min(living.users) if user is None else user
+        text = cgroup or self.processes[living.consumer.pid].cgroup
+        principal = self.principals.principal(text, uid)
+        changed = living._replace(users=frozenset({uid}), principal=principal)
+        self.processes[living.consumer.pid] = Process(changed, text)
 
     def cgroup(self, pid: int) -> str:
         return self.processes[pid].cgroup if pid in self.processes else ""

@@ -17,8 +17,9 @@ from wattspan.ingest.export_request import WorkAttributes
 from wattspan.ingest.listeners import GRPC_SOCKET, open_receivers
 from wattspan.model.settings import Listen, Size
 from wattspan.ports import Clock
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.sdk import OTLP_HTTP_SOCKET
-from wattspan.service.span_assembly import ConnectionOwnerLookup
+from wattspan.service.span_assembly import PeerPrincipalLookup
 
 
 @dataclass
@@ -70,8 +71,8 @@ def receiving(
     settings = SpansSettings(
         http=any_port, grpc=any_port, max_request=Size(max_request), token_file=token_file
     )
-    users = ConnectionOwnerLookup(clock)
-    server = HttpServer(clock, log=log.append, limits=limits, uid_of=users)
+    users = PeerPrincipalLookup(clock, PrincipalResolver.of_host())
+    server = HttpServer(clock, log=log.append, limits=limits, principals=users)
     addresses = open_receivers(
         server, settings, run_dir, sink, clock, is_set=lambda _: True, log=log.append,
         refusals=refusals, work=work,

@@ -74,6 +74,9 @@ class Envelope:
     def path_in(self, text: str) -> str | None:
         return "/"
 
+    def text_of(self, path: str) -> str:
+        return f"0::{path}"
+
     def wanted(self, path: str) -> bool:
         return False
 

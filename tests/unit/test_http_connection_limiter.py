@@ -18,8 +18,8 @@ from wattspan.http.limits import (
     ServerCapacity,
     ServerLimits,
 )
-from wattspan.http.sockets import connection_owner, local_user
-from wattspan.model import SECOND
+from wattspan.http.sockets import UserPrincipals, connection_owner, local_principal
+from wattspan.model import SECOND, Principal
 from wattspan.testing import ManualClock
 
 
@@ -175,13 +175,21 @@ def test_requests_of_one_owner_that_last_leave_places_for_those_of_others() -> N
     asyncio.run(scenario())
 
 
+class Owners(UserPrincipals):
+    def __init__(self, owner: Principal | None) -> None:
+        self.owner = owner
+
+    def socket_owner(self, end: tuple[str, int], other: tuple[str, int]) -> Principal | None:
+        return self.owner
+
+
 @pytest.mark.parametrize(
     ("remote", "local", "user", "owner"),
     [
-        ("127.0.0.1", "127.0.0.1", 7, ("uid", 7)),
+        ("127.0.0.1", "127.0.0.1", 7, Principal(7)),
         ("127.0.0.2", "127.0.0.1", None, "loopback"),
-        ("::1", "::1", 7, ("uid", 7)),
-        ("192.0.2.1", "192.0.2.1", 7, ("uid", 7)),
+        ("::1", "::1", 7, Principal(7)),
+        ("192.0.2.1", "192.0.2.1", 7, Principal(7)),
         ("192.0.2.1", "192.0.2.2", 7, "192.0.2.1"),
     ],
 )
@@ -189,5 +197,5 @@ def test_connections_from_this_host_have_their_user_as_owner(
     remote: str, local: str, user: int | None, owner: object
 ) -> None:
     ends = (remote, 40_000), (local, 4318)
-    found = local_user(*ends, lambda _, __: user)
+    found = local_principal(*ends, Owners(None if user is None else Principal(user)))
     assert connection_owner(ends[0], found) == owner

@@ -14,6 +14,7 @@ import pytest
 
 from support.announcing import ends, listening, processor_of, starts, telling
 from wattspan.ingest.side_channel import MAX_RING_RECORDS, SideChannelServer
+from wattspan.model import Principal
 from wattspan.ports import ListenError
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITE_FORMAT
 from wattspan.spans.values import SpanStart
@@ -73,7 +74,7 @@ def test_records_have_the_kernels_pid_and_uid(feed: SideChannelServer, tmp_path:
     with memory() as ring, guest(tmp_path, GOOD, [ring]):
         os.pwrite(ring, record(1), 1 * RECORD_SIZE)
         (report,) = feed.drain()
-        assert (report.pid, report.uid) == (os.getpid(), os.getuid())
+        assert (report.pid, report.principal) == (os.getpid(), Principal(os.getuid()))
         assert report.records == [SpanStart((7).to_bytes(8), b"", 1001, 42, 0)]
         assert (report.lost, report.gone) == (0, False)
         assert feed.drain() == []

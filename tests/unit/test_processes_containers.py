@@ -3,13 +3,14 @@
 import pytest
 
 from wattspan.model import Group, GroupKind
-from wattspan.processes.cgroups import MAX_LABEL, groups_of
+from wattspan.processes.cgroup_names import MAX_LABEL, names_of
 from wattspan.util.text import clean_label
 
 ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
 POD = "0a1b2c3d-1111-2222-3333-444455556666"
 POD_ = POD.replace("-", "_")
 SHORT = ID[:12]
+OUTER = "a" * 64
 
 
 def container(name: str = SHORT) -> tuple[GroupKind, str]:
@@ -21,7 +22,7 @@ POD_GROUP = (GroupKind.POD, POD)
 PATHS = {
     "docker, cgroupfs": (f"4:memory:/docker/{ID}", [container()]),
     "docker, systemd": (f"0::/system.slice/docker-{ID}.scope", [container()]),
-    "docker in docker": (f"0::/docker/{'a' * 64}/docker/{ID}", [container()]),
+    "docker in docker": (f"0::/docker/{OUTER}/docker/{ID}", [container(f"{OUTER[:12]}/{SHORT}")]),
     "containerd, nerdctl": (f"0::/system.slice/nerdctl-{ID}.scope", [container()]),
     "containerd, bare": (f"0::/default/{ID}", [container()]),
     "containerd colons": (
@@ -77,13 +78,21 @@ PATHS = {
         f"0::/system.slice/slurmstepd.scope/job_7/step_0/{ID}",
         [container(), (GroupKind.JOB, "7"), (GroupKind.UNIT, "slurmstepd.scope")]),
     "a job that is none": ("0::/batch/job_42", [(GroupKind.CGROUP, "/batch/job_42")]),
-    "lxc v1": ("3:cpu:/lxc/web/init.scope", [container("web"), (GroupKind.UNIT, "init.scope")]),
+    "lxc v1": ("3:cpu:/lxc/web/init.scope", [container("web"), (GroupKind.UNIT, "web/init.scope")]),
     "lxc v2": ("0::/lxc.payload.web/system.slice/nginx.service",
-        [container("web"), (GroupKind.UNIT, "nginx.service")]),
+        [container("web"), (GroupKind.UNIT, "web/nginx.service")]),
     "nspawn": ("0::/machine.slice/systemd-nspawn@deb.service/payload",
         [container("deb"), (GroupKind.UNIT, "systemd-nspawn@deb.service")]),
     "machine scope": ("0::/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/emulator",
         [container("qemu-1-vm"), (GroupKind.UNIT, "machine-qemu-1-vm.scope")]),
+    "LXC's own unit": ("0::/system.slice/lxc.service", [(GroupKind.UNIT, "lxc.service")]),
+    "Incus' own unit": (
+        "0::/system.slice/incus-lxc.service", [(GroupKind.UNIT, "incus-lxc.service")]),
+    "LXC's pivot": ("0::/lxc.pivot", [(GroupKind.CGROUP, "/lxc.pivot")]),
+    "pod in a kind node": (
+        f"0::/docker/{OUTER}/kubelet.slice/kubelet-kubepods-pod{POD_}.slice/"
+        f"cri-containerd-{ID}.scope",
+        [container(f"{OUTER[:12]}/{SHORT}"), (GroupKind.POD, f"{OUTER[:12]}/{POD}")]),
     "bare": ("0::/mine/own", [(GroupKind.CGROUP, "/mine/own")]),
     "root": ("0::/", []),
     "empty": ("", []),
@@ -96,12 +105,12 @@ PATHS = {
 
 @pytest.mark.parametrize(("text", "expected"), PATHS.values(), ids=PATHS.keys())
 def test_groups_of_a_path(text: str, expected: list[tuple[GroupKind, str]]) -> None:
-    assert [tuple(group) for group in groups_of(text)] == expected
+    assert [tuple(group) for group in names_of(text).groups] == expected
 
 
 def test_hybrid_host_reads_every_cgroup_hierarchy() -> None:
     text = f"12:cpuacct:/docker/{ID}\n1:name=systemd:/system.slice/docker.service\n0::/\n"
-    assert groups_of(text) == (
+    assert names_of(text).groups == (
         Group(GroupKind.CONTAINER, SHORT),
         Group(GroupKind.UNIT, "docker.service"),
     )
@@ -109,12 +118,12 @@ def test_hybrid_host_reads_every_cgroup_hierarchy() -> None:
 
 def test_path_with_line_breaks_cannot_forge_a_hierarchy() -> None:
     text = "0::/evil\nname\x1b[31m\n"
-    (group,) = groups_of(text)
+    (group,) = names_of(text).groups
     assert group == Group(GroupKind.CGROUP, "/evil?name?[31m")
 
 
 def test_very_long_path_keeps_both_ends() -> None:
-    (group,) = groups_of("0::/begin" + "x" * 5000 + "end")
+    (group,) = names_of("0::/begin" + "x" * 5000 + "end").groups
     assert len(group.name) == MAX_LABEL
     assert group.name.startswith("/begin")
     assert group.name.endswith("end")

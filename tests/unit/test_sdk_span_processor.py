@@ -19,6 +19,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from support.announcing import ends, listening, processor_of, starts, telling
 from wattspan.ingest.side_channel import SideChannelServer
+from wattspan.model import Principal
 from wattspan.sdk.span_processor import SpanProcessor
 
 
@@ -49,7 +50,7 @@ def test_span_is_announced_at_start_and_end(feed: SideChannelServer, tracer: tra
     (started,) = feed.drain()
     span.end()
     (ended,) = feed.drain()
-    assert (started.pid, started.uid) == (os.getpid(), os.getuid())
+    assert (started.pid, started.principal) == (os.getpid(), Principal(os.getuid()))
     assert [s.id for s in starts([started])] == [identity(span)]
     assert [e.id for e in ends([ended])] == [identity(span)]
     (start,), (end,) = starts([started]), ends([ended])

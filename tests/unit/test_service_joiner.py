@@ -20,6 +20,7 @@ from wattspan.ingest.export_request import (
     SpanRecord,
     SpanRecordColumns,
 )
+from wattspan.ingest.identity_verification import Identity, Sender
 from wattspan.ingest.side_channel import SideChannelCounters
 from wattspan.model import (
     MILLISECOND,
@@ -30,6 +31,7 @@ from wattspan.model import (
     HwType,
     Interval,
     Microjoules,
+    Principal,
     Provenance,
     Share,
     SpanAccounts,
@@ -53,6 +55,7 @@ from wattspan.testing import ManualClock
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 TICK = 100 * MILLISECOND
 APP, OTHER = Consumer(10, 1), Consumer(11, 1)
+USER = Principal(1000)
 POWER = 10_000  # uJ a tick and process: 0.1 W
 HISTORY = 20 * SECOND
 
@@ -63,12 +66,19 @@ class Resolver:
     def __init__(self) -> None:
         self.ended: set[int] = set()
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Consumer | Outcome:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+        sender = Sender(None, USER)
         if claim.pid is None:
-            return Outcome.UNKNOWN_PROCESS
+            return Identity(Outcome.UNKNOWN_PROCESS, None, sender)
         if claim.pid >= 2**31:
             raise OverflowError
-        return self.identify(claim.pid) or Outcome.NOT_BELIEVED
+        return Identity(self.identify(claim.pid) or Outcome.NOT_BELIEVED, USER, sender)
+
+    def announcer(self, pid: int, proven: Principal) -> Consumer | None:
+        return self.identify(pid)
+
+    def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
+        return False
 
     def identify(self, pid: int) -> Consumer | None:
         return {10: APP, 11: OTHER}.get(pid) if pid not in self.ended else None
@@ -79,6 +89,7 @@ class Heard(NamedTuple):
     records: Sequence[SpanStart | SpanEnd]
     lost: int = 0
     gone: bool = False
+    principal: Principal | None = USER
 
 
 @dataclass

@@ -21,7 +21,7 @@ from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Group, GroupKind
-from wattspan.processes.cgroups import groups_of
+from wattspan.processes.cgroup_names import names_of
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
@@ -163,7 +163,7 @@ def test_epilog_never_fails(tmp_path: Path, failing: str, job: str, why: str) ->
     ["/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", "/slurm/uid_1000/job_4711"],
 )
 def test_cgroups_that_the_guide_names_lead_to_the_job(path: str) -> None:
-    assert Group(GroupKind.JOB, "4711") in groups_of(f"0::{path}\n")
+    assert Group(GroupKind.JOB, "4711") in names_of(f"0::{path}\n").groups
 
 
 def test_every_shell_block_of_the_guide_parses() -> None:

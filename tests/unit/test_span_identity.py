@@ -15,7 +15,7 @@ from wattspan.ingest.identity_verification import (
     UNCERTAIN_TTL,
     IdentityResolver,
 )
-from wattspan.model import Consumer
+from wattspan.model import Consumer, Principal
 from wattspan.processes.inspector import LiveProcess
 from wattspan.spans.values import Outcome
 from wattspan.testing import ManualClock
@@ -30,15 +30,15 @@ ELSEWHERE = Peer(address=("10.0.0.7", 4000), local=("10.0.0.1", 4318), accepted=
 class Host:
     """A kernel, and the identities derived from it. Everybody is of user 1000 unless it is said."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unproven: bool = False) -> None:
         self.clock = ManualClock()
         self.kernel = FakeKernel(self.clock)
         self.kernel.born(1, user=0, parent=0)
-        self.identities = IdentityResolver(self.clock, self.kernel)
+        self.identities = IdentityResolver(self.clock, self.kernel, unproven=unproven)
         self.born = self.kernel.born
 
     def whose(self, peer: Peer, claim: ResourceClaim | None = None) -> Consumer | Outcome:
-        return self.identities.resolve(peer, claim or ResourceClaim())
+        return self.identities.resolve(peer, claim or ResourceClaim()).found
 
     def created(self, living: LiveProcess, later: float = 0.0) -> str:
         """When it was born, as an SDK writes it."""
@@ -51,6 +51,12 @@ class Host:
 @pytest.fixture
 def host() -> Host:
     return Host()
+
+
+@pytest.fixture
+def trusting() -> Host:
+    """A host that believes senders whom the kernel cannot identify."""
+    return Host(unproven=True)
 
 
 # ------------------------------------------------------------------------------ Unix sockets
@@ -74,10 +80,20 @@ def test_collector_may_speak_for_processes_of_its_user(host: Host) -> None:
     assert host.whose(host.kernel.over_unix(collector), ResourceClaim(pid=50)) == app.consumer
 
 
-def test_only_root_may_speak_for_another_user(host: Host) -> None:
-    app, collector, root = host.born(50, user=1001), host.born(60), host.born(70, user=0)
-    assert host.whose(host.kernel.over_unix(collector), ResourceClaim(pid=50)) == DISBELIEVED
-    assert host.whose(host.kernel.over_unix(root), ResourceClaim(pid=50)) == app.consumer
+def test_no_user_may_speak_for_another(host: Host) -> None:
+    host.born(50, user=1001)
+    for user in (1000, 0):
+        sender = host.kernel.over_unix(host.born(60 + user, user=user))
+        assert host.whose(sender, ResourceClaim(pid=50)) == DISBELIEVED
+
+
+def test_socket_for_forwarders_accepts_processes_of_every_user(host: Host) -> None:
+    app = host.born(50, user=1001, cgroup=DOCKER, inside=(1,))
+    peer = host.kernel.over_unix(host.born(60))._replace(forwards=True)
+    assert host.whose(peer, ResourceClaim(pid=50)) == app.consumer
+    assert host.whose(peer, ResourceClaim("web")) == UNKNOWN
+    assert host.whose(peer, ResourceClaim(pid=51)) == DISBELIEVED
+    assert host.whose(peer, ResourceClaim(pid=1)) == DISBELIEVED
 
 
 def test_forwarded_spans_without_pid_have_no_process(host: Host) -> None:
@@ -105,11 +121,122 @@ def test_kernel_thread_sends_no_spans(host: Host) -> None:
     assert host.whose(root, ResourceClaim(pid=2)) == DISBELIEVED
 
 
-def test_sender_without_pid_is_judged_by_its_user(host: Host) -> None:
-    app = host.born(50)
-    assert host.whose(Peer(uid=1000), ResourceClaim(pid=50)) == app.consumer
-    assert host.whose(Peer(uid=1001), ResourceClaim(pid=50)) == DISBELIEVED
+def test_sender_without_pid_proves_nothing(host: Host) -> None:
+    host.born(50)
+    assert host.whose(Peer(uid=1000), ResourceClaim(pid=50)) == DISBELIEVED
     assert host.whose(Peer(uid=1000)) == UNKNOWN
+
+
+# ---------------------------------------------------------------------------------- principals
+
+
+def test_container_root_is_not_root_of_the_host(host: Host) -> None:
+    host.born(50, user=0)
+    host.born(51, user=0, cgroup=DOCKER.replace(ID, OTHER_ID), inside=(9,))
+    neighbour = host.born(52, user=1001, cgroup=DOCKER, inside=(8,))
+    peer = host.kernel.over_unix(host.born(60, user=0, cgroup=DOCKER, inside=(1,)))
+    for pid in (50, 51):
+        assert host.whose(peer, ResourceClaim(pid=pid)) in (DISBELIEVED, UNKNOWN)
+        assert host.whose(peer, ResourceClaim(pid=pid, container=OTHER_ID)) == DISBELIEVED
+    assert neighbour.principal is not None
+    assert host.whose(peer, ResourceClaim(pid=8)) == DISBELIEVED
+
+
+def test_containers_of_one_user_do_not_speak_for_each_other(host: Host) -> None:
+    host.born(50, cgroup=DOCKER.replace(ID, OTHER_ID), inside=(7,))
+    host.born(51)
+    peer = host.kernel.over_unix(host.born(60, cgroup=DOCKER, inside=(1,)))
+    for claim in (
+        ResourceClaim(pid=50),
+        ResourceClaim(pid=51),
+        ResourceClaim(pid=7, container=OTHER_ID),
+    ):
+        assert host.whose(peer, claim) == DISBELIEVED
+
+
+def test_workers_that_dropped_privileges_send_on_the_connection_of_their_root(host: Host) -> None:
+    master = host.born(50, user=0)
+    peer = host.kernel.over_unix(master)
+    worker = host.born(51, user=33, parent=50)
+    host.born(52, user=33)  # not a descendant
+    assert host.whose(peer, ResourceClaim(pid=51)) == worker.consumer
+    assert host.whose(peer, ResourceClaim(pid=52)) == DISBELIEVED
+
+
+def test_worker_of_a_user_who_gained_root_is_not_claimed_by_the_user(host: Host) -> None:
+    shell = host.born(50)
+    peer = host.kernel.over_unix(shell)
+    host.born(51, user=0, parent=50)  # started by sudo
+    assert host.whose(peer, ResourceClaim(pid=51)) == DISBELIEVED
+
+
+def test_exec_of_a_setuid_program_ends_the_right_to_send(host: Host) -> None:
+    app, other = host.born(50), host.born(51)
+    peer = host.kernel.over_unix(app)
+    assert host.whose(peer) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=51)) == other.consumer
+    host.kernel.changes(app, user=0)
+    host.clock.advance(ns=CERTAIN_TTL)
+    assert host.whose(peer) == UNKNOWN
+    assert host.whose(peer, ResourceClaim(pid=51)) == DISBELIEVED
+    assert host.whose(peer, ResourceClaim(pid=50)) == DISBELIEVED
+
+
+def test_move_to_another_container_ends_the_right_to_send(host: Host) -> None:
+    app = host.born(50)
+    host.born(51, cgroup=DOCKER, inside=(7,))
+    peer = host.kernel.over_unix(app)
+    host.kernel.changes(app, cgroup=DOCKER)
+    assert host.whose(peer) == UNKNOWN
+    assert host.whose(peer, ResourceClaim(pid=51)) == DISBELIEVED
+
+
+def test_root_that_dropped_its_privileges_sends_for_its_present_user(host: Host) -> None:
+    app = host.born(50, user=0)
+    host.born(51, user=0)
+    sibling = host.born(52)
+    peer = host.kernel.over_unix(app)
+    host.kernel.changes(app, user=1000)
+    assert host.whose(peer) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=52)) == sibling.consumer
+    assert host.whose(peer, ResourceClaim(pid=51)) == DISBELIEVED
+
+
+def test_passed_descriptor_speaks_for_its_opener_only(host: Host) -> None:
+    opener, receiver = host.born(50), host.born(60, user=1001)
+    peer = host.kernel.over_unix(opener)  # sent to ``receiver`` by SCM_RIGHTS
+    assert host.whose(peer, ResourceClaim(pid=60)) == DISBELIEVED
+    assert host.whose(peer) == opener.consumer
+    host.kernel.dies(opener)
+    host.clock.advance(ns=UNCERTAIN_TTL)
+    assert receiver.principal is not None
+    assert host.whose(peer, ResourceClaim(pid=60)) == DISBELIEVED
+
+
+def test_socket_of_another_cgroup_than_its_holder_proves_nothing(host: Host) -> None:
+    app = host.born(50)
+    peer = host.kernel.over_tcp(app)
+    (inode,) = host.kernel.held[50]
+    host.kernel.of_sockets[inode] = Principal(1000, ID)
+    assert host.whose(peer) == UNKNOWN
+
+
+def test_user_of_a_container_over_tcp_claims_nothing_outside(host: Host) -> None:
+    host.born(50)
+    app = host.born(60, cgroup=DOCKER, inside=(1,))
+    host.kernel.closed_to_us |= {50, 60}
+    peer = host.kernel.over_tcp(app)
+    assert host.whose(peer, ResourceClaim(pid=50)) == DISBELIEVED
+    assert host.whose(peer, ResourceClaim(pid=60)) == app.consumer
+
+
+def test_remote_claims_are_refused_by_default(host: Host) -> None:
+    app = host.born(50, inside=(7,), cgroup=DOCKER)
+    for claim in (
+        ResourceClaim(pid=50, created=host.created(app)),
+        ResourceClaim(pid=7, container=ID),
+    ):
+        assert host.whose(ELSEWHERE, claim) == DISBELIEVED
 
 
 # --------------------------------------------------------------------------------------- fork
@@ -279,12 +406,14 @@ def test_orphans_sharing_a_connection_stay_unidentified(host: Host) -> None:
     assert host.whose(peer) == UNKNOWN
 
 
-def test_socket_without_holder_gives_no_identity(host: Host) -> None:
-    peer = host.kernel.over_tcp(app := host.born(50))
-    host.kernel.sockets.clear()
-    assert host.whose(peer) == UNKNOWN
-    assert host.whose(peer, ResourceClaim(pid=50)) == DISBELIEVED
-    assert host.whose(peer, ResourceClaim(pid=50, created=host.created(app))) == app.consumer
+def test_socket_without_holder_gives_no_identity(trusting: Host) -> None:
+    peer = trusting.kernel.over_tcp(app := trusting.born(50))
+    trusting.kernel.sockets.clear()
+    assert trusting.whose(peer) == UNKNOWN
+    assert trusting.whose(peer, ResourceClaim(pid=50)) == DISBELIEVED
+    assert (
+        trusting.whose(peer, ResourceClaim(pid=50, created=trusting.created(app))) == app.consumer
+    )
 
 
 def test_port_used_again_is_another_connection(host: Host) -> None:
@@ -323,43 +452,49 @@ def test_process_scans_use_a_bounded_share_of_time(host: Host) -> None:
 # ---------------------------------------------------------------------------- TCP, from afar
 
 
-def test_remote_pid_without_start_time_is_rejected(host: Host) -> None:
-    host.born(50)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=50)) == DISBELIEVED
-    assert host.whose(ELSEWHERE) == UNKNOWN
-    assert host.whose(Peer(), ResourceClaim("web")) == UNKNOWN
+def test_remote_pid_without_start_time_is_rejected(trusting: Host) -> None:
+    trusting.born(50)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=50)) == DISBELIEVED
+    assert trusting.whose(ELSEWHERE) == UNKNOWN
+    assert trusting.whose(Peer(), ResourceClaim("web")) == UNKNOWN
 
 
-def test_pid_with_start_time_is_accepted(host: Host) -> None:
-    app = host.born(50)
+def test_pid_with_start_time_is_accepted(trusting: Host) -> None:
+    app = trusting.born(50)
     for later in (-1, 0, 1):
-        claim = ResourceClaim(pid=50, created=host.created(app, later))
-        assert host.whose(ELSEWHERE, claim) == app.consumer
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=host.created(app, 3))) == DISBELIEVED
+        claim = ResourceClaim(pid=50, created=trusting.created(app, later))
+        assert trusting.whose(ELSEWHERE, claim) == app.consumer
+    assert (
+        trusting.whose(ELSEWHERE, ResourceClaim(pid=50, created=trusting.created(app, 3)))
+        == DISBELIEVED
+    )
 
 
-def test_time_of_birth_fits_by_the_clock_of_then(host: Host) -> None:
-    app = host.born(50)
-    claim = ResourceClaim(pid=50, created=host.created(app))
-    host.clock.step_wall(7200)
-    assert host.whose(ELSEWHERE, claim) == app.consumer
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=host.created(app))) == app.consumer
+def test_time_of_birth_fits_by_the_clock_of_then(trusting: Host) -> None:
+    app = trusting.born(50)
+    claim = ResourceClaim(pid=50, created=trusting.created(app))
+    trusting.clock.step_wall(7200)
+    assert trusting.whose(ELSEWHERE, claim) == app.consumer
+    assert (
+        trusting.whose(ELSEWHERE, ResourceClaim(pid=50, created=trusting.created(app)))
+        == app.consumer
+    )
 
 
-def test_start_times_match_after_suspend(host: Host) -> None:
-    host.clock.suspend(3600)
-    app = host.born(50)
-    host.clock.suspend(7200)
-    claim = ResourceClaim(pid=50, created=host.created(app))
-    assert host.whose(ELSEWHERE, claim) == app.consumer
+def test_start_times_match_after_suspend(trusting: Host) -> None:
+    trusting.clock.suspend(3600)
+    app = trusting.born(50)
+    trusting.clock.suspend(7200)
+    claim = ResourceClaim(pid=50, created=trusting.created(app))
+    assert trusting.whose(ELSEWHERE, claim) == app.consumer
 
 
 @pytest.mark.parametrize("created", ["yesterday", "2026-13-01", "0000", "9" * 400, "\0"])
-def test_invalid_start_time_is_ignored(host: Host, created: str) -> None:
-    app = host.born(50)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=created)) == DISBELIEVED
+def test_invalid_start_time_is_ignored(trusting: Host, created: str) -> None:
+    app = trusting.born(50)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=50, created=created)) == DISBELIEVED
     assert (
-        host.whose(host.kernel.over_unix(app), ResourceClaim(pid=50, created=created))
+        trusting.whose(trusting.kernel.over_unix(app), ResourceClaim(pid=50, created=created))
         == app.consumer
     )
 
@@ -368,50 +503,52 @@ def test_invalid_start_time_is_ignored(host: Host, created: str) -> None:
 
 
 @pytest.mark.parametrize("told", [ID, ID[:12], f"docker://{ID}", f"cri-containerd-{ID}.scope"])
-def test_pid_inside_a_container_is_translated(host: Host, told: str) -> None:
-    host.born(7, user=0)
-    host.born(50, inside=(1,), cgroup=DOCKER)
-    app = host.born(51, inside=(7,), cgroup=DOCKER)
-    host.born(61, inside=(7,), cgroup=DOCKER.replace(ID, OTHER_ID))
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=told)) == app.consumer
+def test_pid_inside_a_container_is_translated(trusting: Host, told: str) -> None:
+    trusting.born(7, user=0)
+    trusting.born(50, inside=(1,), cgroup=DOCKER)
+    app = trusting.born(51, inside=(7,), cgroup=DOCKER)
+    trusting.born(61, inside=(7,), cgroup=DOCKER.replace(ID, OTHER_ID))
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=7, container=told)) == app.consumer
 
 
-def test_pid_outside_the_claimed_container_is_rejected(host: Host) -> None:
-    host.born(50, inside=(1,), cgroup=DOCKER)
-    host.born(60)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=60, container=ID)) == DISBELIEVED
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=9, container=ID)) == DISBELIEVED
+def test_pid_outside_the_claimed_container_is_rejected(trusting: Host) -> None:
+    trusting.born(50, inside=(1,), cgroup=DOCKER)
+    trusting.born(60)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=60, container=ID)) == DISBELIEVED
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=9, container=ID)) == DISBELIEVED
 
 
-def test_container_that_is_not_here_is_unknown(host: Host) -> None:
-    host.born(7)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == UNKNOWN
-    assert host.whose(ELSEWHERE, ResourceClaim(container=ID)) == UNKNOWN
+def test_container_that_is_not_here_is_unknown(trusting: Host) -> None:
+    trusting.born(7)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == UNKNOWN
+    assert trusting.whose(ELSEWHERE, ResourceClaim(container=ID)) == UNKNOWN
 
 
-def test_containers_only_process_needs_no_pid(host: Host) -> None:
-    app = host.born(50, inside=(1,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, ResourceClaim("web", container=ID)) == app.consumer
-    host.born(51, inside=(2,), cgroup=DOCKER)
-    assert host.whose(Peer(), ResourceClaim("shop", container=ID)) == UNKNOWN
+def test_containers_only_process_needs_no_pid(trusting: Host) -> None:
+    app = trusting.born(50, inside=(1,), cgroup=DOCKER)
+    assert trusting.whose(ELSEWHERE, ResourceClaim("web", container=ID)) == app.consumer
+    trusting.born(51, inside=(2,), cgroup=DOCKER)
+    assert trusting.whose(Peer(), ResourceClaim("shop", container=ID)) == UNKNOWN
 
 
-def test_ambiguous_pid_in_a_container_is_unknown(host: Host) -> None:
-    host.born(50, inside=(1, 7), cgroup=DOCKER)
-    host.born(51, inside=(2, 7), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == DISBELIEVED
+def test_ambiguous_pid_in_a_container_is_unknown(trusting: Host) -> None:
+    trusting.born(50, inside=(1, 7), cgroup=DOCKER)
+    trusting.born(51, inside=(2, 7), cgroup=DOCKER)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == DISBELIEVED
 
 
-def test_observer_of_a_container_may_claim_host_pids(host: Host) -> None:
-    app = host.born(50, inside=(7,), cgroup=DOCKER)
-    host.born(51, inside=(8,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=50, container=ID)) == app.consumer
+def test_observer_of_a_container_may_claim_host_pids(trusting: Host) -> None:
+    app = trusting.born(50, inside=(7,), cgroup=DOCKER)
+    trusting.born(51, inside=(8,), cgroup=DOCKER)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=50, container=ID)) == app.consumer
 
 
 def test_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) -> None:
     app = host.born(50, inside=(1,), cgroup=DOCKER)
     collector = host.born(60, inside=(1,), cgroup=DOCKER.replace(ID, OTHER_ID))
     peer = host.kernel.over_unix(collector)
+    assert host.whose(peer, ResourceClaim(pid=1, container=ID)) == DISBELIEVED
+    peer = peer._replace(forwards=True)
     assert host.whose(peer, ResourceClaim(pid=1, container=ID)) == app.consumer
     assert host.whose(peer, ResourceClaim(pid=1, container=OTHER_ID)) == collector.consumer
     assert host.whose(peer, ResourceClaim("web", container=ID)) == app.consumer
@@ -433,14 +570,14 @@ def test_same_small_pid_with_another_time_of_birth_is_another_process(host: Host
 
 
 def test_reused_container_pid_is_looked_up_again(
-    host: Host,
+    trusting: Host,
 ) -> None:
-    old = host.born(50, inside=(1,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=1, container=ID)) == old.consumer
-    host.kernel.dies(old)
-    host.born(50)
-    new = host.born(52, inside=(1,), cgroup=DOCKER)
-    assert host.whose(ELSEWHERE, ResourceClaim(pid=1, container=ID)) == new.consumer
+    old = trusting.born(50, inside=(1,), cgroup=DOCKER)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=1, container=ID)) == old.consumer
+    trusting.kernel.dies(old)
+    trusting.born(50)
+    new = trusting.born(52, inside=(1,), cgroup=DOCKER)
+    assert trusting.whose(ELSEWHERE, ResourceClaim(pid=1, container=ID)) == new.consumer
 
 
 # -------------------------------------------------------------------------------------- cost
@@ -468,5 +605,9 @@ def test_claim_cache_is_bounded(host: Host) -> None:
 
 
 def test_process_is_identified_by_its_pid(host: Host) -> None:
-    assert host.identities.identify(50) is None
-    assert host.identities.identify((app := host.born(50)).consumer.pid) == app.consumer
+    user = Principal(1000)
+    assert host.identities.announcer(50, user) is None
+    app = host.born(50)
+    assert host.identities.announcer(50, user) == app.consumer
+    host.kernel.changes(app, user=0)
+    assert host.identities.announcer(50, user) == DISBELIEVED

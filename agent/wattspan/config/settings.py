@@ -229,6 +229,29 @@ class SpansSettings(AccessSettings, frozen=True):
     unix: Annotated[
         bool, about("Receive spans on Unix sockets, where the kernel proves the sender's identity.")
     ] = True
+    forwarders: Annotated[
+        bool,
+        about(
+            "Receive the spans of forwarders, such as collectors, on `otlp-forwarder.sock`, and "
+            "with `grpc` on `otlp-forwarder-grpc.sock`. Members of the agent's group may connect, "
+            "and the agent believes the processes that they name."
+        ),
+    ] = False
+    pod: Annotated[
+        Literal["pod", "uid"],
+        about(
+            "Principal of a process in a Kubernetes pod: `pod`: processes of a pod may send "
+            "spans for each other; `uid`: those of one user in the pod."
+        ),
+    ] = "pod"
+    unproven: Annotated[
+        bool,
+        about(
+            "Believe `process.pid` with `container.id` or `process.creation.time` of senders that "
+            "the kernel cannot identify, such as those on another host or in another network "
+            "namespace. Such a sender can claim the energy of any process."
+        ),
+    ] = False
     weight: Annotated[
         str,
         about(

@@ -14,9 +14,14 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from wattspan.http.rate_limiter import BURST_SECONDS, RateLimiter
-from wattspan.http.sockets import Peer, QuotaOwner, UidOf, transport_peer, unknown_uid
+from wattspan.http.sockets import (
+    Peer,
+    QuotaOwner,
+    UserPrincipals,
+    transport_peer,
+)
 from wattspan.model import SECOND
-from wattspan.ports import Clock
+from wattspan.ports import Clock, PeerPrincipals
 
 if TYPE_CHECKING:
     import asyncio
@@ -294,8 +299,11 @@ class FairTurns:
 class ServerCapacity:
     """The capacity that one server's connections share. Used in the server's thread only."""
 
-    def __init__(self, limits: ServerLimits, clock: Clock, uid_of: UidOf = unknown_uid) -> None:
-        self.limits, self.clock, self._uid_of = limits, clock, uid_of
+    def __init__(
+        self, limits: ServerLimits, clock: Clock, principals: PeerPrincipals | None = None
+    ) -> None:
+        self.limits, self.clock = limits, clock
+        self._principals = principals or UserPrincipals()
         self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(
             limits.connections, round(limits.slow_request * SECOND)
         )
@@ -310,7 +318,7 @@ class ServerCapacity:
 
     def peer(self, transport: Any) -> Peer:
         """The peer of a connection that was accepted just now."""
-        return transport_peer(transport, self.clock.monotonic(), self._uid_of)
+        return transport_peer(transport, self.clock.monotonic(), self._principals)
 
     def add(
         self,

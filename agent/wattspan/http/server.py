@@ -26,14 +26,13 @@ from wattspan.http.messages import Handler
 from wattspan.http.sockets import (
     BACKLOG,
     ListeningSocket,
-    UidOf,
+    UserPrincipals,
     connection_owner,
     endpoint,
-    local_user,
-    unknown_uid,
+    local_principal,
 )
 from wattspan.model import SECOND
-from wattspan.ports import Clock
+from wattspan.ports import Clock, PeerPrincipals
 from wattspan.util.throttle import RateLimitedLog
 
 MAX_HANDSHAKES = 256
@@ -63,11 +62,11 @@ class TlsAcceptor:
         count: CountRejection,
         *,
         most: int = MAX_HANDSHAKES,
-        uid_of: UidOf = unknown_uid,
+        principals: PeerPrincipals | None = None,
     ) -> None:
         self._listener, self._make, self._tls = listener, make, tls
         self._clock, self._count = clock, count
-        self._most, self._uid_of = most, uid_of
+        self._most, self._principals = most, principals or UserPrincipals()
         self._limiter: ConnectionLimiter[asyncio.Task[None]] = ConnectionLimiter(most)
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
@@ -102,7 +101,7 @@ class TlsAcceptor:
     def _start_handshake(self, connection: socket.socket, address: tuple[Any, ...]) -> None:
         """Start a handshake, if need be in the place of one of the owner with the most."""
         remote, local = endpoint(address), endpoint(connection.getsockname())
-        peer = connection_owner(remote, local_user(remote, local, self._uid_of))
+        peer = connection_owner(remote, local_principal(remote, local, self._principals))
         now = self._clock.monotonic()
         evicted = self._limiter.eviction_candidate(peer, now)
         if evicted is not None:
@@ -150,8 +149,8 @@ _Task = tuple[Future[Any], Callable[[], Any]]
 class HttpServer:
     """An HTTP server on the added sockets, from ``start`` on.
 
-    Handlers run in the server's thread. ``uid_of`` looks up the owners of TCP connections from
-    this host.
+    Handlers run in the server's thread. ``principals`` finds those of peers on
+    this host; by default, by user id alone.
     """
 
     def __init__(
@@ -160,10 +159,11 @@ class HttpServer:
         *,
         log: Log,
         limits: ServerLimits | None = None,
-        uid_of: UidOf = unknown_uid,
+        principals: PeerPrincipals | None = None,
         name: str = "web",
     ) -> None:
-        self._clock, self._log, self._uid_of, self._name = clock, log, uid_of, name
+        self._clock, self._log, self._name = clock, log, name
+        self._principals = principals or UserPrincipals()
         self._periodic: list[tuple[float, Callable[[], object], Callable[[], bool]]] = []
         self._limits = limits or ServerLimits()
         self._listeners: list[tuple[ListeningSocket, LimitedProtocolFactory, AccessPolicy]] = []
@@ -228,7 +228,7 @@ class HttpServer:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._report_error)
-        capacity = ServerCapacity(self._limits, self._clock, self._uid_of)
+        capacity = ServerCapacity(self._limits, self._clock, self._principals)
         try:
             self._loop.set_default_executor(_DaemonPool(WORKER_THREADS))
             servers = [
@@ -266,7 +266,12 @@ class HttpServer:
     ) -> asyncio.Server | TlsAcceptor:
         if policy.tls is not None:
             return TlsAcceptor(
-                listener, make, policy.tls, self._clock, policy.count_rejection, uid_of=self._uid_of
+                listener,
+                make,
+                policy.tls,
+                self._clock,
+                policy.count_rejection,
+                principals=self._principals,
             )
         return await asyncio.get_running_loop().create_server(make, sock=listener)
 

@@ -12,8 +12,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wattspan.model import Principal
 from wattspan.model.settings import Listen
-from wattspan.ports import ListenError
+from wattspan.ports import ListenError, PeerPrincipals
 from wattspan.util.unix_sockets import peer_credentials
 
 BACKLOG = 128
@@ -182,7 +183,7 @@ def _unix_sentence(error: OSError, path: Path) -> str:
 # ------------------------------------------------------------------------------------ peers
 
 QuotaOwner = Hashable
-"""A local user, or a host of the network."""
+"""A principal of this host, or a host of the network."""
 
 
 def network_peer(address: str) -> QuotaOwner:
@@ -199,12 +200,15 @@ def network_peer(address: str) -> QuotaOwner:
 Endpoint = tuple[str, int]
 """Address and port of one end of a TCP connection."""
 
-UidOf = Callable[[Endpoint, Endpoint], int | None]
-"""Looks up the user who owns the socket at the first end of a TCP connection; None: unknown."""
 
+class UserPrincipals:
+    """Principals by user id alone, for a host without containers."""
 
-def unknown_uid(_: Endpoint, __: Endpoint) -> None:
-    """For a server without a look-up of TCP connections' owners."""
+    def connected(self, pid: int | None, uid: int | None) -> Principal | None:
+        return None if uid is None else Principal(uid)
+
+    def socket_owner(self, end: Endpoint, other: Endpoint) -> Principal | None:
+        return None
 
 
 def endpoint(address: tuple[Any, ...]) -> Endpoint:
@@ -212,18 +216,20 @@ def endpoint(address: tuple[Any, ...]) -> Endpoint:
     return address[0].removeprefix("::ffff:"), address[1]
 
 
-def local_user(remote: Endpoint, local: Endpoint, uid_of: UidOf) -> int | None:
-    """The user who opened a TCP connection from this host; None for other hosts, or if unknown."""
+def local_principal(
+    remote: Endpoint, local: Endpoint, principals: PeerPrincipals
+) -> Principal | None:
+    """The principal who opened a TCP connection from this host; None for others, or if unknown."""
     own = remote[0] == local[0] or network_peer(remote[0]) == "loopback"
-    return uid_of(remote, local) if own else None
+    return principals.socket_owner(remote, local) if own else None
 
 
-def connection_owner(remote: Endpoint, user: int | None) -> QuotaOwner:
-    """The quota owner of a TCP connection: a local user, or else a network peer.
+def connection_owner(remote: Endpoint, principal: Principal | None) -> QuotaOwner:
+    """The quota owner of a TCP connection: a principal of this host, or else a network peer.
 
     Connections of unknown users over loopback have one owner together.
     """
-    return network_peer(remote[0]) if user is None else ("uid", user)
+    return network_peer(remote[0]) if principal is None else principal
 
 
 class Peer(NamedTuple):
@@ -231,8 +237,9 @@ class Peer(NamedTuple):
 
     On a Unix socket pid and uid are the peer's credentials. On TCP ``address`` and ``local`` are
     the two ends. ``accepted`` is the time of acceptance in monotonic nanoseconds; it distinguishes
-    successive connections with the same ends or pid. ``owner`` is the user who owns the other
-    end of a TCP connection from this host; it is used for quotas only.
+    successive connections with the same ends or pid. ``principal`` is that of the time of
+    acceptance; on TCP it is used for quotas only. ``forwards``: the socket is for those that
+    forward the spans of others.
     """
 
     pid: int | None = None
@@ -240,33 +247,34 @@ class Peer(NamedTuple):
     address: tuple[str, int] | None = None  # the sender's end of the connection
     local: tuple[str, int] | None = None  # ours
     accepted: int | None = None
-    owner: int | None = None
+    principal: Principal | None = None
+    forwards: bool = False
 
     @property
     def quota_owner(self) -> QuotaOwner:
-        """The user or host whose quotas apply."""
+        """The principal or host whose quotas apply."""
         if self.address is not None:
-            return connection_owner(self.address, self.owner)
-        return None if self.uid is None else ("uid", self.uid)
+            return connection_owner(self.address, self.principal)
+        return self.principal
 
 
-def transport_peer(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -> Peer:
+def transport_peer(transport: Any, accepted: int, principals: PeerPrincipals) -> Peer:
     """The peer of an asyncio transport, as proven by the kernel.
 
-    ``accepted`` is the time of acceptance in monotonic nanoseconds; ``uid_of`` looks up the owners
-    of TCP connections from this host.
+    ``accepted`` is the time of acceptance in monotonic nanoseconds.
     """
     connection = transport.get_extra_info("socket")
     if connection is None:
         return Peer(accepted=accepted)
     if connection.family == socket.AF_UNIX:
         try:
-            return Peer(*peer_credentials(connection), accepted=accepted)
+            pid, uid = peer_credentials(connection)
         except OSError:
             return Peer(accepted=accepted)
+        return Peer(pid, uid, accepted=accepted, principal=principals.connected(pid, uid))
     remote, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
     if not remote or not local:
         return Peer(accepted=accepted)
     remote, local = endpoint(remote), endpoint(local)
-    owner = local_user(remote, local, uid_of)
-    return Peer(address=remote, local=local, accepted=accepted, owner=owner)
+    owner = local_principal(remote, local, principals)
+    return Peer(address=remote, local=local, accepted=accepted, principal=owner)

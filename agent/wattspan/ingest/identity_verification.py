@@ -1,10 +1,12 @@
 """The process that spans belong to: kernel evidence first, then checked claims.
 
 In order of trust: the credentials of the peer of a Unix socket; the kernel's owner of a TCP
-connection of this host; a claimed pid whose start time matches; a pid in a claimed container.
-Impossible claims are not believed, and without evidence no process is charged. A sender may speak
-for other processes, as collectors and sidecars do, if it could act for them: a user for its own
-processes, root for all.
+connection of this host; claims of a sender that the kernel identifies. A sender may name other
+processes of its principal, and root the workers that descend from its process, which may have
+dropped privileges. The socket for forwarders is for those that may name any process. Impossible
+claims are not believed, and without evidence no process is charged. A principal is fixed when its
+connection is accepted: a process that changes it, by exec of a setuid program or by a move to
+another container, proves nothing more on that connection.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
-from wattspan.model import MILLISECOND, SECOND, Consumer, Instant
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
 from wattspan.ports import Clock
 from wattspan.processes.inspector import LiveProcess, SocketOwner
 from wattspan.spans.values import Outcome
@@ -34,6 +36,8 @@ class ProcessLookup(Protocol):
     def pids(self) -> list[int]: ...
     def user_id(self, pid: int) -> int | None: ...
     def cgroup(self, pid: int) -> str | None: ...
+    def principal(self, pid: int) -> Principal | None: ...
+    def socket_principal(self, owner: SocketOwner) -> Principal | None: ...
     def owner_of(self, end: tuple[str, int], other: tuple[str, int]) -> SocketOwner | None: ...
     def holds(self, pid: int, inode: int) -> bool | None: ...
 
@@ -213,10 +217,17 @@ _MAX_ANCESTORS = 64
 
 
 class Sender(NamedTuple):
-    """The evidence of the kernel. ``user`` is None for an unknown user, perhaps remote."""
+    """The evidence of the kernel. ``principal`` is None for an unknown one, perhaps remote.
+
+    ``forwards``: the sender may name processes of any principal.
+    """
 
     process: LiveProcess | None
-    user: int | None
+    principal: Principal | None
+    forwards: bool = False
+
+
+NO_SENDER = Sender(None, None)
 
 
 class SenderResolver:
@@ -236,7 +247,7 @@ class SenderResolver:
         ``claimed`` is the pid that the spans name, which is tried first.
         """
         if peer.address is None or peer.local is None:
-            return Sender(self._connected_by(peer, now), peer.uid)
+            return self._connected_by(peer, now)
         known = self._senders.get(peer)
         if known is not None and now.mono < known[1]:
             return known[0]
@@ -245,28 +256,44 @@ class SenderResolver:
                 return None
             owner = self._kernel.owner_of(peer.address, peer.local)
         until = _NEVER_EXPIRES if peer.accepted is not None else now.mono + UNKNOWN_AGE
-        sender = Sender(None, None)
+        sender = NO_SENDER
         if owner is not None:
             process, complete = self._holder(owner, claimed, peer.accepted, now)
-            sender = Sender(process, owner.user)
+            sender = self._owning(owner, process)
             until = until if complete else now.mono + RETRY_AFTER
         _store(self._senders, peer, (sender, until), _MAX_CONNECTIONS)
         return sender
 
-    def _connected_by(self, peer: Peer, now: Instant) -> LiveProcess | None:
+    def _owning(self, owner: SocketOwner, process: LiveProcess | None) -> Sender:
+        """The sender by the user and cgroup that created a TCP socket, and its holder.
+
+        Without the unified hierarchy the kernel shows no cgroup: then the holder proves it. The
+        user alone may be in any container, so root without a holder proves nothing.
+        """
+        proven = self._kernel.socket_principal(owner)
+        if process is None:
+            known = proven or (Principal(owner.user) if owner.user else None)
+            return Sender(None, known)
+        if proven is None and owner.user in process.users:
+            return Sender(process, process.principal)
+        return _unchanged(process, proven)
+
+    def _connected_by(self, peer: Peer, now: Instant) -> Sender:
         """The process that opened a connection of a Unix socket, if it still runs.
 
         The kernel keeps the pid of the process that connected, also after another process
         inherited the connection, or got the pid.
         """
-        if peer.pid is None:
-            return None
-        process = self._kernel.look(peer.pid)
+        process = None if peer.pid is None else self._kernel.look(peer.pid)
         if process is None or process.kernel:
-            return None
+            return Sender(None, peer.principal, peer.forwards)
         if peer.accepted is None:
-            return process if peer.uid is None or peer.uid in process.users else None
-        return process if _started_before(peer.accepted, process, now) else None
+            same = peer.uid is None or peer.uid in process.users
+        else:
+            same = _started_before(peer.accepted, process, now)
+        if not same:
+            return Sender(None, peer.principal, peer.forwards)
+        return _unchanged(process, peer.principal)._replace(forwards=peer.forwards)
 
     def _holder(
         self, owner: SocketOwner, claimed: int | None, accepted: int | None, now: Instant
@@ -319,6 +346,21 @@ class SenderResolver:
         return eldest
 
 
+def _unchanged(process: LiveProcess, proven: Principal | None) -> Sender:
+    """``process``, which had the principal ``proven`` when it connected; no sender if it changed.
+
+    Root that has dropped its privileges since is the sender with its present ones.
+    """
+    if proven is not None and (process.principal == proven or drops(proven, process.principal)):
+        return Sender(process, process.principal)
+    return NO_SENDER
+
+
+def drops(root: Principal, other: Principal | None) -> bool:
+    """True if root of the same host or container can have become ``other``."""
+    return root.user == 0 and other is not None and other._replace(user=0) == root
+
+
 def _started_before(accepted: int, process: LiveProcess, now: Instant) -> bool:
     return process.born <= accepted + now.asleep + _TICK
 
@@ -340,9 +382,16 @@ class ClaimVerifier:
     """Verifies the claims of resources; remembers which processes forward spans of others."""
 
     def __init__(
-        self, kernel: ProcessLookup, containers: ContainerProcesses, starts: StartTimeMatcher
+        self,
+        kernel: ProcessLookup,
+        containers: ContainerProcesses,
+        starts: StartTimeMatcher,
+        *,
+        unproven: bool = False,
     ) -> None:
+        """``unproven``: believe pids of senders that the kernel cannot identify."""
         self._kernel = kernel
+        self._unproven = unproven
         self._containers = containers
         self._starts = starts
         self._forwarders: dict[Consumer, None] = {}
@@ -382,7 +431,7 @@ class ClaimVerifier:
         """The sender itself, unless it forwards spans or claims another container."""
         process = sender.process
         if process is not None and (not container or self._may_be_in(container, process)):
-            forwards = self.is_forwarder(process.consumer)
+            forwards = sender.forwards or self.is_forwarder(process.consumer)
             return Outcome.UNKNOWN_PROCESS if forwards else process.consumer
         members = self._containers.members(container) if container else None
         if not members or len(members) > 1:
@@ -449,12 +498,14 @@ class ClaimVerifier:
         if found.kernel or (created is not None and not self._starts.matches(found, created)):
             return False
         corroborated = created is not None or bool(container)
-        if sender.user is None:
-            return corroborated
-        if sender.user == 0:
-            # Most containers have a pid 1 of root; the pid 1 of the host sends no spans.
-            return corroborated or sender.process is not None or found.pids != (1,)
-        return sender.user in found.users
+        # Most containers have a pid 1 of root; the pid 1 of the host sends no spans.
+        if found.pids == (1,) and not corroborated:
+            return False
+        if sender.forwards:
+            return True
+        if sender.principal is None:
+            return self._unproven and corroborated
+        return len(found.users) == 1 and may_name(self._kernel, sender, found)
 
     def _may_be_in(self, container: str, process: LiveProcess) -> bool:
         """True if the process is in the container, or its container is unknown."""
@@ -465,6 +516,34 @@ class ClaimVerifier:
         """Unless ``other`` is a forked copy of the sender that inherited its connection."""
         if all(above.consumer != sender.consumer for above in self._copied_ancestors(other)):
             _store(self._forwarders, sender.consumer, None, _MAX_FORWARDERS)
+
+
+def may_name(kernel: ProcessLookup, sender: Sender, found: LiveProcess) -> bool:
+    """True if the sender may name ``found`` as the process of its spans.
+
+    Processes of its principal, or workers of root's process that have dropped their privileges.
+    """
+    principal = sender.principal
+    if principal is None or found.principal is None:
+        return False
+    if found.principal == principal:
+        return True
+    return (
+        sender.process is not None
+        and drops(principal, found.principal)
+        and _descends(kernel, found, sender.process)
+    )
+
+
+def _descends(kernel: ProcessLookup, process: LiveProcess, ancestor: LiveProcess) -> bool:
+    for _ in range(_MAX_ANCESTORS):
+        if process.consumer == ancestor.consumer:
+            return True
+        parent = kernel.look(process.parent)
+        if parent is None or parent.born > process.born:
+            return False
+        process = parent
+    return False
 
 
 # --------------------------------------------------------------------------------- identities
@@ -486,8 +565,20 @@ _IdentityKey = tuple[Peer, int | None, str, str]
 """The sender, and the claimed pid, start time and container."""
 
 
-class _CachedIdentity(NamedTuple):
+class Identity(NamedTuple):
+    """The process of the spans of one resource, and the evidence for it.
+
+    ``found`` is NOT_BELIEVED for an impossible claim, UNKNOWN_PROCESS without evidence;
+    ``principal`` is that of the process. ``sender`` is the kernel's evidence for the request.
+    """
+
     found: Consumer | Outcome
+    principal: Principal | None = None
+    sender: Sender = NO_SENDER
+
+
+class _CachedIdentity(NamedTuple):
+    identity: Identity
     resolved_at: int
     until: int
     ended_at: int | None = None  # time at which the end of the process was first noticed
@@ -501,28 +592,41 @@ class IdentityResolver:
     still runs.
     """
 
-    def __init__(self, clock: Clock, kernel: ProcessLookup) -> None:
+    def __init__(self, clock: Clock, kernel: ProcessLookup, *, unproven: bool = False) -> None:
         searches = LookupBudget(clock)
         self._clock = clock
         self._kernel = kernel
         self._starts = StartTimeMatcher()
         self._senders = SenderResolver(kernel, LookupBudget(clock), searches)
         self._claims = ClaimVerifier(
-            kernel, ContainerProcesses(kernel, clock, searches), self._starts
+            kernel,
+            ContainerProcesses(kernel, clock, searches),
+            self._starts,
+            unproven=unproven,
         )
         self._identities: dict[_IdentityKey, _CachedIdentity] = {}
         self._lock = threading.Lock()
         self._starts.observe(clock.now())
 
-    def identify(self, pid: int) -> Consumer | None:
-        """The process that has ``pid`` now."""
-        return self._kernel.identify(pid)
+    def announcer(self, pid: int, proven: Principal) -> Consumer | Outcome | None:
+        """The process of ``pid``, which connected as ``proven``; None if it has ended.
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Consumer | Outcome:
-        """The process of the spans that ``peer`` sends with ``claim``.
-
-        Outcome.NOT_BELIEVED for an impossible claim, UNKNOWN_PROCESS without evidence.
+        NOT_BELIEVED if it has another principal now.
         """
+        process = self._kernel.look(pid)
+        if process is None:
+            return None
+        unchanged = _unchanged(process, proven) is not NO_SENDER
+        return process.consumer if unchanged else Outcome.NOT_BELIEVED
+
+    def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
+        """True if ``announcer``, of another principal, is a worker of the sender's process."""
+        found = self._kernel.look(announcer.pid)
+        same = found is not None and found.consumer == announcer
+        return same and found is not None and may_name(self._kernel, sender, found)
+
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+        """The process of the spans that ``peer`` sends with ``claim``."""
         _, pid, created, container, _ = claim
         if len(created) + len(container) > MAX_CLAIM_LENGTH:
             created, container = (
@@ -532,37 +636,58 @@ class IdentityResolver:
         key = (peer, pid, created, container)
         known = self._identities.get(key)
         if known is not None and self._clock.monotonic() < known.until:
-            return known.found
+            return known.identity
         with self._lock:
-            return self._resolve(key, known).found
+            return self._resolve(key, known).identity
 
     def _resolve(self, key: _IdentityKey, known: _CachedIdentity | None) -> _CachedIdentity:
         peer, pid, created, container = key
         claim = ResourceClaim("", pid, created, container)
         now = self._clock.now()
         self._starts.observe(now)
-        identity = self._renewed(peer, claim, known, now.mono)
-        if identity is None:
-            sender = self._senders.resolve(peer, claim.pid, now)
-            found = self._claims.verify(sender, claim) if sender else Outcome.UNKNOWN_PROCESS
-            ttl = CERTAIN_TTL if isinstance(found, Consumer) else UNCERTAIN_TTL
-            identity = _CachedIdentity(found, now.mono, now.mono + ttl)
-        _store(self._identities, key, identity, MAX_IDENTITIES)
-        return identity
+        cached = self._renewed(peer, claim, known, now.mono)
+        if cached is None:
+            identity = self._verified(peer, claim, now)
+            ttl = CERTAIN_TTL if isinstance(identity.found, Consumer) else UNCERTAIN_TTL
+            cached = _CachedIdentity(identity, now.mono, now.mono + ttl)
+        _store(self._identities, key, cached, MAX_IDENTITIES)
+        return cached
+
+    def _verified(self, peer: Peer, claim: ResourceClaim, now: Instant) -> Identity:
+        sender = self._senders.resolve(peer, claim.pid, now)
+        if sender is None:
+            return Identity(Outcome.UNKNOWN_PROCESS)
+        found = self._claims.verify(sender, claim)
+        principal = None
+        if isinstance(found, Consumer):
+            own = sender.process is not None and sender.process.consumer == found
+            principal = sender.principal if own else self._kernel.principal(found.pid)
+        return Identity(found, principal, sender)
 
     def _renewed(
         self, peer: Peer, claim: ResourceClaim, known: _CachedIdentity | None, now: int
     ) -> _CachedIdentity | None:
-        """The known identity if its process still runs or has ended recently."""
-        if known is None or not isinstance(known.found, Consumer):
+        """The known identity if its process still runs unchanged or has ended recently."""
+        if known is None or not isinstance(known.identity.found, Consumer):
             return None
-        present = self._kernel.identify(known.found.pid)
-        if present == known.found:
+        _, principal, sender = known.identity
+        found = known.identity.found
+        present = self._kernel.identify(found.pid)
+        if present == found:
             # A connection of unknown age may be another one by now.
             stale = peer.accepted is None and now - known.resolved_at >= UNKNOWN_AGE
-            ambiguous = claim.pid is None and self._claims.is_forwarder(known.found)
-            return None if stale or ambiguous else known._replace(until=now + CERTAIN_TTL)
+            ambiguous = claim.pid is None and self._claims.is_forwarder(found)
+            changed = self._kernel.principal(found.pid) != principal or self._has_changed(sender)
+            kept = known._replace(until=now + CERTAIN_TTL)
+            return None if stale or ambiguous or changed else kept
         ended_at = now if known.ended_at is None else known.ended_at
         if present is None and now - ended_at < KEEP_AFTER_EXIT:
             return known._replace(until=now + CERTAIN_TTL, ended_at=ended_at)
         return None
+
+    def _has_changed(self, sender: Sender) -> bool:
+        """True if the sender's process runs and has another principal than before."""
+        process = sender.process
+        if process is None or self._kernel.identify(process.consumer.pid) != process.consumer:
+            return False
+        return self._kernel.principal(process.consumer.pid) != sender.principal

@@ -24,6 +24,9 @@ from wattspan.ports import Clock, ConfigError, ListenError
 from wattspan.sdk import OTLP_HTTP_SOCKET, OTLP_TRACES_PATH
 
 GRPC_SOCKET = "otlp-grpc.sock"
+FORWARDER_SOCKETS = {"http": "otlp-forwarder.sock", "grpc": "otlp-forwarder-grpc.sock"}
+"""Sockets of those that forward the spans of others, by protocol."""
+
 CONFIG_TABLE = "[spans]"
 EXPOSURE_RISK = "any client that reaches it may send spans and be believed"
 """The risk of a listener for spans that is open to the network."""
@@ -74,18 +77,20 @@ def open_receivers(
         keep=bool(settings.forward),
     )
     refusals = refusals or RejectionCounter()
-    http = OtlpHttpHandler(receiver)
-    factories = {
-        "http": lambda policy: server.http(http, policy),
-        "grpc": lambda policy: _grpc(receiver, log, policy),
-    }
     opened = []
 
     def attempt(
-        key: str, url: str, listen: Callable[[], ListeningSocket], policy: AccessPolicy
+        key: str,
+        url: str,
+        listen: Callable[[], ListeningSocket],
+        policy: AccessPolicy,
+        receiver: TraceReceiver = receiver,
     ) -> bool:
         """Open a listener; ``url`` has braces in place of its address."""
-        make = factories[url[:4]](policy)
+        if url.startswith("grpc"):
+            make = _grpc(receiver, log, policy)
+        else:
+            make = server.http(OtlpHttpHandler(receiver), policy)
         try:
             opened.append(url.format(server.add(listen(), make, policy)))
         except ListenError as error:
@@ -110,6 +115,16 @@ def open_receivers(
         if settings.unix and (address or key == "http"):
             listen = partial(listen_unix, run_dir / name, 0o666, what=title)
             attempt("unix", f"{key}+unix://{{}}", listen, unix_policy)
+        if settings.forwarders and (address or key == "http"):
+            # The permission of the file is the right to name any process.
+            listen = partial(listen_unix, run_dir / FORWARDER_SOCKETS[key], 0o660, what=title)
+            attempt(
+                "forwarders",
+                f"{key}+unix://{{}}",
+                listen,
+                unix_policy,
+                receiver.for_forwarders(),
+            )
     return tuple(opened)
 
 

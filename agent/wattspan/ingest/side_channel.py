@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.http.sockets import ListeningSocket, listen_unix
+from wattspan.http.sockets import ListeningSocket, UserPrincipals, listen_unix
+from wattspan.model import Principal
+from wattspan.ports import PeerPrincipals
 from wattspan.sdk.ring import ENDED, HELLO, MAGIC, READ_FORMAT, RECORD_SIZE, STARTED, VERSION
 from wattspan.spans.values import SpanEnd, SpanStart
 from wattspan.util.files import process_exists
@@ -184,14 +186,14 @@ _INT = struct.Struct("i")
 class ProcessRecords(NamedTuple):
     """The records of one process since the last turn.
 
-    ``pid`` and ``uid`` are the kernel's; the records are claims of the process. They are in
-    the order of their creation, except that those of different threads may be slightly out of
-    order. ``lost`` records were overwritten before they were read. After ``gone``, nothing
-    follows from this process unless it connects anew.
+    ``pid`` and ``principal`` are the kernel's at the time of connection; the records are claims of
+    the process. They are in the order of their creation, except that those of different threads
+    may be slightly out of order. ``lost`` records were overwritten before they were read. After
+    ``gone``, nothing follows from this process unless it connects anew.
     """
 
     pid: int
-    uid: int
+    principal: Principal | None
     records: list[RingRecord]
     lost: int
     gone: bool
@@ -200,8 +202,8 @@ class ProcessRecords(NamedTuple):
 class _Client:
     """A connected process; ``ring`` is None before its hello."""
 
-    def __init__(self, connection: socket.socket, pid: int, uid: int) -> None:
-        self.connection, self.pid, self.uid = connection, pid, uid
+    def __init__(self, connection: socket.socket, pid: int, principal: Principal) -> None:
+        self.connection, self.pid, self.principal = connection, pid, principal
         self.ring: RingReader | None = None
         self.turns = 0
 
@@ -230,9 +232,14 @@ class SideChannelServer:
     """
 
     def __init__(
-        self, path: Path, *, max_processes: int = 256, max_records: int = MAX_RECORDS
+        self,
+        path: Path,
+        principals: PeerPrincipals | None = None,
+        *,
+        max_processes: int = 256,
+        max_records: int = MAX_RECORDS,
     ) -> None:
-        self._path = path
+        self._path, self._principals = path, principals or UserPrincipals()
         self._max_processes, self._max_records = max_processes, max_records
         self._log = logging.getLogger(__name__)
         self._listening: ListeningSocket | None = None
@@ -272,7 +279,7 @@ class SideChannelServer:
                 self._disconnect(client, str(error))
                 report = None
                 if client.ring:
-                    report = ProcessRecords(client.pid, client.uid, [], 0, gone=True)
+                    report = ProcessRecords(client.pid, client.principal, [], 0, gone=True)
             if report is not None:
                 reports.append(report)
                 left -= len(report.records)
@@ -287,13 +294,14 @@ class SideChannelServer:
     def _accept(self) -> None:
         for connection in self._new_connections():
             pid, uid = peer_credentials(connection)
-            if pid is None or uid is None or not self._has_room(pid, uid):
+            principal = self._principals.connected(pid, uid)
+            if pid is None or principal is None or not self._has_room(pid, principal):
                 self.counts.crowded_out += 1
                 connection.close()
                 continue
             connection.setblocking(False)
             self.counts.admitted += 1
-            self._clients.append(_Client(connection, pid, uid))
+            self._clients.append(_Client(connection, pid, principal))
 
     def _new_connections(self) -> Iterator[socket.socket]:
         if self._listening is None:
@@ -307,11 +315,15 @@ class SideChannelServer:
                 if error.errno != errno.ECONNABORTED:
                     return
 
-    def _has_room(self, pid: int, uid: int) -> bool:
-        of_user = sum(client.uid == uid for client in self._clients)
+    def _has_room(self, pid: int, principal: Principal) -> bool:
+        of_user = sum(client.principal == principal for client in self._clients)
         of_process = sum(client.pid == pid for client in self._clients)
         free = self._max_processes - len(self._clients)
-        return free > 0 and (uid == 0 or of_user < free) and of_process < _RINGS_PER_PROCESS
+        return (
+            free > 0
+            and (principal.is_host_root or of_user < free)
+            and of_process < _RINGS_PER_PROCESS
+        )
 
     def _read(self, client: _Client, limit: int) -> ProcessRecords | None:
         ring = client.ring = client.ring or self._receive_hello(client)
@@ -325,7 +337,7 @@ class SideChannelServer:
             client.close()
         if not records and not lost and not gone:
             return None
-        return ProcessRecords(client.pid, client.uid, records, lost, gone)
+        return ProcessRecords(client.pid, client.principal, records, lost, gone)
 
     def _receive_hello(self, client: _Client) -> RingReader | None:
         """The ring of the client's hello; None before it arrives. OSError or RingError."""
@@ -351,7 +363,7 @@ class SideChannelServer:
 
     def _disconnect(self, client: _Client, reason: str) -> None:
         self._log.debug(
-            "The side channel disconnects pid %d (uid %d): %s", client.pid, client.uid, reason
+            "The side channel disconnects pid %d (%s): %s", client.pid, client.principal, reason
         )
         self.counts.put_out += 1
         self._clients.remove(client)

@@ -9,6 +9,7 @@ a time.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -128,6 +129,13 @@ class TraceReceiver:
         self._thread_decoders = Decoders(settings)  # for large requests, in another thread
         self._lock = FairTurns(1)  # one large request is decoded at a time
         self._quota = FairQuota(MAX_LARGE_REQUESTS)
+        self.forwards = False
+
+    def for_forwarders(self) -> TraceReceiver:
+        """This receiver for a socket of those that forward the spans of others."""
+        other = copy.copy(self)
+        other.forwards = True
+        return other
 
     async def receive(
         self, body: bytes, peer: Peer, *, json: bool = False, gzipped: bool = False
@@ -179,7 +187,7 @@ class TraceReceiver:
         if decoded.parts:
             self.sink.accept(
                 ExportRequest(
-                    peer=peer,
+                    peer=peer._replace(forwards=self.forwards),
                     received=self._clock.monotonic(),
                     size=size,
                     parts=tuple(decoded.parts),

@@ -3,7 +3,6 @@
 ``open_processes`` assembles a host's usage source and process directory.
 """
 
-from wattspan.processes.cgroups import groups_of
 from wattspan.processes.host import Capability, HostUsage, open_processes
 
-__all__ = ["Capability", "HostUsage", "groups_of", "open_processes"]
+__all__ = ["Capability", "HostUsage", "open_processes"]

@@ -1,148 +1,19 @@
-"""Cgroups of processes: their containers, pods, jobs and units, and their CPU clocks.
+"""The clocks of cgroups: CPU time of all their processes, also of those that were never observed.
 
-Groups are found in the text of ``/proc/PID/cgroup``. The name of a container is the first twelve
-characters of its id, as in the listings of all runtimes.
-
-The clock of a cgroup includes all its processes, also those that were never observed, and its
-descendants'. Here the time of a known cgroup excludes that of the known cgroups below it.
+The clock of a cgroup includes its descendants'. Here the time of a known cgroup excludes that of
+the known cgroups below it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import dropwhile, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.attribution.division import split
-from wattspan.model import Group, GroupKind
-from wattspan.util.text import clean_label
-
-MAX_LABEL = 128
-_SHORT_ID = 12
-
-_HEX = r"(?P<id>[0-9a-f]{64})"
-_CONTAINER = (
-    # docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>.scope, libpod-<id>.scope
-    re.compile(rf"(?:docker|cri-containerd|crio|libpod|nerdctl|buildkit)-{_HEX}(?:\.scope)?"),
-    # cri-containerd:<namespace>:<id> as some managers write it; <pod slice>:cri-containerd:<id>
-    re.compile(rf"[^/]*:[^/:]+:{_HEX}"),
-    re.compile(_HEX),  # cgroupfs drivers: the bare id
-)
-_INNER_CONTAINER = re.compile(r"(?:conmon-|crio-conmon-|libpod-conmon-)")
-_POD = re.compile(
-    r"(?:(?:[\w.]+-)?kubepods(?:-(?:besteffort|burstable|guaranteed))?-)?"
-    r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?"
-)
-_JOB = re.compile(r"job_(?P<job>[0-9]+)")
-_STEPD = re.compile(r"(?:[^/]+_)?slurmstepd\.scope|slurm(?:_[^/]+)?")
-_UNIT = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap|timer|path)")
-_LXC = re.compile(r"lxc(?:\.payload|\.monitor)?[./](?P<name>[^/]+)")
-_NSPAWN = re.compile(r"(?:machine-|systemd-nspawn@)(?P<name>.+?)\.(?:scope|service)")
-_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
-
-
-def groups_of(cgroup_text: str) -> tuple[Group, ...]:
-    """The groups in the text of ``/proc/PID/cgroup``: at most one of a kind, most specific first.
-
-    Every hierarchy is searched, since on a hybrid host each manager uses another one; the first
-    match of a kind counts. A process in no known kind of group belongs to its bare path, unless
-    that is the root.
-    """
-    found: dict[GroupKind, str] = {}
-    bare = ""
-    for path in cgroup_paths(cgroup_text).values():
-        for group in _in_path(path):
-            found.setdefault(group.kind, group.name)
-        if len(path) > len(bare):
-            bare = path
-    if not found and bare.strip("/"):
-        found[GroupKind.CGROUP] = _label(bare)
-    return tuple(Group(kind, found[kind]) for kind in GroupKind if kind in found)
-
-
-def cgroup_paths(cgroup_text: str) -> dict[str, str]:
-    """Path by controllers (``""`` is the unified hierarchy), the unified one and systemd's first.
-
-    A path may contain colons and unescaped newlines: a line that does not begin with a hierarchy
-    number continues the one before.
-    """
-    paths: dict[str, str] = {}
-    last: str | None = None
-    for line in cgroup_text.split("\n"):
-        match = re.match(r"(\d+):([^:/]*):(/.*)?$", line)
-        if match is not None:
-            last = match[2]
-            paths[last] = match[3] or "/"
-        elif last is not None and line:
-            paths[last] += "\n" + line
-    order = {"": 0, "name=systemd": 1}
-    return dict(sorted(paths.items(), key=lambda item: order.get(item[0], 2)))
-
-
-def _in_path(path: str) -> list[Group]:
-    parts = [part for part in path.split("/") if part and part not in (".", "..")]
-    groups = [
-        (GroupKind.CONTAINER, _container(path, parts)),
-        (GroupKind.POD, _pod(parts)),
-        (GroupKind.JOB, _job(parts)),
-        (GroupKind.UNIT, _unit(parts)),
-    ]
-    return [Group(kind, _label(name)) for kind, name in groups if name]
-
-
-def _container(path: str, parts: list[str]) -> str | None:
-    """The innermost container, which runs the process."""
-    for part in reversed(parts):
-        if _INNER_CONTAINER.match(part):
-            continue
-        for pattern in _CONTAINER:
-            match = pattern.fullmatch(part)
-            if match is not None:
-                return match["id"][:_SHORT_ID]
-    if match := _LXC.search(path):
-        return _unescape(match["name"])
-    machines = (_NSPAWN.fullmatch(part) for part in parts)
-    return next((_unescape(match["name"]) for match in machines if match is not None), None)
-
-
-def _pod(parts: list[str]) -> str | None:
-    pieces = (_POD.fullmatch(piece) for part in parts for piece in part.split(":"))
-    return next((match["uid"].replace("_", "-") for match in pieces if match is not None), None)
-
-
-def _job(parts: list[str]) -> str | None:
-    """The job of Slurm, below the scope or the v1 directory of its daemon."""
-    below = dropwhile(lambda part: not _STEPD.fullmatch(part), parts)
-    jobs = (_JOB.fullmatch(part) for part in islice(below, 1, None))
-    return next((match["job"] for match in jobs if match is not None), None)
-
-
-def _unit(parts: list[str]) -> str | None:
-    """The innermost unit of systemd, also above containers and jobs that the unit runs.
-
-    Units of the user's own manager are innermost.
-    """
-    units = [part for part in parts if _UNIT.fullmatch(part)]
-    own = [part for part in units if not any(p.fullmatch(part) for p in _CONTAINER[:1])]
-    return _unescape(own[-1]) if own else None
-
-
-def _unescape(name: str) -> str:
-    r"""Undo systemd's ``\x2d``."""
-
-    def plain(run: re.Match[str]) -> str:
-        return bytes.fromhex(run[0].replace("\\x", "")).decode("utf-8", "replace")
-
-    return re.sub(rf"(?:{_ESCAPE.pattern.replace('(', '(?:', 1)})+", plain, name)
-
-
-def _label(name: str) -> str:
-    return clean_label(name, MAX_LABEL)
-
+from wattspan.processes.cgroup_names import cgroup_paths
 
 MAX_CGROUPS = 512
 """Limit of open cgroup clocks; further cgroups count with the nearest known one above."""
@@ -159,6 +30,10 @@ class CgroupHierarchy(NamedTuple):
     @property
     def name(self) -> str:
         return "cgroup v2 cpu.stat" if self.unified else "cgroup v1 cpuacct.usage"
+
+    def text_of(self, path: str) -> str:
+        """The text of ``/proc/PID/cgroup`` of a process at ``path``."""
+        return f"0::{path}" if self.unified else f"1:cpuacct:{path}"
 
     def path_in(self, cgroup_text: str) -> str | None:
         """The path of a process in this hierarchy; None for one outside of our view."""
@@ -286,6 +161,8 @@ class CgroupClocks(_OpenClocks):
         self._above: dict[str, str | None] = {}
         self.path_in = lru_cache(_MAX_REMEMBERED)(hierarchy.path_in)
         """The path of a process by its cgroup text; None outside of our view."""
+        self.text_of = hierarchy.text_of
+        """The cgroup text of a path."""
         self._refused: set[str] = set()
         if not hierarchy.unified:
             self.add("/")  # v2 shows only ticks at the root, and every process as its own child

@@ -27,6 +27,7 @@ from wattspan.processes.cpus import (
 )
 from wattspan.processes.kernel_events import open_process_connector
 from wattspan.processes.metadata import HostProcesses
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
 from wattspan.processes.taskstats import open_taskstats
@@ -63,6 +64,7 @@ def open_processes(
     sysfs: Path = _SYSFS,
     events: Literal["auto"] | bool = "auto",
     names: NamePolicy = NamePolicy.COMMAND,
+    principals: PrincipalResolver | None = None,
 ) -> HostUsage:
     """The usage source and the process directory of this host.
 
@@ -83,6 +85,7 @@ def open_processes(
             f"Cannot have process events: {fork_error or exit_error}. "
             "Grant CAP_NET_ADMIN in the initial user and pid namespaces, or set events to auto."
         )
+    principals = principals or PrincipalResolver.of_host()
     topology = CpuTopology(sysfs)
     sockets = len(topology.sockets)
     times, times_error = (
@@ -107,6 +110,7 @@ def open_processes(
         times=times,
         scan_every=SECOND if fork_events is None else SAFETY_SCAN,
         names=names,
+        principals=principals,
     )
     capabilities: tuple[Capability, ...] = (
         _capability(
@@ -149,7 +153,7 @@ def open_processes(
     )
     if sockets > 1:
         capabilities = (*capabilities, socket_times)
-    return HostUsage(source, HostProcesses(ProcFs(), names), capabilities)
+    return HostUsage(source, HostProcesses(ProcFs(), names, principals), capabilities)
 
 
 _NETLINK_REMEDY = (

@@ -11,19 +11,22 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.model import Consumer
+from wattspan.model import Consumer, Principal
 from wattspan.processes.netlink import (
     ERROR,
     MAX_DATAGRAM,
     REQUEST,
+    attributes,
     message,
     messages,
     open_netlink,
     raise_error,
 )
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import TICK, ProcFs
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
@@ -33,6 +36,8 @@ _ENDPOINTS = struct.Struct("!HH16s16s")  # of struct inet_diag_sockid: ports, ad
 _ANY_INTERFACE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # with any cookie on any interface
 _REPLY = struct.Struct("=4x48x12xII")  # struct inet_diag_msg: user and inode
 _ENDPOINTS_OFFSET = 4
+_ATTRIBUTES_OFFSET = 72
+_CGROUP_ID = 21  # INET_DIAG_CGROUP_ID
 _REPLY_TIMEOUT = 1.0
 
 
@@ -43,10 +48,14 @@ _Endpoint6 = tuple[ipaddress.IPv6Address, int]
 
 
 class SocketOwner(NamedTuple):
-    """The owner of a socket: its user, and the inode in the descriptors of processes."""
+    """The owner of a socket: its user, and the inode in the descriptors of processes.
+
+    ``cgroup`` is the id of the cgroup that created it; None without the unified hierarchy.
+    """
 
     user: int
     inode: int
+    cgroup: int | None = None
 
 
 class TcpConnections:
@@ -103,13 +112,24 @@ class TcpConnections:
                     ends = _packed_endpoints(end, other, plain=False)
                 # Without such a connection the kernel returns the listener of that port.
                 same = payload[_ENDPOINTS_OFFSET : _ENDPOINTS_OFFSET + len(ends)] == ends
-                return SocketOwner(*_REPLY.unpack_from(payload)) if same else None
+                if not same:
+                    return None
+                user, inode = _REPLY.unpack_from(payload)
+                return SocketOwner(user, inode, _cgroup_id(payload))
         raise OSError(errno.EBADMSG, "the kernel's answer is not a socket")
 
     def close(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _cgroup_id(payload: bytes) -> int | None:
+    """The id of the cgroup among the attributes of a socket."""
+    for kind, value in attributes(payload[_ATTRIBUTES_OFFSET:]):
+        if kind == _CGROUP_ID and len(value) == 8:
+            return int.from_bytes(value, sys.byteorder)
+    return None
 
 
 def _packed_endpoints(end: _Endpoint6, other: _Endpoint6, *, plain: bool) -> bytes:
@@ -136,6 +156,7 @@ class LiveProcess(NamedTuple):
     parent: int
     born: int  # nanoseconds since boot, suspend included; up to a tick too early
     users: frozenset[int]  # real, effective, saved and of the file system
+    principal: Principal | None  # of the effective user
     pids: tuple[int, ...]  # its pid in each pid namespace, outermost first
     copied: bool  # forked, without an exec since
     kernel: bool
@@ -144,8 +165,11 @@ class LiveProcess(NamedTuple):
 class ProcessInspector(ProcFs):
     """The processes below one procfs root and their connections, for the identity of senders."""
 
-    def __init__(self, root: Path = Path("/proc")) -> None:
+    def __init__(
+        self, root: Path = Path("/proc"), principals: PrincipalResolver | None = None
+    ) -> None:
         super().__init__(root)
+        self._principals = principals or PrincipalResolver()
         self._connections = TcpConnections()
 
     def look(self, pid: int) -> LiveProcess | None:
@@ -154,15 +178,27 @@ class ProcessInspector(ProcFs):
         status = self.status(pid) if stat is not None else None
         if stat is None or status is None or _numbers(status, b"\nTgid:") != (pid,):
             return None  # threads have directories too, and are no processes
+        users, text = _numbers(status, b"\nUid:"), self.cgroup(pid)
+        if len(users) < 4:
+            return None
         return LiveProcess(
             Consumer(pid, stat.started),
             stat.parent,
             stat.started * TICK,
-            frozenset(_numbers(status, b"\nUid:")),
+            frozenset(users),
+            None if text is None else self._principals.principal(text, users[1]),
             _numbers(status, b"\nNSpid:") or (pid,),
             stat.copied,
             stat.kernel,
         )
+
+    def principal(self, pid: int) -> Principal | None:
+        """The principal of the present process of ``pid``; None if the kernel proves none."""
+        return self._principals.of_process(self, pid)
+
+    def socket_principal(self, owner: SocketOwner) -> Principal | None:
+        """The principal of the user and the cgroup of a socket; None for an unknown cgroup."""
+        return self._principals.of_socket(owner.user, owner.cgroup)
 
     def owner_of(self, end: Endpoint, other: Endpoint) -> SocketOwner | None:
         """The owner of the socket at ``end``; see `TcpConnections.owner_of`."""

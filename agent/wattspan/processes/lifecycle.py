@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, NamePolicy, Payer, PayerInfo
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
-from wattspan.processes.metadata import info_of, info_of_exited, user_name
+from wattspan.processes.metadata import info_of, info_of_exited
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import TICK, ProcFs, Stat
 from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
 
@@ -192,8 +193,10 @@ class LifecycleTracker:
         processes: ProcFs,
         table: ProcessTable,
         names: NamePolicy = NamePolicy.COMMAND,
+        principals: PrincipalResolver | None = None,
     ) -> None:
         self._processes, self._table, self._names = processes, table, names
+        self._principals = principals or PrincipalResolver()
         self._scanned: Instant | None = None
         self._young: dict[int, int] = {}  # with their parents
         self._settled: set[int] = set()  # pids of charged processes, which may be zombies
@@ -258,10 +261,12 @@ class LifecycleTracker:
             row.cgroup_text = self._processes.cgroup(pid) or row.cgroup_text
             known = row.info.command if row.info and row.command == stat.comm else None
             row.command, row.parent = stat.comm, stat.parent
-            info = info_of(stat, self._processes, row.cgroup_text, self._names, known)
+            info = info_of(
+                stat, self._processes, self._principals, row.cgroup_text, self._names, known
+            )
         else:
             text = row.cgroup_text or self._text_of(update, row.parent)
-            gone = info_of_exited(row.consumer, row.command, text, "", row.parent, self._names)
+            gone = self._info_of_exited(row.consumer, row.command, text, None, row.parent)
             info = row.info or gone
         if info != row.info:
             row.info = info
@@ -437,8 +442,14 @@ class LifecycleTracker:
         update.ended.setdefault(text, []).append(ended)
 
     def _info_of(self, consumer: Consumer, record: ExitRecord, text: str, parent: int) -> PayerInfo:
-        user = user_name(record.user_id) if record.user_id is not None else ""
-        return info_of_exited(consumer, record.command, text, user, parent, self._names)
+        return self._info_of_exited(consumer, record.command, text, record.user_id, parent)
+
+    def _info_of_exited(
+        self, consumer: Consumer, command: str, text: str, user_id: int | None, parent: int
+    ) -> PayerInfo:
+        return info_of_exited(
+            consumer, command, self._principals, text, user_id, parent, self._names
+        )
 
     def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
         """The cgroups of a process or of its nearest known ancestor."""

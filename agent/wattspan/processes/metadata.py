@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import pwd
 import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 from threading import Lock
 
-from wattspan.model import Consumer, Group, GroupKind, NamePolicy, PayerInfo, ProcessRow
+from wattspan.model import Consumer, NamePolicy, PayerInfo, ProcessRow
 from wattspan.ports import ProcessDirectory
-from wattspan.processes.cgroups import groups_of
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.scripts import interpreter_of, script_of
 from wattspan.util.text import clean_label
+from wattspan.util.users import user_name
 
 MAX_COMMAND = 64
 UNNAMED = "process"
@@ -24,22 +24,6 @@ UNNAMED = "process"
 _COMM = 15  # the kernel cuts names here
 _TITLE = re.compile(r"[\s:=]")
 _MAX_REMEMBERED = 4096
-
-
-@functools.lru_cache(maxsize=1024)
-def user_name(user_id: int) -> str:
-    """The name of a user; the number without one."""
-    try:
-        return pwd.getpwuid(user_id).pw_name
-    except KeyError:
-        return str(user_id)
-
-
-@functools.lru_cache(maxsize=2048)
-def groups_in(cgroup_text: str, user: str) -> tuple[Group, ...]:
-    """The groups of a cgroup and, last, the user's; the same object for the same text."""
-    found = groups_of(cgroup_text)
-    return (*found, Group(GroupKind.USER, clean_label(user, MAX_COMMAND))) if user else found
 
 
 @functools.lru_cache(maxsize=1024)
@@ -89,32 +73,42 @@ def _untruncated(comm: str, line: bytes) -> str:
 def info_of(
     stat: Stat,
     procfs: ProcFs,
+    principals: PrincipalResolver,
     cgroup_text: str,
     names: NamePolicy = NamePolicy.COMMAND,
     known: str | None = None,
 ) -> PayerInfo:
     """Describe a running process; ``known`` is its name from an earlier read."""
     user_id = procfs.user_id(stat.pid)
-    user = user_name(user_id) if user_id is not None else ""
+    groups, principal = principals.describe(cgroup_text, user_id)
     return PayerInfo(
         Consumer(stat.pid, stat.started),
         command_of(stat, procfs, names, known),
-        groups_in(cgroup_text, user),
-        user,
+        groups,
+        "" if user_id is None else user_name(user_id),
         stat.parent or None,
+        principal,
     )
 
 
 def info_of_exited(
-    consumer: Consumer, comm: str, cgroup_text: str, user: str, parent: int, names: NamePolicy
+    consumer: Consumer,
+    comm: str,
+    principals: PrincipalResolver,
+    cgroup_text: str,
+    user_id: int | None,
+    parent: int,
+    names: NamePolicy,
 ) -> PayerInfo:
     """Describe an ended process, whose command line is not readable any more."""
+    groups, principal = principals.describe(cgroup_text, user_id)
     return PayerInfo(
         consumer,
         UNNAMED if names is NamePolicy.NONE else _label(comm),
-        groups_in(cgroup_text, user),
-        user,
+        groups,
+        "" if user_id is None else user_name(user_id),
         parent or None,
+        principal,
     )
 
 
@@ -125,8 +119,14 @@ class HostProcesses:
     changed its name, as it does on ``exec``.
     """
 
-    def __init__(self, procfs: ProcFs, names: NamePolicy = NamePolicy.COMMAND) -> None:
+    def __init__(
+        self,
+        procfs: ProcFs,
+        names: NamePolicy = NamePolicy.COMMAND,
+        principals: PrincipalResolver | None = None,
+    ) -> None:
         self._procfs, self._names = procfs, names
+        self._principals = principals or PrincipalResolver()
         self._lock = Lock()
         self._known: OrderedDict[Consumer, tuple[str, PayerInfo]] = OrderedDict()
 
@@ -142,7 +142,7 @@ class HostProcesses:
             if known is not None and known[0] == stat.comm:
                 return known[1]
         text = self._procfs.cgroup(consumer.pid) or ""
-        info = info_of(stat, self._procfs, text, self._names)
+        info = info_of(stat, self._procfs, self._principals, text, self._names)
         if stat.stuck:
             return info  # its name may be incomplete
         with self._lock:

@@ -45,7 +45,7 @@ from wattspan.processes.lifecycle import (
     ProcessScanner,
     ScanResult,
 )
-from wattspan.processes.metadata import groups_in
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.table import (
     GONE,
@@ -130,6 +130,7 @@ class CpuUsageSource:
         times: ProcessSocketTimes | None = None,
         scan_every: int = SECOND,
         names: NamePolicy = NamePolicy.COMMAND,
+        principals: PrincipalResolver | None = None,
     ) -> None:
         self._clock = clock
         self._processes = processes
@@ -138,7 +139,8 @@ class CpuUsageSource:
         self._fork_events, self._exit_events, self._cgroups = fork_events, exit_events, cgroups
         self._read_clock = read_clock
         self._table = ProcessTable(read_clock)
-        self._lifecycle = LifecycleTracker(processes, self._table, names)
+        self._principals = principals or PrincipalResolver()
+        self._lifecycle = LifecycleTracker(processes, self._table, names, self._principals)
         self._scanner = ProcessScanner(processes, self._table, scan_every)
         self._times = times
         placement = PlacementSampler(processes, topology)
@@ -410,7 +412,8 @@ class CpuUsageSource:
         payer = Remainder(cgroup)
         if cgroup not in self._remainders:
             self._remainders.add(cgroup)
-            groups = groups_in(f"0::{cgroup}", "")
+            text = "" if self._cgroups is None else self._cgroups.text_of(cgroup)
+            groups, _ = self._principals.describe(text, None)
             update.infos.append(PayerInfo(payer, "(unseen)", groups))
         update.charges.append(CpuCharge(payer, excess, cgroup))
 

@@ -45,6 +45,7 @@ from wattspan.ports import (
 from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
 from wattspan.processes.pod_resources import open_pod_resources
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_readable_counters
 from wattspan.service.configuration import (
     LoadedConfiguration,
@@ -62,7 +63,7 @@ from wattspan.service.poller import (
     Poller,
     SnapshotProviders,
 )
-from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
+from wattspan.service.span_assembly import PeerPrincipalLookup, SpanAssembly
 from wattspan.service.static_power import StaticPowerLearner
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 from wattspan.storage.checkpoints import latest_checkpoint
@@ -106,12 +107,14 @@ def build_agent(
     """
     clock = SystemClock()
     sysfs = emulated.sysfs if emulated is not None else None
+    resolver = PrincipalResolver.of_host(pods_by_user=config.spans.pod == "uid")
     with contextlib.ExitStack() as undo:
         processes = open_processes(
             clock,
             sysfs=sysfs or Path("/sys"),
             events=config.processes.events,
             names=config.processes.names,
+            principals=resolver,
         )
         undo.callback(processes.usage.close)
         for means in processes.capabilities if config.processes.events else ():
@@ -154,9 +157,9 @@ def build_agent(
         )
         latest = LatestSnapshot(ledger.snapshot(clock.now(), host_name(emulated)))
         refusals = RejectionCounter()
-        uid_of = ConnectionOwnerLookup(clock)
+        principals = PeerPrincipalLookup(clock, resolver)
         opened_exporters = open_exporters(
-            plugins, config, ExporterContext(clock, __version__, log, refusals.counter, uid_of)
+            plugins, config, ExporterContext(clock, __version__, log, refusals.counter, principals)
         )
         exporters = ExporterGroup(tuple(opened_exporters.exporters.values()))
         broken = tuple(
@@ -184,7 +187,7 @@ def build_agent(
             static_powers,
         )
         tuning = TuningAssembly(core)
-        spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
+        spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, principals=principals)
         footprint = FootprintTracker(config, clock, checkpoint)
         fleet = FleetAssembly(core, tuning, boot_id)
         kubelet = ServiceGroup("pods")

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from wattspan import __version__
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.sockets import Endpoint
-from wattspan.model import Checkpoint, SpanAccounts
+from wattspan.model import Checkpoint, Principal, SpanAccounts
 from wattspan.ports import Clock, ListenError
+from wattspan.processes.principals import PrincipalResolver
+from wattspan.processes.procfs import ProcFs
 from wattspan.recurring.run_book import run_book_path
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import destinations, run_directory
@@ -32,21 +34,28 @@ _LOOKUP_TIME_SHARE = 4
 """Lookups of the owners of TCP connections take at most one part in this many of the time."""
 
 
-class ConnectionOwnerLookup:
-    """Finds the user of a TCP socket of this host; None if unknown. Safe from any thread.
+class PeerPrincipalLookup:
+    """Finds the principals of peers on this host. Implements PeerPrincipals; thread-safe.
 
-    If the kernel does not support a direct query, the table of all connections is read, which takes
-    milliseconds; beyond the share of time for lookups the result is None.
+    If the kernel does not support a direct query of a TCP connection, the table of all connections
+    is read, which takes milliseconds; beyond the share of time for lookups the result is None.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, resolver: PrincipalResolver) -> None:
         from wattspan.ingest.identity_verification import LookupBudget
 
+        self.resolver = resolver
+        self._processes = ProcFs()
         self._budget = LookupBudget(clock, _LOOKUP_TIME_SHARE)
         self._lock = threading.Lock()
         self._connections: TcpConnections | None = None
 
-    def __call__(self, end: Endpoint, other: Endpoint) -> int | None:
+    def connected(self, pid: int | None, uid: int | None) -> Principal | None:
+        """The principal behind a Unix socket; None for a peer of another pid namespace."""
+        return self.resolver.of_connection(self._processes, pid, uid)
+
+    def socket_owner(self, end: Endpoint, other: Endpoint) -> Principal | None:
+        """The principal of a TCP socket; of the user alone where its cgroup is unknown."""
         from wattspan.processes.inspector import TcpConnections
 
         with self._lock, self._budget as allowed:
@@ -55,7 +64,10 @@ class ConnectionOwnerLookup:
             if self._connections is None:
                 self._connections = TcpConnections()
             owner = self._connections.owner_of(end, other)
-        return None if owner is None else owner.user
+            if owner is None:
+                return None
+            proven = self.resolver.of_socket(owner.user, owner.cgroup)
+        return proven or Principal(self.resolver.owner_of(owner.user))
 
     def close(self) -> None:
         """Close the connection to the kernel; the next lookup opens another."""
@@ -75,12 +87,13 @@ class SpanAssembly:
         checkpoint: Checkpoint | None,
         *,
         refusals: RejectionCounter,
-        uid_of: ConnectionOwnerLookup,
+        principals: PeerPrincipalLookup,
     ) -> None:
-        self._core, self._tuning, self._refusals, self._uid_of = core, tuning, refusals, uid_of
+        self._core, self._tuning, self._refusals = core, tuning, refusals
+        self._principals = principals
         self._run_dir = run_directory(core.config)
         self.services = ServiceGroup("spans")
-        self.services.add(lambda: None, uid_of.close)
+        self.services.add(lambda: None, principals.close)
         self._forwarder: Forwarder | None = None
         self._joiner: SpanJoiner | None = None
         if core.config.spans.enabled:
@@ -102,7 +115,7 @@ class SpanAssembly:
         settings = self._core.config.spans
         sampler = CpuSampler(self._core.clock, settings.resolution)
         self.services.add(sampler.start, sampler.stop)
-        inspector = ProcessInspector()
+        inspector = ProcessInspector(principals=self._principals.resolver)
         self.services.add(lambda: None, inspector.close)
         if (forwarder := self._forwarder) is not None:
             self.services.add(forwarder.start, forwarder.stop)
@@ -110,7 +123,7 @@ class SpanAssembly:
         joiner = SpanJoiner(
             self._core.clock,
             self._core.history,
-            IdentityResolver(self._core.clock, inspector),
+            IdentityResolver(self._core.clock, inspector, unproven=settings.unproven),
             settings,
             keep=self._core.config.agent.history,
             side_channel=self._open_side_channel() if settings.unix else None,
@@ -142,7 +155,7 @@ class SpanAssembly:
     def _open_side_channel(self) -> SideChannelServer:
         from wattspan.ingest.side_channel import SideChannelServer
 
-        server = SideChannelServer(self._run_dir / "feed.sock")
+        server = SideChannelServer(self._run_dir / "feed.sock", self._principals)
 
         def start() -> None:
             try:
@@ -161,7 +174,7 @@ class SpanAssembly:
         agent, spans = self._core.config.agent, self._core.config.spans
         limits = ServerLimits(body=spans.max_request, rate=agent.max_rate)
         server = HttpServer(
-            self._core.clock, log=self._core.log, limits=limits, uid_of=self._uid_of
+            self._core.clock, log=self._core.log, limits=limits, principals=self._principals
         )
 
         # Not the joiner's sampler: the two release processes independently of each other.

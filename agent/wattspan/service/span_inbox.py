@@ -12,10 +12,10 @@ from wattspan.http.limits import FairQuota
 from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
 from wattspan.model import Consumer
 from wattspan.spans.inference_requests import InferenceRequest
-from wattspan.spans.values import Outcome, SpanEnergy
+from wattspan.spans.values import SpanEnergy
 
 if TYPE_CHECKING:
-    from wattspan.ingest.identity_verification import IdentityResolver
+    from wattspan.ingest.identity_verification import Identity, IdentityResolver
 
 BYTES_PER_SPAN = 700
 """Measured memory of a waiting span, without its part of the request."""
@@ -25,13 +25,13 @@ BYTES_PER_SPAN = 700
 class PendingRequest:
     """A request with spans that are not joined yet.
 
-    ``processes`` are those of its parts by their claims, ``left`` is the number of those spans.
+    ``identities`` are those of its parts, ``left`` is the number of spans without a result.
     ``requests`` are those to language models, with their positions and processes.
     """
 
     request: ExportRequest
     cost: int
-    processes: tuple[Consumer | Outcome, ...]
+    identities: tuple[Identity, ...]
     energies: list[SpanEnergy | None]
     left: int
     requests: list[tuple[int, Consumer, InferenceRequest]] = field(default_factory=list)
@@ -66,14 +66,16 @@ class SpanInbox:
                 raise ReceiverBusyError
         try:
             # At once, because the sender still runs while it waits for the response.
-            processes = tuple(self._resolver.resolve(request.peer, p.claim) for p in request.parts)
+            identities = tuple(self._resolver.resolve(request.peer, p.claim) for p in request.parts)
         except BaseException:
             with self._lock:
                 self._quota.release(request.peer.quota_owner, cost)
             raise
         energies: list[SpanEnergy | None] = [None] * (request.count + len(request.skipped))
         with self._lock:
-            self._received.append(PendingRequest(request, cost, processes, energies, request.count))
+            self._received.append(
+                PendingRequest(request, cost, identities, energies, request.count)
+            )
 
     def refuse(self, reason: str, spans: int) -> None:
         """Count spans that are not accepted."""

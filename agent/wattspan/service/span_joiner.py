@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -147,7 +147,7 @@ class SpanJoiner:
         self._wall = WallClockConverter()
         self._pending: deque[PendingRequest] = deque()
         self._processes: dict[Consumer, _SendingProcess] = {}
-        self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver.identify, self._awaits)
+        self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
         self._inference = InferenceJoiner(history, checkpoint=checkpoint, presets=settings.presets)
         self._accounts = SpanAccounts()
@@ -267,8 +267,8 @@ class SpanJoiner:
         if self._side_channel is None:
             return
         for report in self._side_channel.drain():
-            consumer = self._announcers.process(report)
-            if consumer is None:
+            consumer = self._announcers.process(report, now)
+            if consumer is None or report.principal is None:
                 continue
             process = self._process(consumer, now)
             process.last_seen = now
@@ -279,7 +279,7 @@ class SpanJoiner:
             room = self._open_spans - self._open
             for record in report.records:
                 if isinstance(record, SpanStart):
-                    self._announcers.add(record.id, consumer)
+                    self._announcers.add(record.id, report.principal, consumer)
                     if room > 0 and process.spans.open(record):
                         room -= 1
                 else:
@@ -296,11 +296,13 @@ class SpanJoiner:
         if request.skipped:
             positions = [at for at in positions if at not in request.skipped]
         at = 0
-        for part, claimed in zip(request.parts, pending.processes, strict=True):
+        for part, identity in zip(request.parts, pending.identities, strict=True):
             own = positions[at : at + len(part.spans)]
             at += len(part.spans)
             if part.spans:
-                self._enqueue(pending, part, own, self._sender_of(part, claimed))
+                senders = self._announcers.senders(part.spans.id, identity)
+                for sender, some, places in _by_sender(senders, part, own):
+                    self._enqueue(pending, some, places, sender)
 
     def _enqueue(
         self,
@@ -329,16 +331,6 @@ class SpanJoiner:
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
         process.waiting.append(_PendingSpans(pending, positions, spans, start, end, due))
-
-    def _sender_of(
-        self, part: ResourceSpanRecords, claimed: Consumer | Outcome
-    ) -> Consumer | Outcome:
-        """The process that announced these spans, or the claimed one."""
-        for span in (part.spans.id[0], part.spans.id[-1]):
-            sender = self._announcers.sender(span, claimed)
-            if sender is not None:
-                return sender
-        return claimed
 
     def _spans(self, part: ResourceSpanRecords) -> SpanColumns:
         """The spans of a part, on the monotonic clock."""
@@ -496,3 +488,18 @@ class SpanJoiner:
                 self._forwarder.offer(pending.request, pending.energies)
         if done:
             self._inbox.release(done)
+
+
+def _by_sender(
+    senders: Sequence[Consumer | Outcome] | Consumer | Outcome,
+    part: ResourceSpanRecords,
+    positions: Sequence[int],
+) -> Iterator[tuple[Consumer | Outcome, ResourceSpanRecords, Sequence[int]]]:
+    """The spans of each sender with their positions; ``senders`` has one for all or for each."""
+    if isinstance(senders, Consumer | Outcome):
+        yield senders, part, positions
+        return
+    for sender in dict.fromkeys(senders):
+        own = [at for at, one in enumerate(senders) if one == sender]
+        some = part._replace(spans=part.spans.chosen(own))
+        yield sender, some, [positions[at] for at in own]

@@ -50,6 +50,10 @@ class Columns(Sequence[Row], Generic[Row]):
         """All columns in the order of the fields."""
         return [getattr(self, name) for name in self.row._fields]
 
+    def chosen(self, indices: Sequence[int]) -> Self:
+        """The rows at ``indices``."""
+        return type(self)(*([column[i] for i in indices] for column in self.columns()))
+
     def __len__(self) -> int:
         return len(getattr(self, self.row._fields[0]))
 

@@ -38,6 +38,11 @@ class GenerationalCache(Generic[T]):
         self._young[key] = value
         self._bound()
 
+    def bound(self, limit: int) -> None:
+        """Hold at most ``limit`` keys from now on."""
+        self._half = max(1, limit // 2)
+        self._bound()
+
     def isdisjoint(self, keys: Collection[bytes]) -> bool:
         """True if it holds none of ``keys``."""
         return self._young.keys().isdisjoint(keys) and self._old.keys().isdisjoint(keys)

@@ -60,7 +60,7 @@ class PrometheusExporter:
                 rate_message="More than {rate} requests a second: ask less often, or have max_rate "
                 "raised in [exporters.prometheus].",
             ),
-            uid_of=context.uid_of,
+            principals=context.principals,
             name=self.name,
         )
         pages = MetricsPages(

@@ -1,0 +1,221 @@
+"""Names in the text of ``/proc/PID/cgroup``: containers, pods, jobs and units, and their author.
+
+Container runtimes, Kubernetes, Slurm and systemd name cgroup directories as root. A user who owns a
+directory names those below it as he likes, and so does the root of a container: such a name is a
+claim. The label of a claim begins with its author, so that it joins no group of another owner. The
+name of a container is the first twelve characters of its id, as in the listings of all runtimes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from wattspan.model import Group, GroupKind
+from wattspan.model.principals import SHORT_CONTAINER
+from wattspan.util.text import clean_label
+
+MAX_LABEL = 128
+
+_HEX = r"(?P<id>[0-9a-f]{64})"
+_SCOPE = re.compile(
+    # docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>.scope, libpod-<id>.scope
+    rf"(?:docker|cri-containerd|crio|libpod|nerdctl|buildkit)-{_HEX}(?:\.scope)?"
+)
+_CONTAINER = (
+    _SCOPE,
+    # cri-containerd:<namespace>:<id> as some managers write it; <pod slice>:cri-containerd:<id>
+    re.compile(rf"[^/]*:[^/:]+:{_HEX}"),
+    re.compile(_HEX),  # cgroupfs drivers: the bare id
+    re.compile(r"lxc\.(?:payload|monitor)\.(?P<id>.+)"),
+    re.compile(r"(?:machine-|systemd-nspawn@)(?P<id>.+?)\.(?:scope|service)"),
+)
+_LXC_PARENT = re.compile(r"lxc(?:\.payload|\.monitor)?")  # lxc/<name> of v1
+_POD = re.compile(
+    r"(?:(?:[\w.]+-)?kubepods(?:-(?:besteffort|burstable|guaranteed))?-)?"
+    r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?"
+)
+_JOB = re.compile(r"job_(?P<job>[0-9]+)")
+_STEPD = re.compile(r"(?:[^/]+_)?slurmstepd\.scope|slurm(?:_[^/]+)?")
+_UNIT = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap|timer|path)")
+_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
+
+
+class CgroupNames(NamedTuple):
+    """The groups of a process, and the names that prove its principal.
+
+    ``container`` is complete and named by root, "" without one; ``pod`` likewise. ``claimed`` is
+    the outermost container that the user ``author`` named. ``verified`` is False if the owners of
+    the directories are unknown.
+    """
+
+    groups: tuple[Group, ...] = ()
+    container: str = ""
+    pod: str = ""
+    claimed: str = ""
+    author: int = 0
+    verified: bool = True
+
+
+Authors = Callable[[str, Sequence[str]], tuple[int, ...] | None]
+"""The users who named the directories of a path, by the hierarchy's controllers; 0 is root.
+
+None if the hierarchy is not visible. The path is given by its parts.
+"""
+
+
+def unknown_authors(_: str, __: Sequence[str]) -> None:
+    """The authors of names where no cgroup directory is visible."""
+
+
+def names_of(
+    cgroup_text: str, authors: Authors = unknown_authors, label: Callable[[int], str] = str
+) -> CgroupNames:
+    """The names in the text of ``/proc/PID/cgroup``; ``label`` is the name of a user.
+
+    Every hierarchy is searched, since on a hybrid host each manager uses another one. At most one
+    group of a kind is found, most specific first: root's names come before claims, then the first
+    hierarchy counts. A process in no known kind of group belongs to its bare path, unless that is
+    the root.
+    """
+    found: list[_PathNames] = []
+    bare = ""
+    for controllers, path in cgroup_paths(cgroup_text).items():
+        parts = tuple(part for part in path.split("/") if part and part != ".")
+        if len(path) > len(bare):
+            bare = path
+        if ".." in parts:  # above the root of the agent's cgroup namespace
+            outside = tuple(part for part in parts if part != "..")
+            found.append(_path_names(outside, None, ""))
+        elif parts:
+            named = authors(controllers, parts)
+            author = next(filter(None, named or ()), None)
+            found.append(_path_names(parts, named, "" if author is None else label(author)))
+    return _merged(found, bare)
+
+
+def _merged(found: list[_PathNames], bare: str) -> CgroupNames:
+    """The names of all hierarchies together."""
+    groups: dict[GroupKind, str] = {}
+    for one in found:
+        groups.update({kind: name for kind, name in one.proven.items() if kind not in groups})
+    for one in found:
+        groups.update({kind: name for kind, name in one.claims.items() if kind not in groups})
+    if not groups and bare.strip("/"):
+        groups[GroupKind.CGROUP] = _label(bare)
+    return CgroupNames(
+        tuple(Group(kind, groups[kind]) for kind in GroupKind if kind in groups),
+        next((one.container for one in found if one.container), ""),
+        next((one.pod for one in found if one.pod), ""),
+        next((one.claimed for one in found if one.claimed), ""),
+        max((one.author for one in found), default=0),
+        all(one.verified for one in found),
+    )
+
+
+class _PathNames(NamedTuple):
+    """The names of one path: group names by kind, and the fields of CgroupNames."""
+
+    proven: dict[GroupKind, str]
+    claims: dict[GroupKind, str]
+    container: str
+    pod: str
+    claimed: str
+    author: int
+    verified: bool
+
+
+@lru_cache(maxsize=2048)
+def _path_names(
+    parts: tuple[str, ...], authors: tuple[int, ...] | None, author_label: str
+) -> _PathNames:
+    """The names of one path, from the outermost to the innermost."""
+    proven: dict[GroupKind, str] = {}
+    claims: dict[GroupKind, str] = {}
+    container = pod = claimed = scope = ""
+    author = 0
+    in_slurm = False
+    for at, part in enumerate(parts):
+        if not scope and authors is not None and authors[at]:
+            author, scope = authors[at], f"{author_label}/"
+        groups = claims if scope else proven
+        if (found := _pod_in(part)) and GroupKind.POD not in {**proven, **claims}:
+            groups[GroupKind.POD] = _label(scope + found)
+            pod = pod if scope else found
+        if in_slurm and (job := _JOB.fullmatch(part)) and GroupKind.JOB not in {**proven, **claims}:
+            groups[GroupKind.JOB] = _label(scope + job["job"])
+        in_slurm = in_slurm or _STEPD.fullmatch(part) is not None
+        if _UNIT.fullmatch(part) and not _SCOPE.fullmatch(part):
+            # The innermost unit, also above containers and jobs that it runs.
+            _innermost(proven, claims, GroupKind.UNIT, scope, unescaped(part))
+        if name := container_in(part, parts[at - 1] if at else ""):
+            short = name[:SHORT_CONTAINER] if re.fullmatch(_HEX, name) else name
+            _innermost(proven, claims, GroupKind.CONTAINER, scope, short)
+            if not scope:
+                container, scope = name, f"{short}/"
+            elif not container and not claimed:
+                claimed = name
+    return _PathNames(proven, claims, container, pod, claimed, author, authors is not None)
+
+
+def _innermost(
+    proven: dict[GroupKind, str],
+    claims: dict[GroupKind, str],
+    kind: GroupKind,
+    scope: str,
+    name: str,
+) -> None:
+    """Replace the group of a kind, which was named farther outside."""
+    proven.pop(kind, None)
+    (claims if scope else proven)[kind] = _label(scope + name)
+
+
+def container_in(part: str, above: str) -> str:
+    """The complete name of the container that a directory is for; "" if there is none.
+
+    ``above`` is the directory's parent.
+    """
+    for pattern in _CONTAINER:
+        match = pattern.fullmatch(part)
+        if match is not None:
+            return unescaped(match["id"])
+    return unescaped(part) if _LXC_PARENT.fullmatch(above) else ""
+
+
+def _pod_in(part: str) -> str:
+    matches = (_POD.fullmatch(piece) for piece in part.split(":"))
+    return next((match["uid"].replace("_", "-") for match in matches if match is not None), "")
+
+
+def cgroup_paths(cgroup_text: str) -> dict[str, str]:
+    """Path by controllers (``""`` is the unified hierarchy), the unified one and systemd's first.
+
+    A path may contain colons and unescaped newlines: a line that does not begin with a hierarchy
+    number continues the one before.
+    """
+    paths: dict[str, str] = {}
+    last: str | None = None
+    for line in cgroup_text.split("\n"):
+        match = re.match(r"(\d+):([^:/]*):(/.*)?$", line)
+        if match is not None:
+            last = match[2]
+            paths[last] = match[3] or "/"
+        elif last is not None and line:
+            paths[last] += "\n" + line
+    order = {"": 0, "name=systemd": 1}
+    return dict(sorted(paths.items(), key=lambda item: order.get(item[0], 2)))
+
+
+def unescaped(name: str) -> str:
+    r"""Undo systemd's ``\x2d``."""
+
+    def plain(run: re.Match[str]) -> str:
+        return bytes.fromhex(run[0].replace("\\x", "")).decode("utf-8", "replace")
+
+    return re.sub(rf"(?:{_ESCAPE.pattern.replace('(', '(?:', 1)})+", plain, name)
+
+
+def _label(name: str) -> str:
+    return clean_label(name, MAX_LABEL)

@@ -1,0 +1,308 @@
+"""The principals of processes and connections, by user id and by the owners of cgroup directories.
+
+A cgroup directory is root's name if root owns its parent and nobody else may write there. Subuids
+count as their owner's. A process of user 65534 may be of any unmapped user: it has no principal.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from wattspan.model import Group, GroupKind
+from wattspan.model.principals import SHORT_CONTAINER, Principal
+from wattspan.processes.cgroup_names import (
+    Authors,
+    CgroupNames,
+    names_of,
+    unknown_authors,
+)
+from wattspan.processes.procfs import ProcFs
+from wattspan.util.text import clean_label
+from wattspan.util.users import user_name
+
+MAX_USER = 64
+"""Characters of the name of a user in labels."""
+
+OVERFLOW_UID = 65534
+"""The kernel's number for every user without one in this user namespace."""
+
+FIRST_SUBUID = 65536
+"""Lower user ids are users of their own; ``useradd`` assigns subuids from 100000."""
+
+MAX_CGROUP_DIRECTORIES = 20_000
+_REMOVED = -1
+
+
+class CgroupDirectories:
+    """The directories of the cgroup hierarchies below ``root``, with their owners."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
+        self._root = str(root)
+        self._mounts: dict[str, str | None] = {}
+        self._paths: dict[int, str] = {}
+
+    def authors(self, controllers: str, parts: Sequence[str]) -> tuple[int, ...] | None:
+        """The user who could name each directory of a path; None for a hidden hierarchy.
+
+        -1 for a directory that has been removed, or whose path is too long for the kernel.
+        """
+        mount = self._mount(controllers)
+        if mount is None:
+            return None
+        found: list[int] = []
+        path, author = mount, 0
+        for part in parts:
+            if not author:
+                author = self._author_below(path, f"{path}/{part}")
+            found.append(author)
+            path = f"{path}/{part}"
+        return tuple(found)
+
+    def _author_below(self, directory: str, child: str) -> int:
+        try:
+            above = os.stat(directory)  # noqa: PTH116 - several per process, so bare
+            if above.st_uid != 0:
+                return above.st_uid
+            below = os.lstat(child)
+        except (OSError, ValueError):
+            return _REMOVED
+        # Another writer than root may have made the directory; then it is the owner of it.
+        shared = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return below.st_uid if shared else 0
+
+    @property
+    def is_unified(self) -> bool:
+        """True if the unified hierarchy is the only one."""
+        return self._mount("") == self._root
+
+    def path_of(self, cgroup: int) -> str | None:
+        """The path of a cgroup of the unified hierarchy by its id, the inode of its directory."""
+        mount = self._mount("")
+        if mount is None:
+            return None
+        path = self._paths.get(cgroup)
+        if path is None or _inode(mount + path) != cgroup:
+            self._paths = _inodes(mount)
+            path = self._paths.get(cgroup)
+        return path
+
+    def _mount(self, controllers: str) -> str | None:
+        """The directory of a hierarchy; None if the host's is not mounted here."""
+        if controllers not in self._mounts:
+            self._mounts[controllers] = self._find(controllers)
+        return self._mounts[controllers]
+
+    def _find(self, controllers: str) -> str | None:
+        if controllers == "":
+            candidates = [self._root, f"{self._root}/unified"]
+            return next((one for one in candidates if _exists(f"{one}/cgroup.controllers")), None)
+        names = [controllers.removeprefix("name="), *controllers.split(",")]
+        candidates = [f"{self._root}/{name}" for name in names]
+        return next((one for one in candidates if _exists(f"{one}/cgroup.procs")), None)
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - a bare string
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - a bare string
+    except OSError:
+        return None
+
+
+def _inodes(mount: str) -> dict[int, str]:
+    """The paths of the directories below ``mount`` by inode, of a bounded number of them."""
+    found = {inode: "/"} if (inode := _inode(mount)) is not None else {}
+    queue = [""]
+    while queue and len(found) < MAX_CGROUP_DIRECTORIES:
+        path = queue.pop()
+        try:
+            with os.scandir(mount + path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        found[entry.inode()] = below = f"{path}/{entry.name}"
+                        queue.append(below)
+        except OSError:
+            continue
+    return found
+
+
+class _Range(NamedTuple):
+    start: int
+    length: int
+    owner: int
+
+
+class SubordinateUsers:
+    """The owners of subordinate user ids, from ``/etc/subuid``."""
+
+    def __init__(self, file: Path = Path("/etc/subuid")) -> None:
+        self._file = file
+        self._stamp: tuple[int, int] | None = None
+        self._ranges: tuple[_Range, ...] = ()
+
+    def owner_of(self, uid: int) -> int:
+        """The user who owns ``uid``; ``uid`` itself if it is no subuid.
+
+        A range of root's belongs to a container runtime: its first number stands for all of them,
+        because they are not root.
+        """
+        if uid < FIRST_SUBUID:
+            return uid
+        self._read()
+        for start, length, owner in self._ranges:
+            if start <= uid < start + length:
+                return owner or start
+        return uid
+
+    def _read(self) -> None:
+        try:
+            found = self._file.stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+            if stamp == self._stamp:
+                return
+            text = self._file.read_text("utf-8", "replace")
+        except OSError:
+            self._stamp, self._ranges = None, ()
+            return
+        self._stamp = stamp
+        self._ranges = tuple(filter(None, map(_range, text.splitlines())))
+
+
+def _range(line: str) -> _Range | None:
+    """A line of ``/etc/subuid``: the owner's name or number, the first subuid and their number."""
+    import pwd
+
+    name, _, numbers = line.partition(":")
+    first, _, count = numbers.partition(":")
+    if not (first.isdecimal() and count.isdecimal() and len(first) < 11 and len(count) < 11):
+        return None
+    try:
+        owner = pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        if not name.isdecimal() or len(name) > 10:
+            return None
+        owner = int(name)
+    return _Range(int(first), int(count), owner)
+
+
+class PrincipalResolver:
+    """Finds groups and principals from user ids and cgroups. Thread-safe.
+
+    ``pods_by_user`` separates the users of a pod from each other.
+    """
+
+    def __init__(
+        self,
+        directories: CgroupDirectories | None = None,
+        subordinates: SubordinateUsers | None = None,
+        *,
+        pods_by_user: bool = False,
+    ) -> None:
+        self._directories = directories
+        self._subordinates = subordinates
+        self._pods_by_user = pods_by_user
+
+    @classmethod
+    def of_host(cls, *, pods_by_user: bool = False) -> PrincipalResolver:
+        """The resolver of this host."""
+        return cls(CgroupDirectories(), SubordinateUsers(), pods_by_user=pods_by_user)
+
+    def owner_of(self, uid: int) -> int:
+        """The user to whom ``uid`` belongs."""
+        return uid if self._subordinates is None else self._subordinates.owner_of(uid)
+
+    def describe(
+        self, cgroup_text: str, uid: int | None
+    ) -> tuple[tuple[Group, ...], Principal | None]:
+        """The groups of a process, its user's last, and its principal."""
+        names = names_of(cgroup_text, self._authors(uid), self._user_label)
+        groups = names.groups
+        if uid is not None:
+            groups = (*groups, Group(GroupKind.USER, self._user_label(uid)))
+        return groups, self._principal(uid, names)
+
+    def principal(self, cgroup_text: str, uid: int | None) -> Principal | None:
+        """The principal of a process; None if the kernel proves none."""
+        return self._principal(uid, names_of(cgroup_text, self._authors(uid), str))
+
+    def of_process(self, processes: ProcFs, pid: int | None) -> Principal | None:
+        """The principal of a running process, of its effective user."""
+        if pid is None:
+            return None
+        uid = processes.user_id(pid)
+        text = processes.cgroup(pid)
+        return None if uid is None or text is None else self.principal(text, uid)
+
+    def of_connection(
+        self, processes: ProcFs, pid: int | None, uid: int | None
+    ) -> Principal | None:
+        """The principal of the process that connected, by its credentials of that moment."""
+        text = None if pid is None else processes.cgroup(pid)
+        return None if text is None else self.principal(text, uid)
+
+    def of_socket(self, uid: int | None, cgroup: int | None) -> Principal | None:
+        """The principal of the user and the cgroup of a socket; None for an unknown cgroup.
+
+        Where version 1 hierarchies exist beside the unified one, that shows no containers.
+        """
+        if cgroup is None or self._directories is None or not self._directories.is_unified:
+            return None
+        path = self._directories.path_of(cgroup)
+        return None if path is None else self.principal(f"0::{path}", uid)
+
+    def _principal(self, uid: int | None, names: CgroupNames) -> Principal | None:
+        if uid is None or uid == OVERFLOW_UID:
+            return None
+        user = self.owner_of(uid)
+        if names.pod and names.verified:
+            return Principal(user if self._pods_by_user else None, pod=names.pod)
+        if names.pod or names.container:
+            # Names that are not verified divide the processes of one user, and join no others'.
+            return Principal(user, names.container, names.pod)
+        if names.claimed and user != names.author:
+            # A runtime's container below a user's directory: root in it is not root of the host.
+            return Principal(user, f"{names.author}/{names.claimed}")
+        return Principal(user)
+
+    def _authors(self, uid: int | None) -> Authors:
+        directories = self._directories
+        if directories is None:
+            return unknown_authors
+
+        def authors(controllers: str, parts: Sequence[str]) -> tuple[int, ...] | None:
+            found = directories.authors(controllers, parts)
+            if found is None or not any(found):
+                return found
+            # A directory that is gone counts as named by the user of its process.
+            gone = OVERFLOW_UID if uid is None else uid
+            known = (gone if one == _REMOVED else one for one in found)
+            return tuple(map(self.owner_of, known))
+
+        return authors
+
+    def _user_label(self, uid: int) -> str:
+        return clean_label(user_name(self.owner_of(uid)), MAX_USER)
+
+
+def owner_label(principal: Principal | None) -> str:
+    """The label ``owner`` of a principal: a user, a user and a container, or a pod.
+
+    "" for none. No user name has a slash or colon, so labels of different kinds differ.
+    """
+    if principal is None:
+        return ""
+    if principal.pod and principal.user is None:
+        return f"pod:{principal.pod}"
+    user = "" if principal.user is None else clean_label(user_name(principal.user), MAX_USER)
+    if principal.pod:
+        return f"pod:{principal.pod}/{user}"
+    if principal.container:
+        return f"{user}/{clean_label(principal.container[:SHORT_CONTAINER], MAX_USER)}"
+    return user

@@ -1,0 +1,246 @@
+"""Principals are proven by user ids and by the owners of cgroup directories, never by names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from wattspan.model import HOST_ROOT, Group, GroupKind, Principal
+from wattspan.processes.principals import (
+    CgroupDirectories,
+    PrincipalResolver,
+    SubordinateUsers,
+    owner_label,
+)
+
+ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
+VICTIM = "b" * 64
+POD = "0a1b2c3d-1111-2222-3333-444455556666"
+ALICE, BOB = 70_001, 70_002  # without an entry in the table of users: labels are numbers
+UNMAPPED = 65534
+
+
+class Owned(CgroupDirectories):
+    """Directories that belong to root, except those below the given ones."""
+
+    def __init__(self, delegated: dict[str, int], *, hidden: bool = False) -> None:
+        super().__init__(Path("/nonexistent"))
+        self._delegated, self._hidden = delegated, hidden
+
+    def authors(self, controllers: str, parts: Sequence[str]) -> tuple[int, ...] | None:
+        if self._hidden:
+            return None
+        path, author, found = "", 0, []
+        for part in parts:
+            author = author or self._delegated.get(path, 0)
+            found.append(author)
+            path = f"{path}/{part}"
+        return tuple(found)
+
+
+def resolver(
+    delegated: dict[str, int] | None = None, *, hidden: bool = False, pods_by_user: bool = False
+) -> PrincipalResolver:
+    directories = Owned(delegated or {}, hidden=hidden)
+    return PrincipalResolver(directories, pods_by_user=pods_by_user)
+
+
+POD_PATH = f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{ID}.scope"
+MANAGER = "/user.slice/user-70001.slice/user@70001.service"
+
+PRINCIPALS = {
+    "host process": ("/system.slice/ssh.service", 0, HOST_ROOT),
+    "user's session": ("/user.slice/user-70001.slice/session-3.scope", ALICE, Principal(ALICE)),
+    "container root": (f"/docker/{ID}", 0, Principal(0, ID)),
+    "container user": (f"/docker/{ID}", ALICE, Principal(ALICE, ID)),
+    "pod root": (POD_PATH, 0, Principal(None, pod=POD)),
+    "pod user": (POD_PATH, 1000, Principal(None, pod=POD)),
+    "container within a container": (f"/docker/{ID}/docker/{VICTIM}", 0, Principal(0, ID)),
+    "container within a pod": (f"{POD_PATH}/docker/{VICTIM}", 0, Principal(None, pod=POD)),
+    "unmapped user": ("/system.slice/x.service", UNMAPPED, None),
+    "rootless container": (f"{MANAGER}/user.slice/libpod-{ID}.scope", ALICE, Principal(ALICE)),
+    "forged docker scope": (f"{MANAGER}/docker-{VICTIM}.scope", ALICE, Principal(ALICE)),
+    "forged pod": (f"{MANAGER}{POD_PATH}", ALICE, Principal(ALICE)),
+    "root of a runtime below a user's directory": (
+        f"{MANAGER}/docker/{VICTIM}", 0, Principal(0, f"{ALICE}/{VICTIM}")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "uid", "expected"), PRINCIPALS.values(), ids=PRINCIPALS.keys())
+def test_principal_of_a_path_and_user(path: str, uid: int, expected: Principal | None) -> None:
+    assert resolver({MANAGER: ALICE}).principal(f"0::{path}", uid) == expected
+
+
+CLAIMS = {
+    "container": f"{MANAGER}/docker-{VICTIM}.scope",
+    "bare container": f"{MANAGER}/docker/{VICTIM}",
+    "pod": f"{MANAGER}{POD_PATH}",
+    "job": f"{MANAGER}/slurm/uid_5/job_7/step_0",
+    "job below a daemon": f"{MANAGER}/slurmstepd.scope/job_7/step_0",
+    "unit": f"{MANAGER}/app.slice/nginx.service",
+    "lxc": f"{MANAGER}/lxc/web",
+    "machine": f"{MANAGER}/machine-web.scope",
+    "container of a container": f"/docker/{ID}/docker/{VICTIM}",
+    "pod of a container": f"/docker/{ID}{POD_PATH}",
+    "job of a container": f"/docker/{ID}/slurm/job_7",
+    "unit of a container": "/lxc.payload.web/system.slice/nginx.service",
+}
+
+
+@pytest.mark.parametrize("path", CLAIMS.values(), ids=CLAIMS.keys())
+def test_claimed_name_joins_no_group_of_another_owner(path: str) -> None:
+    groups, _ = resolver({MANAGER: ALICE}).describe(f"0::{path}", ALICE)
+    claimed = [group for group in groups if group.kind is not GroupKind.USER]
+    genuine = {
+        Group(GroupKind.CONTAINER, VICTIM[:12]),
+        Group(GroupKind.CONTAINER, ID[:12]) if ID not in path else Group(GroupKind.CGROUP, ""),
+        Group(GroupKind.POD, POD),
+        Group(GroupKind.JOB, "7"),
+        Group(GroupKind.UNIT, "nginx.service"),
+    }
+    assert claimed
+    assert not genuine & set(claimed)
+    assert any(group.name.startswith((f"{ALICE}/", f"{ID[:12]}/", "web/")) for group in claimed), (
+        claimed
+    )
+
+
+def test_claims_of_two_users_differ() -> None:
+    other = "/user.slice/user-70002.slice/user@70002.service"
+    names = resolver({MANAGER: ALICE, other: BOB})
+    of_alice, _ = names.describe(f"0::{MANAGER}/app.slice/web.service", ALICE)
+    of_bob, _ = names.describe(f"0::{other}/app.slice/web.service", BOB)
+    assert not set(of_alice) & set(of_bob)
+
+
+def test_roots_name_in_one_hierarchy_outranks_a_claim_in_another() -> None:
+    text = f"1:name=systemd:{MANAGER}/docker-{VICTIM}.scope\n2:memory:/docker/{ID}\n"
+    groups, principal = resolver({MANAGER: ALICE}).describe(text, 0)
+    assert Group(GroupKind.CONTAINER, ID[:12]) in groups
+    assert principal == Principal(0, ID)
+
+
+def test_pod_by_user_separates_users_of_a_pod() -> None:
+    names = resolver(pods_by_user=True)
+    assert names.principal(f"0::{POD_PATH}", 0) != names.principal(f"0::{POD_PATH}", 1000)
+
+
+def test_unverified_names_divide_one_user_only() -> None:
+    hidden = resolver(hidden=True)
+    assert hidden.principal(f"0::{POD_PATH}", 5) == Principal(5, ID, POD)
+    assert hidden.principal(f"0::{POD_PATH}", 5) != hidden.principal(f"0::{POD_PATH}", 6)
+    assert not hidden.principal("0::/../../docker/" + ID, 0).is_host_root  # type: ignore[union-attr]
+
+
+def test_containers_of_a_user_share_the_users_part() -> None:
+    first, second = Principal(ALICE, "a"), Principal(ALICE, "b")
+    assert first.path[0] == second.path[0] == Principal(ALICE).path[0]
+    assert Principal(None, pod=POD).path[0] != Principal(0).path[0]
+    assert len(Principal(5, pod=POD).path) == 2
+
+
+def test_owner_labels_differ_for_different_principals() -> None:
+    principals = [
+        None,
+        Principal(ALICE),
+        Principal(BOB),
+        Principal(ALICE, ID),
+        Principal(ALICE, VICTIM),
+        Principal(None, pod=POD),
+        Principal(ALICE, pod=POD),
+    ]
+    assert len({owner_label(one) for one in principals}) == len(principals)
+
+
+@pytest.fixture
+def subuid(tmp_path: Path) -> Path:
+    file = tmp_path / "subuid"
+    file.write_text(
+        f"{ALICE}:100000:65536\nroot:500000:65536\nnonsense\nx:y:z\n5:-1:3\n"
+        f"{BOB}:{'9' * 5000}:1\n{BOB}:900000:{'9' * 40}\n"
+    )
+    return file
+
+
+def test_subuids_count_as_their_owner(subuid: Path) -> None:
+    users = SubordinateUsers(subuid)
+    assert {users.owner_of(uid) for uid in range(100_000, 165_536, 1000)} == {ALICE}
+    assert users.owner_of(165_536) == 165_536
+    assert users.owner_of(1000) == 1000
+    resolved = PrincipalResolver(Owned({}), users)
+    assert resolved.principal("0::/x.slice", 100_999) == Principal(ALICE)
+
+
+def test_subuids_of_root_are_one_principal_and_not_root(subuid: Path) -> None:
+    users = SubordinateUsers(subuid)
+    assert users.owner_of(500_001) == users.owner_of(565_535) == 500_000
+
+
+def test_changed_file_of_subuids_is_read_again(subuid: Path) -> None:
+    users = SubordinateUsers(subuid)
+    assert users.owner_of(700_000) == 700_000
+    subuid.write_text(f"{BOB}:700000:65536\n# longer than before, so that the stamp differs\n")
+    subuid.touch()
+    assert users.owner_of(700_000) == BOB
+    subuid.unlink()
+    assert users.owner_of(700_000) == 700_000
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "cgroup.controllers").touch()
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.needs_root
+def test_authors_follow_the_owners_of_real_directories(tree: Path) -> None:
+    import os
+
+    directories = CgroupDirectories(tree)
+    assert directories.authors("", ("a", "b", "c")) == (0, 0, 0)
+    os.chown(tree / "a/b", ALICE, ALICE)
+    assert directories.authors("", ("a", "b", "c")) == (0, 0, ALICE)
+    os.chown(tree / "a/b", 0, 0)
+    (tree / "a").chmod(0o777)
+    os.chown(tree / "a/b", BOB, BOB)
+    assert directories.authors("", ("a", "b", "c")) == (0, BOB, BOB)
+
+
+def test_removed_directory_is_named_by_the_user_of_its_process(tree: Path) -> None:
+    resolved = PrincipalResolver(CgroupDirectories(tree))
+    gone = f"0::/gone/docker-{VICTIM}.scope"
+    groups, principal = resolved.describe(gone, ALICE)
+    assert principal == Principal(ALICE)
+    assert Group(GroupKind.CONTAINER, VICTIM[:12]) not in groups
+    unseen, _ = resolved.describe(gone, None)
+    assert Group(GroupKind.CONTAINER, VICTIM[:12]) not in unseen
+
+
+def test_path_longer_than_the_kernel_permits_is_a_claim(tree: Path) -> None:
+    resolved = PrincipalResolver(CgroupDirectories(tree))
+    deep = "/a" * 3000 + f"/docker-{VICTIM}.scope"
+    assert resolved.principal(f"0::{deep}", ALICE) == Principal(ALICE)
+
+
+def test_hierarchy_that_is_not_mounted_has_no_authors(tmp_path: Path) -> None:
+    directories = CgroupDirectories(tmp_path)
+    assert directories.authors("", ("a",)) is None
+    assert directories.authors("cpu,cpuacct", ("a",)) is None
+    assert directories.path_of(1) is None
+
+
+def test_cgroup_of_a_socket_is_found_by_its_inode(tree: Path) -> None:
+    directories = CgroupDirectories(tree)
+    assert directories.path_of((tree / "a/b").stat().st_ino) == "/a/b"
+    (tree / "new").mkdir()
+    inode = (tree / "new").stat().st_ino
+    assert directories.path_of(inode) == "/new"
+    (tree / "new").rmdir()
+    assert directories.path_of(inode) != "/new"
+    resolved = PrincipalResolver(directories)
+    assert resolved.of_socket(ALICE, (tree / "a").stat().st_ino) == Principal(ALICE)
+    assert resolved.of_socket(ALICE, None) is None
+    assert resolved.of_socket(ALICE, 2**63) is None
