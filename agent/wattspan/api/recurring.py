@@ -1,7 +1,7 @@
 """Handler of ``/v1/recurring/``: the batch size of the next run of a recurring job.
 
-Jobs and runs belong to the user at the other end of the Unix socket. A run ends with a report, or
-as lost with its process. The file is opened by each request, in a worker thread.
+Jobs and runs belong to the principal at the other end of the Unix socket. A run ends with a report,
+or as lost with its process. The file is opened by each request, in a worker thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from wattspan.api.requests import ProblemError, bad_request, json_response, read_query, sanitized
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
-from wattspan.model import Consumer
+from wattspan.model import Consumer, Principal
 from wattspan.ports import Clock, ProcessDirectory
 from wattspan.recurring.jobs import (
     MAX_FIGURE,
@@ -29,13 +29,13 @@ from wattspan.recurring.jobs import (
 )
 from wattspan.recurring.report import job_facts
 from wattspan.recurring.run_book import (
-    MAX_JOBS,
     MAX_NAME_LENGTH,
+    NoRoomError,
     RunBook,
     RunBookError,
+    RunBookLimits,
     RunningProcess,
     TermsChangedError,
-    TooManyJobsError,
     UnknownRunError,
 )
 from wattspan.recurring.search import TrialOutcome
@@ -98,11 +98,11 @@ class ForgetBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 B = TypeVar("B", NextBody, ReportBody, ForgetBody)
-UserOf = Callable[[Consumer], int | None]
+PrincipalOf = Callable[[Consumer], Principal | None]
 
 
 class RecurringHandler:
-    """``user_of`` returns the owner of a process; None if it is gone.
+    """``principal_of`` returns the owner of a process; None if it is gone.
 
     ``path`` is the file of runs, ``host`` the name of this host in it.
     """
@@ -111,13 +111,14 @@ class RecurringHandler:
         self,
         path: Path,
         directory: ProcessDirectory,
-        user_of: UserOf,
+        principal_of: PrincipalOf,
         clock: Clock,
         *,
         host: str,
+        limits: RunBookLimits = RunBookLimits(),  # noqa: B008 - immutable
     ) -> None:
-        self._path, self._directory, self._user_of = path, directory, user_of
-        self._clock, self._host = clock, host
+        self._path, self._directory, self._principal_of = path, directory, principal_of
+        self._clock, self._host, self._limits = clock, host, limits
 
     def respond(self, request: HttpRequest) -> HttpResponse:
         """``POST`` of ``next``, ``report`` and ``forget``, ``GET`` of ``status``. ProblemError."""
@@ -130,7 +131,8 @@ class RecurringHandler:
         with suppress(OSError):  # a host without a store may have no state directory yet
             self._path.parent.mkdir(exist_ok=True)
         try:
-            with closing(RunBook(self._path)) as book:
+            with closing(RunBook(self._path, self._limits)) as book:
+                book.tidy(self._wall())
                 return json_response({"host_name": self._host, **act(book, request)})
         except RunBookError as error:
             raise ProblemError(
@@ -143,10 +145,10 @@ class RecurringHandler:
     def _next(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
         owner, body = _owner(request.peer), _decoded(request, NextBody)
         process = self._process(request.peer, owner, body.pid)
-        book.end_lost(self._lives)
+        book.end_lost(owner, self._lives)
         terms = self._terms(book, owner, body)
         try:
-            begun = book.begin(owner, terms, body.gpus, process, self._clock.now().wall // 10**9)
+            begun = book.begin(owner, terms, body.gpus, process, self._wall())
         except TermsChangedError as error:
             raise ProblemError(
                 HTTPStatus.CONFLICT,
@@ -154,12 +156,12 @@ class RecurringHandler:
                 f"its earlier runs had other terms: {error}",
                 "Use the same terms, another name, or `wattspan recurring forget` first.",
             ) from None
-        except TooManyJobsError:
+        except NoRoomError as error:
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"job {sanitized(body.job)}",
-                f"user {owner} has {MAX_JOBS} recurring jobs already",
-                "Forget others with `wattspan recurring forget`.",
+                f"you have {error} already, and all containers of a user share the places",
+                "Report runs that have ended, or forget jobs with `wattspan recurring forget`.",
             ) from None
         return {
             "job": body.job,
@@ -169,13 +171,13 @@ class RecurringHandler:
             "stop_cost_joules": begun.choice.stop_cost,
         }
 
-    def _terms(self, book: RunBook, owner: int, body: NextBody) -> RecurringJobTerms:
+    def _terms(self, book: RunBook, owner: Principal, body: NextBody) -> RecurringJobTerms:
         if body.terms is not None:
             try:
                 return body.terms.terms(body.job)
             except ValueError as error:
                 raise bad_request("terms", str(error), "Correct them.") from None
-        known = next((one for one in book.jobs(owner, body.job) if one.gpus == body.gpus), None)
+        known = book.terms(owner, body.job, body.gpus)
         if known is None:
             raise ProblemError(
                 HTTPStatus.NOT_FOUND,
@@ -183,7 +185,7 @@ class RecurringHandler:
                 "it has no runs on these GPUs",
                 "Give its terms with the first run.",
             )
-        return known.terms
+        return known
 
     def _report(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
         owner, body = _owner(request.peer), _decoded(request, ReportBody)
@@ -196,7 +198,7 @@ class RecurringHandler:
             raise ProblemError(
                 HTTPStatus.NOT_FOUND,
                 f"run {body.run}",
-                f"user {owner} has no such run",
+                "you have no such run",
                 "Report the run that /v1/recurring/next returned.",
             ) from None
         return {"run": body.run, "recorded": recorded}
@@ -204,7 +206,7 @@ class RecurringHandler:
     def _forget(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
         owner, body = _owner(request.peer), _decoded(request, ForgetBody)
         if not book.forget(owner, body.job):
-            raise _no_job(owner, body.job)
+            raise _no_job(body.job)
         return {"job": body.job, "forgotten": True}
 
     def _status(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
@@ -212,17 +214,21 @@ class RecurringHandler:
         read_query({key: text for key, text in request.query.items() if key != "job"}, {})
         if name is not None:
             _require_name("job", name)
-        book.end_lost(self._lives)
+        book.end_lost(owner, self._lives)
         found = book.jobs(owner, name)
-        if name is not None and not found:
-            raise _no_job(owner, name)
-        return {"jobs": list(map(job_facts, found))}
+        if name is not None and not found.shown:
+            raise _no_job(name)
+        return {
+            "jobs": list(map(job_facts, found.shown)),
+            "hidden_jobs": found.hidden,
+            "dropped_runs": found.dropped,
+        }
 
-    def _process(self, peer: Peer, owner: int, pid: int | None) -> RunningProcess:
+    def _process(self, peer: Peer, owner: Principal, pid: int | None) -> RunningProcess:
         """The process of a run, which belongs to the user."""
         named = pid or peer.pid
         consumer = self._directory.identify(named) if named else None
-        if consumer is None or (pid is not None and self._user_of(consumer) != owner):
+        if consumer is None or (pid is not None and self._principal_of(consumer) != owner):
             raise ProblemError(
                 HTTPStatus.FORBIDDEN,
                 f"process {named}",
@@ -231,27 +237,30 @@ class RecurringHandler:
             )
         return RunningProcess(self._host, consumer.pid, consumer.started)
 
+    def _wall(self) -> int:
+        return self._clock.now().wall // 10**9
+
     def _lives(self, process: RunningProcess) -> bool:
         consumer = Consumer(process.pid, process.started)
         return process.host != self._host or self._directory.identify(consumer.pid) == consumer
 
 
-def _owner(peer: Peer) -> int:
-    if peer.uid is None:
+def _owner(peer: Peer) -> Principal:
+    if peer.principal is None or peer.address is not None:  # over TCP it serves quotas only
         raise ProblemError(
             HTTPStatus.FORBIDDEN,
             "the sender",
             "the kernel does not identify its user",
             "Ask on the agent's Unix socket.",
         )
-    return peer.uid
+    return peer.principal
 
 
-def _no_job(owner: int, name: str) -> ProblemError:
+def _no_job(name: str) -> ProblemError:
     return ProblemError(
         HTTPStatus.NOT_FOUND,
         f"job {sanitized(name)}",
-        f"user {owner} has no recurring job of that name",
+        "you have no recurring job of that name",
         "GET /v1/recurring/status lists yours.",
     )
 

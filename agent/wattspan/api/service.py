@@ -18,7 +18,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from wattspan.api import device_energy, energy
@@ -266,8 +265,8 @@ class QueryService:
     ``resolution`` is that of device energy for users who may not read the counters.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
-    without any. ``recurring`` is the file of recurring
-    jobs, None without one.
+    without any. ``recurring`` answers for
+    recurring jobs, None without a file of them.
     """
 
     def __init__(
@@ -287,7 +286,7 @@ class QueryService:
         jobs: DeclaredJobs | None = None,
         inference: EstimateRequest | None = None,
         advice: AdviceFacts | None = None,
-        recurring: Path | None = None,
+        recurring: RecurringHandler | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -320,7 +319,7 @@ class QueryService:
             self._facts = advice
             self._paths[ADVICE_PATH] = _READ, self._advise
         if recurring is not None:
-            self._recurring = RecurringHandler(recurring, directory, owner, clock, host=host)
+            self._recurring = recurring
             for name in ("next", "report", "forget"):
                 self._paths[f"{RECURRING_PATH}/{name}"] = ("POST",), self._recur
             self._paths[f"{RECURRING_PATH}/status"] = _READ, self._recur

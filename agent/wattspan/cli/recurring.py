@@ -245,7 +245,7 @@ class _FileRuns:
         self._handler = RecurringHandler(
             path, _LocalProcesses(), lambda _: FILE_OWNER, SystemClock(), host=this_host()
         )
-        self._peer = Peer(pid=os.getpid(), uid=FILE_OWNER)
+        self._peer = Peer(pid=os.getpid(), uid=FILE_OWNER.user, principal=FILE_OWNER)
 
     def next(self, body: dict[str, Any]) -> dict[str, Any]:
         return self._ask("POST", "next", body)
