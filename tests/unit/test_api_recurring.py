@@ -16,7 +16,7 @@ from wattspan.api.recurring import RecurringHandler
 from wattspan.api.requests import ProblemError
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
-from wattspan.model import SECOND, Consumer, PayerInfo, Principal
+from wattspan.model import Consumer, PayerInfo, Principal
 from wattspan.recurring.run_book import MAX_SHOWN, OPEN_DAYS, RunBookLimits
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -163,9 +163,9 @@ def test_jobs_and_open_runs_beyond_the_limits_are_refused_with_the_remedy(tmp_pa
 
 def test_run_that_is_open_for_too_long_is_lost(host: Host) -> None:
     host.ask("next", NEXT)
-    host.clock.advance(OPEN_DAYS * 86_400 * SECOND)
+    host.clock.advance(OPEN_DAYS * 86_400)
     assert host.ask("status")["jobs"][0]["running"] == 1
-    host.clock.advance(SECOND)
+    host.clock.advance(1)
     assert host.ask("status")["jobs"][0]["running"] == 0
 
 

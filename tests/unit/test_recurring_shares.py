@@ -203,7 +203,7 @@ CREATE TABLE run (
     power REAL NOT NULL DEFAULT 0, epochs INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX run_of_job ON run (job, key);
-PRAGMA application_id = 2004051299;
+PRAGMA application_id = 0x77726563;
 PRAGMA user_version = 1;
 """
 
