@@ -3,6 +3,7 @@
 PURE := model/* \
 	attribution/* \
 	spans/* \
+	sharing/* \
 	tuning/decisions/* \
 	tuning/host_turns \
 	tuning/serialization \
@@ -11,6 +12,7 @@ PURE := model/* \
 	fleet/allotment \
 	fleet/allotment_planner \
 	fleet/demand \
+	fleet/terms \
 	fleet/job_records \
 	footprint/cost \
 	http/rate_limiter \

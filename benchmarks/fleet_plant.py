@@ -32,6 +32,7 @@ from wattspan.fleet.participant import (
     LEAVE_TIME,
 )
 from wattspan.fleet.records import FleetKeys, FleetState, encode, read_state
+from wattspan.fleet.terms import HostTerms
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
 from wattspan.util.throttle import RetryBackoff
@@ -231,6 +232,11 @@ class Fleet:
         ][:CANDIDATES]
         self._operator = self.service.client()
         self.change(lambda book: accept_budgets(book, self.budgets))
+        for host in self.hosts:
+            terms = HostTerms(
+                floor=host.floor, ceiling=host.original, priority=host.settings.priority
+            )
+            self._operator.commit((KeyWrite(self.keys.terms(host.name), encode(terms)),))
         for host in self.hosts:
             self.sums.update(dict.fromkeys(host.nodes, host.enforced))
             self.repeat(self.random.randrange(60 * SECOND), lambda host=host: self._new_want(host))

@@ -197,6 +197,7 @@ ATTRIBUTES = {
     "or a file that another program updates)",
     "pid": "process id in the agent's pid namespace; absent for work that outlived its process",
     "place": "row or rack of the fleet, such as `row-1/rack-3`; `fleet` for all hosts",
+    "pool": "bounded pool that users fill, listed in docs/security.md",
     "provenance": "origin of the figure: `measured` by an energy counter (for a power "
     "sensor: by the sensor), `derived` from measured power, `estimated` by a load model, "
     "`emulated` on an emulated host; for a sum, the least reliable of its parts",
@@ -208,6 +209,8 @@ ATTRIBUTES = {
     "names beyond the limit",
     "source": "name of the counter source",
     "span.name": "name of the spans",
+    "owner": "principal of the process, as the kernel proves it: a user, a user and a "
+    "container, or a pod",
     "state": "`waiting`, `exploring`, `holding`, `released`, `declined` or `ended`",
     "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
     "window": "length of the window: `1s`, `10s` or `60s`",

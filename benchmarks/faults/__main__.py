@@ -16,7 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.faults import clocks, disk, ends, hanging, hardware, limits, processes, targets
+from benchmarks.faults import (
+    clocks,
+    disk,
+    ends,
+    fleet,
+    hanging,
+    hardware,
+    limits,
+    packages,
+    processes,
+    targets,
+)
 from benchmarks.faults.schedule import Fault, undergo
 from benchmarks.faults.stage import ROOT, Stage
 from benchmarks.faults.table import Chapter, Row, load, page, save
@@ -51,7 +62,9 @@ COURSES = {
     "disk": Course("The disk and the store", disk.FAULTS, disk.DiskStage, restart=False),
     "hanging": Course("A disk that does not answer", hanging.FAULTS, hanging.HangingStage),
     "targets": Course("Export targets", targets.FAULTS, targets.TargetStage, restart=False),
+    "fleet": Course("A fleet's etcd", fleet.FAULTS, fleet.FleetStage, restart=False),
     "limits": Course("Descriptors and memory", limits.FAULTS, limits.LimitStage, restart=False),
+    "packages": Course("Packages", packages.FAULTS, packages.PackageStage, restart=False),
     "ends": Course("Ends and stops", ends.FAULTS, restart=False),
 }
 
@@ -69,6 +82,16 @@ def run(name: str, only: str = "", *, short: bool) -> Chapter:
             for wrong in outcome.wrong[2:8]:
                 print(f"    {wrong}", flush=True)
     return Chapter(course.title, where, tuple(rows))
+
+
+def elsewhere(name: str) -> bool:
+    """True if the kept rows of a chapter were found on another machine, or on another day."""
+    kept = load(KEPT).get(name)
+    return kept is not None and _place(kept.machine) != _place(machine.describe())
+
+
+def _place(conditions: str) -> str:
+    return conditions.partition(";")[0]  # without the load
 
 
 def kept_with(name: str, chapter: Chapter) -> Chapter:
@@ -89,11 +112,17 @@ def main() -> None:
     chosen = options.parse_args()
     if unknown := [name for name in chosen.chapters if name not in COURSES]:
         options.error(f"no chapter {', '.join(unknown)}; there are {', '.join(COURSES)}")
+    stores = not chosen.short
+    mixed = [name for name in chosen.chapters if chosen.only and stores and elsewhere(name)]
+    if mixed:
+        options.error(
+            f"the kept rows of {', '.join(mixed)} are of another machine or day; leave out --only"
+        )
     wrong = []
     for name in chosen.chapters or ([] if chosen.docs else COURSES):
         chapter = run(name, chosen.only, short=chosen.short)
         wrong += [row.fault for row in chapter.rows if row.wrong]
-        if not chosen.short:
+        if stores:
             save(KEPT, {**load(KEPT), name: kept_with(name, chapter)})
     if chosen.docs:
         kept = load(KEPT)

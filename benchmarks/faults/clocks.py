@@ -7,12 +7,13 @@ import shutil
 import signal
 import struct
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.faults.hardware import Act, nothing
 from benchmarks.faults.observation import NANO, Sight
-from benchmarks.faults.schedule import Fault, Sign, gap, rises
+from benchmarks.faults.schedule import Claim, Fault, Sign, gap, rises
 from benchmarks.faults.stage import ROOT, Stage
 from benchmarks.harness import family
 
@@ -32,13 +33,13 @@ def clock_that_can_be_set(folder: Path) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "STEPPED_CLOCK": str(file)}
 
 
-def set_clock(wall: int, asleep: int = 0) -> Act:
+def set_clock(wall: float, asleep: int = 0) -> Act:
     """Let the wall clock be off by seconds, and the host have slept for some."""
 
     def act(stage: Stage) -> None:
         # in place: the file is mapped.
         with Path(stage.environ["STEPPED_CLOCK"]).open("r+b") as file:
-            file.write(struct.pack("=qq", wall, asleep))
+            file.write(struct.pack("=qq", round(wall * NANO), asleep * NANO))
         stage.wall_offset, stage.asleep = float(wall), float(asleep)
 
     return act
@@ -84,25 +85,63 @@ def _told_time(shift: int) -> Sign:
     return Sign(f"the snapshot's time is {shift:+d} s off", seen, meanwhile=True)
 
 
+ENERGY = "wattspan_span_energy_joules_total"
+OUTSIDE = "wattspan_span_outside_energy_joules_total"
+
+
+def _joined(_: Stage, sights: Sequence[Sight]) -> bool:
+    """Spans had energy after the first step."""
+    return sights[-1].total(ENERGY) > sights[0].total(ENERGY)
+
+
+def _within_users(_: Stage, sights: Sequence[Sight]) -> bool:
+    """Spans and the time outside them had no more energy than all users."""
+    spent = [
+        sum(now.total(name) for name in (ENERGY, OUTSIDE))
+        - now.total("wattspan_group_energy_joules_total", group_kind="user")
+        for now in sights
+    ]
+    return max(spent) <= 0
+
+
+JOINED = [
+    Claim("spans were joined", _joined),
+    Claim("spans and the time outside them had at most their users' energy", _within_users),
+]
+
+
+def _stepped(name: str, seconds: float, means: str) -> Fault:
+    return Fault(
+        name,
+        set_clock(seconds),
+        set_clock(0),
+        means,
+        [_told_time(round(seconds))] if abs(seconds) >= 60 else [],  # less is not visible
+        JOINED,
+        lasts=10.0,
+        short=2.0,
+    )
+
+
 WALL = (
-    Fault(
+    _stepped(
         "the wall clock is set an hour forward and back",
-        set_clock(HOUR),
-        set_clock(0),
+        HOUR,
         "No effect: energy is measured by the monotonic clock, and spans are joined by the "
-        "clock offset in force when they were open.",
-        [_told_time(HOUR)],
-        lasts=10.0,
-        short=2.0,
+        "clock offset in force when they were open. A span that seems to end before its start is "
+        "refused as `inverted`.",
     ),
-    Fault(
-        "the wall clock is set an hour back and forward",
-        set_clock(-HOUR),
-        set_clock(0),
-        "No effect, as above.",
-        [_told_time(-HOUR)],
-        lasts=10.0,
-        short=2.0,
+    _stepped("the wall clock is set an hour back and forward", -HOUR, "No effect, as above."),
+    _stepped(
+        "the wall clock is set 50 ms forward and back",
+        0.05,
+        "A span that begins or ends within 150 ms of the step is wrong by at most 50 ms, or "
+        "refused as `inverted`; other spans are exact.",
+    ),
+    _stepped(
+        "the wall clock is set 50 ms back and forward",
+        -0.05,
+        "As above; the 50 ms that occur twice belong to the later time.",
     ),
     Fault(
         "the host sleeps for an hour",

@@ -17,7 +17,8 @@ from benchmarks.faults.collector import Collector
 from benchmarks.faults.disks import Disks
 from benchmarks.faults.judge import flowing
 from benchmarks.faults.observation import Sight
-from benchmarks.faults.schedule import Fault, Sign, down, rises
+from benchmarks.faults.power_limits import Limits
+from benchmarks.faults.schedule import Claim, Fault, Sign, down, rises
 from benchmarks.faults.stage import Stage
 
 STORE = "state/wattspan-emulated.sqlite"
@@ -80,6 +81,36 @@ def fill(path: str) -> Callable[[Stage], None]:
 
 def free(path: str) -> Callable[[Stage], None]:
     return lambda stage: of(stage).disks.free(path)
+
+
+def forbid(path: str) -> Callable[[Stage], None]:
+    return lambda stage: of(stage).disks.forbid_writing(path)
+
+
+def permit(path: str) -> Callable[[Stage], None]:
+    return lambda stage: of(stage).disks.permit_writing(path)
+
+
+def journal_lost(
+    name: str, inject: Callable[[Stage], None], end: Callable[[Stage], None], means: str
+) -> Fault:
+    """The capper's journal cannot be written: no limit but the originals may be in force."""
+    turned: list[str] = []
+
+    def look_and_end(stage: Stage) -> None:
+        with Limits(stage.host.directory) as limits:
+            turned[:] = limits.turned()
+        end(stage)
+
+    return Fault(
+        name,
+        inject,
+        look_and_end,
+        means,
+        claims=[Claim("every power limit was the original at its end", lambda *_: not turned)],
+        lasts=10.0,
+        short=3.0,
+    )
 
 
 def _keep_full(stage: Stage) -> None:
@@ -229,12 +260,25 @@ FAULTS = [
         well=emptied,
         note=said("Cannot write waiting spans"),
     ),
-    Fault(
+    journal_lost(
         "the disk of the capper's journal is full",
         fill(CAPPER),
         free(CAPPER),
         "No cap is set without a journal; caps in force are restored; the job continues uncapped.",
-        lasts=10.0,
+    ),
+    journal_lost(
+        "the directory of the capper's journal becomes read-only",
+        forbid(CAPPER),
+        permit(CAPPER),
+        "As a full disk of the journal.",
+    ),
+    Fault(
+        "the state directory becomes read-only",
+        forbid("state"),
+        permit("state"),
+        "Files that are open stay writable, the store's among them; the history of decisions has"
+        " none of that time.",
+        lasts=20.0,
         short=3.0,
     ),
     Fault(

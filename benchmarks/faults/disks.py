@@ -81,6 +81,24 @@ class Disks(Mounted):
     def free(self, path: str) -> None:
         (self.outside(path) / "ballast").unlink(missing_ok=True)
 
+    def forbid_writing(self, path: str) -> None:
+        """Let every file that is opened from now on be on a read-only file system.
+
+        The kernel refuses to remount a file system with files open for writing, so another mount
+        of it hides it. Disks in it stay writable.
+        """
+        folder = str(self.folder / path)
+        self._mount("--rbind", folder, folder)
+        self._mount("-o", "remount,bind,ro", folder)
+
+    def permit_writing(self, path: str) -> None:
+        """Undo ``forbid_writing``."""
+        folder = self.folder / path
+        subprocess.run([*self.within, "umount", "--lazy", folder], check=True)
+
+    def _mount(self, *words: str) -> None:
+        subprocess.run([*self.within, "mount", *words], check=True)
+
     def left(self, path: str) -> int:
         """Bytes that are free."""
         found = os.statvfs(self.outside(path))

@@ -8,12 +8,13 @@ kernel, uninterruptible, until the file system is thawed.
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from benchmarks.faults.arrivals import NONE_DROPPED, all_arrived
 from benchmarks.faults.collector import Collector
 from benchmarks.faults.disks import Mounted
-from benchmarks.faults.judge import flowing
-from benchmarks.faults.observation import Sight
+from benchmarks.faults.judge import DURABLE, Breach, flowing
+from benchmarks.faults.observation import Sight, series_of
 from benchmarks.faults.schedule import Claim, Fault, Sign, down, unreadable
 from benchmarks.faults.stage import Stage
 from benchmarks.faults.targets import caught_up
@@ -53,6 +54,31 @@ class LoopDisks(Mounted):
     def close(self) -> None:
         self.thaw()
         super().close()
+
+    def fail(self, path: str) -> None:
+        """Let a file system end in error, as after a failed write of its own: it is read-only."""
+        self._mount("-o", "remount,abort", str(self.folder / path))
+
+    def renew(self) -> None:
+        """Unmount all file systems, which no process uses any more, and mount them again."""
+        places = [str(self.folder / path) for path in (STATE, SPOOL)]
+        images = [self._image(place) for place in places]
+        for place in reversed(places):
+            subprocess.run([*self.within, "umount", place], check=True)
+        for image, place in zip(images, places, strict=True):
+            # The file system is marked as one with errors.
+            subprocess.run(["fsck.ext4", "-y", image], check=False, capture_output=True)
+            self._mount("-o", "loop", image, place)
+
+    def _image(self, place: str) -> str:
+        """The file that the loop device of a mount is of."""
+        find = ["findmnt", "--noheadings", "--output", "SOURCE", place]
+        done = subprocess.run([*self.within, *find], check=True, capture_output=True, text=True)
+        back = Path("/sys/block", done.stdout.strip().rpartition("/")[2], "loop/backing_file")
+        return back.read_text().strip()
+
+    def _mount(self, *words: str) -> None:
+        subprocess.run([*self.within, "mount", *words], check=True)
 
     def _fsfreeze(self, how: str, path: str) -> None:
         subprocess.run([*self.within, "fsfreeze", how, self.folder / path], check=True)
@@ -147,6 +173,22 @@ def _kill_and_answer(stage: Stage) -> None:
     stage.begin_again()
 
 
+def _mount_and_restart(stage: Stage) -> None:
+    """What an administrator does after such an error."""
+    stage.agent.terminate()
+    stage.agent.wait(30)
+    _of(stage).disks.renew()
+    stage.begin_again()
+
+
+def _continues_earlier(breach: Breach) -> bool:
+    """Totals fall to those on the disk, and rise at once by the energy since then.
+
+    The comparison with the true energy still shows any that was invented.
+    """
+    return breach.what in {"fall", "spike"} and series_of(breach.series).name in DURABLE
+
+
 def _joined_meanwhile() -> Sign:
     """While the spool's disk hangs, spans go on to get their energy."""
     name = "wattspan_span_energy_joules_total"
@@ -204,6 +246,20 @@ FAULTS = (
         short=4.0,
         well=caught_up,
         note=_arrived,
+    ),
+    Fault(
+        "the file system of the state becomes read-only after an error, and the agent is restarted",
+        lambda stage: _of(stage).disks.fail(STATE),
+        _mount_and_restart,
+        "Figures continue. The next agent continues from the data that had reached the disk, so"
+        " totals fall, to zero on a disk that is seconds old. Energy since then is unattributed if"
+        " the counters cover it, else lost.",
+        [down("store")],
+        excuses=_continues_earlier,
+        unanswered="it is ended and started anew",
+        lasts=20.0,
+        short=4.0,
+        missing=100.0,
     ),
     Fault(
         "the spool's disk does not answer, and the agent is killed",

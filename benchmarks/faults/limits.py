@@ -13,12 +13,14 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.faults.memory_limit import MEMORY_MAX, MemoryLimit, resident
-from benchmarks.faults.schedule import Fault, Sign
+from benchmarks.faults.schedule import Claim, Fault, Sign
 from benchmarks.faults.stage import Stage
+from support.descriptors import forbid_descriptors, permit_descriptors
 
 
 def flood(stage: Stage, seconds: float, senders: int = 4, spans: int = 5_000) -> dict[str, int]:
@@ -75,17 +77,34 @@ def _spans(count: int) -> bytes:
 # --------------------------------------------------------------------------------- descriptors
 
 
-def limit_descriptors(stage: Stage) -> None:
-    """No more than it has: no descriptor, no connection."""
-    pid = stage.agent.pid
-    open_now = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_now, hard))
+def no_descriptors() -> Fault:
+    """The agent may open nothing, while clients ask for connections."""
+    used: dict[str, float] = {}
 
+    def spent(stage: Stage) -> float:
+        return sum(psutil.Process(stage.agent.pid).cpu_times()[:2])
 
-def free_descriptors(stage: Stage) -> None:
-    _, hard = resource.prlimit(stage.agent.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(stage.agent.pid, resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    def inject(stage: Stage) -> None:
+        for _ in range(40):  # those of connections and files are free again when they are closed
+            forbid_descriptors(stage.agent.pid)
+            time.sleep(0.025)
+        used.update(began=time.monotonic(), spent=-spent(stage))
+
+    def end(stage: Stage) -> None:
+        used["share"] = (used["spent"] + spent(stage)) / (time.monotonic() - used["began"])
+        permit_descriptors(stage.agent.pid)
+
+    return Fault(
+        "no descriptors are left",
+        inject,
+        end,
+        "Open connections continue; new ones are not served until descriptors are available.",
+        claims=[Claim("at most half a CPU meanwhile", lambda *_: used["share"] < 0.5)],
+        unanswered="each scrape is a connection, and a connection is a descriptor",
+        lasts=10.0,
+        short=3.0,
+        note=lambda _: f"{100 * used['share']:.0f} % of a CPU",
+    )
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -187,14 +206,6 @@ def _flooded() -> Fault:
 
 FAULTS = [
     _flooded(),
-    Fault(
-        "no descriptors are left",
-        limit_descriptors,
-        free_descriptors,
-        "Open connections continue; new ones are not served until descriptors are available.",
-        unanswered="each scrape is a connection, and a connection is a descriptor",
-        lasts=10.0,
-        short=3.0,
-    ),
+    no_descriptors(),
     no_more_memory(),
 ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from support.capper_process import Gpu, finish, holding
-from support.program import alive
+from support.program import Running, alive, wattspan
+from support.requirements import ROOT
 from support.waiting import eventually
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
@@ -24,6 +27,13 @@ from wattspan.service.capper_process import CapperProcess
 from wattspan.testing import ManualClock
 
 CAP = 600_000
+ON_HOST = """
+import sys
+from support.agent_on_host import main
+sys.argv = ["wattspan", sys.argv[1], *sys.argv[5:]]
+main()
+"""
+"""Starts an agent on the host of the first argument, whatever program the next three name."""
 
 
 def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) -> None:
@@ -67,6 +77,42 @@ def test_emulated_host_runs_until_its_capper_has_ended(tmp_path: Path) -> None:
         os.close(read)
         child.stop()
         assert engine.wait(60) == 0
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_fixed_cap_removed_from_the_file_is_lifted(tmp_path: Path, ended: bool) -> None:
+    """By a reload, and by the next start of the agent on the same devices."""
+    file = tmp_path / "config.toml"
+    file.write_text('[[caps.fixed]]\ndevice = "*"\nwatts = 450\n')
+    with EmulatedHost(profile_named("one-socket-h100")) as host, ExitStack() as stack:
+        gpu = Gpu(host)
+        stack.callback(gpu.close)
+        original = gpu.limit
+        agent = stack.enter_context(agent_on(host, tmp_path, file))
+        eventually(lambda: gpu.limit == 450_000, f"the cap is in force: {agent.said}")
+        file.write_text("")
+        if ended:
+            assert agent.end() == 0
+            assert gpu.limit == 450_000
+            agent = stack.enter_context(agent_on(host, tmp_path, file))
+        else:
+            agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: gpu.limit == original, f"it is lifted: {agent.said}")
+        asked = ("caps", "status", "--json", "--capper", str(agent.run_dir / "capper.sock"))
+        told = json.loads(wattspan(*asked).stdout)
+        assert told["agent"] == agent.process.pid
+        assert {row["holder"] for row in told["rows"]} == {""}
+
+
+def agent_on(host: EmulatedHost, folder: Path, file: Path) -> Running:
+    """An agent on a host that outlives it."""
+    return Running(
+        folder,
+        *("--config", str(file)),
+        emulate="one-socket-h100",
+        within=[sys.executable, "-c", ON_HOST, str(host.directory)],
+        environ={"PYTHONPATH": str(ROOT / "tests")},
+    )
 
 
 def test_capper_of_another_agent_is_replaced_after_its_end(tmp_path: Path) -> None:

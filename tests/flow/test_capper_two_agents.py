@@ -143,6 +143,24 @@ def test_second_capper_is_refused_and_after_a_kill_restores_the_limits_of_the_fi
         )
 
 
+def test_restore_of_another_agents_capper_needs_its_socket(library: Path) -> None:
+    with real_host(library) as host:
+        other = host.start("a", "capper")
+        eventually(lambda: host.directory.address(), f"it serves: {other.said}")
+        holder = holding(other.socket, host.gpu.key, CAP)
+        words = ["caps", "restore", *options({"caps.host_dir": host.directory.path})]
+        refused = wattspan(*words, **host.variables)
+        assert (refused.returncode, refused.stdout) == (6, "")
+        assert f"Capper: process {other.pid}" in refused.stderr
+        assert f"--capper {other.socket}" in refused.stderr
+        assert host.gpu.limit == CAP
+        done = wattspan(*words, "--capper", str(other.socket), **host.variables)
+        assert done.returncode == 0, done.stderr
+        assert f"Capper: process {other.pid}" in done.stdout
+        assert host.gpu.limit == ORIGINAL
+        finish(holder)
+
+
 AGENT = {
     "sources.rapl.enabled": "false",
     "spans.http": "",

@@ -18,6 +18,7 @@ from support.requirements import ROOT, find_program
 from support.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
 from support.waiting import eventually
 from wattspan.clock import SystemClock
+from wattspan.model import SECOND
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_cc]
 CAP, HOUR = 500_000, 3600
@@ -33,7 +34,7 @@ class WallClock:
     def off_by(self, seconds: int) -> None:
         # in place: the file is mapped.
         with self.file.open("r+b") as file:
-            file.write(struct.pack("=q", seconds))
+            file.write(struct.pack("=q", seconds * SECOND))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from support.scrapes import full_host, parse, value
 from support.snapshots import CPU, busy_host
 from support.waiting import eventually
 from wattspan.api.snapshot_document import decode_snapshot, snapshot_document
-from wattspan.model import Microjoules, Provenance
+from wattspan.model import MILLISECOND, Microjoules, Provenance, TickCounts
 from wattspan.model.settings import Listen
 from wattspan.ports import ExporterContext, ExporterError
 from wattspan.testing import ManualClock
@@ -161,6 +161,24 @@ def test_health_is_the_age_of_the_figures() -> None:
         stale = served.ask("/healthz")
         assert stale.status == 503
         assert stale.body == b"The newest snapshot is 61 s old.\n"
+
+
+def test_missed_polls_degrade_health_until_a_minute_has_none() -> None:
+    clock = ManualClock()
+    with serving(clock) as served:
+        for ticks, said in (
+            (TickCounts(600, 0, 20 * MILLISECOND), b"ok\n"),
+            (
+                TickCounts(600, 450, 380 * MILLISECOND),
+                b"degraded: 450 of 600 polls of the last minute were missed; the longest poll took "
+                b"380 ms. Give the agent more CPU time, or raise agent.interval.\n",
+            ),
+            (TickCounts(300, 0, 20 * MILLISECOND), b"ok\n"),
+        ):
+            host = replace(full_host(), at=clock.now())
+            served.snapshot = replace(host, stats=replace(host.stats, recent_ticks=ticks))
+            answer = served.ask("/healthz")
+            assert (answer.status, answer.body) == (200, said)
 
 
 def test_failed_page_is_answered_with_500_and_logged(pageless: Served) -> None:

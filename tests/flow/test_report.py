@@ -255,9 +255,15 @@ def test_report_writes_nothing_to_the_store(tmp_path: Path, host: Books, report:
 
 
 @pytest.mark.needs_root
-@pytest.mark.parametrize("words", [("report",), ("tune", "history")])
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("report",), "Or run `sudo wattspan report`."),
+        (("tune", "history"), "Permission denied. Run this as root or as the user of the agent."),
+    ],
+)
 def test_unreadable_store_error_names_permitted_users(
-    tmp_path: Path, host: Books, words: tuple[str, ...]
+    tmp_path: Path, host: Books, words: tuple[str, ...], remedy: str
 ) -> None:
     state_dir = tmp_path / "state"
     write(state_dir, host)
@@ -270,4 +276,4 @@ def test_unreadable_store_error_names_permitted_users(
         WATTSPAN_AGENT_RUN_DIR=str(tmp_path / "run"),
     )
     assert done.returncode == 5
-    assert "Permission denied. Run this as root or as the user of the agent." in done.stderr
+    assert remedy in done.stderr

@@ -115,6 +115,31 @@ def test_administrator_changes_survive_install_and_uninstall(host: SystemdHost) 
     host.systemctl("daemon-reload")
 
 
+def test_user_without_groups_finds_the_agent(host: SystemdHost) -> None:
+    service(host, "install")
+    host.inside("/etc/wattspan").mkdir(exist_ok=True)
+    config = host.inside("/etc/wattspan/config.toml")
+    config.write_text(EMULATED + '[exporters.prometheus]\nlisten = "127.0.0.1:9123"\n')
+    host.run("chown", "root:wattspan", "/etc/wattspan/config.toml")
+    config.chmod(0o640)
+    host.systemctl("start", AGENT)
+    host.wait_for(AGENT, "ActiveState", "active")
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    nobody += ("env", f"LD_LIBRARY_PATH={BASE}/lib")
+    for words in (
+        ("top", "--json"),
+        ("measure", "--", "true"),
+        ("report", "--by", "domain"),
+        ("advise",),
+        ("caps", "status"),
+    ):
+        done = host.run(*nobody, PROGRAM, *words, check=False)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    host.systemctl("stop", AGENT)
+    assert not host.inside("/run/wattspan/agent.json").exists()
+    service(host, "uninstall")
+
+
 def test_installation_requires_root(host: SystemdHost) -> None:
     before = tree(host)
     done = host.run("setpriv", "--reuid=65534", PROGRAM, "service", "install", check=False)

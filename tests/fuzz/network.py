@@ -142,7 +142,7 @@ def http(data: bytes) -> None:
     answers = asyncio.run(_told(connection, _pieces(data)))
     assert not log, log
     assert not room.connections
-    assert not room._bytes._held, "something of a body is still held"
+    assert room._bytes.idle, "something of a body is still held"
     assert not answers or re.match(rb"HTTP/1\.1 [1-5][0-9][0-9] ", answers), answers[:80]
     assert b"HTTP/1.1 500" not in answers
 
@@ -210,7 +210,7 @@ def grpc(data: bytes) -> None:
     asyncio.run(conversation())
     assert not log, log
     assert not room.connections
-    assert not room._bytes._held, "something of a body is still held"
+    assert room._bytes.idle, "something of a body is still held"
 
 
 @target(

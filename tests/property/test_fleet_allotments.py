@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from wattspan.fleet.allotment import (
+    ENDED_AFTER,
+    RETREATED_AFTER,
     Allotment,
     AllotmentBook,
     BudgetBelowFloorsError,
@@ -19,6 +21,7 @@ from wattspan.fleet.allotment import (
     accept_budgets,
     drain_host,
     nodes_of,
+    note_absence,
     power_bounds,
     remove_host,
 )
@@ -173,6 +176,16 @@ class Fleet(RuleBasedStateMachine):
         """The service ends the session of a host that has given it up."""
         if not self.in_session(name):
             self.reports.pop(name, None)
+
+    @rule(name=HOSTS, seconds=st.sampled_from([RETREATED_AFTER - 1, RETREATED_AFTER, ENDED_AFTER]))
+    def stay_absent(self, name: str, seconds: int) -> None:
+        """A host has no session for long; its capper retreats before any leader notes that time."""
+        host = self.hosts[name]
+        if self.in_session(name) or name in self.reports or name not in self.book.hosts:
+            return
+        if self.book.hosts[name].absent + seconds >= RETREATED_AFTER and host.on:
+            host.recorded = HostHolding(limit=0, safe=0)
+        self.book = note_absence(self.book, {name: seconds})
 
     def in_session(self, name: str) -> bool:
         """True if the host acts in a session; a report of an older one cannot exist then."""

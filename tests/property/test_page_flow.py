@@ -210,14 +210,16 @@ SERVICES = st.sampled_from(["a", "b", "c"])
         max_size=12,
     ),
     senders=st.dictionaries(SERVICES, st.lists(pids, max_size=3)),
-    outside=st.dictionaries(st.tuples(SERVICES, st.sampled_from(HwType)), st.integers(0, 10**9)),
+    outside=st.dictionaries(
+        st.tuples(SERVICES, st.just(""), st.sampled_from(HwType)), st.integers(0, 10**9)
+    ),
 )
 def test_spans_never_exceed_their_process(
     rules: LedgerSettings,
     history: list[object],
     spans: list[tuple[str, str, int, int]],
     senders: dict[str, list[int]],
-    outside: dict[tuple[str, HwType], int],
+    outside: dict[tuple[str, str, HwType], int],
 ) -> None:
     first, *_, last = lived(rules, [("born", pid) for pid in range(1, 13)] + history)
     payers = {row.info.payer[0]: row.info.payer for row in last.processes}

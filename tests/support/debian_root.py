@@ -128,7 +128,7 @@ def the_package() -> Path:
     kept = ROOT / ".tools" / "deb" / tree.hexdigest()[:16]
     for old in kept.parent.glob("*"):
         if not old.name.startswith(kept.name):
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     return package(kept)
 
 

@@ -30,6 +30,7 @@ HEARTBEAT_MS, ELECTION_MS = 50, 300
 class EtcdCluster(Closeable):
     """Some members, which end with the context. ``tls`` are the options of client TLS.
 
+    ``defaults`` are EtcdAccess's, of all clients.
     With a ``network``, each member runs at the place of its number, else all run on loopback.
     """
 
@@ -40,7 +41,9 @@ class EtcdCluster(Closeable):
         *,
         tls: Sequence[str] = (),
         network: Network | None = None,
+        **defaults: object,
     ) -> None:
+        self.defaults = defaults
         self._folder, self._tls, self._network = folder, tuple(tls), network
         self._ports = ExitStack()
         scheme = "https" if tls else "http"
@@ -109,7 +112,9 @@ class EtcdCluster(Closeable):
 
     def access(self, **options: object) -> EtcdAccess:
         endpoints = tuple(map(parse_endpoint, self.urls))
-        return EtcdAccess(**({"endpoints": endpoints, "timeout": 20 * SECOND} | options))
+        return EtcdAccess(
+            **({"endpoints": endpoints, "timeout": 20 * SECOND} | self.defaults | options)
+        )
 
     def client(self, **options: object) -> EtcdCoordination:
         """A client that ends with the cluster; ``options`` are EtcdAccess's."""
@@ -161,7 +166,7 @@ class EtcdCluster(Closeable):
     def __enter__(self) -> Self:
         for member in range(len(self.urls)):
             self.start(member)
-        if not self._tls:
+        if not self._tls or self.defaults:
             eventually(self._is_ready, "etcd answers")
         return self
 

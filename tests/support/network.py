@@ -52,14 +52,14 @@ class Network(Closeable):
 
     def enter(self, place: int) -> None:
         """Bring this thread, and those that it starts, to a place for good."""
-        _enter(_FOLDER / self._places[place])
+        enter_network(_FOLDER / self._places[place])
 
     @contextmanager
     def at_router(self) -> Iterator[None]:
         """Bring this thread, and those that it starts, to the router, which reaches all places."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
-            _enter(_FOLDER / self._router)
+            enter_network(_FOLDER / self._router)
             yield
         finally:
             _set(before)
@@ -114,7 +114,8 @@ def _path(start: int, end: int) -> tuple[str, ...]:
     return ("from", f"{_subnet(start)}.0/24", "to", f"{_subnet(end)}.0/24", "blackhole")
 
 
-def _enter(namespace: Path) -> None:
+def enter_network(namespace: Path) -> None:
+    """Bring this thread, and those that it starts, into a network namespace."""
     descriptor = os.open(namespace, os.O_RDONLY)
     try:
         _set(descriptor)

@@ -191,6 +191,7 @@ def full_host() -> Snapshot:
             Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
             exporter_drops={"otlp": 4}, refusals={("prometheus", "token"): 5, ("http", "tls"): 0},
+            pool_refusals={("open_spans", "displaced"): 3},
         ),
     )  # fmt: skip
 
@@ -217,7 +218,7 @@ def spans() -> SpanAccounts:
             SpanRow("shop", 'GET "/é"\\\n', {CPU: Microjoules(1)}, Nanoseconds(5), 1),
             SpanRow("other", "other", {CPU: Microjoules(0)}, Nanoseconds(0), 12),
         ),
-        outside={("llm", CPU): Microjoules(9_000_000), ("llm", GPU): Microjoules(0)},
+        outside={("llm", "", CPU): Microjoules(9_000_000), ("llm", "", GPU): Microjoules(0)},
         outcomes={"joined": 410, "partial": 3, "late": 0, "unknown_process": 2},
         received=420, refused={"invalid_id": 1}, forwarded=399, forward_drops={"full": 4},
         forward_queue=4096, open=2, deferred=512, forward_repeats=6, announcers=3,

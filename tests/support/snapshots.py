@@ -160,9 +160,9 @@ def serving_host(provenance: Provenance = Provenance.MEASURED) -> Snapshot:
                 row("other", "other", 2 * J, 0, 12_345, 9.0),
             ),
             outside={
-                ("trainer", CPU): Microjoules(31 * J),
-                ("trainer", GPU): Microjoules(899 * J),
-                ("llm", CPU): Microjoules(12 * J),
+                ("trainer", "", CPU): Microjoules(31 * J),
+                ("trainer", "", GPU): Microjoules(899 * J),
+                ("llm", "", CPU): Microjoules(12 * J),
             },
             outcomes={"joined": 54_530, "partial": 3, "unknown_process": 7, "late": 0},
             received=54_540,

@@ -1,6 +1,6 @@
-/* A wall clock that is set while programs run: CLOCK_REALTIME is off by as many seconds as the
- * file that STEPPED_CLOCK names says, in 8 bytes of this machine's order. 8 more bytes, if there
- * are any, say how many seconds the host was asleep, for CLOCK_BOOTTIME. For LD_PRELOAD. */
+/* A wall clock that is set while programs run: CLOCK_REALTIME is off by as many nanoseconds
+ * as the file that STEPPED_CLOCK names says, in 8 bytes of this machine's order. 8 more bytes, if
+ * there are any, say how many nanoseconds the host was asleep, for CLOCK_BOOTTIME. For LD_PRELOAD. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+
+#define NANO 1000000000LL
 
 static int (*real)(clockid_t, struct timespec *);
 static volatile int64_t *offset;
@@ -22,11 +24,21 @@ __attribute__((constructor)) static void begin(void) {
     }
 }
 
+static void add(struct timespec *told, int64_t nanoseconds) {
+    nanoseconds += told->tv_nsec;
+    told->tv_sec += nanoseconds / NANO;
+    told->tv_nsec = nanoseconds % NANO;
+    if (told->tv_nsec < 0) {
+        told->tv_nsec += NANO;
+        told->tv_sec--;
+    }
+}
+
 int clock_gettime(clockid_t which, struct timespec *told) {
     int failed;
     if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     failed = real(which, told);
-    if (!failed && which == CLOCK_REALTIME && offset) told->tv_sec += offset[0];
-    if (!failed && which == CLOCK_BOOTTIME && offset) told->tv_sec += offset[1];
+    if (!failed && which == CLOCK_REALTIME && offset) add(told, offset[0]);
+    if (!failed && which == CLOCK_BOOTTIME && offset) add(told, offset[1]);
     return failed;
 }

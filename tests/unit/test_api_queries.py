@@ -112,7 +112,7 @@ def test_response_waits_at_most_the_requested_time(asked: Asked) -> None:
 
 
 def test_queries_beyond_the_waiting_limit_are_answered_at_once(asked: Asked) -> None:
-    assert all(asked.service._waiting.acquire(user) for user in range(MAX_WAITING))
+    assert all(asked.service._waiting.acquire((user,)) for user in range(MAX_WAITING))
     assert asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="1s")["complete"] is False
     assert asked.pauses == []
 

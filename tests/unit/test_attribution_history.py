@@ -1,6 +1,7 @@
 """The attribution history: order, bounds, and the numbers of payers."""
 
 import tracemalloc
+from random import Random
 
 import pytest
 
@@ -132,3 +133,44 @@ def test_size_is_close_to_the_memory_in_use() -> None:
     finally:
         tracemalloc.stop()
     assert 0.7 < history.size / taken < 1.3
+
+
+@pytest.mark.parametrize("most", [2000, 2**40])
+@pytest.mark.parametrize("doubtful", [False, True])
+def test_shares_of_payers_are_found_among_those_of_others(most: int, doubtful: bool) -> None:
+    """Numbers of payers are small, so energies, doubts and their parts may equal them."""
+    history, draw = AttributionHistory(300 * SECOND, 10**8), Random(most)
+    crowd = [Consumer(pid, 1) for pid in range(300)]
+    shares: dict[int, dict[Consumer, tuple[int, int]]] = {}
+    for end in range(1, 200):
+        chosen = draw.sample(crowd, draw.randrange(0, 40))
+        spent = {one: (draw.randrange(most), draw.randrange(400)) for one in chosen}
+        shares[end] = spent
+        whole = Microjoules(sum(energy for energy, _ in spent.values()))
+        interval = Interval("d", Instant(end - 1, 0), Instant(end, 0), whole)
+        history.add(
+            Attribution(
+                interval,
+                tuple(Share(one, Microjoules(energy)) for one, (energy, _) in spent.items()),
+                Microjoules(0),
+                Microjoules(0),
+                doubts=tuple(Microjoules(doubt) for _, doubt in spent.values()) * doubtful,
+            )
+        )
+    assert history.begin("d") == 0
+    for members in ([one] for one in crowd[:50]):
+        assert history.shares(members, "d", 0, 200) == [
+            (end, spent[one][0], spent[one][1] * doubtful)
+            for end, spent in shares.items()
+            for one in members
+            if one in spent
+        ]
+    pair = crowd[:2]
+    assert sum(energy for _, energy, _ in history.shares(pair, "d", 100, 200)) == sum(
+        spent[one][0] for end, spent in shares.items() if end > 100 for one in pair if one in spent
+    )
+    assert history.shares([Consumer(-1, 1)], "d", 0, 200) == []
+
+
+def test_domain_without_entries_has_no_begin() -> None:
+    assert AttributionHistory(SECOND, 10**6).begin("d") is None

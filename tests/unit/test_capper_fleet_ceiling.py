@@ -10,7 +10,7 @@ from support.capper_bench import BOOT, Bench, W
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.fleet_ceiling import MAX_LIFETIME, FleetCeiling
+from wattspan.capper.fleet_ceiling import MAX_LIFETIME, RETREAT, FleetCeiling
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import AllotmentRow, RefusalReason, RefusedReply, StateReply
 from wattspan.capper.requests import RequestHandler
@@ -88,6 +88,45 @@ def test_restarted_capper_begins_with_the_fallback(ceiling: Ceiling) -> None:
     ceiling.allot(300, 400)
     ceiling.restart()
     assert ceiling.after(0) == 300
+
+
+def test_ceiling_retreats_to_the_floors_after_a_stated_time(ceiling: Ceiling) -> None:
+    ceiling.allot(1000, 400)
+    assert ceiling.after(10) == 400
+    assert ceiling.after(RETREAT / SECOND - 1) == 400
+    ceiling.allot(0, 0, seconds=0)  # a new session begins
+    assert ceiling.after(1) == 0
+    assert [event.deed for event in ceiling.events] == ["ceiling", "lapse", "lapse"]
+    ceiling.allot(1000, 400)
+    assert ceiling.after(1) == 1000
+
+
+def test_restart_of_the_capper_does_not_delay_the_retreat(ceiling: Ceiling) -> None:
+    for _ in range(4 * RETREAT // SECOND // 300):
+        ceiling.allot(1000, 400, seconds=310)
+        ceiling.after(300)
+    ceiling.restart()
+    assert ceiling.after(0) == 400
+    ceiling.after(RETREAT / SECOND / 2)
+    ceiling.restart()
+    assert ceiling.after(RETREAT / SECOND / 4) == 400
+    assert ceiling.after(RETREAT / SECOND / 4) == 0
+
+
+def test_restarted_host_begins_with_the_floors(ceiling: Ceiling) -> None:
+    ceiling.allot(1000, 400)
+    boot = FleetCeiling(ceiling.path, ceiling.clock, enabled=True, boot_id="another")
+    assert boot.limit == 0
+    earlier = FleetCeiling(ceiling.path, ManualClock(mono=SECOND), enabled=True)
+    assert earlier.limit == 0
+
+
+def test_renewal_survives_a_full_disk(ceiling: Ceiling) -> None:
+    ceiling.allot(1000, 400)
+    ceiling.path.with_suffix(".new").mkdir()
+    ceiling.clock.advance(RETREAT / SECOND / 2)
+    ceiling.allot(1000, 400)
+    assert ceiling.after(9) == 1000
 
 
 def test_late_request_lowers_and_sets_nothing(ceiling: Ceiling) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from support.query_server import QueryServer
 from support.snapshots import busy_host
 from support.top_view import document
-from wattspan.cli.agent_client import AgentReadError, SnapshotClient
+from wattspan.cli.agent_client import AgentReadError, SnapshotClient, fetch_with_fallback
 from wattspan.testing import ManualClock
 
 BODY = msgspec.json.encode(document(busy_host()))
@@ -99,3 +101,23 @@ def test_client_ignores_fields_of_a_newer_agent() -> None:
     body = BODY.replace(b'{"schema_version"', b'{"new_field":[1],"schema_version"', 1)
     assert body != BODY
     assert SnapshotClient("host:1", ManualClock(), answering(body))() == document(busy_host())
+
+
+def refuse(url: str) -> bytes:
+    raise AgentReadError(f"Cannot read {url}: it answers 401 Unauthorized.")
+
+
+def test_refused_snapshot_is_read_from_the_unix_socket(tmp_path: Path) -> None:
+    with QueryServer(tmp_path):
+        fetch = fetch_with_fallback(refuse, (str(tmp_path / "none"), str(tmp_path)))
+        assert SnapshotClient("host:1", ManualClock(), fetch)().host_name == "testhost"
+
+
+def test_answered_snapshot_is_not_read_again(tmp_path: Path) -> None:
+    fetch = fetch_with_fallback(answering(BODY), (str(tmp_path),))
+    assert fetch("http://host:1") == BODY
+
+
+def test_without_a_unix_socket_the_first_error_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(AgentReadError, match="401 Unauthorized"):
+        fetch_with_fallback(refuse, (str(tmp_path),))("http://host:1")

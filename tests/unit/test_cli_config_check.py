@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from wattspan.cli import cli
-from wattspan.config import Config
-from wattspan.model.settings import Table, convert
+from wattspan.config import TABLES, Config
+from wattspan.model.settings import Table, convert, keys
 from wattspan.plugins import Plugins, exporter_faults
 from wattspan.ports import ConfigError, ExporterContext, ExporterPlugin, WattspanError
 from wattspan.testing import ManualClock
@@ -63,7 +63,37 @@ def test_config_check_lists_all_faults_of_forwarding(tmp_path: Path) -> None:
 def test_config_check_skips_disabled_parts(tmp_path: Path) -> None:
     off = WRONG.replace("[spans]", "[spans]\nenabled = false")
     off = off.replace("endpoint =", "# endpoint =").replace("directory =", "# directory =")
-    assert check(tmp_path, off) == (0, [])
+    code, said = check(tmp_path, off)
+    assert (code, [line for line in said if "holds a secret" not in line]) == (0, [])
+
+
+def test_config_check_advises_a_file_for_each_inline_secret(tmp_path: Path) -> None:
+    secrets = '[spans]\nforward_headers = "a=sesame"\n[exporters.otlp]\nheaders = "b=sesame"\n'
+    code, said = check(tmp_path, secrets)
+    assert code == 0
+    assert [line.rpartition("name that in ")[2] for line in said] == [
+        "forward_headers_file.",
+        "headers_file.",
+    ]
+    assert "sesame" not in str(said)
+
+
+def test_config_check_reads_the_headers_file_of_spans(tmp_path: Path) -> None:
+    headers = tmp_path / "headers"
+    forward = f'[spans]\nforward = "https://c"\nforward_headers_file = "{headers}"\n'
+    assert "no such file" in check(tmp_path, forward)[1][0]
+    headers.write_text("not a header: with spaces\n")
+    assert f"{headers}, line 1" in check(tmp_path, forward)[1][0]
+    headers.write_text("authorization: Bearer abc\n")
+    assert check(tmp_path, forward) == (0, [])
+
+
+def test_every_secret_has_a_setting_for_a_file() -> None:
+    tables = {**TABLES, "exporters.otlp": otlp.OtlpSettings}
+    for where, table in tables.items():
+        known = keys(table)
+        for name, key in known.items():
+            assert not key.secret or f"{name}_file" in known, f"{where}.{name}"
 
 
 def test_config_check_accepts_an_unreachable_destination(tmp_path: Path) -> None:

@@ -16,7 +16,13 @@ from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.fleet import examine_fleet
 from wattspan.config import FleetSettings
 from wattspan.config.fleet import EtcdEndpoint
-from wattspan.fleet.allotment import AllotmentBook, drain_host, remove_host
+from wattspan.fleet.allotment import (
+    ENDED_AFTER,
+    AllotmentBook,
+    drain_host,
+    note_absence,
+    remove_host,
+)
 from wattspan.fleet.coordination import (
     Changes,
     CoordinationError,
@@ -27,6 +33,7 @@ from wattspan.fleet.coordination import (
     UnreachableError,
 )
 from wattspan.fleet.records import encode, read_state
+from wattspan.fleet.terms import HostTerms
 from wattspan.model import SECOND
 from wattspan.ports import CapsError
 from wattspan.testing import MemoryCoordination
@@ -165,6 +172,7 @@ def test_healthy_host_has_no_problem_and_nothing_is_written(host: Host) -> None:
     assert {finding.mark for finding in findings.values()} == {OK}
     assert findings.keys() == {
         ETCD, "ceiling", "leader", "allotment", f"budget of {PLACE}", "budget of the fleet",
+        "terms",
     }  # fmt: skip
     assert findings["allotment"].detail == (
         "host0 at row-1 counts with 400 W, and with 400 W without contact"
@@ -418,3 +426,29 @@ def test_host_at_no_place_is_named_so() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         host = Host(SimulatedFleet(Path(folder), 3, budgets={"": 1200 * W}))
         assert host.told()["allotment"].detail.startswith("host0 at no place counts with 400 W")
+
+
+def test_absent_and_ended_hosts_are_named(host: Host) -> None:
+    host.fleet.hosts["host1"].stop_agent()
+    host.fleet.run(2)
+    host.allot()
+    absent = host.told()["absent hosts"]
+    assert (absent.mark, absent.detail.split()[0]) == (WARN, "host1")
+    host.change(note_absence(host.book, {"host1": ENDED_AFTER}))
+    ended = host.told()["ended hosts"]
+    assert (ended.mark, ended.detail.split()[0]) == (WARN, "host1")
+    assert "fleet remove HOST" in ended.remedy
+    host.change(remove_host(host.book, "host1", None))
+    assert not {"absent hosts", "ended hosts"} & host.told().keys()
+
+
+def test_terms_of_the_host_are_shown(host: Host) -> None:
+    assert "the default ones: a floor of 2000 W" in host.told()["terms"].detail
+    terms = HostTerms(floor=400 * W, ceiling=900 * W, priority=7)
+    host.fleet.operator.commit([KeyWrite(host.fleet.keys.terms(NAME), encode(terms))])
+    assert host.told()["terms"].detail == (
+        "a floor of 400 W and a limit of 900 W at most, priority 7"
+    )
+    low = HostTerms(floor=200 * W, ceiling=900 * W)
+    host.fleet.operator.commit([KeyWrite(host.fleet.keys.terms(NAME), encode(low))])
+    assert "it reports a floor of 300 W" in host.told()["waiting"].detail

@@ -103,7 +103,8 @@ def test_status_of_an_empty_fleet_names_no_leader(fleet: SimulatedFleet) -> None
 
 
 @pytest.mark.parametrize(
-    "words", [("status",), ("budget", "fleet", "1"), ("drain", "h"), ("remove", "h")]
+    "words",
+    [("status",), ("budget", "fleet", "1"), ("drain", "h"), ("remove", "h"), ("terms", "list")],
 )
 def test_command_without_a_fleet_names_the_setting(words: tuple[str, ...]) -> None:
     result = run(*words)
@@ -142,3 +143,25 @@ def test_invalid_setting_is_refused_without_secrets(setting: str, cause: str) ->
     assert isinstance(result.exception, ConfigError)
     assert cause in str(result.exception)
     assert "secret" not in str(result.exception).replace("not secret", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("set", "h"), ("remove",), ("remove", "h", "--default"), ("set", "--floor", "1"),
+     ("set", "h", "--floor", "nan", "--ceiling", "1"), ("set", "h", "--floor", "0"),
+     ("set", "h", "--floor", "1", "--ceiling", "1e308")],
+)  # fmt: skip
+def test_terms_need_a_host_and_numbers(words: tuple[str, ...]) -> None:
+    assert run("terms", *words).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [(("h", "--floor", "2", "--ceiling", "1"), "are no range"),
+     (("a/b", "--floor", "1", "--ceiling", "2"), "is no name of a host"),
+     (("..", "--floor", "1", "--ceiling", "2"), "is no name of a host")],
+)  # fmt: skip
+def test_invalid_terms_are_refused(words: tuple[str, ...], cause: str) -> None:
+    result = run("terms", "set", *words)
+    assert isinstance(result.exception, RefusedChangeError)
+    assert cause in str(result.exception)

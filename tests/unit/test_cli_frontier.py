@@ -29,6 +29,7 @@ from wattspan.cli.frontier.measurement import (
     described,
     hold_settings,
     idle_warning,
+    resolution_warning,
     without_idle_power,
 )
 from wattspan.cli.frontier.progress import time_left
@@ -41,6 +42,7 @@ from wattspan.frontier.trials import Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
 from wattspan.model import CapKey, CapRow, Consumer, Knob, KnobState
 from wattspan.ports import Caps, CapsError
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import Device, Energy, Measurement
 
 FULL, SAVING, SLOW = power_settings(100, 80, 60)
@@ -434,6 +436,21 @@ def taint(own: float, board: Device = BOARD) -> str:
 def test_trial_beside_other_programs_is_tainted() -> None:
     assert taint(380.0) == ""  # 20 of 400 J above idle are of others
     assert "used 50% of the active energy" in taint(200.0)
+
+
+def test_difference_within_the_uncertainty_taints_nothing() -> None:
+    assert taint(200.0, BOARD._replace(uncertainty=200.0)) == ""
+
+
+def test_coarse_figures_need_a_window_of_many_cells() -> None:
+    coarse = MeasuredHost("host", "", False, [BOARD], resolution=1.0)
+    assert "only in steps of 1 s, so that" in resolution_warning(coarse, 10.0)
+    with pytest.raises(MeasurementError, match="Set --window to 10s at least"):
+        resolution_warning(coarse, 9.9)
+
+
+def test_exact_figures_need_no_warning() -> None:
+    assert resolution_warning(MeasuredHost("host", "", False, [BOARD]), 5.0) == ""
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from support.query_server import FAR
-from wattspan.cli import measure
+from wattspan.cli import cli, measure
 from wattspan.cli.measure import child
 from wattspan.cli.measure.child import ChildExit, CommandNotExecutableError, CommandNotFoundError
 from wattspan.cli.measure.results import (
@@ -340,3 +341,19 @@ def test_idle_energy_is_shown_or_noted_as_unknown() -> None:
     table = shown(a_run(told._replace(devices=half)))
     assert "of these idle" not in table
     assert "Idle power of GPU 0 is unknown (baseline_unknown)" in table
+
+
+# ------------------------------------------------------------------------------------- warnings
+
+
+def test_spans_that_are_off_for_the_measurement_are_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    config = tmp_path / "config.toml"
+    config.write_text('[autotune]\nmode = "advise"\n')
+    done = CliRunner().invoke(cli, ["measure", "--config", str(config), "--", "true"])
+    assert "decline" not in done.stderr
+    config.write_text('[autotune]\nmode = "advise"\n[spans]\nenabled = false\n')
+    done = CliRunner().invoke(cli, ["measure", "--config", str(config), "--", "true"])
+    assert "the tuner will decline every job" in done.stderr

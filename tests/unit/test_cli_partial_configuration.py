@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
+from wattspan.cli import cli
 from wattspan.cli.caps import load_usable
 from wattspan.cli.options import ConfigurationOptions
 from wattspan.config import AgentSettings, FlagValue
@@ -25,7 +28,7 @@ def found(folder: Path, text: str, state_dir: str = "") -> Usable:
     path = folder / "config.toml"
     path.write_text(text)
     flags = {"agent.state_dir": FlagValue("--set", state_dir)} if state_dir else {}
-    config, certain = load_usable(ConfigurationOptions(path, flags))
+    config, certain, _ = load_usable(ConfigurationOptions(path, flags))
     return Usable(config.agent.state_dir, config.agent.run_dir, certain)
 
 
@@ -66,4 +69,22 @@ def test_default_of_a_valid_configuration_is_not_a_guess(tmp_path: Path) -> None
 
 
 def test_missing_named_file_makes_every_default_a_guess(tmp_path: Path) -> None:
-    assert not load_usable(ConfigurationOptions(tmp_path / "none.toml"))[1]
+    assert not load_usable(ConfigurationOptions(tmp_path / "none.toml")).certain
+
+
+def test_user_without_the_right_is_refused_before_anything_else_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[cups]\n")
+    tmp_path.chmod(0o755)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        for command in ("restore", "accept"):
+            words = ["caps", command, *(["--config", str(file)] if command == "restore" else [])]
+            done = CliRunner().invoke(cli, words)
+            assert done.exit_code == 6
+            (line,) = done.stderr.splitlines()
+            assert f"`sudo wattspan caps {command}`" in line
+    finally:
+        os.seteuid(user)

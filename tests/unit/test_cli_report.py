@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from wattspan.cli import cli
 from wattspan.cli.formatting import UNKNOWN
 from wattspan.cli.report.export import choose_format, report_facts, report_rows
 from wattspan.cli.report.table import report_lines
@@ -214,3 +217,21 @@ def test_rows_and_json_have_the_split() -> None:
         "static_microjoules": 2_000_000,
         "dynamic_microjoules": 6_000_000,
     }
+
+
+def test_closed_store_without_an_agent_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path / "none"))
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        done = CliRunner().invoke(cli, ["report", "--set", f"agent.state_dir={closed}"])
+    finally:
+        os.seteuid(user)
+    assert done.exit_code == 5
+    assert "for root and the agent's group, and no agent answers" in done.stderr
+    assert "`sudo wattspan report`" in done.stderr

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from support.snapshots import NOON, busy_host
 from support.top_view import document, drawn, line_with
-from wattspan.api.snapshot_document import SnapshotDocument
+from wattspan.api.snapshot_document import SnapshotDocument, restrict
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.cli.top.tables import device_tree, select_rows
 from wattspan.cli.top.view import BANNER, render_snapshot
@@ -87,6 +87,15 @@ def test_domain_outside_the_cover_is_marked_below_its_parent() -> None:
 def test_emulated_host_has_a_banner() -> None:
     assert BANNER in drawn(busy_host(Provenance.EMULATED))[1]
     assert not any(BANNER in line for line in drawn(busy_host()))
+
+
+def test_restricted_view_says_what_is_left_out() -> None:
+    console = Console(width=100, color_system=None)
+    restricted = restrict(document(busy_host()), lambda _: True, None)
+    with console.capture() as captured:
+        console.print(render_snapshot(restricted, ViewOptions(width=100, height=None)))
+    assert "Left out: others' processes, groups, spans, totals." in captured.get()
+    assert not [line for line in drawn(busy_host()) if "Left out" in line]
 
 
 def test_unlisted_energy_is_summed_below_the_rows() -> None:

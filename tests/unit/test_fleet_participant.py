@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,8 +14,10 @@ from msgspec.structs import replace
 from support.simulated_fleet import SimulatedFleet, SimulatedHost, W
 from support.waiting import eventually
 from wattspan.capper.protocol import AllotmentRow
+from wattspan.fleet.coordination import Changes, KeyChange, KeyWrite
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration
+from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
 
 BUDGET = 3000 * W
 
@@ -384,3 +388,56 @@ def test_stepped_clocks_change_nothing(fleet: SimulatedFleet) -> None:
     fleet.clock.step_wall(-(10**8))
     fleet.run(30, BUDGET)
     assert fleet.limits == [750 * W] * 4
+
+
+class SingleChanges:
+    """A service that delivers each change on its own."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self._cluster = cluster
+
+    def client(self) -> Any:
+        return self._Client(self._cluster.client())
+
+    class _Client:
+        def __init__(self, client: MemoryCoordination) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._client, name)
+
+        def watch(self, prefix: str, after: int) -> SingleChanges._Stream:
+            return SingleChanges._Stream(self._client.watch(prefix, after))
+
+    class _Stream:
+        def __init__(self, changes: Changes) -> None:
+            self._changes = changes
+            self._left: deque[KeyChange] = deque()
+
+        def wait(self, seconds: float) -> tuple[KeyChange, ...]:
+            self._left.extend(self._changes.wait(seconds))
+            if not self._left:
+                return ()
+            return (self._left.popleft(),)
+
+        def close(self) -> None:
+            self._changes.close()
+
+
+@pytest.mark.parametrize("writes", [2, 900, 20_000])
+def test_flood_of_changes_is_caught_up_by_one_round(folder: Path, writes: int) -> None:
+    clock = ManualClock()
+    memory = MemoryCluster(clock)
+    fleet = SimulatedFleet(folder, 2, budgets={"": BUDGET}, cluster=SingleChanges(memory))
+    fleet.run(10, BUDGET)
+    (leader,) = (one for one in fleet.hosts.values() if one.participant.status.leads)
+    stranger = memory.client()
+    for number in range(writes):
+        stranger.commit([KeyWrite(f"{fleet.keys.prefix}strange/{number % 7}", b"x")])
+    rounds = 0
+    while leader.participant.observe(0.0):
+        leader.participant.round()
+        rounds += 1
+        assert rounds < 5  # its own writes are changes as well
+    fleet.run(10, BUDGET)
+    assert fleet.limits == [1500 * W] * 2

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from support.simulated_fleet import W
-from wattspan.fleet.allotment import AllotmentBook, HostReport, accept_budgets
+from wattspan.fleet.allotment import (
+    ENDED_AFTER,
+    RETREATED_AFTER,
+    AllotmentBook,
+    HostReport,
+    accept_budgets,
+    remove_host,
+)
 from wattspan.fleet.coordination import ConflictError, KeyWrite, RevisionCondition
 from wattspan.fleet.leader import FleetLeader
 from wattspan.fleet.records import (
@@ -137,3 +144,37 @@ def test_report_with_an_invalid_place_is_not_admitted(place: str) -> None:
     assert desk.leader.plan is not None
     assert "is not a place" in desk.leader.plan.waiting["a"]
     assert desk.limits == {}
+
+
+def test_absent_host_counts_with_its_floor_and_ends_after_stated_times() -> None:
+    desk = Desk()
+    desk.report("a")
+    desk.step()
+    desk.step(11)  # its session ends
+
+    def entry() -> tuple[int, int] | None:
+        book = read_state(KEYS, desk.client.read(KEYS.prefix)).book
+        one = book.hosts.get("a")
+        return None if one is None else (one.limit_bound, one.absent)
+
+    for _ in range(RETREATED_AFTER // 100):
+        desk.step(100)
+    assert entry() == (1500 * W, RETREATED_AFTER - 100)
+    desk.fence = RevisionCondition(KEYS.leader, desk.client.commit([KeyWrite(KEYS.leader, b"x")]))
+    desk.step(500)  # nobody has led
+    assert entry() == (1500 * W, RETREATED_AFTER - 100)
+    desk.step(101)
+    assert entry() == (300 * W, RETREATED_AFTER + 1)
+    assert desk.leader.plan is not None
+    assert desk.leader.plan.nodes[""].absent == 1
+    desk.step(ENDED_AFTER)
+    assert entry() is None
+    assert desk.leader.ended == 1
+    book = read_state(KEYS, desk.client.read(KEYS.prefix)).book
+    assert book.ended == ("a",)
+    assert remove_host(book, "a", None).ended == ()
+    desk.report("a", session="t")
+    desk.step()
+    desk.step()
+    assert desk.leader.ended == 0
+    assert entry() == (1500 * W, 0)

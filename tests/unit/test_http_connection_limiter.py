@@ -13,13 +13,13 @@ from wattspan.http.limits import (
     ConnectionLimiter,
     ConnectionState,
     FairQueue,
-    FairQuota,
     FairTurns,
     ServerCapacity,
     ServerLimits,
 )
-from wattspan.http.sockets import UserPrincipals, connection_owner, local_principal
+from wattspan.http.sockets import Peer, UserPrincipals, connection_owner, local_principal
 from wattspan.model import SECOND, Principal
+from wattspan.sharing.fair_pool import FairPool
 from wattspan.testing import ManualClock
 
 
@@ -92,27 +92,27 @@ def test_active_requests_are_not_dropped_for_an_equal_owner() -> None:
 
 
 def test_owner_gets_at_most_half_of_the_free_slots() -> None:
-    shares = FairQuota(8)
-    taken = {owner: sum(shares.acquire(owner) for _ in range(8)) for owner in "abcd"}
+    shares: FairPool[object] = FairPool(8)
+    taken = {owner: sum(bool(shares.acquire((owner,))) for _ in range(8)) for owner in "abcd"}
     assert taken == {"a": 4, "b": 2, "c": 1, "d": 1}
-    shares.release("a", 4)
-    assert [shares.acquire("d") for _ in range(3)] == [True, True, False]
+    shares.release(("a",), 4)
+    assert [bool(shares.acquire(("d",))) for _ in range(3)] == [True, True, False]
 
 
 def test_one_body_may_take_all_that_is_left() -> None:
-    shares = FairQuota(100)
-    assert not shares.acquire("a", 101)
-    assert shares.acquire("a", 100)
-    assert not shares.acquire("b", 1)
-    shares.release("a", 100)
-    assert shares.acquire("b", 100)
+    shares: FairPool[object] = FairPool(100)
+    assert not shares.acquire(("a",), 101)
+    assert shares.acquire(("a",), 100)
+    assert not shares.acquire(("b",), 1)
+    shares.release(("a",), 100)
+    assert shares.acquire(("b",), 100)
 
 
 def test_owners_are_served_in_turn_for_any_queue_length() -> None:
     queue: FairQueue[str] = FairQueue()
     for item in ("a1", "a2", "a3", "b1", "c1"):
-        queue.put(item[0], item)
-    assert queue.pop(lambda owner: owner != "a") == "b1"
+        queue.put((item[0],), item)
+    assert queue.pop(lambda owner: owner != ("a",)) == "b1"
     assert [queue.pop() for _ in range(5)] == ["a1", "c1", "a2", "a3", None]
 
 
@@ -199,3 +199,13 @@ def test_connections_from_this_host_have_their_user_as_owner(
     ends = (remote, 40_000), (local, 4318)
     found = local_principal(*ends, Owners(None if user is None else Principal(user)))
     assert connection_owner(ends[0], found) == owner
+
+
+def test_requests_of_unidentified_peers_are_answered_in_turn() -> None:
+    owner = Peer().quota_owner
+
+    async def scenario() -> bool:
+        async with asyncio.timeout(10), FairTurns(1).of(owner):
+            return True
+
+    assert asyncio.run(scenario())

@@ -182,7 +182,7 @@ def sending(
     sent = senders or {"web": (1,)}
     return SpanAccounts(
         rows=rows,
-        outside={("web", CPU): Microjoules(outside * J)},
+        outside={("web", "", CPU): Microjoules(outside * J)},
         senders={name: tuple(Consumer(pid, 1) for pid in pids) for name, pids in sent.items()},
     )
 

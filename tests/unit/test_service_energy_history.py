@@ -23,7 +23,13 @@ from wattspan.model import (
     Share,
     Tick,
 )
-from wattspan.service.energy_history import BACKFILL, MAX_AWAITED, SETTLEMENT_TIMEOUT, EnergyHistory
+from wattspan.service.energy_history import (
+    BACKFILL,
+    IN_USE,
+    MAX_AWAITED,
+    SETTLEMENT_TIMEOUT,
+    EnergyHistory,
+)
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 GPU = Domain("gpu0", HwType.GPU, "gpu", "fake", Provenance.MEASURED, resource="gpu")
@@ -315,3 +321,115 @@ def test_doubt_of_a_period_that_begins_and_ends_without_energy_is_stated() -> No
     found = host.past.process(SHELL, begin + 10 * TICK, begin + 90 * TICK)
     assert found.energy[HwType.GPU] == 40 * 600
     assert found.uncertainty[HwType.GPU] == pytest.approx(40 * 300, rel=0.1)
+
+
+def test_idle_watched_process_costs_no_merge() -> None:
+    host = Host(CPU, GPU)
+    for pid in range(100, 200):
+        host.past.watch(Consumer(pid, 1))
+    host.run(300, (SHELL,))
+    assert host.past.merged == 0
+
+
+def test_idle_period_is_merged_as_one_interval() -> None:
+    """One interval of each domain, and another for its own share."""
+    host = Host(CPU, GPU)
+    host.past.watch(CHILD)
+    start = host.run(300, (SHELL,))
+    host.run(1, (SHELL, CHILD))
+    spent = host.past.process(CHILD, start, host.now)
+    assert spent.energy == {HwType.CPU: 1000, HwType.GPU: 1000}
+    assert spent.covered == 301 * TICK
+    assert host.past.merged == 4
+
+
+def test_process_that_is_idle_for_longer_than_the_steps_are_kept_is_covered() -> None:
+    host = Host(CPU, GPU)
+    host.run(1, (SHELL, CHILD))
+    host.past.watch(CHILD)
+    start = host.run(2000, (SHELL,))
+    host.run(1, (SHELL, CHILD))
+    spent = host.past.process(CHILD, start - TICK, host.now)
+    assert spent.energy == {HwType.CPU: 2000, HwType.GPU: 2000}
+    assert spent.covered == 2002 * TICK
+
+
+def test_shares_of_busy_watched_processes_are_merged_in_turns() -> None:
+    """Each at least once in ``MERGE_AFTER`` and the time over which merges are spread."""
+    busy = tuple(Consumer(pid, 1) for pid in range(100, 200))
+    host = Host(CPU)
+    for one in busy:
+        host.past.watch(one)
+    most = 0
+    for _ in range(400):
+        before = host.past.merged
+        host.run(1, busy)
+        most = max(most, host.past.merged - before)
+    assert host.past.merged > 100 * 400 / 2
+    assert most <= 100 * 400 / 20
+    start = host.now - 300 * TICK
+    assert {host.past.process(one, start, host.now).energy[HwType.CPU] for one in busy} == {300_000}
+
+
+def test_ended_member_of_a_family_is_forgotten_after_the_history() -> None:
+    host = Host(CPU, span=SECOND)
+    host.born(*family())
+    host.past.watch(SHELL, family=True)
+    start = host.run(20, (SHELL, CHILD, GRANDCHILD))
+    host.past.apply(Tick(Instant(host.now, 0), exits=(CHILD,)), ())
+    host.run(100, (SHELL, GRANDCHILD))
+    whole = host.past.process(SHELL, start, host.now, family=True)
+    assert whole.energy == {HwType.CPU: 20 * 3000 + 100 * 2000}
+
+
+def test_family_ends_with_its_holder_and_the_process_remains() -> None:
+    host = Host(CPU)
+    host.born(*family()[:1])
+    host.past.watch(SHELL)
+    host.past.watch(SHELL, family=True, holder="queries")
+    host.born(*family()[1:])
+    host.past.forget(SHELL, holder="queries")
+    start = host.run(20, (SHELL, CHILD))
+    assert host.past.process(SHELL, start, host.now).energy == {HwType.CPU: 20_000}
+    assert host.past.process(SHELL, start, host.now, family=True).energy == {HwType.CPU: 40_000}
+
+
+def test_history_is_in_use_while_spans_or_queries_want_energy() -> None:
+    host = Host(CPU)
+    assert not host.past.in_use
+    host.past.watch(SHELL)
+    host.run(IN_USE // TICK - 1, (SHELL,))
+    assert host.past.in_use
+    host.run(1, (SHELL,))
+    assert not host.past.in_use
+    host.past.merge(SHELL)
+    assert host.past.in_use
+    host.run(IN_USE // TICK, (SHELL,))
+    host.past.watch(SHELL, holder="queries")
+    host.run(IN_USE // TICK, (SHELL,))
+    assert host.past.in_use
+
+
+def test_many_samples_of_a_cpu_clock_are_merged() -> None:
+    host = Host(CPU)
+    host.run(5, (SHELL,))
+    samples: list[tuple[int, int]] = []
+    host.past.watch(SHELL, samples=lambda: [samples.pop(0) for _ in range(len(samples))])
+    for _ in range(4):
+        began = host.run(5, (SHELL,))
+        samples += [(began + i * MILLISECOND, i * MILLISECOND) for i in range(500)]
+        host.past.sample(SHELL)
+    assert host.past.merged > 0
+
+
+def test_samples_are_those_of_the_first_holder_that_has_any() -> None:
+    host = Host(CPU)
+    host.run(5, (SHELL,))
+    samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
+    host.past.watch(SHELL, samples=list)
+    host.past.watch(
+        SHELL, samples=lambda: [samples.pop(0) for _ in range(len(samples))], holder="queries"
+    )
+    start = host.run(31, (SHELL,))
+    first = host.past.process(SHELL, start, start + TICK // 2).energy[HwType.CPU]
+    assert first == pytest.approx(1000, rel=0.01)

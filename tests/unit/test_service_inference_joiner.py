@@ -298,12 +298,15 @@ def test_unused_engine_is_released() -> None:
     assert host.joiner._engines == {}
 
 
-def test_engines_beyond_the_limit_have_no_energy() -> None:
+def test_engine_beyond_the_limit_replaces_the_longest_unused() -> None:
     host = Host()
     for number in range(MAX_ENGINES + 1):
         host.send(number, 1.0, sender=Consumer(1000 + number, 1))
 
-    assert host.joiner.waiting == MAX_ENGINES
+    assert host.joiner.waiting == MAX_ENGINES + 1
+    assert set(host.joiner._engines) == {
+        Consumer(1000 + number, 1) for number in range(1, MAX_ENGINES + 1)
+    }
 
 
 @pytest.mark.parametrize("model", ["m", ""])

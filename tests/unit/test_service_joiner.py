@@ -39,6 +39,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import ForwardStats
+from wattspan.processes.principals import owner_label
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import (
     EXITED_PROCESS_TIMEOUT,
@@ -48,6 +49,7 @@ from wattspan.service.span_joiner import (
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
 )
+from wattspan.sharing.pools import Pools
 from wattspan.spans.inference_requests import InferenceDetails
 from wattspan.spans.values import Outcome, SpanEnd, SpanEnergy, SpanStart
 from wattspan.testing import ManualClock
@@ -76,6 +78,9 @@ class Resolver:
 
     def announcer(self, pid: int, proven: Principal) -> Consumer | None:
         return self.identify(pid)
+
+    def principal(self, consumer: Consumer) -> Principal | None:
+        return USER
 
     def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
         return False
@@ -124,7 +129,7 @@ class Agent:
         self.past = EnergyHistory(AttributionHistory(HISTORY, 10**7))
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
-        self.resolver = Resolver()
+        self.resolver, self.pools = Resolver(), Pools()
         self.joiner = SpanJoiner(
             self.clock,
             self.past,
@@ -135,6 +140,7 @@ class Agent:
             side_channel=self.feed,
             forwarder=self.collector,
             log=self.said.append,
+            pools=self.pools,
         )
         self.settled = self.clock.now()
         self.past.apply(Tick(self.settled, domains={"fake": [CPU]}), ())
@@ -144,16 +150,20 @@ class Agent:
 
     def run(self, seconds: float, *, turns: bool = True) -> None:
         for _ in range(round(seconds * 10)):
-            now = self.clock.advance(ns=TICK)
-            while self.settled.mono + TICK + self.late <= now.mono:
-                start = self.settled
-                self.settled = start._replace(mono=start.mono + TICK, wall=start.wall + TICK)
-                shares = tuple(Share(one, Microjoules(POWER)) for one in (APP, OTHER))
-                interval = Interval("cpu0", start, self.settled, Microjoules(2 * POWER))
-                attribution = Attribution(interval, shares, Microjoules(0), Microjoules(0))
-                self.past.apply(Tick(now), [attribution])
-            if turns:
-                self.joiner.turn()
+            self.clock.advance(ns=TICK)
+            self.tick(turns=turns)
+
+    def tick(self, *, turns: bool = True) -> None:
+        now = self.clock.now()
+        while self.settled.mono + TICK + self.late <= now.mono:
+            start = self.settled
+            self.settled = start._replace(mono=start.mono + TICK, wall=start.wall + TICK)
+            shares = tuple(Share(one, Microjoules(POWER)) for one in (APP, OTHER))
+            interval = Interval("cpu0", start, self.settled, Microjoules(2 * POWER))
+            attribution = Attribution(interval, shares, Microjoules(0), Microjoules(0))
+            self.past.apply(Tick(now), [attribution])
+        if turns:
+            self.joiner.turn()
 
     def send(self, *spans: SpanRecord, pid: int | None = 10, size: int = 300) -> ExportRequest:
         delivery = ExportRequest(
@@ -385,6 +395,49 @@ def test_announced_spans_without_receipt_are_abandoned() -> None:
     assert agent.outcomes() == {"abandoned": 1}
 
 
+@pytest.mark.parametrize("first", ["flood", "modest"])
+def test_flood_of_starts_does_not_change_the_spans_of_another_user(first: str) -> None:
+    agent = Agent(open_spans=10)
+    now = agent.clock.monotonic()
+    flood = [SpanStart(i.to_bytes(8, "big"), b"", now, 5, 0) for i in range(100, 200)]
+    modest = [SpanStart(i.to_bytes(8, "big"), b"", now, 6, 0) for i in range(1, 6)]
+    reports = [Heard(11, flood, principal=Principal(1001)), Heard(10, modest)]
+    agent.feed.reports = reports if first == "flood" else reports[::-1]
+    agent.run(1.0)
+    assert agent.accounts.open == 10
+    for i in range(1, 6):
+        agent.send(agent.span(i, -1.0, 0.0, name="modest"))
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 5}
+    assert agent.energy("modest") == pytest.approx(100_000, rel=0.01)
+    assert agent.accounts.open == 5
+    refusals = agent.pools.refusals()
+    assert sum(refusals["open_spans", reason] for reason in ("full", "displaced")) == 95
+
+
+def test_process_without_places_for_its_starts_waits_for_later_batches() -> None:
+    agent = Agent(open_spans=1)
+    exported(agent, 3, 2.0)
+    now = agent.clock.monotonic()
+    starts = [SpanStart(i.to_bytes(8, "big"), b"", now, 5, 0) for i in (901, 902)]
+    agent.feed.reports.append(Heard(10, [*starts, starts[0]]))
+    agent.run(0.1)
+    before = agent.outcomes()
+    agent.send(agent.span(1001, -0.1, 0.0))
+    agent.run(0.7)
+    assert agent.outcomes() == before
+
+
+def test_announced_start_of_a_received_span_takes_no_place() -> None:
+    agent = Agent(open_spans=1)
+    agent.send(agent.span(1, -0.1, 0.0))
+    agent.run(2.0)
+    again = SpanStart((1).to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0)
+    agent.feed.reports.append(Heard(10, [again]))
+    agent.run(0.1)
+    assert agent.accounts.open == 0
+
+
 def test_open_spans_of_an_exited_process_are_abandoned() -> None:
     agent = Agent()
     opened = [
@@ -501,7 +554,7 @@ def test_outside_energy_has_a_separate_total() -> None:
     agent.run(HISTORY / SECOND + 10)
     agent.send(agent.span(2, -1.0, 0.0))
     agent.run(HISTORY / SECOND + 5)
-    outside = agent.accounts.outside["app", HwType.CPU]
+    outside = agent.accounts.outside["app", owner_label(USER), HwType.CPU]
     assert agent.energy() == pytest.approx(200_000, abs=4)
     # From the first span's end to a history ago, without the second span's second.
     assert outside > 10 * 100_000
@@ -595,3 +648,68 @@ def test_request_to_a_language_model_is_estimated_before_it_is_forwarded() -> No
     first, last = agent.collector.got[0][0], agent.collector.got[-1][0]
     assert not first.estimates
     assert 100_000 < last.estimates[0].energy < 1_000_000_000
+
+
+class TimedSpan(NamedTuple):
+    start: int  # milliseconds after the step of the clock
+    end: int
+    joined: float | None  # milliseconds whose energy it has; None if its times are refused
+
+
+def spans_around_a_step(step: float, phase: int, length: int, delay: int) -> list[TimedSpan]:
+    """Spans of ``length`` milliseconds, one after the other, with a step of the wall clock.
+
+    The step is ``phase`` milliseconds after an observation of the clocks. Each span is received
+    ``delay`` milliseconds after its end.
+    """
+    agent, at = Agent(), 1000 + phase
+    begun = agent.clock.now().wall, 0
+    unsent: list[tuple[int, int, int, SpanRecord]] = []
+    sent: list[tuple[int, int, ExportRequest]] = []
+    for now in range(10, 2500, 10):
+        agent.clock.advance(ns=10 * MILLISECOND)
+        if now % 100 == 0:
+            agent.tick()
+        if now == at:
+            agent.clock.step_wall(step)
+        if now % length == 0:
+            wall, ident = agent.clock.now().wall, now.to_bytes(8, "big")
+            record = SpanRecord(bytes([1]) * 16, ident, b"", "s", begun[0], wall)
+            unsent.append((now + delay, begun[1], now, record))
+            begun = wall, now
+        while unsent and unsent[0][0] <= now:
+            _, start, end, record = unsent.pop(0)
+            sent.append((start - at, end - at, agent.send(record)))
+    agent.run(3)
+    spans = []
+    found = {id(request): energies[0] for request, energies in agent.collector.got}
+    for start, end, request in sent:
+        energy = found[id(request)]
+        assert energy is not None
+        assert energy.outcome in {Outcome.JOINED, Outcome.INVERTED}
+        is_joined = energy.outcome is Outcome.JOINED
+        joined = energy.exclusive[HwType.CPU] * 100 / POWER if is_joined else None
+        spans.append(TimedSpan(start, end, joined))
+    return spans
+
+
+@pytest.mark.parametrize("delay", [0, 50, 300])
+@pytest.mark.parametrize("length", [30, 100, 250, 700])
+@pytest.mark.parametrize("phase", [0, 10, 50, 90])
+@pytest.mark.parametrize("step", [0.05, -0.05, 3600.0, -3600.0])
+def test_clock_step_affects_only_spans_with_an_end_near_it(
+    step: float, phase: int, length: int, delay: int
+) -> None:
+    """An error is at most the step; a span that seems to end before its start is refused."""
+    spans = spans_around_a_step(step, phase, length, delay)
+    assert len(spans) > 2
+    near = 100 + min(abs(step), 0.05) * 1000  # between two observations, or a repeated time
+    for start, end, joined in spans:
+        if joined is None:
+            assert start < near
+            assert end > -near
+            continue
+        error = abs(joined - (end - start))
+        assert error <= min(abs(step) * 1000, 100) + 1.5
+        if not (abs(start) <= near or abs(end) <= near):
+            assert error <= 1.5, (start, end)

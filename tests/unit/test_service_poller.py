@@ -226,7 +226,7 @@ def test_snapshots_are_rare_after_startup_and_without_spans(watched: bool, most:
     host = Burning(clock)
     one = poller(clock, [host], host)
     if watched:
-        one.history.watch(ME)
+        one.history.watch(ME, holder="queries")
     published = []
     for _ in range(50):
         clock.advance(ns=TICK)
@@ -561,3 +561,34 @@ def test_failure_of_a_thread_ends_the_agent() -> None:
 def test_failure_prints_as_a_sentence_with_a_remedy() -> None:
     failure = Failure("rapl", "/sys/x", Trouble.DENIED, "permission denied", "Run as root.")
     assert str(failure) == "Cannot read /sys/x: permission denied. Run as root."
+
+
+def test_missed_ticks_of_the_last_minute_are_in_the_snapshot() -> None:
+    """Polls take 250 ms for ten seconds, which is two missed ticks each; then they are quick."""
+    clock = ManualClock()
+    started, host, stop = clock.monotonic(), Burning(clock), threading.Event()
+
+    class Slow:
+        name = host.name
+        close = host.close
+
+        def read(self) -> Batch:
+            if 5 * SECOND < clock.monotonic() - started < 15 * SECOND:
+                clock.advance(0.25)
+            return host.read()
+
+    one = poller(clock, [Slow()], host)
+
+    def run_until(seconds: int) -> None:
+        stop.clear()
+        clock.on_sleep = lambda now: stop.set() if now - started > seconds * SECOND else None
+        one.run(stop)
+
+    run_until(20)
+    ticks = one.view().stats.recent_ticks
+    assert ticks.longest_poll == SECOND // 4
+    assert ticks.missed == one.view().stats.missed_ticks >= 50
+    assert ticks.due == pytest.approx(180, abs=15)
+    run_until(80)
+    assert one.view().stats.recent_ticks.missed == 0
+    assert one.view().stats.missed_ticks >= 50

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.descriptors import no_free_descriptor
 from support.powercap_host import PowercapHost, counters, epochs
 from wattspan.model import SECOND, Provenance, Trouble
 from wattspan.ports import Batch
@@ -311,6 +313,21 @@ def test_every_error_has_a_meaning_and_a_remedy(number: int, trouble: Trouble) -
     assert failure.trouble is trouble
     assert failure.cause
     assert failure.remedy.endswith(".")
+
+
+def test_scan_without_descriptors_keeps_the_counters(tmp_path: Path) -> None:
+    with PowercapHost(tmp_path) as host:
+        before = counters(host.read_after())
+        with no_free_descriptor(os.getpid()):
+            batch = host.read_after(60)
+        assert counters(batch).keys() == before.keys() == ALL
+        assert set(epochs(batch).values()) == {0}
+        assert [(one.trouble, one.cause) for one in batch.failures] == [
+            (Trouble.RETRY, "the agent has too many files open")
+        ]
+        batch = host.read_after(60)
+        assert set(epochs(batch).values()) == {0}
+        assert not batch.failures
 
 
 def test_unchanged_counter_is_reported_as_stuck_without_readings(tmp_path: Path) -> None:

@@ -111,14 +111,18 @@ def test_outside_energy_has_an_account_for_each_service() -> None:
     totals = SpanAggregator(MANY)
     for service, kind, energy in (("shop", CPU, 3), ("shop", CPU, 4), ("shop", GPU, 1)):
         totals.outside(service, kind, energy)
-    assert totals.accounts().outside == {("shop", CPU): 7, ("shop", GPU): 1}
+    assert totals.accounts().outside == {("shop", "", CPU): 7, ("shop", "", GPU): 1}
 
 
 def test_services_beyond_the_limit_share_an_outside_account() -> None:
     totals = SpanAggregator(2)
     for service in "abcd":
         totals.outside(service, CPU, 1)
-    assert totals.accounts().outside == {("a", CPU): 1, ("b", CPU): 1, ("other", CPU): 2}
+    assert totals.accounts().outside == {
+        ("a", "", CPU): 1,
+        ("b", "", CPU): 1,
+        ("other", "", CPU): 2,
+    }
 
 
 @pytest.mark.parametrize("claim", [-5, 2**63])
@@ -373,7 +377,7 @@ def test_totals_continue_from_a_checkpoint() -> None:
     row = rows(again)["shop", "chat"]
     assert (row.energy, row.time, row.count) == ({CPU: 6}, 2 * S, 2)
     assert row.tokens == {"input": 4, "output": 5}
-    assert again.accounts().outside == {("shop", CPU): 10}
+    assert again.accounts().outside == {("shop", "", CPU): 10}
 
 
 # ---------------------------------------------------------------------------------------- docs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wattspan.model import REQUEST_ENERGY_BOUNDS, Microjoules
+from wattspan.model import REQUEST_ENERGY_BOUNDS, SECOND, Microjoules
+from wattspan.sharing.fair_pool import SharePath
 from wattspan.spans.inference_accounts import MAX_ACCOUNTS, InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
 from wattspan.spans.request_division import DivisionMethod, RequestEnergy
@@ -18,9 +19,20 @@ def _result(joules: float, *, model: str = "m", method: DivisionMethod = Divisio
     return RequestEnergy(request, Microjoules(energy), *parts, None, method, 10)
 
 
+USER, OTHER_USER = (("uid", 1),), (("uid", 2),)
+
+
+def _add(
+    accounts: InferenceAccounts, results: list[RequestEnergy], owner: SharePath = USER, now: int = 0
+) -> None:
+    for result in results:
+        accounts.open(result.request.service, result.request.model, owner, now)
+    accounts.add(results)
+
+
 def test_energy_and_tokens_are_summed_by_service_and_model() -> None:
     accounts = InferenceAccounts()
-    accounts.add([_result(4), _result(8), _result(1, model="n", method=DivisionMethod.TOKENS)])
+    _add(accounts, [_result(4), _result(8), _result(1, model="n", method=DivisionMethod.TOKENS)])
 
     first, second = accounts.rows()
 
@@ -33,7 +45,7 @@ def test_energy_and_tokens_are_summed_by_service_and_model() -> None:
 
 def test_buckets_are_cumulative_and_include_their_bound() -> None:
     accounts = InferenceAccounts()
-    accounts.add([_result(joules) for joules in (0.0, 0.1, 0.2, 3, 20_000)])
+    _add(accounts, [_result(joules) for joules in (0.0, 0.1, 0.2, 3, 20_000)])
 
     (row,) = accounts.rows()
 
@@ -44,8 +56,8 @@ def test_buckets_are_cumulative_and_include_their_bound() -> None:
 
 def test_models_beyond_the_limit_share_an_account() -> None:
     accounts = InferenceAccounts()
-    accounts.add([_result(1, model=str(i)) for i in range(MAX_ACCOUNTS + 5)])
-    accounts.add([_result(1, model="other model"), _result(1, model="3")])
+    _add(accounts, [_result(1, model=str(i)) for i in range(MAX_ACCOUNTS + 5)])
+    _add(accounts, [_result(1, model="other model"), _result(1, model="3")])
 
     rows = {(row.service, row.model): row for row in accounts.rows()}
 
@@ -56,19 +68,55 @@ def test_models_beyond_the_limit_share_an_account() -> None:
 
 def test_totals_continue_from_an_earlier_run() -> None:
     first = InferenceAccounts()
-    first.add([_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS)])
+    _add(first, [_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS)])
     both = InferenceAccounts(first.rows())
     assert both.rows() == first.rows()
 
-    both.add([_result(8)])
+    _add(both, [_result(8)])
     whole = InferenceAccounts()
-    whole.add([_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS), _result(8)])
+    _add(whole, [_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS), _result(8)])
     assert both.rows() == whole.rows()
 
 
 def test_buckets_of_a_release_with_other_bounds_are_counted_anew() -> None:
     first = InferenceAccounts()
-    first.add([_result(4)])
+    _add(first, [_result(4)])
     (row,) = first.rows()
     (after,) = InferenceAccounts([replace(row, buckets=(0, 1))]).rows()
     assert after == replace(row, buckets=(0,) * len(REQUEST_ENERGY_BOUNDS))
+
+
+def test_displaced_account_is_added_to_the_shared_one() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(1, model=str(i)) for i in range(MAX_ACCOUNTS)])
+    restored = InferenceAccounts(accounts.rows())
+    for owned in (accounts, restored):
+        _add(owned, [_result(1, model="modest")], OTHER_USER)
+        rows = {row.model: row for row in owned.rows()}
+        assert len(rows) == MAX_ACCOUNTS + 1
+        assert rows["other"].requests["model"] == 1
+        assert sum(row.buckets[-1] for row in rows.values()) == MAX_ACCOUNTS + 1
+
+
+def test_account_without_requests_for_a_day_gives_its_place_to_another_model() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(1, model=str(i)) for i in range(MAX_ACCOUNTS)])
+    _add(accounts, [_result(1, model="0")], now=3600 * SECOND)
+    _add(accounts, [_result(1, model="new")], now=24 * 3600 * SECOND)
+    assert [row.model for row in accounts.rows()] == ["0", "other", "new"]
+
+
+def test_request_that_settles_after_the_loss_of_its_account_is_counted() -> None:
+    accounts = InferenceAccounts()
+    accounts.add([_result(1)])
+    accounts.open("other", "other", USER, 0)
+    assert [row.model for row in accounts.rows()] == ["other"]
+
+
+def test_restored_accounts_beyond_the_limit_are_added_to_the_shared_one() -> None:
+    one = InferenceAccounts()
+    _add(one, [_result(4)])
+    rows = [replace(one.rows()[0], model=str(i)) for i in range(MAX_ACCOUNTS + 3)]
+    restored = InferenceAccounts(rows).rows()
+    assert len(restored) == MAX_ACCOUNTS + 1
+    assert sum(row.energy["output"] for row in restored) == sum(r.energy["output"] for r in rows)

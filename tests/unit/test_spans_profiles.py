@@ -408,6 +408,33 @@ def test_interval_out_of_order_or_empty_is_ignored() -> None:
     assert energy(profile, 0, 300) == 200
 
 
+def test_time_without_samples_has_the_uncertainty_of_a_spread_interval() -> None:
+    """A process that had no place of the sampler for five seconds, and one that had."""
+    found = {}
+    for every in (10, 5000):
+        profile = EnergyProfile()
+        for at in range(0, 5001, every):
+            profile.sample(at * MS, at * MS)
+        tell(profile, *[10_000] * 20)
+        found[every] = profile.between(1020 * MS, 1050 * MS)
+    assert found[10].energy == found[5000].energy
+    assert found[10].uncertainty[CPU] < found[5000].uncertainty[CPU]
+
+
+def test_cpu_time_below_the_resolution_spreads_energy_evenly() -> None:
+    profile = EnergyProfile()
+    profile.sample(0, 0)
+    profile.sample(1000 * MS, 1)
+    tell(profile, 1000)
+    assert energy(profile, 0, 50) == 500
+
+
+def test_first_interval_without_duration_is_lost() -> None:
+    profile = EnergyProfile()
+    profile.add("cpu", CPU, interval(100, 100), 7, 0)
+    assert (profile.lost, profile.watermark) == (7, 0)
+
+
 # -------------------------------------------------------------------------------- bounded memory
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from wattspan.attribution.settlement import Settlement, attribute
 from wattspan.model import Consumer, Domain, HwType, Instant, Interval, Microjoules, Provenance
-from wattspan.service.energy_history import _add_share
 from wattspan.sources.nvml.processes import ProcessSample, UsageMeter
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.power_model import PowerModel
+from wattspan.spans.process_energy import DomainStep, append_share
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import Span, SpanColumns
@@ -89,7 +89,9 @@ def errors(made: Sequence[Burst]) -> Iterator[tuple[int, float]]:
         for settled in settlement.due(instant(end - PERIOD - 2 * STEP)):
             attribution = attribute(settled.interval, settled.usage, covered=settled.covered)
             own = dict(attribution.shares).get(ME, Microjoules(0))
-            _add_share(profile, GPU, settled.interval, settled.interval.energy, own)
+            step = DomainStep.of(GPU, settled.interval, settled.interval.energy)
+            append_share(profile, GPU, step, own)
+            profile.merge()
         ready = [burst for burst in todo if burst.end * MS <= profile.watermark]
         todo = todo[len(ready) :]
         later = [burst for burst in todo if burst.start * MS < profile.watermark]

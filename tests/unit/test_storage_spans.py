@@ -358,7 +358,7 @@ def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> Non
         assert stored(store.path)[PAY] == use(4)
         assert _without_withheld(history(store.path)) == _without_withheld(totals(shop.now()))
     with closing(sqlite3.connect(store.path)) as database:
-        assert schema_version(database) == len(MIGRATIONS) == 6
+        assert schema_version(database) == len(MIGRATIONS) == 7
 
 
 def _without_withheld(found: Totals) -> Totals:
@@ -370,7 +370,7 @@ def _without_withheld(found: Totals) -> Totals:
 
 
 def books(*rows: SpanRow, **outside: int) -> Checkpoint:
-    spent = {(service, CPU): Microjoules(energy) for service, energy in outside.items()}
+    spent = {(service, "", CPU): Microjoules(energy) for service, energy in outside.items()}
     return Checkpoint(Instant(0, 0), "boot", spans=rows, outside=spent)
 
 

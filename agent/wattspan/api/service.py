@@ -46,8 +46,17 @@ from wattspan.api.requests import (
     time_parameter,
     whole_number,
 )
+from wattspan.api.shared_state import (
+    CAPS_PATH,
+    REPORT_PATH,
+    CapsState,
+    StoredEnergy,
+    caps_response,
+    report_response,
+    shown_user,
+)
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
-from wattspan.http.limits import FairQuota, FairTurns
+from wattspan.http.limits import FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
@@ -60,6 +69,8 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock, DeviceQueries, EnergyQueries, ProcessDirectory, SnapshotView
 from wattspan.processes.procfs import ProcFs
+from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import accounts_to_json, recorded_decision_to_json
 
@@ -167,7 +178,7 @@ HISTORY_HOLDER = "questions"
 class ProcessCpuSampler(Protocol):
     """Samples the CPU time of a few processes more often than the poller."""
 
-    def watch(self, consumer: Consumer) -> None: ...
+    def watch(self, consumer: Consumer) -> bool: ...
 
     def unwatch(self, consumer: Consumer) -> None: ...
 
@@ -250,7 +261,7 @@ class WatchList:
 SETTLE_POLL_INTERVAL = 20 * MILLISECOND
 """Interval between checks whether a window has settled."""
 
-MAX_WAITING = 64
+MAX_WAITING = POOL_RULES[PoolName.WAITING_QUERIES].limit
 """Queries that may wait for settlement at a time, half of them of one user at most.
 
 The next are answered at once, so that none crowds out spans.
@@ -265,8 +276,8 @@ class QueryService:
     ``resolution`` is that of device energy for users who may not read the counters.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
-    without any. ``recurring`` answers for
-    recurring jobs, None without a file of them.
+    without any. ``recurring`` answers for recurring jobs, None without a file of them. ``caps``
+    asks the capper, ``stored`` reads the store; both may take a while.
     """
 
     def __init__(
@@ -287,8 +298,11 @@ class QueryService:
         inference: EstimateRequest | None = None,
         advice: AdviceFacts | None = None,
         recurring: RecurringHandler | None = None,
+        caps: CapsState | None = None,
+        stored: StoredEnergy | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        pools: Pools | None = None,
     ) -> None:
         self._energy_history, self._directory, self._clock = energy_history, directory, clock
         self._devices = devices
@@ -299,7 +313,7 @@ class QueryService:
         self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
         self._started = clock.monotonic()
-        self._waiting = FairQuota(MAX_WAITING)
+        self._waiting = (pools or Pools()).make(PoolName.WAITING_QUERIES)
         self._slow_lock = FairTurns(1)
         self._paths: dict[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
@@ -323,6 +337,12 @@ class QueryService:
             for name in ("next", "report", "forget"):
                 self._paths[f"{RECURRING_PATH}/{name}"] = ("POST",), self._recur
             self._paths[f"{RECURRING_PATH}/status"] = _READ, self._recur
+        if caps is not None:
+            self._caps_state = caps
+            self._paths[CAPS_PATH] = _READ, self._caps
+        if stored is not None:
+            self._stored_energy = stored
+            self._paths[REPORT_PATH] = _READ, self._report
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
@@ -497,13 +517,24 @@ class QueryService:
         values = read_query(request.query, ADVICE_PARAMETERS)
         peer = request.peer
         permits = partial(self._authorization.permits, peer)
-        boards = self._facts((lambda _: True) if may_read_counters(peer) else permits)
+        everything = may_read_counters(peer)
+        boards = self._facts((lambda _: True) if everything else permits)
         found = advice_response(boards, values.get("service"))
-        return json_response({"host_name": self._host, **found})
+        return json_response({"host_name": self._host, "restricted": not everything, **found})
 
     async def _recur(self, request: HttpRequest) -> HttpResponse:
         respond = partial(self._recurring.respond, request)  # it reads and writes a file
         return await self._in_thread(request.peer.quota_owner, respond)
+
+    async def _caps(self, request: HttpRequest) -> HttpResponse:
+        respond = partial(caps_response, self._caps_state, request, self._host)
+        return await self._in_thread(request.peer.quota_owner, respond)
+
+    async def _report(self, request: HttpRequest) -> HttpResponse:
+        peer = request.peer
+        user = shown_user(self._directory, peer, privileged=may_read_counters(peer))
+        respond = partial(report_response, self._stored_energy, request, self._host, user)
+        return await self._in_thread(peer.quota_owner, respond)
 
     def _emulated(self) -> bool:
         provenance = energy.provenances(self._energy_history.domains().values())
@@ -518,7 +549,7 @@ class QueryService:
 
     async def _wait_until(self, reached: Callable[[], bool], wait: int, owner: Hashable) -> None:
         """Wait until ``reached`` returns true, at most for ``wait`` nanoseconds."""
-        if not self._waiting.acquire(owner):
+        if not self._waiting.acquire(share_path(owner)):
             return
         try:
             deadline = self._clock.monotonic() + wait
@@ -527,7 +558,7 @@ class QueryService:
                     return
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
         finally:
-            self._waiting.release(owner)
+            self._waiting.release(share_path(owner))
 
     def _settled(self, end: int, consumer: Consumer | None, grid: TimeGrid) -> bool:
         if self._energy_history.settled(consumer) < end:

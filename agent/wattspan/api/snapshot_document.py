@@ -34,6 +34,7 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
     StaticBasis,
+    service_label,
 )
 from wattspan.tuning.serialization import accounts_to_json
 from wattspan.util.text import printable
@@ -132,6 +133,7 @@ class SpanEntry(Struct, frozen=True):
     # By the basis of the static power: the parts of the GPU energy of spans with a known one.
     static_joules: dict[StaticBasis, float] = {}
     dynamic_joules: dict[StaticBasis, float] = {}
+    owner: str = ""  # of its processes, as the kernel proves it
 
 
 class InferenceEntry(Struct, frozen=True):
@@ -142,10 +144,11 @@ class InferenceEntry(Struct, frozen=True):
     gpu_joules: dict[str, float]
     tokens: dict[str, int]
     requests: dict[str, int]
+    owner: str = ""
 
 
 class SpansEntry(Struct, frozen=True):
-    """``outside_joules`` is, by service, the energy while none of its spans was open."""
+    """``outside_joules`` is, by service and owner, the energy while none of its spans was open."""
 
     names: list[SpanEntry]
     outside_joules: dict[str, Joules]
@@ -414,8 +417,8 @@ def _group(row: GroupRow) -> GroupEntry:
 
 def _spans(spans: SpanAccounts) -> SpansEntry:
     outside: dict[str, Joules] = {}
-    for (service, kind), energy in spans.outside.items():
-        outside.setdefault(_text(service), {})[kind] = _joules(energy)
+    for (service, owner, kind), energy in spans.outside.items():
+        outside.setdefault(_text(service_label(service, owner)), {})[kind] = _joules(energy)
     return SpansEntry(
         list(map(_span, spans.rows)),
         outside,
@@ -444,6 +447,7 @@ def _inference(row: InferenceRow) -> InferenceEntry:
         {token_type: _joules(energy) for token_type, energy in row.energy.items()},
         dict(row.tokens),
         dict(row.requests),
+        _text(row.owner),
     )
 
 
@@ -459,6 +463,7 @@ def _span(row: SpanRow) -> SpanEntry:
         None if newest is None else _text(newest.trace),
         {basis: _joules(split.static) for basis, split in row.splits.items()},
         {basis: _joules(split.dynamic) for basis, split in row.splits.items()},
+        _text(row.owner),
     )
 
 

@@ -76,6 +76,22 @@ def unpack_entry(domain_id: str, packed: bytes) -> HistoryEntry:
     return _entry((interval, idle, unattributed, shares, withheld, doubts))
 
 
+def _place(packed: bytes, number: int) -> int | None:
+    """The place of a payer's share in a packed entry; None without one."""
+    flags = packed[_HEAD.size - 1]
+    word = array("q" if flags & _WIDE else "I", (number,))
+    size = word.itemsize
+    count = (len(packed) - _HEAD.size) // size
+    count = count // 3 * 2 if flags & _DOUBTFUL else count
+    sought, stop, at = word.tobytes(), _HEAD.size + count * size, _HEAD.size
+    while (at := packed.find(sought, at, stop)) >= 0:
+        place, within = divmod(at - _HEAD.size, 2 * size)
+        if not within:
+            return place
+        at = _HEAD.size + (place + 1) * 2 * size
+    return None
+
+
 def _end(packed: bytes) -> int:
     return int(_TIMES.unpack_from(packed)[1])
 
@@ -112,6 +128,11 @@ class AttributionHistory:
         entries = self._entries.get(domain_id)
         return unpack_entry(domain_id, entries[-1]).interval.end if entries else None
 
+    def begin(self, domain_id: str) -> int | None:
+        """The monotonic time from which the domain is known; None without an entry."""
+        entries = self._entries.get(domain_id)
+        return int(_TIMES.unpack_from(entries[0])[0]) if entries else None
+
     def add(self, attribution: Attribution) -> None:
         """Append the next settled interval of its domain; remove entries beyond the bounds."""
         shares: list[int] = []
@@ -137,6 +158,24 @@ class AttributionHistory:
             if began < end:
                 found.append(packed)
         found.reverse()
+        return found
+
+    def shares(
+        self, payers: Iterable[Payer], domain_id: str, start: int, end: int
+    ) -> list[tuple[int, int, int]]:
+        """The shares of some payers together: end of the entry, microjoules, doubt.
+
+        Entries of the period without a share of theirs are left out, at a fraction of their cost.
+        """
+        numbers = self.numbers(payers)
+        found: list[tuple[int, int, int]] = []
+        for packed in self.packed(domain_id, start, end) if numbers else ():
+            places = [at for number in numbers if (at := _place(packed, number)) is not None]
+            if places:
+                entry = unpack_entry(domain_id, packed)
+                energy = sum(entry.shares[2 * at + 1] for at in places)
+                doubt = sum(entry.doubts[at] for at in places) if entry.doubts else 0
+                found.append((entry.interval.end.mono, energy, doubt))
         return found
 
     def numbers(self, payers: Iterable[Payer]) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,12 +174,14 @@ class Capper:
         alive: Callable[[], None] = lambda: None,
         inherited: ListeningSocket | None = None,
         claim: HostClaim | None = None,
+        agent: int = 0,
     ) -> None:
         """Take the lock, read the journal, and listen.
 
         JournalError if there is another capper, or no place for a journal; ListenError. An
         ``inherited`` socket is served instead of one of our own, and is not removed. ``claim`` is
-        for a real host, and is released by the caller.
+        for a real host, and is released by the caller. ``agent`` is the process of the agent that
+        has started this one.
         """
         self._log, self._alive, self._claim = log, alive, claim
         self._troubles: set[str] = set()
@@ -195,7 +197,11 @@ class Capper:
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
         self._fleet = FleetCeiling(
-            host.allotment, clock, enabled=config.fleet.is_enabled, record=record
+            host.allotment,
+            clock,
+            enabled=config.fleet.is_enabled,
+            boot_id=host.boot_id,
+            record=record,
         )
         self._ceilings = PowerCeilings(
             config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=self._fleet
@@ -208,6 +214,7 @@ class Capper:
             clock,
             record,
             self._fleet,
+            agent,
         )
         permitted = _permitted_users(config, log)
         self.server = CapperSocketServer(
@@ -345,6 +352,8 @@ class RestoreReport:
     troubles: tuple[str, ...] = ()
     retained: int = 0
     """Limits of fixed caps and of a power budget that stay in force."""
+    devices: tuple[str, ...] = ()
+    """The names of the capper's devices, or of those in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,13 +432,16 @@ def restore_limits(context: RestoreContext, *, tuned_only: bool = False) -> Rest
         try:
             with closing(context.client("wattspan caps restore")) as client:
                 restored, rows = client.restore()
-                return RestoreReport("capper", restored, _foreign_rows(rows))
+                return RestoreReport(
+                    "capper", restored, _foreign_rows(rows), devices=device_names(rows)
+                )
         except CapsError as error:
             context = context.without(error)
     with context.engine() as engine:
         manager, reconciler = engine.manager, engine.reconciler
         if tuned_only:
             manager.impose_retained()
+        devices = device_names(manager.rows())
         errors = engine.release(manager.stop if tuned_only else manager.restore)
         if not tuned_only:
             _lift_ceilings(context, engine)
@@ -441,7 +453,13 @@ def restore_limits(context: RestoreContext, *, tuned_only: bool = False) -> Rest
             _foreign_rows(manager.rows()),
             tuple(map(str, errors)),
             reconciler.retained,
+            devices,
         )
+
+
+def device_names(rows: Iterable[CapRow]) -> tuple[str, ...]:
+    """The name of each device, in the order of the rows."""
+    return tuple(dict.fromkeys(row.state.name or row.state.key.device for row in rows))
 
 
 def _lift_ceilings(context: RestoreContext, engine: CapEngine) -> None:

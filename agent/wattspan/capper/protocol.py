@@ -241,6 +241,8 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag=
     restores: int = 0
     version: int = VERSION
     pid: int = 0
+    agent: int = 0
+    """The process of the agent that started the capper; 0 for one of a service."""
     suspended: bool = False
     """Everything was restored on request, and nothing is set before a restart."""
     ceilings: list[CeilingRow] = []

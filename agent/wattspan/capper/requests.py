@@ -38,9 +38,10 @@ class RequestHandler:
         clock: Clock,
         record: Callable[[AuditEvent], None],
         fleet: FleetCeiling | None = None,
+        agent: int = 0,
     ) -> None:
-        """``fleet`` is the allotment that ``ceilings`` contain."""
-        self._fleet = fleet
+        """``fleet`` is the allotment that ``ceilings`` contain, ``agent`` as in StateReply."""
+        self._fleet, self._agent = fleet, agent
         self.ending = False
         self.trouble = ""
         """The cause if imposed limits cannot be kept, else ""."""
@@ -99,6 +100,7 @@ class RequestHandler:
             writes=self._reconciler.writes,
             restores=self._reconciler.restores,
             pid=os.getpid(),
+            agent=self._agent,
             suspended=self._manager.suspended,
             ceilings=list(self._ceilings.rows),
             short=self._short,

@@ -103,7 +103,8 @@ class CapperSocketServer:
         self._wake, self._woken = socket.socketpair()
         for one in (listener, self._wake, self._woken):
             one.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._is_listening = False
+        self._listen()
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
         self._stopped = False
         self._asked: deque[Callable[[], None]] = deque()
@@ -150,6 +151,7 @@ class CapperSocketServer:
             if self._clock.monotonic() >= (due if lapse is None else min(due, lapse)):
                 self._requests.turn()
                 self._alive()
+                self._listen()
                 due = self._clock.monotonic() + TICK
                 lapse = self._requests.next_expiry
             until = due if lapse is None else min(due, lapse)
@@ -174,12 +176,25 @@ class CapperSocketServer:
         with suppress(BlockingIOError):
             self._woken.recv(4096)
 
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._is_listening = True
+
     def _accept(self, mask: int) -> None:
         try:
             accepted, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # the client has gone already
+        except OSError:  # most likely no descriptor is free: the listener would stay readable
+            self._selector.unregister(self._listener)
+            self._is_listening = False  # until the next turn
+            return
+        try:
             accepted.setblocking(False)
             peer = peer_credentials(accepted)
-        except OSError:  # the client has gone already, or no descriptor is left
+        except OSError:  # the client has gone already
+            accepted.close()
             return
         if (refusal := self._refusal(peer)) is not None:
             _refuse(accepted, RefusalReason.NOT_ALLOWED, refusal)

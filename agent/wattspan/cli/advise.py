@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from wattspan.api.advice import ADVICE_PATH
 from wattspan.cli.formatting import UNKNOWN, duration_text, joules_text, table_lines, watts
-from wattspan.cli.options import ConfigurationOptions, config_options, echo_json, json_option
+from wattspan.cli.options import (
+    ConfigurationOptions,
+    config_options,
+    echo_error,
+    echo_json,
+    json_option,
+)
 from wattspan.model import StaticBasis
 from wattspan.ports import WattspanError
 from wattspan.sdk.client import request_json
+from wattspan.service.configuration import agent_directories
 from wattspan.util.text import printable
 
 _REFUSALS = {
@@ -36,9 +42,9 @@ def command(service: str, configuration: ConfigurationOptions, as_json: bool) ->
     service. Nothing is advised where a figure is not known; the reasons are listed if there is no
     advice at all.
     """
-    run_dir = configuration.load().config.agent.run_dir
+    config = configuration.load(client=True).config
     parameters = {"service": service} if service else {}
-    found = request_json(ADVICE_PATH, parameters, directories=(str(Path(run_dir)),))
+    found = request_json(ADVICE_PATH, parameters, directories=agent_directories(config))
     if service and service not in found["services"] and not found["advice"]:
         near = difflib.get_close_matches(service, found["services"], n=1)
         known = ", ".join(map(printable, found["services"])) or "none"
@@ -52,6 +58,10 @@ def command(service: str, configuration: ConfigurationOptions, as_json: bool) ->
         return
     for line in advice_lines(found):
         click.echo(line)
+    if found.get("restricted"):
+        echo_error(
+            "Left out: advice about processes of other users. `sudo wattspan advise` shows it."
+        )
 
 
 def advice_lines(found: Mapping[str, Any]) -> Iterator[str]:

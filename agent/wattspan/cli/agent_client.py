@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
@@ -10,6 +11,8 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+
+import msgspec
 
 from wattspan.api.snapshot_document import (
     SNAPSHOT_PATH,
@@ -20,6 +23,8 @@ from wattspan.api.snapshot_document import (
 from wattspan.config import AccessSettings
 from wattspan.model.settings import Listen
 from wattspan.ports import Clock, WattspanError
+from wattspan.sdk import MeasurementError
+from wattspan.sdk.client import request_json
 from wattspan.util.files import read_regular
 
 LOCAL_TIMEOUT = 1.0  # seconds
@@ -189,6 +194,26 @@ def http_fetch(credentials: AgentCredentials) -> Fetch:
         return body
 
     return fetch
+
+
+def fetch_with_fallback(fetch: Fetch, directories: tuple[str, ...]) -> Fetch:
+    """``fetch``, and the agent's Unix socket for a snapshot that this user may not read by it.
+
+    Raises the error of ``fetch`` if no agent answers on a socket in ``directories`` either.
+    """
+
+    def fetch_either(url: str) -> bytes:
+        try:
+            return fetch(url)
+        except AgentReadError:
+            with contextlib.suppress(MeasurementError):
+                facts = request_json(
+                    SNAPSHOT_PATH, {}, patience=SNAPSHOT_TIMEOUT, directories=directories
+                )
+                return msgspec.json.encode(facts)
+            raise
+
+    return fetch_either
 
 
 _REMEDY = "Start the agent with `wattspan run`, or name the address of a running one: --address."

@@ -98,6 +98,7 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
                     alive=status,
                     inherited=listening,
                     claim=claim,
+                    agent=os.getppid() if follow_stdin else 0,
                 )
             except WattspanError as error:
                 if listening is not None:

@@ -6,13 +6,19 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from wattspan.capper.actuators import format_setting
 from wattspan.capper.protocol import cap_row
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
+from wattspan.cli.capper_identity import (
+    AskedCapper,
+    capper_option,
+    permitted_capper,
+    require_right,
+)
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
     ConfigurationOptions,
@@ -23,6 +29,7 @@ from wattspan.cli.options import (
 )
 from wattspan.config import AgentSettings, Config
 from wattspan.model import CapRow, Knob
+from wattspan.ports import CapsError
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -34,6 +41,11 @@ if TYPE_CHECKING:
 _NAME_STATE_DIRECTORY = (
     "Correct the configuration, or name the state directory with `--set agent.state_dir=DIR`, and"
     " run this again if a limit is still in force."
+)
+
+_NO_CAPPER = (
+    "No capper runs, so none sets a limit now. `sudo wattspan caps status` starts the system's"
+    " capper, if there is one, and shows the devices."
 )
 
 _SOURCES = {
@@ -51,43 +63,69 @@ def command() -> None:
 
 @command.command()
 @config_options
+@capper_option
 @json_option
-def status(configuration: ConfigurationOptions, as_json: bool) -> None:
-    """Show each limit, its holder, its age and its reason.
+def status(configuration: ConfigurationOptions, socket: Path | None, as_json: bool) -> None:
+    """Show the capper, its agent, and each limit with its holder, age and reason.
+
+    A user whom the capper does not permit gets the same from the running agent, if a capper runs.
 
     Exits with 6 if no capper answers.
     """
-    config = configuration.load_without_plugins()
+    config = configuration.load_without_plugins(client=True)
     from wattspan.clock import SystemClock
-    from wattspan.service.configuration import capper_client
 
     clock = SystemClock()
     # A capper that systemd starts for this connection takes a while to wake the driver first.
-    client = capper_client(config, clock, "wattspan caps status", timeout=10.0)
-    state = capper_state(client)
+    emulated = True if configuration.published.emulated else None
+    client = _client(config, clock, "wattspan caps status", socket, timeout=10.0, emulated=emulated)
+    asked: AskedCapper | None
+    try:
+        asked = AskedCapper.ask(client)
+    except CapsError as error:
+        if os.geteuid() == 0 or socket is not None:
+            raise
+        asked = _asked_by_agent(config, error)
     if as_json:
         import msgspec
 
+        from wattspan.capper.protocol import StateReply
+
+        state = StateReply(rows=[], lease=0) if asked is None else asked.state
         echo_json(msgspec.to_builtins(state))
         return
-    click.echo(printable(f"Capper: process {state.pid}, on {client.address.path}"))
-    for line in state_lines(state, clock):
+    if asked is None:
+        click.echo(_NO_CAPPER)
+        return
+    click.echo(asked.line())
+    for line in state_lines(asked.state, clock):
         click.echo(printable(line))
 
 
-def capper_state(client: CapperClient) -> StateReply:
-    """The state of the capper, asked once; CapsError."""
+def _asked_by_agent(config: Config, error: CapsError) -> AskedCapper | None:
+    """The capper, asked by the running agent; None if none runs, ``error`` if that fails."""
+    import msgspec
+
+    from wattspan.api.shared_state import CAPS_PATH
+    from wattspan.capper.protocol import CapperAddress, StateReply
+    from wattspan.sdk import MeasurementError
+    from wattspan.sdk.client import request_json
+    from wattspan.service.configuration import agent_directories
+
     try:
-        client.rows()
-        assert client.state is not None  # noqa: S101 - it has just answered
-        return client.state
-    finally:
-        client.close()
+        found = request_json(CAPS_PATH, {}, patience=10.0, directories=agent_directories(config))
+        if (facts := found["capper"]) is None:
+            return None
+        state = msgspec.convert(facts["state"], StateReply)
+        return AskedCapper(CapperAddress(Path(facts["socket"])), state)
+    except (MeasurementError, LookupError, TypeError, ValueError):
+        raise error from None
 
 
 @command.command()
 @config_options
 @emulated_option
+@capper_option
 @click.option(
     "--tuned",
     is_flag=True,
@@ -98,13 +136,15 @@ def capper_state(client: CapperClient) -> StateReply:
 def restore(
     configuration: ConfigurationOptions,
     emulated: Path | None,
+    socket: Path | None,
     tuned: bool,
     as_json: bool,
 ) -> None:
     """Restore every original limit, whoever holds it. For root.
 
     A running capper restores them, and then sets no limit until it is restarted. Where none runs,
-    they are restored by its journal. A limit that another program has set since is left alone.
+    they are restored by its journal. A limit that another program has set since is left alone. The
+    capper of another agent restores its limits only with --capper, or after a question.
 
     Exits with 6 if a limit could not be restored, if a damaged journal leaves an original unknown,
     or if nothing was restored and the directory of the journal had to be guessed because of an
@@ -113,8 +153,15 @@ def restore(
     from wattspan.capper.journal import capper_directory
     from wattspan.capper.process import restore_limits
 
-    config, certain = load_usable(configuration)
-    report = restore_limits(_restore_context(config, emulated), tuned_only=tuned)
+    config, certain, faults = load_usable(configuration)
+    require_right(config, "restore")
+    context = _restore_context(config, emulated, socket)
+    asked = None
+    if not (tuned or context.ended):
+        asked = permitted_capper(context.client("wattspan caps restore"), socket, "restore")
+    for sentence in faults:
+        echo_error(sentence)
+    report = restore_limits(context, tuned_only=tuned)
     troubles = list(report.troubles)
     if not certain and report.by == "journal":
         place = capper_directory(Path(config.agent.state_dir), emulated=emulated is not None)
@@ -125,6 +172,8 @@ def restore(
     if as_json:
         facts: dict[str, Any] = {
             "by": report.by,
+            "capper": None if asked is None else asked.to_json(),
+            "devices": list(report.devices),
             "restored": report.restored,
             "foreign": [row.state.key.device for row in report.foreign],
             "retained": report.retained,
@@ -132,6 +181,10 @@ def restore(
         }
         echo_json(facts)
     else:
+        if asked is not None:
+            click.echo(asked.line())
+        if report.devices:
+            click.echo(printable(f"Devices: {', '.join(report.devices)}"))
         limits = "limit was" if report.restored == 1 else "limits were"
         click.echo(f"{report.restored} {limits} restored by the {report.by}.")
         if report.retained:
@@ -148,8 +201,14 @@ def restore(
 @command.command()
 @config_options
 @emulated_option
+@capper_option
 @json_option
-def accept(configuration: ConfigurationOptions, emulated: Path | None, as_json: bool) -> None:
+def accept(
+    configuration: ConfigurationOptions,
+    emulated: Path | None,
+    socket: Path | None,
+    as_json: bool,
+) -> None:
     """Take limits that other programs have set as the originals from now on. For root.
 
     Otherwise they are left alone, until the original has been in force for a while. Nothing is
@@ -158,47 +217,70 @@ def accept(configuration: ConfigurationOptions, emulated: Path | None, as_json: 
     from wattspan.capper.process import accept_foreign_limits
 
     config = configuration.load_without_plugins()
-    count = accept_foreign_limits(_restore_context(config, emulated))
+    require_right(config, "accept")
+    context = _restore_context(config, emulated, socket)
+    permitted_capper(context.client("wattspan caps accept"), socket, "accept")
+    count = accept_foreign_limits(context)
     if as_json:
         echo_json({"accepted": count})
     else:
         click.echo(f"{count} foreign limit{'' if count == 1 else 's'} accepted.")
 
 
-def load_usable(configuration: ConfigurationOptions) -> tuple[Config, bool]:
-    """The configuration, with defaults for its faults, and whether the state directory is certain.
+class UsableConfiguration(NamedTuple):
+    """A configuration with defaults for its faults, and the sentences about these.
 
-    A fault may stand for a state directory that the file was meant to name.
+    A fault may stand for a state directory that the file was meant to name: the directory is then
+    not ``certain``.
     """
+
+    config: Config
+    certain: bool = True
+    sentences: tuple[str, ...] = ()
+
+
+def load_usable(configuration: ConfigurationOptions) -> UsableConfiguration:
+    """The configuration, whatever its faults."""
     faults: list[str] = []
     config = configuration.load_without_plugins(faults=faults)
     if not faults:
-        return config, True
+        return UsableConfiguration(config)
     certain = config.agent.state_dir != AgentSettings().state_dir
     kind = "the state directory" if certain else "the default"
     place = f"{config.agent.state_dir}, {kind}"
-    for sentence in (*faults, f"Limits are restored nevertheless, by the journal in {place}."):
-        echo_error(sentence)
-    return config, certain
+    nevertheless = f"Limits are restored nevertheless, by the journal in {place}."
+    return UsableConfiguration(config, certain, (*faults, nevertheless))
 
 
-def _restore_context(config: Config, emulated: Path | None) -> RestoreContext:
+def _client(
+    config: Config,
+    clock: Clock,
+    who: str,
+    socket: Path | None,
+    *,
+    timeout: float,
+    emulated: bool | None,
+    shared: bool = True,
+) -> CapperClient:
+    """A client of the capper on ``socket``, or else of this host's or the emulated service's."""
+    from wattspan.capper.protocol import CapperClient
+    from wattspan.service.configuration import capper_client
+
+    if socket is not None:
+        return CapperClient(socket, clock, who=who, timeout=timeout)
+    return capper_client(config, clock, who, timeout=timeout, emulated=emulated, shared=shared)
+
+
+def _restore_context(config: Config, emulated: Path | None, socket: Path | None) -> RestoreContext:
     from wattspan.capper.journal import open_capper_host
     from wattspan.capper.process import RestoreContext
     from wattspan.clock import SystemClock
-    from wattspan.service.configuration import capper_client
 
     clock = SystemClock()
 
     def client(who: str) -> CapperClient:
-        return capper_client(
-            config,
-            clock,
-            who,
-            timeout=5.0,
-            emulated=None if emulated is None else True,
-            shared=False,
-        )
+        kind = None if emulated is None else True
+        return _client(config, clock, who, socket, timeout=5.0, emulated=kind, shared=False)
 
     # systemd sets SERVICE_RESULT for ExecStopPost=. The socket is systemd's own and still open
     # then, and a connection would start the capper again.

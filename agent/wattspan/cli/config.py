@@ -11,8 +11,14 @@ from typing import Any
 import click
 
 from wattspan.cli.doctor.host import schedule_faults
-from wattspan.cli.doctor.network import access_error, tcp_listeners
-from wattspan.cli.options import ConfigurationOptions, config_options, echo_json, json_option
+from wattspan.cli.doctor.network import access_error, inline_secrets, tcp_listeners
+from wattspan.cli.options import (
+    ConfigurationOptions,
+    config_options,
+    echo_error,
+    echo_json,
+    json_option,
+)
 from wattspan.config import AccessSettings, Config, writing
 from wattspan.config.settings import FAMILIES
 from wattspan.model.settings import Table, redacted
@@ -66,9 +72,12 @@ def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool)
     if faults := [*faults, *exporter_faults(loaded.plugins, loaded.config)]:
         raise ConfigError("\n".join(faults))
     path = str(loaded.config.path) if loaded.config.path else None
+    advice = list(inline_secrets(loaded.config))
     if as_json:
-        echo_json({"ok": True, "file": path, "warnings": list(loaded.config.warnings)})
+        echo_json({"ok": True, "file": path, "warnings": [*loaded.config.warnings, *advice]})
     else:
+        for sentence in advice:
+            echo_error(f"warning: {sentence}")
         click.echo(f"{printable(path)}: ok" if path else "ok: no file, the defaults apply")
 
 

@@ -18,6 +18,7 @@ from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.fleet.allotment import AllotmentBook
+    from wattspan.fleet.coordination import KeyWrite
     from wattspan.fleet.etcd import EtcdCoordination
     from wattspan.fleet.records import FleetKeys, FleetState
 
@@ -127,11 +128,117 @@ def remove(configuration: ConfigurationOptions, host: str) -> None:
     click.echo(f"{host} is removed.")
 
 
+@command.group()
+def terms() -> None:
+    """Show or change the bounds within which the fleet follows the reports of hosts."""
+
+
+_WATTS = click.IntRange(1, 10**9)
+
+
+@terms.command(name="set")
+@click.argument("host", required=False)
+@click.option("--default", "is_default", is_flag=True, help="Set the terms of all other hosts.")
+@click.option("--floor", type=_WATTS, required=True, help="Highest floor that it may report.")
+@click.option("--ceiling", type=_WATTS, required=True, help="Highest limit that it gets.")
+@click.option(
+    "--priority", type=click.IntRange(0, 1000), default=100, show_default=True,
+    help="Hosts with a lower one are limited first.",
+)  # fmt: skip
+@config_options
+def set_terms(
+    configuration: ConfigurationOptions,
+    host: str | None,
+    is_default: bool,
+    floor: int,
+    ceiling: int,
+    priority: int,
+) -> None:
+    """Set the terms of HOST, in watts. Replaces all three of its terms.
+
+    Exits with 9 if the floor exceeds the ceiling, with 8 if etcd does not answer or refuses.
+    """
+    from wattspan.fleet.records import encode
+    from wattspan.fleet.terms import HostTerms, terms_problem
+
+    written = HostTerms(
+        floor=floor * _MILLIWATTS_PER_WATT, ceiling=ceiling * _MILLIWATTS_PER_WATT,
+        priority=priority,
+    )  # fmt: skip
+    if problem := terms_problem(written):
+        raise RefusedChangeError(problem)
+    _write_terms(configuration, host, is_default, encode(written))
+    click.echo(
+        f"{host or 'Each other host'} may report a floor of {floor} W, gets {ceiling} W at most,"
+        f" and has the priority {priority}."
+    )
+
+
+@terms.command(name="remove")
+@click.argument("host", required=False)
+@click.option("--default", "is_default", is_flag=True, help="Remove the terms of all other hosts.")
+@config_options
+def remove_terms(configuration: ConfigurationOptions, host: str | None, is_default: bool) -> None:
+    """Remove the terms of HOST, which then has the default ones. Idempotent.
+
+    Exits with 8 if etcd does not answer or refuses.
+    """
+    _write_terms(configuration, host, is_default, None)
+    click.echo(f"{host or 'Each other host'} has the default terms.")
+
+
+@terms.command(name="list")
+@config_options
+@json_option
+def list_terms(configuration: ConfigurationOptions, as_json: bool) -> None:
+    """List the terms of each host, and the default ones.
+
+    Exits with 8 if etcd does not answer.
+    """
+    with _Fleet(configuration) as fleet:
+        state = fleet.read()
+    rows = {"default": state.terms.default, **dict(sorted(state.terms.hosts.items()))}
+    if as_json:
+        echo_json(
+            [
+                {
+                    "host": "" if number == 0 else name,
+                    "floor": _watts(one.floor),
+                    "ceiling": _watts(one.ceiling),
+                    "priority": one.priority,
+                }
+                for number, (name, one) in enumerate(rows.items())
+            ]
+        )
+        return
+    click.echo(f"{'host':<24}{'floor':>10}{'ceiling':>10}{'priority':>10}")
+    for name, one in rows.items():
+        row = f"{name:<24}{_shown(_watts(one.floor))}{_shown(_watts(one.ceiling))}"
+        click.echo(printable(f"{row}{one.priority:>10}"))
+
+
+def _write_terms(
+    configuration: ConfigurationOptions, host: str | None, is_default: bool, value: bytes | None
+) -> None:
+    from wattspan.fleet.coordination import KeyWrite
+    from wattspan.fleet.terms import is_host_name
+
+    if (host is None) is not is_default:
+        raise click.UsageError("Name either HOST or --default.")
+    if host is not None and not is_host_name(host):
+        raise RefusedChangeError(
+            f"{host!r} is no name of a host: use 1 to 100 letters, digits, dots and dashes."
+        )
+    with _Fleet(configuration) as fleet:
+        key = fleet.keys.default_terms if host is None else fleet.keys.terms(host)
+        fleet.write(KeyWrite(key, value))
+
+
 def book_without(state: FleetState, host: str) -> AllotmentBook:
     """The book without ``host``; RefusedChangeError, or HostInUseError."""
     from wattspan.fleet.allotment import remove_host
 
-    if host not in state.book.hosts:
+    if host not in state.book.hosts and host not in state.book.ended:
         raise _unknown_host(state.book, host)
     return remove_host(state.book, host, state.present_reports().get(host))
 
@@ -147,11 +254,10 @@ def _unknown_host(book: AllotmentBook, host: str) -> RefusedChangeError:
 def fleet_facts(state: FleetState) -> dict[str, Any]:
     """The state of a fleet in watts."""
     from wattspan.fleet.allotment import is_acknowledged, power_bounds
-    from wattspan.fleet.allotment_planner import plan_allotments
 
     book = state.book
     reports = state.present_reports()
-    plan = plan_allotments(book, reports)
+    plan = state.plan()
     hosts = []
     for name in sorted({*book.hosts, *reports}):
         entry, report = book.hosts.get(name), reports.get(name)
@@ -187,7 +293,8 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
         }
         for place, node in sorted(plan.nodes.items())
     ]
-    return {"leader": state.leader, "places": places, "hosts": hosts}
+    ended = sorted(set(book.ended) - book.hosts.keys())
+    return {"leader": state.leader, "places": places, "hosts": hosts, "ended": ended}
 
 
 def fleet_lines(facts: dict[str, Any]) -> Iterator[str]:
@@ -213,6 +320,8 @@ def fleet_lines(facts: dict[str, Any]) -> Iterator[str]:
             f"{one['name']:<24}{_shown(one['floor'])}{_shown(demand)}{_shown(one['enforceable'])}"
             f"{_shown(one['safe'])}  {'; '.join(filter(None, notes))}"
         ).rstrip()
+    if facts.get("ended"):
+        yield f"Absent for too long, and not counted any more: {', '.join(facts['ended'])}"
 
 
 def _shown(value: float | str | None) -> str:
@@ -270,6 +379,10 @@ class _Fleet:
                 continue
             return
         raise RefusedChangeError("The fleet changes too often at present. Try again.")
+
+    def write(self, write: KeyWrite) -> None:
+        """Write one key, whatever its value was; CoordinationError."""
+        self._etcd.commit((write,))
 
     def __enter__(self) -> _Fleet:
         return self

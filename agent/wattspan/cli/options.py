@@ -11,10 +11,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from wattspan.config import Config, ConfigSchema, FlagValue, load
+from wattspan.config import (
+    Config,
+    ConfigSchema,
+    FlagValue,
+    PublishedAgent,
+    find_published,
+    load,
+)
 from wattspan.model.settings import Duration
 from wattspan.plugins import discover
 from wattspan.ports import ConfigError
+from wattspan.sdk import run_directories
 from wattspan.service.configuration import LoadedConfiguration
 from wattspan.util.text import printable
 
@@ -46,32 +54,56 @@ class ConfigurationOptions(NamedTuple):
         flags: Mapping[str, FlagValue] | None = None,
         *,
         faults: list[str] | None = None,
+        client: bool = False,
     ) -> LoadedConfiguration:
         """The configuration and the installed plugins; warnings go to standard error.
 
         ``flags`` are settings of the command's own options; ``--set`` overrides them. With
         ``faults``, each fault is appended to it, the default replaces the value at fault, and
-        nothing is printed.
+        nothing is printed. A ``client`` of a running agent needs no right to read the agent's file:
+        the settings that the agent publishes are used.
         """
         plugins = discover()
-        config = self._load({**(flags or {}), **self.flags}, plugins.schema, faults)
+        config = self._load({**(flags or {}), **self.flags}, plugins.schema, faults, client=client)
         if faults is None:
             _warn((*config.warnings, *map(str, plugins.broken)))
         return LoadedConfiguration(config, plugins)
 
-    def load_without_plugins(self, *, faults: list[str] | None = None) -> Config:
+    def load_without_plugins(
+        self, *, faults: list[str] | None = None, client: bool = False
+    ) -> Config:
         """The configuration for a command that may run as root and therefore imports no plugin.
 
         Tables of plugins are skipped; the agent checks them. Warnings go to standard error.
+        ``client`` as in ``load``.
         """
-        config = self._load(self.flags, ConfigSchema(checks_plugins=False), faults)
+        schema = ConfigSchema(checks_plugins=False)
+        config = self._load(self.flags, schema, faults, client=client)
         _warn(config.warnings)
         return config
 
+    @property
+    def published(self) -> PublishedAgent:
+        """What the running agent publishes for its clients; nothing for those of another file."""
+        return PublishedAgent() if self.file is not None else find_published(run_directories())
+
     def _load(
-        self, flags: Mapping[str, FlagValue], schema: ConfigSchema, faults: list[str] | None
+        self,
+        flags: Mapping[str, FlagValue],
+        schema: ConfigSchema,
+        faults: list[str] | None,
+        *,
+        client: bool,
     ) -> Config:
-        return load(self.file, environ=os.environ, flags=flags, schema=schema, faults=faults)
+        # Root reads the file, and must not obey the agent's user.
+        return load(
+            self.file,
+            environ=os.environ,
+            flags=flags,
+            schema=schema,
+            faults=faults,
+            published=self.published if client and os.geteuid() != 0 else None,
+        )
 
 
 _CONFIG_OPTIONS = (

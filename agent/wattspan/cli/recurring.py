@@ -151,6 +151,8 @@ def status(job: str | None, store: Path | None, as_json: bool) -> None:
             click.echo()
         for line in _status_lines(one):
             click.echo(printable(line))
+    if found["hidden_jobs"]:
+        click.echo(f"\n{found['hidden_jobs']} further jobs have older runs: name one to see it.")
 
 
 @command.command()

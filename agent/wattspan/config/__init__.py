@@ -3,6 +3,7 @@
 from wattspan.config.fleet import FleetSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.loading import changed_keys, environment_variable, load, without_settings
+from wattspan.config.published import PublishedAgent, find_published, publish, withdraw
 from wattspan.config.settings import (
     TABLES,
     AccessSettings,
@@ -38,12 +39,16 @@ __all__ = [
     "FleetSettings",
     "LatencyPercentile",
     "LatencySource",
+    "PublishedAgent",
     "SettingOrigin",
     "SpansSettings",
     "StoreSettings",
     "TunedJobSettings",
     "changed_keys",
     "environment_variable",
+    "find_published",
     "load",
+    "publish",
+    "withdraw",
     "without_settings",
 ]

@@ -32,7 +32,13 @@ class FleetSettings(Table, frozen=True):
         ),
     ] = ""
     priority: Annotated[
-        int, about("Priority of this host: lower ones are limited first.", least=0, most=1000)
+        int,
+        about(
+            "Priority of this host: lower ones are limited first. Counts only if the operator has "
+            "written no terms for the host, and then as far as it is below the default terms.",
+            least=0,
+            most=1000,
+        ),
     ] = 100
     prefix: Annotated[
         str, about("Prefix of the fleet's keys in etcd; fleets with different prefixes are apart.")

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from wattspan.config.published import PublishedAgent
 from wattspan.config.settings import (
     FAMILIES,
     TABLES,
@@ -91,19 +92,31 @@ def load(
     schema: ConfigSchema | None = None,
     default: Path = DEFAULT_PATH,
     faults: list[str] | None = None,
+    published: PublishedAgent | None = None,
 ) -> Config:
     """Return the configuration: flag over environment over file over default.
 
     ``path`` must exist if it is given; without it, ``default`` is read if it exists. ``flags``
     maps dotted keys to values of the command line. ConfigError has one line for each fault. If
     ``faults`` is given, the faults are appended to it instead, and the default replaces each
-    faulty value.
+    faulty value. ``published`` is for a client of a running agent: its settings are used below the
+    file, and a ``default`` that this user may not read is no fault.
     """
     schema = schema or ConfigSchema()
     draft = _Draft(schema, {where: {} for where in schema.tables})
     source: TomlFile | None = None
+    hidden: Path | None = None
+    if path is None and published is not None:
+        _read_published(draft, published)
     try:
         source = _read_file(path, default)
+    except _DeniedFileError as error:
+        if path is None and published is not None:
+            hidden = default
+        elif faults is None:
+            raise
+        else:
+            draft.faults.append(str(error))
     except ConfigError as error:
         if faults is None:
             raise
@@ -133,12 +146,35 @@ def load(
         exporters=_family("exporters", tables),
         origins=draft.origins,
         path=source.path if source else None,
+        hidden=hidden,
         warnings=(
+            *_hidden_file_warnings(hidden, published),
             *unknown_variable_warnings(environ, schema),
             *own["autotune"].warnings(spans=own["spans"].enabled),
             *own["caps"].warnings(),
         ),
     )
+
+
+class _DeniedFileError(ConfigError):
+    """This user may not read the file."""
+
+
+def _read_published(draft: _Draft, published: PublishedAgent) -> None:
+    for dotted, value in published.settings.items():
+        where, _, name = dotted.rpartition(".")
+        key = keys(draft.schema.tables[where]).get(name) if where in draft.schema.tables else None
+        if key is not None and value != key.default:
+            draft.put(dotted, value, SettingOrigin("agent", published.place))
+
+
+def _hidden_file_warnings(hidden: Path | None, published: PublishedAgent | None) -> Iterator[str]:
+    """The reason why defaults apply, unless the agent has published its settings."""
+    if hidden is not None and not (published and published.place):
+        yield (
+            f"{hidden} is not readable for this user, and no running agent publishes its settings:"
+            " the defaults apply. Start the agent, or name a file with --config."
+        )
 
 
 def _line_number(fault: str) -> int:
@@ -314,7 +350,8 @@ def read_toml(path: Path) -> TomlFile:
             f"Cannot read {path}: {error.strerror}. Name the configuration, or copy it into a file."
         ) from None
     except OSError as error:
-        raise ConfigError(
+        kind = _DeniedFileError if isinstance(error, PermissionError) else ConfigError
+        raise kind(
             f"Cannot read {path}: {(error.strerror or str(error)).lower()}. "
             "Make it readable for the user that runs wattspan."
         ) from None

@@ -318,6 +318,13 @@ class SpansSettings(AccessSettings, frozen=True):
             secret=True,
         ),
     ] = ""
+    forward_headers_file: Annotated[
+        str,
+        about(
+            "A file with more headers for that collector, one a line, `name: value`; read at the "
+            "start. Credentials belong there."
+        ),
+    ] = ""
     forward_queue: Annotated[
         Size,
         about(
@@ -396,9 +403,12 @@ class FlagValue(NamedTuple):
 
 
 class SettingOrigin(NamedTuple):
-    """The origin of a value: ``flag``, ``environment``, ``file`` or ``default``."""
+    """The origin of a value: ``flag``, ``environment``, ``file``, ``agent`` or ``default``.
 
-    kind: Literal["flag", "environment", "file", "default"]
+    ``agent`` is a value that the running agent publishes for its clients.
+    """
+
+    kind: Literal["flag", "environment", "file", "agent", "default"]
     where: str = ""
 
     def __str__(self) -> str:
@@ -411,7 +421,8 @@ class Config:
 
     ``sources`` and ``exporters`` hold one table for each plugin that loads, by name. ``origins``
     maps each dotted key that is set to the origin of its value. ``path`` is the file that was
-    read, or None. ``warnings`` are sentences for the operator.
+    read, or None; ``hidden`` is the default file, if the user of a client may not read it.
+    ``warnings`` are sentences for the operator.
     """
 
     agent: AgentSettings = field(default_factory=AgentSettings)
@@ -428,6 +439,7 @@ class Config:
     exporters: Mapping[str, Table] = field(default_factory=dict)
     origins: Mapping[str, SettingOrigin] = field(default_factory=dict)
     path: Path | None = None
+    hidden: Path | None = None
     warnings: tuple[str, ...] = ()
 
     def origin(self, key: str) -> SettingOrigin:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -28,6 +28,18 @@ from wattspan.capper.budget_shares import DEFAULT_PRIORITY
 
 MAX_POWER: Final = 10**12
 """The highest power of a host or a budget, in milliwatts."""
+Power = Annotated[int, msgspec.Meta(ge=0, le=MAX_POWER)]
+"""Milliwatts in a record."""
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+"""A number in a record that any JSON reader keeps exactly."""
+RETREATED_AFTER: Final = 9_000
+"""Seconds without a host's session after which its capper has certainly retreated to the floor.
+
+That is `wattspan.capper.fleet_ceiling.RETREAT`, the longest ramp, and the drift of clocks.
+"""
+ENDED_AFTER: Final = 86_400
+"""Seconds without a host's session after which its registration ends."""
+_MAX_ENDED: Final = 1_000
 _PLACE = re.compile(r"(?:[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)?")
 
 
@@ -58,49 +70,53 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
 
     session: str
     place: str
-    floor: int
-    ceiling: int
-    limit: int
-    demand: int | None = None
-    priority: int = DEFAULT_PRIORITY
-    acknowledged: int = 0
+    floor: Power
+    ceiling: Power
+    limit: Power
+    demand: Power | None = None
+    priority: Count = DEFAULT_PRIORITY
+    acknowledged: Count = 0
 
 
 class Allotment(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of a host in one session, and its limit once that session has ended."""
 
     session: str
-    sequence: int
-    limit: int
-    safe: int
+    sequence: Count
+    limit: Power
+    safe: Power
 
 
 class BookEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A registered host in the book: its newest allotment, and the highest values of those before.
 
     ``limit_bound`` and ``safe_bound`` are at least ``limit`` and ``safe``, and include every
-    allotment of the session that the host may have adopted and not replaced.
+    allotment of the session that the host may have adopted and not replaced. ``absent`` are the
+    seconds that leaders have seen the host without a session.
     """
 
     place: str
-    floor: int
-    ceiling: int
-    priority: int
+    floor: Power
+    ceiling: Power
+    priority: Count
     allotment: Allotment
-    limit_bound: int
-    safe_bound: int
+    limit_bound: Power
+    safe_bound: Power
+    absent: Count = 0
 
 
 class AllotmentBook(msgspec.Struct, frozen=True, kw_only=True):
     """The whole state of the allotment: budgets by place, and the registered hosts by name.
 
-    A host that is ``drained`` is allotted its floor, and is not admitted again.
+    A host that is ``drained`` is allotted its floor, and is not admitted again. ``ended`` are the
+    hosts whose registration has ended because they were absent for too long.
     """
 
-    revision: int = 0
-    budgets: dict[str, int] = {}
+    revision: Count = 0
+    budgets: dict[str, Power] = {}
     hosts: dict[str, BookEntry] = {}
     drained: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
 
 
 class PowerBounds(NamedTuple):
@@ -191,6 +207,9 @@ def remove_host(book: AllotmentBook, name: str, report: HostReport | None) -> Al
     it is off. KeyError if it is not registered, HostInUseError if it is in contact. A drained host
     stays drained.
     """
+    if name in book.ended and name not in book.hosts:
+        ended = tuple(other for other in book.ended if other != name)
+        return replace(book, revision=book.revision + 1, ended=ended)
     entry = book.hosts[name]
     if report is not None:
         raise HostInUseError(
@@ -199,6 +218,29 @@ def remove_host(book: AllotmentBook, name: str, report: HostReport | None) -> Al
         )
     hosts = {other: one for other, one in book.hosts.items() if other != name}
     return replace(book, revision=book.revision + 1, hosts=hosts)
+
+
+def note_absence(book: AllotmentBook, seconds: Mapping[str, int]) -> AllotmentBook:
+    """The book after registered hosts were seen without a session for some more ``seconds``.
+
+    A host counts with its floor once its capper has certainly retreated to it, and no longer at all
+    after ENDED_AFTER. Unchanged without such hosts.
+    """
+    hosts, ended = dict(book.hosts), [name for name in book.ended if name not in book.hosts]
+    for name, more in seconds.items():
+        entry = replace(hosts[name], absent=hosts[name].absent + more)
+        if entry.absent >= ENDED_AFTER:
+            del hosts[name]
+            ended.append(name)
+            continue
+        if entry.absent >= RETREATED_AFTER:
+            limit, safe = min(entry.limit_bound, entry.floor), min(entry.safe_bound, entry.floor)
+            entry = replace(entry, limit_bound=limit, safe_bound=safe)
+        hosts[name] = entry
+    kept = tuple(ended[-_MAX_ENDED:])
+    if hosts == book.hosts and kept == book.ended:
+        return book
+    return replace(book, revision=book.revision + 1, hosts=hosts, ended=kept)
 
 
 # ------------------------------------------------------------------------------- limits in force

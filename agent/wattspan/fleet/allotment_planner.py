@@ -42,15 +42,20 @@ class AllotmentPlan(NamedTuple):
 
 
 def plan_allotments(
-    book: AllotmentBook, reports: Mapping[str, HostReport], *, least_change: int = 0
+    book: AllotmentBook,
+    reports: Mapping[str, HostReport],
+    *,
+    refused: Mapping[str, str] | None = None,
+    least_change: int = 0,
 ) -> AllotmentPlan:
     """The changes that may be made now, towards the share of each host.
 
     Read ``book`` first and ``reports`` after it: a host without a report counts as a host whose
-    session has ended. Changes of less than ``least_change`` milliwatts are left out unless another
+    session has ended. ``refused`` has the reason for each host whose report is not followed, as by
+    its terms. Changes of less than ``least_change`` milliwatts are left out unless another
     host, or a lowered budget, needs the power.
     """
-    return _Planning(book, reports, least_change).plan()
+    return _Planning(book, reports, refused or {}, least_change).plan()
 
 
 class _Host(NamedTuple):
@@ -75,9 +80,14 @@ class _Planning:
     """One planning of all hosts, from one book and one set of reports."""
 
     def __init__(
-        self, book: AllotmentBook, reports: Mapping[str, HostReport], least_change: int
+        self,
+        book: AllotmentBook,
+        reports: Mapping[str, HostReport],
+        refused: Mapping[str, str],
+        least_change: int,
     ) -> None:
         self._book, self._reports, self._least = book, reports, least_change
+        self._refused = refused
         self._waiting: dict[str, str] = {}
         self._hosts = {
             name: self._registered(name, entry) for name, entry in sorted(book.hosts.items())
@@ -116,7 +126,7 @@ class _Planning:
 
     def _registered(self, name: str, entry: BookEntry) -> _Host:
         report = self._reports.get(name)
-        problem = None if report is None else report_problem(report)
+        problem = None if report is None else self._problem(name, report)
         if problem is None and report is not None and report.place != entry.place:
             problem = f"it reports the place {report.place!r}, and is registered at {entry.place!r}"
         if problem is not None:
@@ -136,6 +146,9 @@ class _Planning:
                 fixed=True,
             )
         return self._live(name, report, power_bounds(entry, report), entry)
+
+    def _problem(self, name: str, report: HostReport) -> str | None:
+        return report_problem(report) or self._refused.get(name)
 
     def _live(
         self, name: str, report: HostReport, bounds: PowerBounds, entry: BookEntry | None
@@ -162,7 +175,7 @@ class _Planning:
         new = [(-r.priority, name) for name, r in self._reports.items() if name not in self._hosts]
         for _, name in sorted(new):
             report = self._reports[name]
-            problem = report_problem(report)
+            problem = self._problem(name, report)
             if name in self._book.drained:
                 problem = "it is drained"
             for node in () if problem else nodes_of(report.place, name):
@@ -250,13 +263,14 @@ class _Planning:
     def _sums(self) -> dict[str, FleetPlace]:
         """The sums of the registered hosts at every place with hosts or a budget."""
         budgets = self._book.budgets
-        sums: dict[str, list[int]] = {place: [0] * 5 for place in ("", *budgets)}
+        sums: dict[str, list[int]] = {place: [0] * 6 for place in ("", *budgets)}
         for name, host in self._hosts.items():
             allotted = min(host.bounds.limit, self._book.hosts[name].allotment.limit)
-            values = (1, host.demand, allotted, host.bounds.safe, host.bounds.limit)
+            absent = name not in self._reports
+            values = (1, host.demand, allotted, host.bounds.safe, host.bounds.limit, absent)
             for node in nodes_of(host.place, name):
                 if node in budgets or node != node_of(host.place, name):
-                    old = sums.get(node, [0] * 5)
+                    old = sums.get(node, [0] * 6)
                     sums[node] = [a + b for a, b in zip(old, values, strict=True)]
         return {node: FleetPlace(node, budgets.get(node), *values) for node, values in sums.items()}
 

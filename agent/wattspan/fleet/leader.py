@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final, NamedTuple
 
-from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
+from wattspan.fleet.allotment import AllotmentBook, note_absence
+from wattspan.fleet.allotment_planner import AllotmentPlan
 from wattspan.fleet.coordination import (
     MAX_CHANGES,
     Coordination,
@@ -17,9 +18,12 @@ from wattspan.fleet.coordination import (
     RevisionCondition,
 )
 from wattspan.fleet.records import MAX_LIFETIME, FleetKeys, FleetState, encode, read_state
+from wattspan.model import SECOND
 from wattspan.ports import Clock
 
 _MILLIWATTS_PER_WATT: Final = 1_000
+_ABSENCE_STEP: Final = 60
+"""Seconds after which the absence of hosts is noted in the book."""
 
 
 class _LastWrite(NamedTuple):
@@ -39,6 +43,9 @@ class FleetLeader:
         self._least_change = least_change_watts * _MILLIWATTS_PER_WATT
         self._last: dict[str, _LastWrite] = {}
         self._fence: RevisionCondition | None = None
+        self._absent_since: dict[str, int] = {}
+        self.ended = 0
+        """Hosts whose registration has ended because they were absent for too long."""
         self.plan: AllotmentPlan | None = None
         """The newest plan; None before the first."""
         self.next_end: float = inf
@@ -50,15 +57,15 @@ class FleetLeader:
         ConflictError if a record has changed meanwhile: the next step sees it.
         """
         if fence != self._fence:  # silence is counted anew: this host has not watched until now
-            self._fence, self._last = fence, {}
+            self._fence, self._last, self._absent_since = fence, {}, {}
         state = read_state(self._keys, self._coordination.read(self._keys.prefix))
         silent = self._observe(state)
         for name in silent:
             self._end_session(name, state, fence)
-        present = state.present_reports()
-        reports = {name: report for name, report in present.items() if name not in silent}
-        plan = self.plan = plan_allotments(state.book, reports, least_change=self._least_change)
-        book = state.book if plan.book is None else plan.book
+        known = self._with_absence(state)
+        self.ended = len(known.ended)
+        plan = self.plan = state.plan(silent, known, self._least_change)
+        book = known if plan.book is None else plan.book
         copies = [
             KeyWrite(self._keys.allotment(name), encode(entry.allotment))
             for name, entry in book.hosts.items()
@@ -69,9 +76,9 @@ class FleetLeader:
             for name in state.allotments
             if name not in book.hosts
         ]
-        if plan.book is not None:
+        if book is not state.book:
             self._coordination.commit(
-                (KeyWrite(self._keys.book, encode(plan.book)),),
+                (KeyWrite(self._keys.book, encode(book)),),
                 (fence, state.condition(self._keys.book)),
             )
         # An old copy does no harm, so the delivery need not be one with the decision.
@@ -101,6 +108,17 @@ class FleetLeader:
                 self.next_end = min(self.next_end, end + 1)
         self._last = last
         return tuple(silent)
+
+    def _with_absence(self, state: FleetState) -> AllotmentBook:
+        """The book with the time for which this leader has seen hosts without a session."""
+        now = self._clock.monotonic()
+        reported = state.reports.keys() | state.invalid.keys()
+        absent = [name for name in state.book.hosts if name not in reported]
+        since = {name: self._absent_since.get(name, now) for name in absent}
+        seconds = {name: (now - first) // SECOND for name, first in since.items()}
+        due = {name: more for name, more in seconds.items() if more >= _ABSENCE_STEP}
+        self._absent_since = since | {name: since[name] + due[name] * SECOND for name in due}
+        return note_absence(state.book, due)
 
     def _end_session(self, name: str, state: FleetState, fence: RevisionCondition) -> None:
         """Delete a silent report as it was read; ConflictError if it was renewed meanwhile."""

@@ -16,6 +16,7 @@ from wattspan.fleet.coordination import (
     Coordination,
     CoordinationError,
     Election,
+    KeyChange,
     LeaseEndedError,
 )
 from wattspan.fleet.leader import FleetLeader
@@ -35,6 +36,8 @@ LEAVE_TIME: Final = 4 * SECOND
 """Longest wait for the fallback at an orderly end; a fall of all limits by quarters takes 3 s."""
 _LONGEST_WAIT: Final = 500 * MILLISECOND
 """Longest wait for changes at once, so that the thread ends soon."""
+_MAX_PENDING: Final = 1000
+"""Changes that are read between two rounds; the rest of a flood is skipped."""
 FIRST_DELAY: Final = 250 * MILLISECOND
 MAX_JOIN_TIME: Final = 60 * SECOND
 """Longer than a former session of the host and a slow ramp of its limits usually last."""
@@ -122,7 +125,7 @@ class FleetParticipant:
     def observe(self, seconds: float) -> bool:
         """True if something changes within ``seconds`` that the next round has to decide."""
         try:
-            changes = self._watch().wait(seconds)
+            changes = self._pending(seconds)
         except CoordinationError:
             self._unwatch()
             self._stopped.wait(seconds)
@@ -213,6 +216,22 @@ class FleetParticipant:
             self._changes, self._watched = self._coordination.watch(prefix, revision), prefix
         return self._changes
 
+    def _pending(self, seconds: float) -> list[KeyChange]:
+        """All changes that have arrived, awaited for ``seconds``.
+
+        One round decides for all of them: rounds for each would lag behind a flood of writes.
+        """
+        found = list(self._watch().wait(seconds))
+        more = bool(found)
+        while more and len(found) < _MAX_PENDING:
+            more = bool(changes := self._watch().wait(0.0))
+            found += changes
+        if more:  # skip the rest: the next beat and round read the present state
+            self._unwatch()
+            self._watch()
+            self._beat_due = 0
+        return found
+
     def _unwatch(self) -> None:
         if self._changes is not None:
             self._changes.close()
@@ -233,4 +252,5 @@ class FleetParticipant:
             trouble=self._trouble,
             waiting=member.waiting,
             places=tuple(one for _, one in sorted(plan.nodes.items())) if leads and plan else (),
+            ended=self._leader.ended if leads else 0,
         )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from wattspan.fleet.allotment import Allotment, AllotmentBook, HostReport
+from wattspan.fleet.allotment import Allotment, AllotmentBook, Count, HostReport
+from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
 from wattspan.fleet.coordination import ABSENT, PrefixState, RevisionCondition, StoredKey
+from wattspan.fleet.terms import (
+    DEFAULT_TERMS,
+    FleetTerms,
+    HostTerms,
+    is_host_name,
+    terms_problem,
+)
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
 
@@ -34,7 +42,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     report: HostReport
-    beat: int
+    beat: Count
     lifetime: Annotated[int, msgspec.Meta(gt=0, le=MAX_LIFETIME)]
 
 
@@ -58,6 +66,13 @@ class FleetKeys:
     def allotment(self, host: str) -> str:
         return f"{self.prefix}allotments/{host}"
 
+    def terms(self, host: str) -> str:
+        return f"{self.prefix}terms/{host}"
+
+    @property
+    def default_terms(self) -> str:
+        return f"{self.prefix}default-terms"
+
     def host_of(self, key: str) -> str | None:
         """The host of a report's key; None for any other key."""
         start = self.report("")
@@ -69,7 +84,7 @@ class FleetState:
     """All records of a fleet at one moment.
 
     ``reports`` are the valid ones; ``invalid`` has a sentence for each host whose report cannot be
-    read. ``written`` are all keys as stored.
+    read, or whose terms cannot. ``written`` are all keys as stored.
     """
 
     book: AllotmentBook
@@ -78,6 +93,24 @@ class FleetState:
     invalid: Mapping[str, str]
     leader: str
     written: Mapping[str, StoredKey]
+    terms: FleetTerms
+
+    def plan(
+        self, ended: Collection[str] = (), book: AllotmentBook | None = None, least_change: int = 0
+    ) -> AllotmentPlan:
+        """The next changes, of another ``book`` if given, without the sessions in ``ended``."""
+        reports = self.present_reports()
+        refused = {
+            name: reason
+            for name, presence in self.reports.items()
+            if (reason := self.terms.violation(name, presence.report))
+        }
+        return plan_allotments(
+            self.book if book is None else book,
+            {name: report for name, report in reports.items() if name not in ended},
+            refused=refused,
+            least_change=least_change,
+        )
 
     def condition(self, key: str) -> RevisionCondition:
         """The condition that a key is as it was."""
@@ -85,12 +118,15 @@ class FleetState:
         return RevisionCondition(key, entry.revision if entry else ABSENT)
 
     def present_reports(self) -> dict[str, HostReport]:
-        """The reports of all sessions that may go on, by host.
+        """The reports of all sessions that may go on, by host, within the terms of the hosts.
 
         A registered host with an unreadable report is present, with everything that it may have
         adopted.
         """
-        reports = {name: presence.report for name, presence in self.reports.items()}
+        reports = {
+            name: self.terms.bounded(name, presence.report)
+            for name, presence in self.reports.items()
+        }
         for name in self.invalid:
             if (entry := self.book.hosts.get(name)) is not None:
                 reports[name] = HostReport(
@@ -110,10 +146,15 @@ def read_state(keys: FleetKeys, stored: PrefixState) -> FleetState:
     reports: dict[str, Presence] = {}
     allotments: dict[str, Allotment] = {}
     invalid: dict[str, str] = {}
+    terms, unknown = read_terms(keys, stored)
     for entry in stored.entries:
         host = keys.host_of(entry.key)
         try:
-            if host is not None:
+            if host is not None and not is_host_name(host):
+                invalid[host] = f"{entry.key} names no host. Delete the key."
+            elif host is not None and (host in unknown or "" in unknown):
+                invalid[host] = unknown.get(host) or unknown[""]
+            elif host is not None:
                 reports[host] = decode_presence(entry)
             elif entry.key.startswith(keys.allotment("")):
                 name = entry.key.removeprefix(keys.allotment(""))
@@ -129,7 +170,31 @@ def read_state(keys: FleetKeys, stored: PrefixState) -> FleetState:
         invalid,
         leader.value.decode("utf-8", "replace") if leader else "",
         written,
+        terms,
     )
+
+
+def read_terms(keys: FleetKeys, stored: PrefixState) -> tuple[FleetTerms, dict[str, str]]:
+    """The terms of hosts, and a sentence for each host whose terms cannot be read.
+
+    The name "" is that of the default terms.
+    """
+    terms: dict[str, HostTerms] = {}
+    unknown: dict[str, str] = {}
+    for entry in stored.entries:
+        start = keys.terms("")
+        if entry.key != keys.default_terms and not entry.key.startswith(start):
+            continue
+        name = "" if entry.key == keys.default_terms else entry.key.removeprefix(start)
+        try:
+            terms[name] = _decode(entry, HostTerms)
+        except RecordError as error:
+            unknown[name] = str(error)
+        else:
+            if problem := terms_problem(terms[name]):
+                unknown[name] = f"The record {entry.key} of the fleet is invalid. {problem}"
+    default = terms.pop("", DEFAULT_TERMS)
+    return FleetTerms(terms, default), unknown
 
 
 def decode_book(entry: StoredKey | None) -> AllotmentBook:
@@ -145,7 +210,7 @@ def decode_allotment(entry: StoredKey) -> Allotment:
     return _decode(entry, Allotment)
 
 
-def encode(record: AllotmentBook | Presence | Allotment) -> bytes:
+def encode(record: AllotmentBook | Presence | Allotment | HostTerms) -> bytes:
     return msgspec.json.encode(record)
 
 

@@ -24,9 +24,12 @@ from wattspan.http.messages import (
     Handler,
     HttpRequest,
     HttpResponse,
+    SimpleRequest,
     framing_fault,
     plain_response,
     request_head,
+    response_head,
+    simple_request,
 )
 
 Log = Callable[[str], None]
@@ -66,8 +69,9 @@ class HttpConnection(asyncio.Protocol):
         self._h11 = self._parser()
         self._transport = cast(asyncio.Transport, None)  # set by connection_made
         self._timer: asyncio.TimerHandle | None = None
-        self._request: h11.Request | None = None
+        self._request: h11.Request | SimpleRequest | None = None
         self._head = bytearray()  # the bytes of an incomplete head
+        self._left: int | None = None  # bytes of a simple request that are missing
         self._headers: Mapping[str, str] = {}
         self._body = bytearray()
         self._pieces = 0
@@ -123,7 +127,9 @@ class HttpConnection(asyncio.Protocol):
         if self._delayed:
             return True
         self._h11.receive_data(b"")
-        if not self._answering:
+        if self._left and not self._answering:
+            self._refuse(400, "The request is not valid HTTP: its body is incomplete.")
+        elif not self._answering:
             self._advance()
         return True  # a half-closed client still waits for its response
 
@@ -169,9 +175,30 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def _receive(self, data: bytes) -> None:
+        simple = simple_request(data) if self._request is None and not self._head else None
+        if simple is not None:
+            self._left = simple.length
+            self._handle_head(simple)
+            data = data[simple.size :]
+        if self._left is not None:
+            self._receive_body(data, self._left)
+            return
         if self._request is None:
             self._head += data
         self._h11.receive_data(data)
+
+    def _receive_body(self, data: bytes, left: int) -> None:
+        """Take the next part of the body of a simple request."""
+        part, rest = data[:left], data[left:]
+        if part and not self._ending:
+            self._handle_data(part)
+        if self._ending:
+            return
+        self._left = left - len(part)
+        if rest:  # the next request
+            self._h11.receive_data(rest)
+        if not self._left:
+            self._handle_end()
 
     def _advance(self) -> None:
         """Process the received events until more data is needed or a request is complete."""
@@ -197,9 +224,11 @@ class HttpConnection(asyncio.Protocol):
             case _:  # h11.ConnectionClosed
                 self._shut_down()
 
-    def _handle_head(self, request: h11.Request) -> None:
+    def _handle_head(self, request: h11.Request | SimpleRequest) -> None:
         self._request = request
-        fault, self._head = framing_fault(request_head(self._head)), bytearray()
+        simple = isinstance(request, SimpleRequest)  # its framing has been checked
+        fault = "" if simple else framing_fault(request_head(self._head))
+        self._head = bytearray()
         self._headers = _joined_headers(request)
         size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
         length = int(self._headers.get("content-length", 0))
@@ -239,7 +268,7 @@ class HttpConnection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._answer(request))
 
     def _complete_request(self) -> HttpRequest:
-        head = cast(h11.Request, self._request)  # set by _handle_head
+        head = cast("h11.Request | SimpleRequest", self._request)  # set by _handle_head
         target = urlsplit(head.target.decode("latin-1"))
         body, self._body = bytes(self._body), bytearray()
         return HttpRequest(
@@ -266,7 +295,7 @@ class HttpConnection(asyncio.Protocol):
             return
         try:
             self._respond(response)
-        except h11.LocalProtocolError as error:
+        except (h11.LocalProtocolError, ValueError) as error:
             self._log(f"A request for {request.path!r} was answered wrongly: {error}.")
             self.close()
         if not self._ending:
@@ -282,32 +311,40 @@ class HttpConnection(asyncio.Protocol):
         ]
         if response.status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             headers.append(("Content-Length", str(len(response.body))))
-        head = h11.Response(
-            status_code=response.status, headers=headers, reason=responses.get(response.status, "")
-        )
+        reason = responses.get(response.status, "")
+        if self._left is not None and "Connection" not in response.headers:
+            self._transport.write(response_head(response.status, reason, headers) + response.body)
+            self._end_response()
+            return
+        head = h11.Response(status_code=response.status, headers=headers, reason=reason)
         bodiless = self._request is not None and self._request.method == b"HEAD"
         body = [] if bodiless else [h11.Data(data=response.body)]
         self._send(head, *body, h11.EndOfMessage())
+        self._end_response()
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            self._shut_down()
+
+    def _end_response(self) -> None:
         self._capacity.release(self._reserved, self._owner)
         self._reserved = self._pieces = 0
         self._capacity.set_state(self, ConnectionState.WAITING)  # until the response is written
-        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
-            self._shut_down()
 
     def _next_request(self) -> None:
         """Once the response is written: read the next request, which may be buffered already."""
         if not self._writable:
             self._set_timer(self._limits.send, self.close)
             return
-        self._h11.start_next_cycle()
-        self._request, self._answering = None, False
+        if self._left is None:
+            self._h11.start_next_cycle()
+        self._request, self._answering, self._left = None, False, None
         self._head = bytearray(self._h11.trailing_data[0])
         if not self._head:
             self._set_idle()
         elif not self._admit_request(self._head):
             return
         self._transport.resume_reading()
-        self._advance()
+        if self._head or self._peer_closed:
+            self._advance()
 
     def _refuse(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
         """Count a rejection, and respond instead of the handler."""
@@ -378,7 +415,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(seconds, then)
 
 
-def _joined_headers(request: h11.Request) -> dict[str, str]:
+def _joined_headers(request: h11.Request | SimpleRequest) -> dict[str, str]:
     """The headers by name; the values of a repeated one as a list."""
     headers: dict[str, str] = {}
     for raw, value in request.headers:

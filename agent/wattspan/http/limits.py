@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -22,6 +22,8 @@ from wattspan.http.sockets import (
 )
 from wattspan.model import SECOND
 from wattspan.ports import Clock, PeerPrincipals
+from wattspan.sharing.fair_pool import FairPool, SharePath, share_path
+from wattspan.sharing.pools import PoolName, Pools
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,10 +54,13 @@ class ConnectionLimiter(Generic[T]):
     A request that is incomplete for more than ``slow`` nanoseconds may be dropped for any owner.
     """
 
-    def __init__(self, most: int, slow: int = SLOW_REQUEST) -> None:
+    def __init__(
+        self, most: int, slow: int = SLOW_REQUEST, pool: FairPool[object] | None = None
+    ) -> None:
+        """``pool`` counts the connections, of any number at least ``most``."""
         self._most, self._slow = most, slow
         self._connections: dict[T, _TrackedConnection] = {}
-        self._held: Counter[QuotaOwner] = Counter()
+        self._held: FairPool[object] = FairPool(most) if pool is None else pool
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -73,24 +78,28 @@ class ConnectionLimiter(Generic[T]):
         """
         if len(self._connections) < self._most:
             return None
-        own = self._held[owner]
-        found = [
-            ((-self._held[one.owner], one.state, one.since), connection)
-            for connection, one in self._connections.items()
-            if one.state is ConnectionState.IDLE
-            or (
+        path = share_path(owner)
+        found = []
+        for connection, one in self._connections.items():
+            other = share_path(one.owner)
+            if one.state is ConnectionState.IDLE or (
                 one.state is ConnectionState.WAITING
-                and (self._held[one.owner] > own + 1 or now - one.since > self._slow)
-            )
-        ]
-        return min(found, key=lambda each: each[0])[1] if found else None
+                and (self._held.exceeds(other, path) or now - one.since > self._slow)
+            ):
+                most = tuple(-held for held in self._held.holdings(other))
+                found.append(((most, one.state, one.since), connection))
+        if not found:
+            return None
+        self._held.displaced += 1
+        return min(found, key=lambda each: each[0])[1]
 
     def add(self, connection: T, owner: QuotaOwner, now: int) -> bool:
         """Add ``connection`` if there is room; returns False otherwise."""
         if len(self._connections) >= self._most:
+            self._held.refused += 1
             return False
         self._connections[connection] = _TrackedConnection(owner, ConnectionState.WAITING, now)
-        self._held[owner] += 1
+        self._held.force(share_path(owner))
         return True
 
     def set_state(self, connection: T, state: ConnectionState, now: int) -> ConnectionState | None:
@@ -105,69 +114,34 @@ class ConnectionLimiter(Generic[T]):
     def remove(self, connection: T) -> None:
         removed = self._connections.pop(connection, None)
         if removed is not None:
-            self._held[removed.owner] -= 1
-            if not self._held[removed.owner]:
-                del self._held[removed.owner]
-
-
-class FairQuota:
-    """Divides ``most`` places or bytes among owners. For one thread, or under a lock.
-
-    An owner may hold as much as is left. So one owner gets half at most, a second one at least
-    a quarter, and something is left for the next one as long as there are few.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = self._left = most
-        self._held: Counter[QuotaOwner] = Counter()
-
-    def acquire(self, owner: QuotaOwner, size: int = 1) -> bool:
-        """Reserve ``size`` for ``owner``; False if the quota does not permit it."""
-        if self._held[owner] + size > self._left:
-            return False
-        self.force(owner, size)
-        return True
-
-    def force(self, owner: QuotaOwner, size: int = 1) -> None:
-        """Reserve ``size`` for ``owner`` regardless of the quota."""
-        self._held[owner] += size
-        self._left -= size
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing is reserved."""
-        return not self._held
-
-    @property
-    def scarce(self) -> bool:
-        """True if less than three quarters are left."""
-        return 4 * self._left < 3 * self._most
-
-    def release(self, owner: QuotaOwner, size: int = 1) -> None:
-        self._held[owner] -= size
-        self._left += size
-        if not self._held[owner]:
-            del self._held[owner]
+            self._held.release(share_path(removed.owner))
 
 
 class FairQueue(Generic[T]):
-    """Queue in which owners take turns; the items of one owner stay in order."""
+    """Queue in which owners take turns, and the containers of an owner take its turns.
+
+    The items of one container stay in order.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[QuotaOwner, deque[T]] = {}
+        self._waiting: dict[Hashable, dict[SharePath, deque[T]]] = {}
 
-    def put(self, owner: QuotaOwner, item: T) -> None:
-        self._waiting.setdefault(owner, deque()).append(item)
+    def put(self, path: SharePath, item: T) -> None:
+        self._waiting.setdefault(path[0], {}).setdefault(path, deque()).append(item)
 
-    def pop(self, may: Callable[[QuotaOwner], bool] = lambda _: True) -> T | None:
+    def pop(self, may: Callable[[SharePath], object] = lambda _: True) -> T | None:
         """The next item, of the permitted owner with the oldest last turn; None without one."""
-        owner = next(filter(may, self._waiting), None)
-        if owner is None:
+        found = (next(filter(may, parts), None) for parts in self._waiting.values())
+        path = next((one for one in found if one is not None), None)
+        if path is None:
             return None
-        items = self._waiting.pop(owner)
+        parts = self._waiting.pop(path[0])
+        items = parts.pop(path)
         item = items.popleft()
         if items:
-            self._waiting[owner] = items
+            parts[path] = items
+        if parts:
+            self._waiting[path[0]] = parts
         return item
 
 
@@ -226,7 +200,7 @@ class ServerLimits:
     body: int = 16 * MIB  # the body of one request, as transmitted
     bodies: int = (
         64 * MIB
-    )  # all bodies at a time, at least two of the largest; an owner may use half
+    )  # all bodies at a time, at least three of the largest: half for an owner, a third a container
     connections: int = 256
     rate: int = 500  # requests a second of one owner; BURST_SECONDS times as many at once
     receive: float = 60.0  # from the first byte of a request to its last
@@ -257,8 +231,8 @@ class FairTurns:
     """
 
     def __init__(self, most: int) -> None:
-        self._admitted = FairQuota(most)
-        self._waiting: FairQueue[tuple[QuotaOwner, asyncio.Future[None]]] = FairQueue()
+        self._admitted: FairPool[object] = FairPool(most)
+        self._waiting: FairQueue[tuple[SharePath, asyncio.Future[None]]] = FairQueue()
         self._scheduled = False
 
     @asynccontextmanager
@@ -267,14 +241,15 @@ class FairTurns:
         from asyncio import get_running_loop  # imports ssl, which few commands need
 
         turn: asyncio.Future[None] = get_running_loop().create_future()
-        self._waiting.put(owner, (owner, turn))
+        path = share_path(owner)
+        self._waiting.put(path, (path, turn))
         self._schedule()
         try:
             await turn
             yield
         finally:
             if turn.done() and not turn.cancelled():
-                self._admitted.release(owner)
+                self._admitted.release(path)
                 self._schedule()
 
     def _schedule(self) -> None:
@@ -287,9 +262,9 @@ class FairTurns:
     def _next_turn(self) -> None:
         self._scheduled = False
         while (waiting := self._waiting.pop(self._admitted.acquire)) is not None:
-            owner, turn = waiting
+            path, turn = waiting
             if turn.cancelled():
-                self._admitted.release(owner)
+                self._admitted.release(path)
             else:
                 turn.set_result(None)
                 self._schedule()
@@ -300,15 +275,22 @@ class ServerCapacity:
     """The capacity that one server's connections share. Used in the server's thread only."""
 
     def __init__(
-        self, limits: ServerLimits, clock: Clock, principals: PeerPrincipals | None = None
+        self,
+        limits: ServerLimits,
+        clock: Clock,
+        principals: PeerPrincipals | None = None,
+        pools: Pools | None = None,
     ) -> None:
+        pools = pools or Pools()
         self.limits, self.clock = limits, clock
         self._principals = principals or UserPrincipals()
         self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(
-            limits.connections, round(limits.slow_request * SECOND)
+            limits.connections,
+            round(limits.slow_request * SECOND),
+            pools.make(PoolName.CONNECTIONS, limits.connections),
         )
         self._rejected: set[LimitedConnection] = set()  # beyond the limit, being answered so
-        self._bytes = FairQuota(max(limits.bodies, 2 * limits.body))
+        self._bytes = pools.make(PoolName.BODIES, max(limits.bodies, 3 * limits.body))
         self.turn = FairTurns(limits.connections).of  # for handlers of requests
         self._rate_limiter = RateLimiter(limits.rate, limits.rate * BURST_SECONDS)
 
@@ -358,7 +340,7 @@ class ServerCapacity:
 
     def admits(self, owner: QuotaOwner) -> bool:
         """True if the rate permits one more request of ``owner`` now."""
-        return self._rate_limiter.admits(owner, self.clock.monotonic())
+        return self._rate_limiter.admits(share_path(owner)[0], self.clock.monotonic())
 
     @property
     def rate_message(self) -> str:
@@ -367,7 +349,7 @@ class ServerCapacity:
 
     def reserve(self, size: int, owner: QuotaOwner) -> bool:
         """Reserve ``size`` bytes for bodies of ``owner``; False if there is no room."""
-        return self._bytes.acquire(owner, size)
+        return bool(self._bytes.acquire(share_path(owner), size))
 
     def release(self, size: int, owner: QuotaOwner) -> None:
-        self._bytes.release(owner, size)
+        self._bytes.release(share_path(owner), size)

@@ -33,6 +33,7 @@ from wattspan.http.sockets import (
 )
 from wattspan.model import SECOND
 from wattspan.ports import Clock, PeerPrincipals
+from wattspan.sharing.pools import Pools
 from wattspan.util.throttle import RateLimitedLog
 
 MAX_HANDSHAKES = 256
@@ -161,8 +162,10 @@ class HttpServer:
         limits: ServerLimits | None = None,
         principals: PeerPrincipals | None = None,
         name: str = "web",
+        pools: Pools | None = None,
     ) -> None:
         self._clock, self._log, self._name = clock, log, name
+        self._pools = pools
         self._principals = principals or UserPrincipals()
         self._periodic: list[tuple[float, Callable[[], object], Callable[[], bool]]] = []
         self._limits = limits or ServerLimits()
@@ -228,7 +231,7 @@ class HttpServer:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._report_error)
-        capacity = ServerCapacity(self._limits, self._clock, self._principals)
+        capacity = ServerCapacity(self._limits, self._clock, self._principals, self._pools)
         try:
             self._loop.set_default_executor(_DaemonPool(WORKER_THREADS))
             servers = [

@@ -252,10 +252,10 @@ class Peer(NamedTuple):
 
     @property
     def quota_owner(self) -> QuotaOwner:
-        """The principal or host whose quotas apply."""
+        """The principal or host whose quotas apply; unidentified peers share theirs."""
         if self.address is not None:
             return connection_owner(self.address, self.principal)
-        return self.principal
+        return "unidentified" if self.principal is None else self.principal
 
 
 def transport_peer(transport: Any, accepted: int, principals: PeerPrincipals) -> Peer:

@@ -619,6 +619,11 @@ class IdentityResolver:
         unchanged = _unchanged(process, proven) is not NO_SENDER
         return process.consumer if unchanged else Outcome.NOT_BELIEVED
 
+    def principal(self, consumer: Consumer) -> Principal | None:
+        """The present principal of a process; None if it has ended."""
+        same = self._kernel.identify(consumer.pid) == consumer
+        return self._kernel.principal(consumer.pid) if same else None
+
     def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
         """True if ``announcer``, of another principal, is a worker of the sender's process."""
         found = self._kernel.look(announcer.pid)

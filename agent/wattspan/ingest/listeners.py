@@ -22,6 +22,7 @@ from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError, ListenError
 from wattspan.sdk import OTLP_HTTP_SOCKET, OTLP_TRACES_PATH
+from wattspan.sharing.pools import Pools
 
 GRPC_SOCKET = "otlp-grpc.sock"
 FORWARDER_SOCKETS = {"http": "otlp-forwarder.sock", "grpc": "otlp-forwarder-grpc.sock"}
@@ -53,6 +54,7 @@ def open_receivers(
     latencies: Sequence[LatencyReport] = (),
     instructions: Sequence[InstructionReport] = (),
     refusals: RejectionCounter | None = None,
+    pools: Pools | None = None,
 ) -> tuple[str, ...]:
     """Add listeners for spans to ``server``; returns their addresses.
 
@@ -75,6 +77,7 @@ def open_receivers(
         instructions=instructions,
         presets=settings.presets,
         keep=bool(settings.forward),
+        pools=pools,
     )
     refusals = refusals or RejectionCounter()
     opened = []

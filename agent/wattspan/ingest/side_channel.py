@@ -29,6 +29,8 @@ from wattspan.http.sockets import ListeningSocket, UserPrincipals, listen_unix
 from wattspan.model import Principal
 from wattspan.ports import PeerPrincipals
 from wattspan.sdk.ring import ENDED, HELLO, MAGIC, READ_FORMAT, RECORD_SIZE, STARTED, VERSION
+from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import SpanEnd, SpanStart
 from wattspan.util.files import process_exists
 from wattspan.util.unix_sockets import peer_credentials
@@ -227,8 +229,8 @@ class SideChannelCounters:
 class SideChannelServer:
     """Listens at ``path``, a Unix socket that every user may connect to.
 
-    At most ``max_processes`` are connected at a time. Each user other than root may have as many
-    connections as are free, so one user gets half of them at most.
+    At most ``max_processes`` are connected at a time, divided among users; root may use what is
+    left.
     """
 
     def __init__(
@@ -238,9 +240,11 @@ class SideChannelServer:
         *,
         max_processes: int = 256,
         max_records: int = MAX_RECORDS,
+        pools: Pools | None = None,
     ) -> None:
         self._path, self._principals = path, principals or UserPrincipals()
-        self._max_processes, self._max_records = max_processes, max_records
+        self._pool = (pools or Pools()).make(PoolName.SIDE_CHANNEL, max_processes)
+        self._max_records = max_records
         self._log = logging.getLogger(__name__)
         self._listening: ListeningSocket | None = None
         self._clients: list[_Client] = []
@@ -259,9 +263,8 @@ class SideChannelServer:
             self._listening.remove()
             self._listening.socket.close()
             self._listening = None
-        for client in self._clients:
-            client.close()
-        self._clients.clear()
+        for client in tuple(self._clients):
+            self._remove(client)
 
     def drain(self) -> list[ProcessRecords]:
         """The records since the last turn, of processes with records and of ended processes.
@@ -316,14 +319,13 @@ class SideChannelServer:
                     return
 
     def _has_room(self, pid: int, principal: Principal) -> bool:
-        of_user = sum(client.principal == principal for client in self._clients)
-        of_process = sum(client.pid == pid for client in self._clients)
-        free = self._max_processes - len(self._clients)
-        return (
-            free > 0
-            and (principal.is_host_root or of_user < free)
-            and of_process < _RINGS_PER_PROCESS
-        )
+        """True if there is room for a connection, which is reserved."""
+        if sum(client.pid == pid for client in self._clients) >= _RINGS_PER_PROCESS:
+            return False
+        if principal.is_host_root and self._pool.left > 0:
+            self._pool.force(share_path(principal))
+            return True
+        return bool(self._pool.acquire(share_path(principal)))
 
     def _read(self, client: _Client, limit: int) -> ProcessRecords | None:
         ring = client.ring = client.ring or self._receive_hello(client)
@@ -333,8 +335,7 @@ class SideChannelServer:
         records, lost = ring.drain(limit, last=gone)
         gone = gone and len(records) < limit  # else there may be more
         if gone:
-            self._clients.remove(client)
-            client.close()
+            self._remove(client)
         if not records and not lost and not gone:
             return None
         return ProcessRecords(client.pid, client.principal, records, lost, gone)
@@ -366,7 +367,11 @@ class SideChannelServer:
             "The side channel disconnects pid %d (%s): %s", client.pid, client.principal, reason
         )
         self.counts.put_out += 1
+        self._remove(client)
+
+    def _remove(self, client: _Client) -> None:
         self._clients.remove(client)
+        self._pool.release(share_path(client.principal))
         client.close()
 
 

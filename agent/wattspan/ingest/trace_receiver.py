@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
-from wattspan.http.limits import FairQuota, FairTurns
+from wattspan.http.limits import FairTurns
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
@@ -27,6 +27,8 @@ from wattspan.ingest.export_request import (
     WorkAttributes,
 )
 from wattspan.ports import Clock
+from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.util.encoding import BodyTooLongError, gzip_decompress
 
 if TYPE_CHECKING:
@@ -37,9 +39,6 @@ LARGE_REQUEST = 256 * 1024
 
 MAX_JSON = 8 << 20
 """Bytes of a request in JSON, which takes longer than the same spans in protobuf."""
-
-MAX_LARGE_REQUESTS = 8
-"""Large requests held at a time, half of them of one owner; further senders get a busy error."""
 
 _BYTES_PER_SPAN, _MIN_SPANS = 256, 8192
 _BYTES_PER_FIELD, _MIN_FIELDS = 16, 1 << 17
@@ -107,6 +106,7 @@ class TraceReceiver:
         latencies: Sequence[LatencyReport] = (),
         instructions: Sequence[InstructionReport] = (),
         keep: bool = False,
+        pools: Pools | None = None,
     ) -> None:
         self.sink, self._clock = sink, clock
         self.max_request = int(max_request)
@@ -128,7 +128,7 @@ class TraceReceiver:
         self.decoders = Decoders(settings)
         self._thread_decoders = Decoders(settings)  # for large requests, in another thread
         self._lock = FairTurns(1)  # one large request is decoded at a time
-        self._quota = FairQuota(MAX_LARGE_REQUESTS)
+        self._quota = (pools or Pools()).make(PoolName.LARGE_REQUESTS)
         self.forwards = False
 
     def for_forwarders(self) -> TraceReceiver:
@@ -166,7 +166,7 @@ class TraceReceiver:
             del outcome  # its traceback refers to this function
 
     async def _decode_large(self, decode: Callable[[], _Outcome], owner: Hashable) -> _Outcome:
-        if not self._quota.acquire(owner):
+        if not self._quota.acquire(share_path(owner)):
             return ReceiverBusyError()
         # A task of its own: decoding continues where the sender has disconnected.
         task = asyncio.ensure_future(self._in_thread(decode, owner))
@@ -178,7 +178,7 @@ class TraceReceiver:
             return await asyncio.get_running_loop().run_in_executor(None, decode)
 
     def _finished(self, owner: Hashable, task: asyncio.Future[_Outcome]) -> None:
-        self._quota.release(owner)
+        self._quota.release(share_path(owner))
         if not task.cancelled():
             task.exception()  # marks it as retrieved; the sender got it if it is still connected
 

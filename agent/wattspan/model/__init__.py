@@ -62,7 +62,9 @@ from wattspan.model.snapshot import SpanRow as SpanRow
 from wattspan.model.snapshot import StaticBasis as StaticBasis
 from wattspan.model.snapshot import StaticPower as StaticPower
 from wattspan.model.snapshot import StaticSplit as StaticSplit
+from wattspan.model.snapshot import TickCounts as TickCounts
 from wattspan.model.snapshot import Trouble as Trouble
+from wattspan.model.snapshot import service_label as service_label
 from wattspan.model.tuning import CapKey as CapKey
 from wattspan.model.tuning import CapRow as CapRow
 from wattspan.model.tuning import Decision as Decision

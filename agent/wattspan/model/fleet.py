@@ -11,7 +11,7 @@ class FleetPlace:
 
     ``budget`` is None without one. ``enforceable`` is the highest sum of limits that may be in
     force now, ``safe`` the sum without contact. Either exceeds a budget that was lowered until the
-    hosts have followed.
+    hosts have followed. ``absent`` are the hosts without a session.
     """
 
     place: str
@@ -21,6 +21,7 @@ class FleetPlace:
     allotted: int
     safe: int
     enforceable: int
+    absent: int = 0
 
     @property
     def headroom(self) -> int | None:
@@ -35,7 +36,8 @@ class FleetAccounts:
     ``allotment`` is the limit in force, and ``safe`` that without contact; None while the capper
     does not answer. ``demand`` is None if the host asks for the power of all its devices.
     ``trouble`` is the reason without contact, ``waiting`` the reason without an allotment.
-    ``places`` are known to the leader only.
+    ``places`` are known to the leader only, as is ``ended``, the number of hosts whose registration
+    has ended because they were absent for too long.
     """
 
     allotment: int | None = None
@@ -47,3 +49,4 @@ class FleetAccounts:
     trouble: str = ""
     waiting: str = ""
     places: tuple[FleetPlace, ...] = ()
+    ended: int = 0

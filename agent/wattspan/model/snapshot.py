@@ -263,11 +263,18 @@ class StaticSplit(NamedTuple):
 NO_SPLIT = StaticSplit(Microjoules(0), Microjoules(0))
 
 
+def service_label(service: str, owner: str) -> str:
+    """A service with the owner of its processes: services of one name may have several owners."""
+    return f"{service}@{owner}" if owner else service
+
+
 @dataclass(frozen=True, slots=True)
 class SpanRow:
     """The spans of one name in one service; energy is exclusive, so rows add up.
 
-    ``service`` and ``name`` are both ``"other"`` in the row of all names without a row. ``tokens``
+    ``service`` and ``name`` are claims of the application; ``owner`` is the label of the principal
+    that the kernel proves for its process. The row of all names without a row has ``"other"`` for
+    ``service`` and ``name``, and no owner. ``tokens``
     are by direction, ``input`` and ``output``. ``splits`` have the GPU energy of the spans whose
     static power was known, by its basis.
     """
@@ -280,6 +287,12 @@ class SpanRow:
     tokens: Mapping[str, int] = field(default_factory=dict)
     exemplars: Mapping[HwType, Exemplar] = field(default_factory=dict)
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=dict)
+    owner: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What distinguishes the row: service, name and owner."""
+        return self.service, self.name, self.owner
 
 
 REQUEST_ENERGY_BOUNDS = tuple(
@@ -304,6 +317,12 @@ class InferenceRow:
     tokens: Mapping[str, int]
     requests: Mapping[str, int]
     buckets: tuple[int, ...]
+    owner: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What distinguishes the row: service, model and owner."""
+        return self.service, self.model, self.owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +330,7 @@ class SpanAccounts:
     """All totals of spans since the start of the agent; no counter ever falls."""
 
     rows: tuple[SpanRow, ...] = ()
-    outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)  # by service
+    outside: Mapping[tuple[str, str, HwType], Microjoules] = field(default_factory=dict)
     outcomes: Mapping[str, int] = field(default_factory=dict)
     received: int = 0  # accepted by a receiver
     refused: Mapping[str, int] = field(default_factory=dict)  # not accepted, by reason
@@ -330,6 +349,17 @@ class SpanAccounts:
     inference_waiting: int = 0  # requests whose energy has not settled
 
 
+class TickCounts(NamedTuple):
+    """The ticks of a period: how many were due and missed, and the longest poll in nanoseconds."""
+
+    due: int = 0
+    missed: int = 0
+    longest_poll: int = 0
+
+
+_NO_TICKS = TickCounts()
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStats:
     """Resource usage and losses of the agent."""
@@ -337,6 +367,7 @@ class AgentStats:
     started: Instant
     ticks: int = 0
     missed_ticks: int = 0
+    recent_ticks: TickCounts = _NO_TICKS  # of the last minute
     cpu_seconds: float = 0.0
     rss_bytes: int | None = None
     processes: int = 0
@@ -345,6 +376,7 @@ class AgentStats:
     dropped_history: int = 0  # entries of the energy history removed for want of memory
     exporter_drops: Mapping[str, int] = field(default_factory=dict)
     refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by listener, reason
+    pool_refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by pool, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +448,7 @@ class Checkpoint:
     other: Mapping[HwType, Microjoules] = field(default_factory=dict)
     retired: Mapping[HwType, Microjoules] = field(default_factory=dict)
     spans: tuple[SpanRow, ...] = ()
-    outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)
+    outside: Mapping[tuple[str, str, HwType], Microjoules] = field(default_factory=dict)
     footprint: Footprint = Footprint()
     since: Instant | None = None
     inference: tuple[InferenceRow, ...] = ()

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
 from wattspan.model import SECOND, HwType, Provenance, SourceHealth
-from wattspan.otlp.destination import SPANS, Signal, parse_destination, parse_headers
+from wattspan.otlp.destination import SPANS, Signal, parse_destination
 from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich
+from wattspan.otlp.headers_file import forward_headers
 from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.queue import AsyncSpool, QueuedRequest, RequestQueue
 from wattspan.otlp.spool import Spool
@@ -91,7 +92,7 @@ class Forwarder:
         """
         self.destination = parse_destination(settings.forward, signal)
         self._transport = transport or open_transport(
-            self.destination, parse_headers(settings.forward_headers), clock, version
+            self.destination, forward_headers(settings), clock, version
         )
         self._clock = clock
         self._provenance, self._baseline_unknown = provenance, baseline_unknown

@@ -125,17 +125,18 @@ class CpuSampler:
         if self._thread is not None:
             self._thread.join()
 
-    def watch(self, consumer: Consumer) -> None:
-        """Sample the CPU time of ``consumer``, unless ``most`` processes are watched."""
+    def watch(self, consumer: Consumer) -> bool:
+        """Sample the CPU time of ``consumer``; False if ``most`` processes are watched."""
         with self._lock:
             if consumer in self._series:
-                return
+                return True
             if len(self._series) >= self._most and not self._evict_exited():
-                return
+                return False
             series = self._series[consumer] = _CpuSeries(consumer, clock_id(consumer.pid))
             self._active.append(series)
             self._read([series])
             self._wanted.set()
+            return True
 
     def unwatch(self, consumer: Consumer) -> None:
         with self._lock:

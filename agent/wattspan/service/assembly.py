@@ -216,6 +216,7 @@ def build_agent(
                 ),
                 exporter_drops=exporters.drops,
                 refusals=refusals.counts,
+                pool_refusals=core.pools.refusals,
                 spans=spans.accounts,
                 tuning=tuning.accounts,
                 footprint=footprint.report,

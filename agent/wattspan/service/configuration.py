@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from wattspan.config import AgentSettings, Config, EmulationSettings
 from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
 from wattspan.plugins import Plugins
+from wattspan.ports import error_sentences
 
 if TYPE_CHECKING:
     from wattspan.capper.host_directory import HostDirectory
@@ -83,8 +86,9 @@ def capper_client(
     from wattspan.capper.host_directory import HostDirectory
     from wattspan.capper.protocol import CapperClient
 
-    real = not (emulated or config.emulation.profile)
-    host = HostDirectory(Path(config.caps.host_dir)) if real else None
+    if config.emulation.profile:
+        emulated = True
+    host = None if emulated else HostDirectory(Path(config.caps.host_dir))
     return CapperClient(
         lambda: capper_addresses(config, host, emulated=emulated, shared=shared),
         clock,
@@ -149,6 +153,10 @@ def forward_faults(config: Config) -> Iterator[str]:
     """A sentence for each error of the settings of forwarding; connects nowhere."""
     spans = config.spans
     if spans.enabled and spans.forward:
+        from wattspan.otlp.headers_file import can_examine, forward_headers
         from wattspan.otlp.http_transport import address_errors  # imports ssl
 
         yield from address_errors(spans.forward, spans.forward_headers)
+        if spans.forward_headers_file and can_examine(spans.forward_headers_file):
+            inline = msgspec.structs.replace(spans, forward_headers="")
+            yield from error_sentences(lambda: forward_headers(inline))

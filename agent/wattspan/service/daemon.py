@@ -23,6 +23,7 @@ from wattspan.service.agent import SELF_REPORTING, merge_failures, require_reada
 from wattspan.service.assembly import build_agent
 from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
 from wattspan.service.configuration import forward_faults, selected_emulated_host
+from wattspan.service.published_settings import publish_settings, withdraw_settings
 from wattspan.service.systemd import StopRequest, SystemdNotifier, Watchdog, agent_status
 from wattspan.util.process import release_memory
 
@@ -182,6 +183,7 @@ class AgentDaemon:
             undo.pop_all()
         for sentence in (*notes, *address_lines(config, agent)):
             self._info(sentence)
+        publish_settings(config, agent.addresses, self._warn, emulated=emulated is not None)
         self._request.register(agent.request_stop, agent.wake)
         configure_garbage_collector()
         return running
@@ -208,6 +210,7 @@ class AgentDaemon:
 
     def _end(self, running: RunningAgent) -> None:
         self._progress()
+        withdraw_settings(running.loaded.config)
         running.agent.stop()
         closing = running.agent.closing
         if closing is not None:

@@ -2,13 +2,17 @@
 
 The poller adds each tick with its settled attributions; queries come from other threads. One lock
 protects the state and is held for the duration of an answer.
+
+A watched process costs as much as its shares: they are noted when they settle, and merged into its
+profile when somebody asks for it, at the latest after twice ``MERGE_AFTER``. Besides the profiles,
+the memory is at most the shares of that time, and 85 s of steps, which all processes share.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +33,7 @@ from wattspan.model import (
     Tick,
 )
 from wattspan.service.process_families import ProcessFamilies
+from wattspan.spans.process_energy import DomainStep, DomainSteps, ProcessEnergy, append_share
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy
 
@@ -41,31 +46,59 @@ MAX_AWAITED = 2 * SECOND
 BACKFILL = 60 * SECOND
 """The period before its start that a new profile includes: spans arrive after their end."""
 
+MERGE_AFTER = 10 * SECOND
+"""Shares of a watched process are merged into its profile after this time, wanted or not."""
+
+_MERGE_WITHIN = 10 * SECOND
+"""The period over which such merges are spread, so that no tick has many."""
+
+_KEEP_STEPS = BACKFILL + MERGE_AFTER + _MERGE_WITHIN + SETTLEMENT_TIMEOUT
+
+IN_USE = 5 * SECOND
+"""The history is in use this long after somebody has wanted the energy of a process."""
+
+_MAX_SAMPLES = 1024
+"""Samples of a CPU clock after which a process is merged: its profile keeps twice as many."""
+
+
+SPANS = "spans"
+"""The holder of profiles for spans: their samples are taken when it asks for them."""
 
 Samples = Callable[[], Iterable[tuple[int, int]]] | None
 
 
 @dataclass(slots=True)
 class _WatchedProcess:
-    """The profiles of a process and, if wanted, of its family."""
+    """The energy of a process and, if wanted, of its family."""
 
-    own: EnergyProfile
+    own: ProcessEnergy
     members: set[Payer]  # the process and, if its family is wanted, its descendants
     with_family: bool = False
-    descended: EnergyProfile | None = None  # the family's, from the first descendant on
+    descended: ProcessEnergy | None = None  # the family's, from the first descendant on
     holders: dict[str, Samples] = field(default_factory=dict)
+    sampled: int = 0  # samples since the last merge
 
-    def add_descendant(self, child: Consumer) -> None:
-        if self.descended is None:
-            shared = {id(self.own.lanes): self.own.lanes}
-            self.descended = deepcopy(self.own, shared)
-        self.members.add(child)
+    @property
+    def profiles(self) -> tuple[EnergyProfile, ...]:
+        both = (self.own, self.descended)
+        return tuple(one.profile for one in both if one is not None)
 
     def sample(self) -> None:
         """Add new samples of the process's CPU clock, from the first holder that has any."""
-        source = next(filter(None, self.holders.values()), None)
-        for mono, cpu in source() if source is not None else ():
-            self.own.sample(mono, cpu)
+        for source in filter(None, self.holders.values()):
+            before = self.sampled
+            for mono, cpu in source():
+                self.own.profile.sample(mono, cpu)
+                self.sampled += 1
+            if self.sampled > before:
+                return
+
+    def merge(self, domains: Mapping[str, DomainSteps]) -> int:
+        """Merge the shares since the last call; returns the number of intervals."""
+        self.sample()
+        self.sampled = 0
+        merged = self.own.merge(domains)
+        return merged if self.descended is None else merged + self.descended.merge(domains)
 
 
 class GroupStep(NamedTuple):
@@ -97,6 +130,13 @@ class EnergyHistory:
         self._dividers: dict[str, StaticDivider] = {}
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
+        self._queried: set[Consumer] = set()  # watched for others than spans, or with families
+        self._steps: dict[str, DomainSteps] = {}
+        self._payees: dict[Payer, list[tuple[Consumer, ProcessEnergy]]] = {}
+        self._unmerged: dict[Consumer, int] = {}  # the time of the first share, in its order
+        self._wanted = -IN_USE
+        self.merged = 0
+        """Number of intervals that profiles have received."""
         self._families = ProcessFamilies(attributions.span + SETTLEMENT_TIMEOUT)
         self._baseline_unknown: dict[HwType, int] = {}
         self._now = 0
@@ -114,10 +154,15 @@ class EnergyHistory:
         """True if a query waits for the settlement of energy that is sampled already."""
         return self._awaited > self._now
 
+    @property
+    def in_use(self) -> bool:
+        """True while somebody wants the energy of processes, for spans or queries."""
+        return bool(self._queried) or self._now - self._wanted < IN_USE
+
     def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
         """Add a tick and the attributions that it has settled."""
         with self.lock:
-            self._now = tick.at.mono
+            before, self._now = self._now, tick.at.mono
             for domains in tick.domains.values():
                 self._domains |= {domain.id: domain for domain in domains if domain.in_cover}
             for info in tick.births:
@@ -125,31 +170,71 @@ class EnergyHistory:
                     containers = (g.name for g in info.groups if g.kind is GroupKind.CONTAINER)
                     self._add_process(info.payer, info.parent, next(containers, ""))
             self._baseline_errors = self._read_baseline_errors()
-            for watched in self._watched.values():
-                watched.sample()
+            for consumer in self._queried:
+                self._watched[consumer].sample()
             for attribution in settled:
                 self._attributions.add(attribution)
                 self._record_baseline(attribution)
-                if self._watched:
-                    self._add_energy(attribution)
+                self._add_energy(attribution)
+            self._merge_overdue(self._now - before)
             self._remove_ended(tick)
+
+    def _merge_overdue(self, elapsed: int) -> None:
+        """Merge the oldest shares, and remove steps that nobody needs."""
+        most = 1 + len(self._unmerged) * elapsed // _MERGE_WITHIN
+        for consumer in [*itertools.islice(self._unmerged, most)]:
+            if self._now - self._unmerged[consumer] < MERGE_AFTER:
+                break
+            self._merge(consumer)
+        since = self._now - _KEEP_STEPS
+        oldest = next(iter(self._unmerged.values()), since)
+        for steps in self._steps.values():
+            steps.trim(min(since, oldest))
+
+    def _merge(self, consumer: Consumer) -> _WatchedProcess:
+        watched = self._watched[consumer]
+        self._unmerged.pop(consumer, None)
+        self.merged += watched.merge(self._steps)
+        return watched
 
     def _remove_ended(self, tick: Tick) -> None:
         """Forget the processes that ended before the history begins."""
         for payer in tick.exits:
             self._families.end(payer, tick.at.mono)
         if removed := self._families.remove_ended(tick.at.mono):
-            for consumer, watched in self._watched.items():
-                watched.members -= removed - {consumer}
+            for consumer in self._queried:
+                watched = self._watched[consumer]
+                if not removed.isdisjoint(watched.members):
+                    self._set_members(consumer, watched, watched.members - (removed - {consumer}))
+
+    def _set_members(
+        self, consumer: Consumer, watched: _WatchedProcess, members: set[Payer]
+    ) -> None:
+        """Note the shares of the process itself, and of ``members`` for its family."""
+        for member in watched.members | {consumer}:
+            others = [one for one in self._payees.get(member, ()) if one[0] != consumer]
+            self._payees[member] = others
+            if not others:
+                del self._payees[member]
+        watched.members = members
+        if consumer in self._watched:
+            self._payees.setdefault(consumer, []).append((consumer, watched.own))
+            if (descended := watched.descended) is not None:
+                for member in members:
+                    self._payees.setdefault(member, []).append((consumer, descended))
 
     def _add_process(self, consumer: Consumer, parent: int, container: str) -> None:
         self._families.add(consumer, parent, container)
-        for watched in self._watched.values():
+        for root in self._queried:
+            watched = self._watched[root]
             if watched.with_family and any(
                 isinstance(one, Consumer) and one.pid == parent and one.started <= consumer.started
                 for one in watched.members
             ):
-                watched.add_descendant(consumer)
+                if watched.descended is None:
+                    self._merge(root)
+                    watched.descended = watched.own.copy()
+                self._set_members(root, watched, watched.members | {consumer})
 
     def _record_baseline(self, attribution: Attribution) -> None:
         domain = self._domains.get(attribution.interval.domain_id)
@@ -157,24 +242,29 @@ class EnergyHistory:
             self._baseline_unknown[domain.hw_type] = attribution.interval.end.mono
 
     def _add_energy(self, attribution: Attribution) -> None:
-        """Add an attribution to the profiles of watched processes."""
+        """Note a step, and its shares of watched processes."""
         interval = attribution.interval
         domain = self._domains.get(interval.domain_id)
         if domain is None:
             return
-        shares = dict(attribution.shares)
+        steps = self._steps.get(domain.id)
+        if steps is None:
+            steps = self._steps[domain.id] = DomainSteps(domain)
+        steps.redefine(domain)
         divided = interval.energy - attribution.idle - attribution.withheld
         powers = self._static_powers()
         static = _static_share(domain, interval, attribution.idle, powers, self._dividers)
         error = self._baseline_errors.get(domain.id, 0.0)
-        doubts = dict(zip(shares, attribution.doubts, strict=False))
-        for consumer, watched in self._watched.items():
-            share, doubt = shares.get(consumer, 0), doubts.get(consumer, 0)
-            _add_share(watched.own, domain, interval, divided, share, static, error, doubt)
-            if watched.descended is not None:
-                own = sum(shares[one] for one in watched.members & shares.keys())
-                doubt = sum(doubts[one] for one in watched.members & doubts.keys())
-                _add_share(watched.descended, domain, interval, divided, own, static, error, doubt)
+        end = interval.end.mono
+        if not steps.add(DomainStep.of(domain, interval, divided, error, static)):
+            return
+        if not self._payees:
+            return
+        doubts = itertools.chain(attribution.doubts, itertools.repeat(0))
+        for (payer, energy), doubt in zip(attribution.shares, doubts, strict=False):
+            for consumer, payee in self._payees.get(payer, ()):
+                payee.add(domain.id, end, energy, doubt)
+                self._unmerged.setdefault(consumer, end)
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -189,9 +279,9 @@ class EnergyHistory:
             ]
             fresh = [end for end in ends if self._is_fresh(end)]
             profiled = []  # profiles pool intervals and may be a second late
-            if consumer is not None and (watched := self._watched.get(consumer)) is not None:
-                profiles = (watched.own, watched.descended)
-                profiled = [one.watermark for one in profiles if one is not None and one.watermark]
+            if consumer is not None and consumer in self._watched:
+                profiles = self._merge(consumer).profiles
+                profiled = [one.watermark for one in profiles if one.watermark]
             return min((fresh or ends or [0]) + profiled)
 
     def _is_fresh(self, settled: int) -> bool:
@@ -271,35 +361,62 @@ class EnergyHistory:
         *,
         family: bool = False,
         samples: Samples = None,
-        holder: str = "spans",
+        holder: str = SPANS,
     ) -> EnergyProfile:
         """Keep a profile of ``consumer``, and with ``family`` one of its family.
 
         ``samples`` yields new samples of its CPU clock at each call. The profile may be read with
-        the lock held.
+        the lock held; ``merge`` brings it up to date.
         """
         with self.lock:
-            since = self._now - BACKFILL
+            self._wanted = self._now
             watched = self._watched.get(consumer)
             if watched is None:
-                own = self._profile(self._find({consumer}, since, self._now))
-                watched = self._watched[consumer] = _WatchedProcess(own, {consumer})
+                watched = _WatchedProcess(self._energy({consumer}), {consumer})
+                self._watched[consumer] = watched
+                if watched.own.waiting:
+                    self._unmerged[consumer] = self._now
+                self._set_members(consumer, watched, {consumer})
             if family and not watched.with_family:
-                watched.with_family, watched.members = True, self._families.family(consumer)
-                if len(watched.members) > 1:
-                    found = self._find(watched.members, since, self._now)
-                    watched.descended = self._profile(found)
+                watched.with_family, members = True, self._families.family(consumer)
+                if len(members) > 1:
+                    self._merge(consumer)
+                    watched.descended = self._energy(members)
+                    watched.descended.merge(self._steps)
+                self._set_members(consumer, watched, members)
             watched.holders[holder] = samples or watched.holders.get(holder)
-            return watched.own
+            if holder != SPANS or family:
+                self._queried.add(consumer)
+            return watched.own.profile
 
-    def forget(self, consumer: Consumer, *, holder: str = "spans") -> None:
+    def merge(self, consumer: Consumer) -> None:
+        """Bring the profile of a watched process up to date, for spans that wait for energy."""
+        with self.lock:
+            self._wanted = self._now
+            self._merge(consumer)
+
+    def sample(self, consumer: Consumer) -> None:
+        """Take the new samples of the CPU clock of a watched process."""
+        with self.lock:
+            watched = self._watched[consumer]
+            watched.sample()
+            if watched.sampled >= _MAX_SAMPLES:
+                self._merge(consumer)
+
+    def forget(self, consumer: Consumer, *, holder: str = SPANS) -> None:
         """End a ``watch``; the profile is removed with its last holder. Idempotent."""
         with self.lock:
             watched = self._watched.get(consumer)
             if watched is not None:
                 watched.holders.pop(holder, None)
+                if not watched.holders.keys() - {SPANS}:
+                    self._queried.discard(consumer)
+                    watched.with_family, watched.descended = False, None
+                    self._set_members(consumer, watched, {consumer})
                 if not watched.holders:
                     del self._watched[consumer]
+                    self._unmerged.pop(consumer, None)
+                    self._set_members(consumer, watched, set())
 
     @property
     def watched(self) -> tuple[Consumer, ...]:
@@ -313,15 +430,26 @@ class EnergyHistory:
         with self.lock:
             watched = self._watched.get(consumer)
             if watched is not None and (watched.with_family or not family):
-                profile = (watched.descended if family else None) or watched.own
+                self._merge(consumer)
+                profile = ((watched.descended if family else None) or watched.own).profile
                 if profile.watermark and profile.horizon <= start:
                     return profile.between(start, end)
             members: set[Payer] = self._families.family(consumer) if family else {consumer}
             found = self._find(members, start - SECOND, end + SECOND)
         # Without the lock: entries are immutable, and there may be thousands.
-        profile = self._profile(found)
-        profile.finish()
-        return profile.between(start, end)
+        return self._profile(found).between(start, end)
+
+    def _energy(self, members: set[Payer]) -> ProcessEnergy:
+        """The energy of some payers since ``BACKFILL``, not merged yet."""
+        found = ProcessEnergy()
+        for domain_id, steps in self._steps.items():
+            begin = self._attributions.begin(domain_id)
+            since = steps.begin(max(self._now - BACKFILL, self._now if begin is None else begin))
+            expected = steps.domain.resource is not None and self._is_fresh(steps.end)
+            found.begin(steps.domain, since, expected=expected)
+            for share in self._attributions.shares(members, domain_id, since, self._now):
+                found.add(domain_id, *share)
+        return found
 
     def _find(self, members: set[Payer], start: int, end: int) -> _MatchedEntries:
         """The recorded attributions of a period, for the sum of some payers."""
@@ -336,7 +464,7 @@ class EnergyHistory:
         return found
 
     def _profile(self, found: _MatchedEntries) -> EnergyProfile:
-        """A profile of past entries, with the present static powers and errors of idle powers."""
+        """A finished profile of past entries, with the present static and idle powers."""
         errors = self._baseline_errors
         powers, dividers = self._static_powers(), dict[str, StaticDivider]()
         profile = EnergyProfile()
@@ -346,11 +474,12 @@ class EnergyHistory:
         entries = [(domain, unpack_entry(domain.id, packed)) for domain, packed in found.packed]
         for domain, entry in sorted(entries, key=lambda one: one[1].interval.end.mono):
             divided = entry.interval.energy - entry.idle - entry.withheld
-            own = _share_of(entry, found.numbers)
             static = _static_share(domain, entry.interval, entry.idle, powers, dividers)
             error = errors.get(domain.id, 0.0)
+            step = DomainStep.of(domain, entry.interval, divided, error, static)
             doubt = _doubt_of(entry, found.numbers) if entry.doubts else 0
-            _add_share(profile, domain, entry.interval, divided, own, static, error, doubt)
+            append_share(profile, domain, step, _share_of(entry, found.numbers), doubt)
+        profile.finish()
         return profile
 
 
@@ -395,39 +524,3 @@ def _doubt_of(entry: HistoryEntry, numbers: set[int]) -> int:
     """The sum of the largest possible errors of some payers' shares."""
     pairs = zip(entry.shares[::2], entry.doubts, strict=True)
     return sum(doubt for one, doubt in pairs if one in numbers)
-
-
-def _add_share(
-    profile: EnergyProfile,
-    domain: Domain,
-    interval: Interval,
-    divided: int,
-    own: int,
-    static: tuple[StaticShare, StaticBasis] | None = None,
-    baseline_error: float = 0.0,
-    doubt: int = 0,
-) -> None:
-    """Add the energy ``own`` of a payer, of ``divided`` in an interval, with its errors.
-
-    Too much or too little idle energy is an error of the payers by their shares. ``doubt`` is the
-    error where the division is an assumption; the energy of all others is the rest, so the error is
-    never larger than that in one direction and ``own`` in the other.
-    """
-    active = max(1, divided)
-    noise = _counter_edge_error(domain, interval) * own // active
-    if own < active and domain.usage_step:
-        # Usage at a resolution of a sixth of a second distinguishes payers, but not their times:
-        # where two alternate, each has some energy of the other on both sides of an edge.
-        exchanged = own * (active - own) // active
-        noise += exchanged * 3 * domain.usage_step // max(1, interval.duration)
-    part = None if static is None else (static[0].of(own), static[1])
-    baseline = baseline_error * interval.duration / 1e6 * own / active
-    if doubt and own < active:
-        baseline += min(doubt, max(own, active - own))
-    profile.add(domain.id, domain.hw_type, interval, own, noise, part, baseline)
-
-
-def _counter_edge_error(domain: Domain, interval: Interval) -> int:
-    """The energy that the counter's last step may put on the wrong side of an edge, in uJ."""
-    stale = domain.resolution if domain.staleness is None else domain.staleness
-    return interval.energy * stale // max(1, interval.duration)

@@ -27,6 +27,8 @@ from wattspan.model import (
     Payer,
 )
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.sharing.fair_pool import SharePath
+from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.spans.inference_accounts import InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
@@ -40,11 +42,11 @@ from wattspan.spans.weights import GenerationalCache
 TURN_EVERY = SECOND
 """The period of divisions."""
 
-ENGINE_TIMEOUT = 600 * SECOND
+ENGINE_TIMEOUT = POOL_RULES[PoolName.ENGINES].lifetime
 """An engine without requests is released after this time."""
 
-MAX_ENGINES = 64
-"""Engines that are watched; requests of further ones have no energy."""
+MAX_ENGINES = POOL_RULES[PoolName.ENGINES].limit
+"""Engines that are watched; a further one replaces one of the user with most."""
 
 _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
@@ -56,7 +58,6 @@ class _EngineProcesses:
     sender: Consumer
     service: str
     members: frozenset[Payer]
-    last_seen: int
     boards: set[str] = field(default_factory=set)
     latencies: bool = False  # True once a request had any
 
@@ -74,7 +75,11 @@ class InferenceJoiner:
         settled: Callable[[Iterable[RequestEnergy]], None] = lambda _: None,
         checkpoint: Checkpoint | None = None,
         presets: Collection[str] = SPAN_PRESETS,
+        pools: Pools | None = None,
+        now: int = 0,
     ) -> None:
+        pools = pools or Pools()
+        self._places = pools.make(PoolName.ENGINES)
         self._history = history
         self._settled = settled
         self._models: dict[str, TokenPowerModel] = {}
@@ -84,7 +89,7 @@ class InferenceJoiner:
         self._seen: GenerationalCache[bool] = GenerationalCache(_MAX_IDS)
         self._read: dict[str, int] = {}  # end of the last read step, by board
         earlier = checkpoint.inference if checkpoint is not None else ()
-        self._accounts = InferenceAccounts(earlier)
+        self._accounts = InferenceAccounts(earlier, pools.make(PoolName.INFERENCE_ACCOUNTS), now)
         self._idle = int(checkpoint.inference_idle) if checkpoint is not None else 0
         self._turned = 0
         self._estimators: tuple[tuple[frozenset[Payer], str, RequestEstimator], ...] = ()
@@ -112,20 +117,22 @@ class InferenceJoiner:
         spans: SpanColumns,
         part: ResourceSpanRecords,
         now: int,
+        owner: SharePath = (None,),
     ) -> dict[int, InferenceRequest]:
         """Add the requests among received spans of ``sender``; returns them by position.
 
-        ``spans`` are those of ``part`` on the monotonic clock. Other spans are ignored.
+        ``spans`` are those of ``part`` on the monotonic clock. Other spans are ignored. The places
+        of the engine and of its accounts belong to ``owner``.
         """
         claim, records = part
         if self._stages is not None:
             self._stages.add(spans)
         if not any(records.inference):
             return {}
-        engine = self._engine(sender, claim.service, now)
+        engine = self._engine(sender, claim.service, now, owner)
         if engine is None:
             return {}
-        engine.last_seen = now
+        self._places.touch(engine.sender, now)
         reports = [
             (i, details) for i, details in enumerate(records.inference) if details is not None
         ]
@@ -148,6 +155,7 @@ class InferenceJoiner:
             found[i] = InferenceRequest.of(
                 spans.id[i], start, end, tokens, details, service=claim.service
             )
+            self._accounts.open(found[i].service, found[i].model, owner, now)
         if found and engine.sender not in self._started:
             # Boards that no engine used were read without dividing their energy.
             self._started.add(engine.sender)
@@ -198,14 +206,19 @@ class InferenceJoiner:
 
     # --------------------------------------------------------------------------------- engines
 
-    def _engine(self, sender: Consumer, service: str, now: int) -> _EngineProcesses | None:
+    def _engine(
+        self, sender: Consumer, service: str, now: int, owner: SharePath
+    ) -> _EngineProcesses | None:
         """The engine that a process belongs to; None for want of room."""
         for engine in self._engines.values():
             if sender in engine.members:
                 return engine
-        if len(self._engines) >= MAX_ENGINES:
+        admission = self._places.admit(sender, owner, now)
+        for displaced in admission.displaced:
+            self._release(displaced)
+        if not admission:
             return None
-        engine = _EngineProcesses(sender, service, self._free_members(sender), now)
+        engine = _EngineProcesses(sender, service, self._free_members(sender))
         self._engines[sender] = engine
         return engine
 
@@ -217,14 +230,16 @@ class InferenceJoiner:
 
     def _refresh(self, now: int) -> None:
         """Find new workers; release engines without requests."""
-        for engine in list(self._engines.values()):
-            if now - engine.last_seen > ENGINE_TIMEOUT:
-                del self._engines[engine.sender]
-                self._started.discard(engine.sender)
-                self._division.forget(engine.sender)
-            else:
-                # Workers that have exited remain: their energy may not have settled.
-                engine.members |= self._free_members(engine.sender)
+        for expired in self._places.expire(now):
+            self._release(expired)
+        for engine in self._engines.values():
+            # Workers that have exited remain: their energy may not have settled.
+            engine.members |= self._free_members(engine.sender)
+
+    def _release(self, sender: Consumer) -> None:
+        del self._engines[sender]
+        self._started.discard(sender)
+        self._division.forget(sender)
 
     def _model(self, board: str) -> TokenPowerModel:
         return self._models.setdefault(board, TokenPowerModel())

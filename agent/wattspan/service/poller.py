@@ -41,6 +41,7 @@ from wattspan.model.fleet import FleetAccounts
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.recent_ticks import RecentTicks
 
 MAX_SLEEP = 200 * MILLISECOND
 """The longest time until a request to stop is noticed."""
@@ -234,6 +235,7 @@ class SnapshotProviders:
     health: Callable[[], tuple[SourceHealth, ...]] = tuple
     exporter_drops: Callable[[], Mapping[str, int]] = dict
     refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
+    pool_refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
@@ -297,6 +299,7 @@ class Poller:
         self._save = save
         self._alive = alive
         self._ticker = Ticker(clock, interval)
+        self._recent = RecentTicks()
         self._started = clock.now()
         self._published = self._started.mono
         self._agent_usage = AgentUsage(0.0, None)
@@ -322,13 +325,17 @@ class Poller:
             return stop.is_set()
 
         while not stopped():
+            began, missed = self._clock.monotonic(), self._ticker.missed
             self.turn()
+            took = self._clock.monotonic() - began
             self._ticker.wait(stopped)
+            if began - self._started.mono > STARTUP:  # the first polls read much that stays known
+                self._recent.add(self._clock.monotonic(), self._ticker.missed - missed, took)
 
     def turn(self) -> None:
         """Run one cycle: sample, and settle and publish when it is time for that."""
         now = self._clock.monotonic()
-        period = PUBLISH_FOR_SPANS if self.history.watched else PUBLISH_EVERY
+        period = PUBLISH_FOR_SPANS if self.history.in_use else PUBLISH_EVERY
         due = now // period != self._published // period or now - self._started.mono <= STARTUP
         awaited = self.history.awaited and now - self._settled >= SETTLE_AFTER
         tick = self._sample(settle=due or awaited)
@@ -380,6 +387,7 @@ class Poller:
                 started=self._started,
                 ticks=self._ticker.ticks,
                 missed_ticks=self._ticker.missed,
+                recent_ticks=self._recent.counts(now.mono),
                 cpu_seconds=self._agent_usage.cpu_seconds,
                 rss_bytes=self._agent_usage.rss_bytes,
                 processes=self._usage.batch.processes,
@@ -388,6 +396,7 @@ class Poller:
                 dropped_history=self.history.dropped,
                 exporter_drops=self._providers.exporter_drops(),
                 refusals=self._providers.refusals(),
+                pool_refusals=self._providers.pool_refusals(),
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),

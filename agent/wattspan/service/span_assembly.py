@@ -138,6 +138,7 @@ class SpanAssembly:
             tap=self._tuning.tap,
             static_powers=self._core.static_powers,
             checkpoint=checkpoint,
+            pools=self._core.pools,
             log=self._core.log,
         )
         self.services.add_thread("wattspan-joiner", joiner.run)
@@ -161,7 +162,9 @@ class SpanAssembly:
     def _open_side_channel(self) -> SideChannelServer:
         from wattspan.ingest.side_channel import SideChannelServer
 
-        server = SideChannelServer(self._run_dir / "feed.sock", self._principals)
+        server = SideChannelServer(
+            self._run_dir / "feed.sock", self._principals, pools=self._core.pools
+        )
 
         def start() -> None:
             try:
@@ -180,7 +183,11 @@ class SpanAssembly:
         agent, spans = self._core.config.agent, self._core.config.spans
         limits = ServerLimits(body=spans.max_request, rate=agent.max_rate)
         server = HttpServer(
-            self._core.clock, log=self._core.log, limits=limits, principals=self._principals
+            self._core.clock,
+            log=self._core.log,
+            limits=limits,
+            principals=self._principals,
+            pools=self._core.pools,
         )
 
         # Not the joiner's sampler: the two release processes independently of each other.
@@ -219,6 +226,7 @@ class SpanAssembly:
             latencies=latency_reports(jobs),
             instructions=instruction_reports(jobs),
             refusals=self._refusals,
+            pools=self._core.pools,
         )
         self.services.addresses.extend(addresses)
         for destination in destinations(self._core.config):
@@ -229,9 +237,11 @@ class SpanAssembly:
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.http.sockets import listen_unix
+        from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
-        core = self._core
-        runs = run_book_path(Path(core.config.agent.state_dir), emulated=core.emulated is not None)
+        core, emulated = self._core, self._core.emulated is not None
+        config = core.config
+        runs = run_book_path(Path(config.agent.state_dir), emulated=emulated)
         recurring = RecurringHandler(
             runs, core.directory, self._principals.of_process, core.clock, host=core.view().host
         )
@@ -251,6 +261,9 @@ class SpanAssembly:
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=self._core.static_powers.facts,
             recurring=recurring,
+            caps=CapperState(config, self._core.clock, emulated=emulated),
+            stored=StoredEnergyReader(config, emulated=emulated),
+            pools=self._core.pools,
         )
         try:
             listening = listen_unix(self._run_dir / "api.sock", what="questions")

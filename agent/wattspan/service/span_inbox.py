@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wattspan.http.limits import FairQuota
 from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
 from wattspan.model import Consumer
+from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.values import SpanEnergy
 
@@ -43,9 +44,9 @@ class SpanInbox:
     ``room`` is in bytes; the quota is by user, so that no user can take all of it.
     """
 
-    def __init__(self, resolver: IdentityResolver, room: int) -> None:
+    def __init__(self, resolver: IdentityResolver, room: int, pools: Pools | None = None) -> None:
         self._resolver = resolver
-        self._quota = FairQuota(room)
+        self._quota = (pools or Pools()).make(PoolName.SPAN_BUFFER, room)
         self._lock = threading.Lock()
         self._received: deque[PendingRequest] = deque()
         self._refused: Counter[str] = Counter()
@@ -60,8 +61,8 @@ class SpanInbox:
         cost = request.size + BYTES_PER_SPAN * request.count
         with self._lock:
             if self._quota.idle:  # then a request of any size is accepted
-                self._quota.force(request.peer.quota_owner, cost)
-            elif not self._quota.acquire(request.peer.quota_owner, cost):
+                self._quota.force(share_path(request.peer.quota_owner), cost)
+            elif not self._quota.acquire(share_path(request.peer.quota_owner), cost):
                 self._deferred += request.count
                 raise ReceiverBusyError
         try:
@@ -69,7 +70,7 @@ class SpanInbox:
             identities = tuple(self._resolver.resolve(request.peer, p.claim) for p in request.parts)
         except BaseException:
             with self._lock:
-                self._quota.release(request.peer.quota_owner, cost)
+                self._quota.release(share_path(request.peer.quota_owner), cost)
             raise
         energies: list[SpanEnergy | None] = [None] * (request.count + len(request.skipped))
         with self._lock:
@@ -93,7 +94,7 @@ class SpanInbox:
         """Free the room of requests."""
         with self._lock:
             for pending in done:
-                self._quota.release(pending.request.peer.quota_owner, pending.cost)
+                self._quota.release(share_path(pending.request.peer.quota_owner), pending.cost)
 
     @property
     def scarce(self) -> bool:

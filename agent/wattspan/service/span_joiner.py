@@ -11,24 +11,38 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wattspan.config import SpansSettings
 from wattspan.ingest.export_request import ExportRequest, ResourceSpanRecords
-from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
+from wattspan.model import (
+    SECOND,
+    Checkpoint,
+    Consumer,
+    Instant,
+    Principal,
+    SpanAccounts,
+)
 from wattspan.ports import Clock
+from wattspan.processes.principals import owner_label
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
+from wattspan.service.sending_processes import (
+    EXPECTED,
+    PendingSpans,
+    SendingProcess,
+    SendingProcesses,
+)
 from wattspan.service.span_announcers import SpanAnnouncers
 from wattspan.service.span_inbox import PendingRequest, SpanInbox
-from wattspan.spans.aggregator import SpanAggregator, shortened_name
+from wattspan.sharing.pools import PoolName, Pools
+from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
 from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.power_model import PowerModel
-from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import (
@@ -37,7 +51,6 @@ from wattspan.spans.values import (
     SpanEnergyColumns,
     SpanStart,
 )
-from wattspan.spans.waiting_spans import ReceiptDelay
 from wattspan.spans.wall_time import WallClockConverter
 from wattspan.util.throttle import RateLimitedLog
 
@@ -69,42 +82,15 @@ REPORT_EVERY = SECOND // 4
 """The period of new totals; snapshots are published half as often."""
 
 TIDY_EVERY = SECOND
-"""The period of outside energy and of checks for exited processes."""
+"""The period of checks of processes whose spans are open or were joined, or that have exited."""
+
+TIDY_IDLE_EVERY = 10 * SECOND
+"""The period of checks of other processes, and of their outside energy."""
 
 MAX_REMEMBERED_IDS = 131_072
 """Span ids of all processes that are kept for the detection of duplicates: 12 MB."""
 
-MAX_PROCESSES = 1024
-"""Sending processes that are watched; the one without spans for longest is released."""
-
 _REMEMBERED = attrgetter("remembered")
-
-
-@dataclass(slots=True)
-class _PendingSpans:
-    """Spans of one process from one request, and the positions of their results."""
-
-    pending: PendingRequest
-    positions: Sequence[int]
-    spans: SpanColumns
-    start: int
-    end: int
-    due: int  # time at which they are joined, settled or not
-
-
-@dataclass(slots=True)
-class _SendingProcess:
-    """A process that sends spans."""
-
-    consumer: Consumer
-    spans: ProcessSpans
-    profile: EnergyProfile
-    last_seen: int
-    service: str = ""
-    waiting: deque[_PendingSpans] = field(default_factory=deque)
-    delay: ReceiptDelay = field(default_factory=ReceiptDelay)
-    announces: bool = False
-    exited: bool = False
 
 
 class SpanJoiner:
@@ -124,12 +110,16 @@ class SpanJoiner:
         tap: ReceivedSpanQueue | None = None,
         static_powers: StaticPowerLearner | None = None,
         checkpoint: Checkpoint | None = None,
+        pools: Pools | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._history = history
-        self._inbox = SpanInbox(resolver, settings.buffer)
+        pools = pools or Pools()
+        self._resolver = resolver
+        self._inbox = SpanInbox(resolver, settings.buffer, pools)
+        self._places = pools.make(PoolName.OPEN_SPANS, settings.open_spans)
         self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
@@ -146,13 +136,23 @@ class SpanJoiner:
         )
         self._wall = WallClockConverter()
         self._pending: deque[PendingRequest] = deque()
-        self._processes: dict[Consumer, _SendingProcess] = {}
+        self._processes = SendingProcesses()
+        self._waiting: dict[Consumer, SendingProcess] = {}  # those with spans that wait for energy
+        self._opened: dict[Consumer, SendingProcess] = {}  # those with announced spans
+        self._sampled: dict[Consumer, SendingProcess] = {}  # those with a place of the sampler
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
-        self._inference = InferenceJoiner(history, checkpoint=checkpoint, presets=settings.presets)
+        self._inference = InferenceJoiner(
+            history,
+            checkpoint=checkpoint,
+            presets=settings.presets,
+            pools=pools,
+            now=clock.monotonic(),
+        )
         self._accounts = SpanAccounts()
-        self._open = 0
         self._tidied = self._reported = 0
+        self._settled_until = 0
+        self._grown = False  # more span ids than at the last tidying
         self._failures = RateLimitedLog(clock.monotonic, log)
 
     # ---------------------------------------------------------------- for the receivers' thread
@@ -200,14 +200,16 @@ class SpanJoiner:
         self._read_side_channel(now.mono)
         for pending in self._inbox.take():
             self._distribute(pending)
-        for process in self._processes.values():
-            self._join(process, now)
+        self._join_settled(now)
         if now.mono - self._tidied >= TIDY_EVERY:
             self._tidied = now.mono
-            for process in list(self._processes.values()):
-                self._tidy(process, now.mono)
-            self._open = sum(one.spans.announced for one in self._processes.values())
-            self._forget_ids(now.mono)
+            for consumer in self._sampled:
+                self._history.sample(consumer)
+            for process in tuple(self._processes.values()):
+                if process.tidy_at <= now.mono:
+                    self._tidy(process, now)
+            if self._grown:
+                self._forget_ids()
         self._inference.turn(now.mono)
         self._forward()
         if now.mono - self._reported >= REPORT_EVERY:
@@ -218,9 +220,8 @@ class SpanJoiner:
         """Join all waiting spans with the known energy and release all processes."""
         self.turn()
         now = self._clock.now()
-        for process in list(self._processes.values()):
-            self._join(process, now, wait=False)
-            self._forget(process, now.mono)
+        for process in tuple(self._processes.values()):
+            self._forget(process, now)
         self._inference.turn(now.mono, wait=False)
         self._forward()
         self._report()
@@ -229,8 +230,8 @@ class SpanJoiner:
         others = SpanAccounts(
             refused=self._inbox.refused(),
             deferred=self._inbox.deferred,
-            open=self._open,
-            senders=self._senders(),
+            open=len(self._places),
+            senders=self._processes.services(),
             inference=self._inference.rows,
             inference_idle=self._inference.idle,
             inference_waiting=self._inference.waiting,
@@ -254,12 +255,6 @@ class SpanJoiner:
             )
         self._accounts = self._totals.accounts(others)
 
-    def _senders(self) -> dict[str, tuple[Consumer, ...]]:
-        senders: dict[str, list[Consumer]] = {}
-        for process in self._processes.values():
-            senders.setdefault(shortened_name(process.service), []).append(process.consumer)
-        return {service: tuple(consumers) for service, consumers in senders.items()}
-
     # ------------------------------------------------------------------------------- receiving
 
     def _read_side_channel(self, now: int) -> None:
@@ -270,22 +265,45 @@ class SpanJoiner:
             consumer = self._announcers.process(report, now)
             if consumer is None or report.principal is None:
                 continue
-            process = self._process(consumer, now)
-            process.last_seen = now
+            process = self._process(consumer, now, report.principal)
+            self._processes.seen(process, now)
             if self._tap is not None:
                 self._tap.announce(consumer, report.records)
             process.announces = process.announces or bool(report.records)
             process.exited = process.exited or report.gone
-            room = self._open_spans - self._open
+            process.tidy_at = min(process.tidy_at, now + TIDY_EVERY)
             for record in report.records:
                 if isinstance(record, SpanStart):
                     self._announcers.add(record.id, report.principal, consumer)
-                    if room > 0 and process.spans.open(record):
-                        room -= 1
+                    self._open_span(process, record, now)
                 else:
                     process.spans.close(record)
-            self._open = self._open_spans - room
+            process.schedule(now)
+            self._note_open(process)
         self._announcers.age(now, self._keep)
+
+    def _open_span(self, process: SendingProcess, started: SpanStart, now: int) -> None:
+        """Add an announced start if its owner has a place, perhaps in that of a larger owner."""
+        if process.spans.awaits(started.id):
+            return
+        admission = self._places.acquire(process.path)
+        for path in admission.displaced:
+            loser = self._processes[cast(Consumer, path[-1])]
+            loser.spans.displace()
+            loser.places -= 1
+            loser.crowded_until = now + self._keep
+        if not admission:
+            process.crowded_until = now + self._keep
+        elif process.spans.open(started):
+            process.places += 1
+        else:
+            self._places.release(process.path)
+
+    def _free_places(self, process: SendingProcess, left: int) -> None:
+        """Free the places of a process that its ``left`` announced spans do not use."""
+        if process.places > left:
+            self._places.release(process.path, process.places - left)
+            process.places = left
 
     def _distribute(self, pending: PendingRequest) -> None:
         """Queue all spans of a request at their processes."""
@@ -302,7 +320,7 @@ class SpanJoiner:
             if part.spans:
                 senders = self._announcers.senders(part.spans.id, identity)
                 for sender, some, places in _by_sender(senders, part, own):
-                    self._enqueue(pending, some, places, sender)
+                    self._enqueue(pending, some, places, sender, identity.principal)
 
     def _enqueue(
         self,
@@ -310,27 +328,30 @@ class SpanJoiner:
         part: ResourceSpanRecords,
         positions: Sequence[int],
         consumer: Consumer | Outcome,
+        principal: Principal | None,
     ) -> None:
         if isinstance(consumer, Outcome):
             self._totals.outcome(consumer, len(part.spans))
             pending.left -= len(part.spans)
             return
         now = pending.request.received
-        process = self._process(consumer, now)
-        process.last_seen = now
-        process.service = part.claim.service
+        process = self._process(consumer, now, principal)
+        self._processes.seen(process, now, part.claim.service)
+        self._grant_sampling(process)
         spans = self._spans(part)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
         if self._static_powers is not None:
             self._static_powers.add_spans(consumer, spans, now)
-        found = self._inference.add(consumer, spans, part, now)
+        found = self._inference.add(consumer, spans, part, now, process.path[:-1])
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
         process.delay.add(spans.start, spans.end, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
-        process.waiting.append(_PendingSpans(pending, positions, spans, start, end, due))
+        process.waiting.append(PendingSpans(pending, positions, spans, start, end, due))
+        process.schedule(now)
+        self._waiting[consumer] = process
 
     def _spans(self, part: ResourceSpanRecords) -> SpanColumns:
         """The spans of a part, on the monotonic clock."""
@@ -355,14 +376,14 @@ class SpanJoiner:
             received.tokens_out,
         )
 
-    def _process(self, consumer: Consumer, now: int) -> _SendingProcess:
+    def _process(self, consumer: Consumer, now: int, principal: Principal | None) -> SendingProcess:
+        """The account of a process; ``principal`` counts if the process has ended."""
         process = self._processes.get(consumer)
         if process is None:
-            if len(self._processes) >= MAX_PROCESSES:
-                self._forget(min(self._processes.values(), key=lambda one: one.last_seen), now)
+            if (displaced := self._processes.displaced()) is not None:
+                self._forget(displaced, self._clock.now())
             samples = None
             if self._sampler is not None:
-                self._sampler.watch(consumer)
                 samples = partial(self._sampler.take, consumer)
             profile = self._history.watch(consumer, samples=samples)
             spans = ProcessSpans(
@@ -370,23 +391,63 @@ class SpanJoiner:
                 announced=self._open_spans,
                 steps=StepDivider(self._powers, consumer),
             )
-            process = _SendingProcess(consumer, spans, profile, now)
-            self._processes[consumer] = process
+            known = self._resolver.principal(consumer) or principal
+            process = SendingProcess(consumer, spans, profile, now, known, owner_label(known))
+            process.tidy_at = now + TIDY_IDLE_EVERY
+            self._processes.add(process)
         return process
+
+    def _note_open(self, process: SendingProcess) -> None:
+        self._free_places(process, process.spans.announced)
+        if process.spans.announced:
+            self._opened[process.consumer] = process
+            self._grant_sampling(process)
+        else:
+            self._opened.pop(process.consumer, None)
+
+    def _grant_sampling(self, process: SendingProcess) -> None:
+        """Let the sampler read the process's CPU clock if it has a place.
+
+        Energy of a process without a place is known at the resolution of ticks, and its uncertainty
+        includes that.
+        """
+        consumer = process.consumer
+        if (
+            self._sampler is not None
+            and consumer not in self._sampled
+            and self._sampler.watch(consumer)
+        ):
+            self._sampled[consumer] = process
+
+    def _end_sampling(self, process: SendingProcess) -> None:
+        if self._sampler is not None and self._sampled.pop(process.consumer, None) is not None:
+            self._history.sample(process.consumer)
+            self._sampler.unwatch(process.consumer)
 
     # --------------------------------------------------------------------------------- joining
 
-    def _join(self, process: _SendingProcess, now: Instant, *, wait: bool = True) -> None:
+    def _join_settled(self, now: Instant) -> None:
+        """Join the spans of all processes whose energy may have settled."""
+        if not self._waiting:
+            return
+        self._settled_until, scarce = self._history.settled(), self._inbox.scarce
+        for process in tuple(self._waiting.values()):
+            if scarce or process.join_at <= now.mono:
+                self._join(process, now)
+
+    def _join(self, process: SendingProcess, now: Instant, *, wait: bool = True) -> None:
         """Join the spans that have settled or timed out; all spans without ``wait``.
 
         The spans of a process that does not announce them wait for later batches of the same time.
         """
         waiting = process.waiting
-        if not waiting:
+        hold = 0 if self._inbox.scarce else process.hold(now.mono)
+        possible = min(self._settled_until, now.mono - hold)
+        if not waiting or (wait and waiting[0].due > now.mono and waiting[0].end > possible):
             return
-        ready: list[_PendingSpans] = []
-        hold = 0 if process.announces or self._inbox.scarce else process.delay.hold
+        ready: list[PendingSpans] = []
         with self._history.lock:
+            self._merge(process)
             settled = min(process.profile.watermark, now.mono - hold)
             while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
                 ready.append(waiting.popleft())
@@ -396,17 +457,30 @@ class SpanJoiner:
             until = max(chunk.end for chunk in ready)
             later = [chunk.spans for chunk in waiting if chunk.start < until]
             results = self._settled(process, spans, later, now.mono)
+        self._grown = True
+        process.schedule(now.mono)
+        process.tidy_at = min(process.tidy_at, now.mono + TIDY_EVERY)
+        if not waiting:
+            del self._waiting[process.consumer]
+        self._note_open(process)
         rows = iter(results)
         for chunk in ready:
             chunk.pending.left -= len(chunk.spans)
             if self._forwarder is not None:
                 for position, result in zip(chunk.positions, rows, strict=False):
                     chunk.pending.energies[position] = result
-        self._totals.add(results, now)
+        self._totals.add(results, now, process.owner)
+
+    def _merge(self, process: SendingProcess) -> None:
+        """Bring the profile up to date; after a failure, spans get the energy that it has."""
+        try:
+            self._history.merge(process.consumer)
+        except Exception as error:  # noqa: BLE001 - one process must not affect others
+            self._failures.failure(f"The energy of process {process.consumer.pid}", error)
 
     def _settled(
         self,
-        process: _SendingProcess,
+        process: SendingProcess,
         spans: SpanColumns,
         later: Sequence[SpanColumns],
         now: int,
@@ -424,28 +498,34 @@ class SpanJoiner:
             )
             return without_energy(spans)
 
-    def _tidy(self, process: _SendingProcess, now: int) -> None:
+    def _tidy(self, process: SendingProcess, now: Instant) -> None:
         """Count outside energy, and release a process that has exited or sends no spans.
 
         A process that announces its spans has no unknown open span. Others may always have one, so
         their outside energy is counted at the end of the history.
         """
+        quiet = now.mono - process.last_seen
         if not process.waiting and (
-            (process.exited and now - process.last_seen > EXITED_PROCESS_TIMEOUT)
-            or now - process.last_seen > self._keep + IDLE_PROCESS_TIMEOUT
+            (process.exited and quiet > EXITED_PROCESS_TIMEOUT)
+            or quiet > self._keep + IDLE_PROCESS_TIMEOUT
         ):
             self._forget(process, now)
             return
-        abandoned = process.spans.expire(0, now - UNEXPORTED_SPAN_TIMEOUT)
+        abandoned = process.spans.expire(0, now.mono - UNEXPORTED_SPAN_TIMEOUT)
         self._totals.outcome(Outcome.ABANDONED, abandoned)
-        wait = EXITED_PROCESS_TIMEOUT if process.announces else self._keep
-        self._count_outside(process, now - wait)
+        self._note_open(process)
+        if not process.active and quiet > EXPECTED:
+            self._end_sampling(process)
+        wait = EXITED_PROCESS_TIMEOUT if process.announces_all(now.mono) else self._keep
+        self._count_outside(process, now.mono - wait)
+        process.spans.age(now.mono, self._keep)
+        often = process.exited or process.spans.announced
+        process.tidy_at = now.mono + (TIDY_EVERY if often else TIDY_IDLE_EVERY)
 
-    def _forget_ids(self, now: int) -> None:
-        """Remove span ids older than the history, and beyond the limit half of the most."""
-        for process in self._processes.values():
-            process.spans.age(now, self._keep)
-        ascending = sorted((p.spans for p in self._processes.values()), key=_REMEMBERED)
+    def _forget_ids(self) -> None:
+        """Remove span ids beyond the limit: half of the most."""
+        self._grown = False
+        ascending = sorted((one.spans for one in self._processes.values()), key=_REMEMBERED)
         total = sum(map(_REMEMBERED, ascending))
         while total > self._remembered and ascending:
             spans = ascending.pop()
@@ -457,21 +537,25 @@ class SpanJoiner:
         process = self._processes.get(consumer)
         return process is not None and process.spans.awaits(span)
 
-    def _count_outside(self, process: _SendingProcess, before: int) -> None:
+    def _count_outside(self, process: SendingProcess, before: int) -> None:
         with self._history.lock:
             outside = process.spans.outside(process.profile, before)
         for kind, energy in outside.items():
             if energy:
-                self._totals.outside(process.service, kind, energy)
+                self._totals.outside(process.service, kind, energy, process.owner)
 
-    def _forget(self, process: _SendingProcess, now: int) -> None:
-        del self._processes[process.consumer]
-        self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now, now))
-        self._count_outside(process, now)
+    def _forget(self, process: SendingProcess, now: Instant) -> None:
+        """Release a process. Its waiting spans are joined with the known energy."""
+        self._join(process, now, wait=False)
+        self._processes.remove(process)
+        self._opened.pop(process.consumer, None)
+        self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now.mono, now.mono))
+        self._free_places(process, 0)
+        self._merge(process)
+        self._count_outside(process, now.mono)
         process.spans.forget()
+        self._end_sampling(process)
         self._history.forget(process.consumer)
-        if self._sampler is not None:
-            self._sampler.unwatch(process.consumer)
 
     def _forward(self) -> None:
         """Forward and release completed requests in the order of their receipt."""

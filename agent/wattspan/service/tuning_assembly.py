@@ -32,6 +32,7 @@ from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
 from wattspan.service.static_power import StaticPowerLearner
+from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions
@@ -64,6 +65,7 @@ class AgentCore:
     log: Log
     emulated: EmulatedHost | None
     static_powers: StaticPowerLearner
+    pools: Pools = field(default_factory=Pools)
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class TuningAssembly:
     decisions: DecisionLog | None = None
     records: LogForwarder | None = None
     declared: DeclaredJobs = field(init=False)
+    _needs_capper: bool = field(init=False)
     _users: DeviceUsers = field(default_factory=DeviceUsers)
     _directory: ProcessDirectory = field(init=False)
     _shared: Path | None = None
@@ -85,9 +88,12 @@ class TuningAssembly:
     def __post_init__(self) -> None:
         # A job ends with its processes, also if their parent does not notice that they have ended.
         self._directory = RunningProcesses(self.core.directory, ProcFs())
+        self._needs_capper = self._wants_limits or self._has_former_limits
         settings = self.core.config.autotune
         permissions = GpuPermissions(settings.gpus, self._host_view)
-        self.declared = DeclaredJobs(settings, self._directory, secrets.token_hex(8), permissions)
+        self.declared = DeclaredJobs(
+            settings, self._directory, secrets.token_hex(8), permissions, self.core.pools
+        )
         if settings.mode != "off":
             from wattspan.tuning.work_units import ReceivedSpanQueue
 
@@ -106,7 +112,7 @@ class TuningAssembly:
             self._add_tuner(self.tap)
 
     @property
-    def _needs_capper(self) -> bool:
+    def _wants_limits(self) -> bool:
         tuned, caps = self.core.config.autotune, self.core.config.caps
         return (
             tuned.mode == "apply"
@@ -114,6 +120,26 @@ class TuningAssembly:
             or caps.imposes
             or self.core.config.fleet.is_enabled
         )
+
+    @property
+    def _has_former_limits(self) -> bool:
+        """True if a former capper of this agent may have left limits that nothing wants now.
+
+        Limits of fixed caps and of a power budget outlive their capper: another one lifts those
+        that the configuration does not name any more.
+        """
+        if not self._starts_capper:
+            return False
+        from wattspan.capper.journal import capper_directory, has_journal
+
+        state_dir = Path(self.core.config.agent.state_dir)
+        return has_journal(capper_directory(state_dir, emulated=self._is_emulated))
+
+    @property
+    def _starts_capper(self) -> bool:
+        """True if the agent may start a capper of its own."""
+        capper = self.core.config.caps.capper
+        return capper is True or (capper == "auto" and (self._is_emulated or os.geteuid() == 0))
 
     def accounts(self) -> TuningAccounts:
         """The newest state of tuning. Safe from any thread."""
@@ -175,12 +201,9 @@ class TuningAssembly:
 
     def _add_capper(self) -> None:
         """Start a capper as a child process if the agent may and no service does."""
-        caps = self.core.config.caps
-        if not (
-            caps.capper is True
-            or (caps.capper == "auto" and (self._is_emulated or os.geteuid() == 0))
-        ):
+        if not self._starts_capper:
             return
+        caps = self.core.config.caps
         from wattspan.config.writing import to_toml
         from wattspan.service.capper_process import CapperProcess
 

@@ -49,8 +49,10 @@ _MEASURED = frozenset({Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE})
 
 _NO_ACCOUNTS = SpanAccounts()
 
-SpanKey = tuple[str, str]
-"""A service and the name of a span."""
+SpanKey = tuple[str, str, str]
+"""A service, the name of a span, and the owner of the process."""
+
+_OTHERS: SpanKey = (OTHER, OTHER, "")
 
 
 @dataclass(slots=True)
@@ -117,15 +119,15 @@ class SpanAggregator:
         self,
         names: int,
         rows: Iterable[SpanRow] = (),
-        outside: Mapping[tuple[str, HwType], int] = MappingProxyType({}),
+        outside: Mapping[tuple[str, str, HwType], int] = MappingProxyType({}),
         now: int = 0,
     ) -> None:
         """``rows`` and ``outside`` are from a checkpoint; ``now`` is monotonic nanoseconds."""
         self._names = names
-        self._accounts = {(row.service, row.name): _restored(row, now) for row in rows}
+        self._accounts = {row.key: _restored(row, now) for row in rows}
         self._waiting: dict[SpanKey, int] = {}
         self._outside = dict(outside)
-        self._services = {service for service, _ in outside}
+        self._services = {(service, owner) for service, owner, _ in outside}
         self._received = 0
         self._outcomes = {str(outcome): 0 for outcome in Outcome}
         self._released: dict[HwType, int] = {}
@@ -137,8 +139,8 @@ class SpanAggregator:
         """The energy of removed accounts; with it no energy is missing from the sum."""
         return dict(self._released)
 
-    def add(self, results: Sequence[SpanEnergy], now: Instant) -> None:
-        """Add joined spans."""
+    def add(self, results: Sequence[SpanEnergy], now: Instant, owner: str = "") -> None:
+        """Add joined spans of a process of ``owner``."""
         batch = SpanEnergyColumns.of(results)
         spans, known, columns = batch.spans, batch.known, batch.exclusive
         self._now, self._rows = now.mono, None
@@ -146,14 +148,15 @@ class SpanAggregator:
         times = _times(batch, counts)
         tokens = [_tokens(column, counts) for column in (spans.tokens_in, spans.tokens_out)]
         gpu = list(columns).index(HwType.GPU) if batch.basis else 0
-        groups: dict[SpanKey, list[int]] = defaultdict(list)
-        for i, key in enumerate(zip(spans.service, spans.name, strict=True)):
-            groups[key].append(i)
-        for key, at in groups.items():
+        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for i, named in enumerate(zip(spans.service, spans.name, strict=True)):
+            groups[named].append(i)
+        for (service, name), at in groups.items():
             sums = _sums(at, counts, times, spans.end, columns)
             if not sums.spans and not any(sums.energy):
                 continue
-            account = self._accounts.get(key) or self._find(*key, sum(sums.energy))
+            key = service, name, owner
+            account = self._accounts.get(key) or self._find(key, sum(sums.energy))
             account.used, account.row = now.mono, None
             account.count += sums.spans
             account.time += sums.time
@@ -184,15 +187,15 @@ class SpanAggregator:
                 self._outcomes[outcome] += 1
         return [int(outcome in _MEASURED) for outcome in outcomes]
 
-    def outside(self, service: str, kind: HwType, energy: int) -> None:
-        """Add outside energy of a process of ``service``."""
-        service = shortened_name(service)
-        if service not in self._services:
+    def outside(self, service: str, kind: HwType, energy: int, owner: str = "") -> None:
+        """Add outside energy of a process of ``service`` and ``owner``."""
+        key = shortened_name(service), owner
+        if key not in self._services:
             # Services are never removed: they are few, and each belongs to a verified process.
             if len(self._services) >= self._names:
-                service = OTHER
-            self._services.add(service)
-        self._outside[service, kind] = self._outside.get((service, kind), 0) + energy
+                key = OTHER, ""
+            self._services.add(key)
+        self._outside[*key, kind] = self._outside.get((*key, kind), 0) + energy
 
     def received(self, spans: int) -> None:
         """Count received spans."""
@@ -220,15 +223,15 @@ class SpanAggregator:
             received=self._received,
         )
 
-    def _find(self, service: str, name: str, energy: int) -> _SpanNameAccount:
+    def _find(self, wanted: SpanKey, energy: int) -> _SpanNameAccount:
         """The account of a shortened or new name; the account of all others for want of room."""
-        key = shortened_name(service), shortened_name(name)
+        key = shortened_name(wanted[0]), shortened_name(wanted[1]), wanted[2]
         account = self._accounts.get(key)
         if account is not None:
             return account
         if self._has_room() or (self._remove_stale() and self._has_room()):
             return self._open(key)
-        other = OTHER, OTHER
+        other = _OTHERS
         # Waiting names are ranked by energy, so that important ones get an account. A span whose
         # name is that of all others has theirs.
         if key != other and (key in self._waiting or len(self._waiting) < 4 * self._names):
@@ -236,7 +239,7 @@ class SpanAggregator:
         return self._accounts.get(other) or self._open(other)
 
     def _has_room(self) -> bool:
-        named = len(self._accounts) - ((OTHER, OTHER) in self._accounts)
+        named = len(self._accounts) - (_OTHERS in self._accounts)
         return named < self._names
 
     def _open(self, key: SpanKey) -> _SpanNameAccount:
@@ -270,7 +273,7 @@ class SpanAggregator:
         listed = {
             key: Listing(account.since, account.recent)
             for key, account in self._accounts.items()
-            if key != (OTHER, OTHER)
+            if key != _OTHERS
         }
         for newcomer, displaced in displacements(listed, self._waiting, self._names, self._now):
             if displaced is not None:
@@ -378,5 +381,6 @@ def _row(key: SpanKey, account: _SpanNameAccount) -> SpanRow:
         {way: min(count, _MAX_TOTAL) for way, count in tokens.items() if count},
         {kind: one.exemplar for kind, one in spent if one.exemplar is not None},
         dict(account.splits),
+        key[2],
     )
     return account.row

@@ -113,6 +113,10 @@ class ProcessSpans:
         """Add an announced end; False without an open span of its id."""
         return self._announced.close(ended)
 
+    def displace(self) -> None:
+        """Remove the announced span that started last; energy held for it becomes outside."""
+        self._announced.displace()
+
     def expire(self, opened: int, ended: int) -> int:
         """Remove announced spans that are overdue; returns their number.
 

@@ -1,7 +1,8 @@
 """The energy and the tokens of requests to language models, in a bounded number of accounts.
 
-Applications choose service names and clients may choose model names. The first pairs have an
-account of their own, the others share one; no account ever falls.
+Applications choose service names and clients may choose model names. The pairs of each user have
+accounts of their own up to the user's share, the others share one. An account that a user loses,
+or that is not used for a day, is added to the shared one; if its pair returns, it begins at zero.
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import add
 
 from wattspan.attribution.top_n import OTHER
 from wattspan.model import REQUEST_ENERGY_BOUNDS, InferenceRow, Microjoules
+from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.request_division import DivisionMethod, RequestEnergy
 
-MAX_ACCOUNTS = 64
+MAX_ACCOUNTS = POOL_RULES[PoolName.INFERENCE_ACCOUNTS].limit
 """Pairs of service and model with an account of their own."""
+
+_EARLIER: SharePath = ("earlier",)  # the owner of restored accounts until they are used
+_OTHERS = OTHER, OTHER
+
+
+_Pair = tuple[str, str]  # service and model
 
 
 @dataclass(slots=True)
@@ -29,12 +39,52 @@ class _InferenceAccount:
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DivisionMethod, 0))
     counts: list[int] = field(default_factory=lambda: [0] * len(REQUEST_ENERGY_BOUNDS))
 
+    def add(self, other: _InferenceAccount) -> None:
+        self.input += other.input
+        self.output += other.output
+        self.tokens_in += other.tokens_in
+        self.tokens_out += other.tokens_out
+        for method, count in other.requests.items():
+            self.requests[method] = self.requests.get(method, 0) + count
+        self.counts = list(map(add, self.counts, other.counts))
+
 
 class InferenceAccounts:
-    """Totals, which continue from the ``rows`` of an earlier run."""
+    """Totals, which continue from the ``rows`` of an earlier run. Sums over all rows never fall."""
 
-    def __init__(self, rows: Iterable[InferenceRow] = ()) -> None:
+    def __init__(
+        self,
+        rows: Iterable[InferenceRow] = (),
+        pool: FairPool[_Pair] | None = None,
+        now: int = 0,
+    ) -> None:
+        if pool is None:
+            pool = Pools().make(PoolName.INFERENCE_ACCOUNTS)
+        self._pool: FairPool[_Pair] = pool
         self._accounts = {(row.service, row.model): _account(row) for row in rows}
+        self._earlier = self._accounts.keys() - {_OTHERS}
+        for pair in tuple(self._accounts):
+            if pair != _OTHERS and not pool.admit(pair, _EARLIER, now):
+                self._fold(pair)
+
+    def open(self, service: str, model: str, owner: SharePath, now: int) -> None:
+        """Open an account for requests of ``owner``, if its share permits it, or use it again."""
+        pair = shortened_name(service), shortened_name(model)
+        if pair == _OTHERS:
+            return
+        if pair in self._earlier:
+            self._earlier.discard(pair)
+            self._pool.remove(pair)
+        admission = self._pool.admit(pair, owner, now)
+        for displaced in admission.displaced:
+            self._earlier.discard(displaced)
+            self._fold(displaced)
+        if admission:
+            self._accounts.setdefault(pair, _InferenceAccount())
+
+    def _fold(self, pair: _Pair) -> None:
+        """Add an account to the shared one."""
+        self._accounts.setdefault(_OTHERS, _InferenceAccount()).add(self._accounts.pop(pair))
 
     def add(self, results: Iterable[RequestEnergy]) -> None:
         """Add requests with their final energy."""
@@ -51,13 +101,10 @@ class InferenceAccounts:
                 account.counts[bound] += 1
 
     def _account(self, service: str, model: str) -> _InferenceAccount:
-        key = service, model
-        if key not in self._accounts:
-            named = len(self._accounts) - ((OTHER, OTHER) in self._accounts)
-            if named >= MAX_ACCOUNTS:
-                key = OTHER, OTHER
-            self._accounts.setdefault(key, _InferenceAccount())
-        return self._accounts[key]
+        account = self._accounts.get((service, model))
+        if account is None:
+            account = self._accounts.setdefault(_OTHERS, _InferenceAccount())
+        return account
 
     def rows(self) -> tuple[InferenceRow, ...]:
         """One row for each account."""

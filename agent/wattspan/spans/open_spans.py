@@ -236,11 +236,22 @@ class OpenSpans:
             if (record.start < opened if record.end is None else record.end < ended)
         ]
         for record in overdue:
-            number = record.number
-            if number >= 0:
-                if self.division.open[number]:
-                    self.division.leave(number)
-                self.held -= self.division.share(number)
-            self.drop(record)
+            self._discard(record)
         self.tidy()
         return len(overdue)
+
+    def displace(self) -> None:
+        """Remove the span that started last: it has the least energy, which becomes outside energy.
+
+        Once received, it is LATE as far as others have shared the energy of its time.
+        """
+        self._discard(next(reversed(self.records.values())))
+        self.tidy()
+
+    def _discard(self, record: OpenSpan) -> None:
+        number = record.number
+        if number >= 0:
+            if self.division.open[number]:
+                self.division.leave(number)
+            self.held -= self.division.share(number)
+        self.drop(record)

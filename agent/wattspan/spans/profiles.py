@@ -112,14 +112,30 @@ class EnergyProfile:
         static: tuple[int, StaticBasis] | None = None,
         baseline: float = 0.0,
     ) -> None:
+        """``append`` the payer's energy in an interval, and ``merge``."""
+        start, end = interval.start.mono, interval.end.mono
+        self.append(domain_id, kind, start, end, energy, noise, static, baseline)
+        self.merge()
+
+    def append(
+        self,
+        domain_id: str,
+        kind: HwType,
+        start: int,
+        end: int,
+        energy: int,
+        noise: int,
+        static: tuple[int, StaticBasis] | None = None,
+        baseline: float = 0.0,
+    ) -> None:
         """Add the payer's ``energy`` (also 0) in the next settled interval of a domain.
 
         ``noise`` is the error at the interval's edges in microjoules. Intervals of one domain come
         in order of time; energy of a time that is already known counts as ``lost``. ``static`` is
         the static part of a GPU's energy, with its basis; None if it is unknown. ``baseline`` is
-        the error of the energy by that of the idle power, in microjoules.
+        the error of the energy by that of the idle power, in microjoules. Answers include the
+        energy after ``merge``, which costs as much for one interval as for several.
         """
-        start, end = interval.start.mono, interval.end.mono
         track = self._tracks.get(domain_id)
         if track is None:
             track = self._join(domain_id, kind, start)
@@ -146,12 +162,27 @@ class EnergyProfile:
         together = [one for one in self._tracks.values() if one.kind is kind and not one.gone]
         for complete in complete_pools(together, self._clock, start, end):
             complete.release(self._clock)
-        self._merge(self._patience)
+
+    def merge(self) -> None:
+        """Include the appended intervals in the answers."""
+        if self._known:
+            self._merge(self._patience)
 
     def finish(self) -> None:
         """Release all pools: no more intervals will come."""
         if self._known:
             self._merge(patience=-1)
+
+    def is_even(self, domain_id: str) -> bool:
+        """True if consecutive intervals without energy equal one: none of its type is pooled.
+
+        Those of a GPU with energy are separate: its power model learns from each of them.
+        """
+        track = self._tracks.get(domain_id)
+        if track is None:
+            return True
+        same = (one for one in self._tracks.values() if one.kind is track.kind)
+        return not track.steps and not any(one.pooling for one in same)
 
     def _join(self, domain_id: str, kind: HwType, start: int) -> IntervalPool:
         """Begin an unexpected domain.
@@ -173,8 +204,6 @@ class EnergyProfile:
         if kind not in self._known:
             self.lanes = lanes_of(frozenset([*self._known, kind]), self.lanes.static)
         self._known[kind] = min(first, start), max(last, end)
-        self._all_from = max(first for first, _ in self._known.values())
-        self._all_until = min(last for _, last in self._known.values())
 
     def _update_basis(self, board: str, basis: StaticBasis | None, start: int) -> None:
         """Note a changed basis of one board: the payer's is the least certain of its boards."""
@@ -209,6 +238,8 @@ class EnergyProfile:
 
     def _merge(self, patience: int) -> None:
         """Append rows up to the earliest end of the released slices of all active domains."""
+        self._all_from = max(first for first, _ in self._known.values())
+        self._all_until = min(last for _, last in self._known.values())
         tracks = list(self._tracks.values())
         newest = max(track.known for track in tracks)
         for track in tracks:

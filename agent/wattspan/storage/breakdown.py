@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from wattspan.model import GroupKind, HwType, Provenance
+from wattspan.model import GroupKind, HwType, Provenance, service_label
 from wattspan.storage.deltas import (
     MODEL,
     PROCESS,
@@ -175,9 +175,10 @@ def _span_section(
     spans = {n: use for n, use in spans.items() if (n.role is SpanRole.MODEL) == (of.kind == MODEL)}
     if not spans:
         return None
+    service = _service_of(spans)
     lines, beyond = _largest_lines(
         (
-            BreakdownLine(LineRole.NAMED, of.kind, name.name, use.energy, name.service, use)
+            BreakdownLine(LineRole.NAMED, of.kind, name.name, use.energy, service(name), use)
             for name, use in spans.items()
             if name.role is of.named and name != of.rest
         ),
@@ -198,11 +199,19 @@ def _span_section(
     return BreakdownSection(of.kind, tuple(lines))
 
 
+def _service_of(spans: Iterable[SpanName]) -> Callable[[SpanName], str]:
+    """The label of the service of a span: with its owner where services have several owners."""
+    if len({name.owner for name in spans if name.owner}) > 1:
+        return lambda name: service_label(name.service, name.owner)
+    return lambda name: name.service
+
+
 def _outside_lines(spans: Mapping[SpanName, SpanUsage], limit: int) -> Iterable[BreakdownLine]:
     """The energy of services outside of their spans."""
+    service = _service_of(spans)
     lines, others = _largest_lines(
         (
-            BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", use.energy, name.service)
+            BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", use.energy, service(name))
             for name, use in spans.items()
             if name.role is SpanRole.OUTSIDE
         ),

@@ -63,6 +63,7 @@ class _OutsideSpansDocument(msgspec.Struct):
 
     service: str
     energy: dict[HwType, Microjoules]
+    owner: str = ""
 
 
 class _CheckpointDocument(msgspec.Struct):
@@ -111,8 +112,8 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
         retired=dict(checkpoint.retired),
         spans=[replace(row, exemplars={}) for row in checkpoint.spans],
         outside=[
-            _OutsideSpansDocument(service, {kind: e})
-            for (service, kind), e in checkpoint.outside.items()
+            _OutsideSpansDocument(service, {kind: e}, owner)
+            for (service, owner, kind), e in checkpoint.outside.items()
         ],
         footprint=checkpoint.footprint,
         since=checkpoint.since,
@@ -142,7 +143,9 @@ def checkpoint_from_json(text: bytes) -> Checkpoint:
         retired=document.retired,
         spans=tuple(document.spans),
         outside={
-            (row.service, kind): e for row in document.outside for kind, e in row.energy.items()
+            (row.service, row.owner, kind): e
+            for row in document.outside
+            for kind, e in row.energy.items()
         },
         footprint=document.footprint,
         since=document.since,

@@ -149,7 +149,21 @@ CREATE TABLE request_division (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS, _DIVISIONS)
+_SPAN_OWNERS = """
+CREATE TABLE owned_span (
+    key INTEGER PRIMARY KEY,
+    role TEXT NOT NULL,
+    service TEXT NOT NULL,
+    name TEXT NOT NULL,
+    owner TEXT NOT NULL DEFAULT '',
+    UNIQUE (role, service, name, owner)
+) STRICT;
+INSERT INTO owned_span (key, role, service, name) SELECT key, role, service, name FROM span;
+DROP TABLE span;
+ALTER TABLE owned_span RENAME TO span;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS, _DIVISIONS, _SPAN_OWNERS)
 """The script at index ``n`` migrates version ``n`` to ``n + 1``."""
 
 

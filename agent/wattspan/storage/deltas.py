@@ -51,6 +51,7 @@ class SpanName(NamedTuple):
     role: SpanRole
     service: str = ""
     name: str = ""
+    owner: str = ""
 
 
 REST_OF_SPANS = SpanName(SpanRole.REST)
@@ -127,20 +128,20 @@ def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanNam
 
     Energy counts when its span has ended and settled, so it may be older than ``earlier``.
     """
-    before = {(row.service, row.name): row for row in earlier.spans} if earlier else {}
+    before = {row.key: row for row in earlier.spans} if earlier else {}
     found: dict[SpanName, SpanUsage] = {}
     for row in later.spans:
-        if usage := _span_rise(before.get((row.service, row.name)), row):
-            name = SpanName(SpanRole.NAMED, row.service, row.name)
-            found[REST_OF_SPANS if (row.service, row.name) == (OTHER, OTHER) else name] = usage
+        if usage := _span_rise(before.get(row.key), row):
+            name = SpanName(SpanRole.NAMED, *row.key)
+            found[REST_OF_SPANS if row.key == (OTHER, OTHER, "") else name] = usage
     outside = _rises(earlier.outside if earlier else {}, later.outside)
-    for (service, kind), energy in outside.items():
-        name = SpanName(SpanRole.OUTSIDE, service)
+    for (service, owner, kind), energy in outside.items():
+        name = SpanName(SpanRole.OUTSIDE, service, owner=owner)
         found[name] = found.get(name, SpanUsage()) + SpanUsage({kind: _limited(energy)})
-    models = {(one.service, one.model): one for one in earlier.inference} if earlier else {}
+    models = {one.key: one for one in earlier.inference} if earlier else {}
     for each in later.inference:
-        if usage := _requests_rise(models.get((each.service, each.model)), each):
-            found[SpanName(SpanRole.MODEL, each.service, each.model)] = usage
+        if usage := _requests_rise(models.get(each.key), each):
+            found[SpanName(SpanRole.MODEL, *each.key)] = usage
     return found
 
 

@@ -226,7 +226,7 @@ class HistoryWriter:
                 int(named.resource is not None),
             )
         else:
-            table, columns = "span", "role, service, name"
+            table, columns = "span", "role, service, name, owner"
             if isinstance(named, EnergyOwner):
                 table, columns = "owner", 'kind, hw_type, name, "group", rest'
             values = tuple(

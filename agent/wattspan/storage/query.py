@@ -146,7 +146,7 @@ SELECT span, division, sum(requests) FROM request_division WHERE {_WITHIN} GROUP
 """  # noqa: S608
 # total() returns floats: the sum of claimed integers may exceed an SQLite integer.
 _SPANS = f"""
-SELECT key, role, service, name, calls, nanoseconds, tokens_in, tokens_out
+SELECT key, role, service, name, owner, calls, nanoseconds, tokens_in, tokens_out
 FROM span JOIN (
     SELECT span, sum(calls) AS calls, total(nanoseconds) AS nanoseconds,
            total(tokens_in) AS tokens_in, total(tokens_out) AS tokens_out
@@ -210,7 +210,7 @@ def _spans(
     for key, division, requests in database.execute(_REQUEST_DIVISIONS, interval):
         divisions[key][division] = requests
     return {
-        SpanName(SpanRole(role), service, name): SpanUsage(
+        SpanName(SpanRole(role), service, name, owner): SpanUsage(
             energies.get(key, {}),
             calls,
             int(time),
@@ -219,7 +219,9 @@ def _spans(
             splits.get(key, {}),
             divisions.get(key, {}),
         )
-        for key, role, service, name, calls, time, read, made in database.execute(_SPANS, interval)
+        for key, role, service, name, owner, calls, time, read, made in database.execute(
+            _SPANS, interval
+        )
     }
 
 

@@ -15,15 +15,16 @@ from typing import NamedTuple
 import msgspec
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.http.limits import FairQuota
 from wattspan.ingest.export_request import WorkAttribute
 from wattspan.model import Consumer, DeclarationOutcome, DeclaredTerms, RequestedTerms
 from wattspan.ports import ProcessDirectory
+from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.tuning.decisions.declarations import decide_terms
 from wattspan.tuning.permissions import GpuVerdict, TuningPermissions, operator_terms
 from wattspan.tuning.work_units import TOKENS, matching_job
 
-MAX_DECLARATIONS = 128
+MAX_DECLARATIONS = POOL_RULES[PoolName.DECLARED_JOBS].limit
 """Declarations of all users; one user has half of them at most."""
 
 
@@ -71,6 +72,7 @@ class DeclaredJobs:
         directory: ProcessDirectory,
         instance: str,
         gpus: Callable[[str, Collection[Consumer]], GpuVerdict] = lambda *_: GpuVerdict(),
+        pools: Pools | None = None,
     ) -> None:
         """``gpus`` tells if the GPUs of a job's processes may be tuned."""
         self.instance, self._gpus = instance, gpus
@@ -79,7 +81,7 @@ class DeclaredJobs:
         self._lock = threading.Lock()
         self._groups: dict[_Spans, tuple[ProcessDeclaration, ...]] = {}  # each oldest first
         self._by_process: dict[Consumer, tuple[ProcessDeclaration, ...]] = {}
-        self._quota = FairQuota(MAX_DECLARATIONS)
+        self._quota = (pools or Pools()).make(PoolName.DECLARED_JOBS)
         self._jobs: dict[_Spans, tuple[DeclaredJob, ...]] = {}
         self._work = _work_attributes(settings.job)
 
@@ -125,10 +127,9 @@ class DeclaredJobs:
 
     def _acquire(self, uid: int) -> bool:
         """True if there is room for one more declaration of the user, which is reserved."""
-        if self._quota.acquire(uid):
-            return True
-        self._remove_ended()
-        return self._quota.acquire(uid)
+        if self._quota.scarce:
+            self._remove_ended()
+        return bool(self._quota.acquire(share_path(uid)))
 
     def _remove_ended(self) -> None:
         identify = self._directory.identify
@@ -143,9 +144,9 @@ class DeclaredJobs:
         if not changed:
             return
         for one in removed:
-            self._quota.release(one.uid)
+            self._quota.release(share_path(one.uid))
         if added is not None and removed:
-            self._quota.force(added.uid)  # else there is room already
+            self._quota.force(share_path(added.uid))  # else there is room already
         for process in {one.consumer for one in changed}:
             own = [one for one in self._by_process.pop(process, ()) if one not in removed]
             own += [one for one in (added,) if one is not None and one.consumer == process]

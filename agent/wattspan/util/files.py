@@ -67,11 +67,14 @@ def _require_regular(status: os.stat_result) -> None:
         raise UnsuitableFileError(errno.EINVAL, f"it is {kind}, and a regular file is needed")
 
 
-def replace_file(path: Path, content: bytes, draft: Path, mode: int = 0o644) -> None:
+def replace_file(
+    path: Path, content: bytes, draft: Path, mode: int = 0o644, *, exact: bool = False
+) -> None:
     """Replace the file at ``path`` as a whole by ``content``, which is written to ``draft`` first.
 
-    Whenever the process or the power ends, the file is the one before or the one after, once
-    ``synchronize_directory`` has been called. OSError: the file is the one before, without a draft.
+    The umask may remove permissions of ``mode``, unless it is ``exact``. Whenever the process or
+    the power ends, the file is the one before or the one after, once ``synchronize_directory`` has
+    been called. OSError: the file is the one before, without a draft.
     """
     with contextlib.suppress(FileNotFoundError):
         draft.unlink()  # of an interrupted attempt
@@ -79,6 +82,8 @@ def replace_file(path: Path, content: bytes, draft: Path, mode: int = 0o644) -> 
     descriptor = os.open(draft, flags, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            if exact:
+                os.fchmod(descriptor, mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

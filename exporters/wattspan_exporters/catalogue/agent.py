@@ -86,6 +86,9 @@ AGENT = (
     Metric("wattspan.agent.refusals", COUNTER, "{request}",
            "Connections and requests rejected by a listener.",
            ("listener", "reason"), lambda snapshot: snapshot.stats.refusals.items()),
+    Metric("wattspan.pool.refusals", COUNTER, "{request}",
+           "Items that found a bounded pool full, or lost a place to an owner with fewer.",
+           ("pool", "reason"), lambda snapshot: snapshot.stats.pool_refusals.items()),
 )  # fmt: skip
 
 # ----------------------------------------------- cost and carbon: rates and totals in billionths

@@ -294,7 +294,7 @@ def span_energy(snapshot: Snapshot) -> Iterator[Sample]:
     provenance = provenances(snapshot)
     for row in snapshot.spans.rows:
         for hw_type, spent in row.energy.items():
-            yield (hw_type, row.service, row.name, provenance.get(hw_type, "")), spent
+            yield (hw_type, *row.key, provenance.get(hw_type, "")), spent
 
 
 def _split_energy(part: str) -> Draw:
@@ -304,7 +304,7 @@ def _split_energy(part: str) -> Draw:
         provenance = provenances(snapshot).get(HwType.GPU, "")
         for row in snapshot.spans.rows:
             for basis, split in row.splits.items():
-                yield (HwType.GPU, row.service, row.name, provenance, basis), getattr(split, part)
+                yield (HwType.GPU, *row.key, provenance, basis), getattr(split, part)
 
     return draw
 
@@ -313,7 +313,7 @@ def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
     """Return one exemplar for each series of ``energy`` with a span."""
     provenance = provenances(snapshot)
     return {
-        (hw_type, row.service, row.name, provenance.get(hw_type, "")): exemplar
+        (hw_type, *row.key, provenance.get(hw_type, "")): exemplar
         for row in snapshot.spans.rows
         for hw_type, exemplar in row.exemplars.items()
     }
@@ -323,18 +323,18 @@ def span_tokens(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield tokens of names that have them."""
     for row in snapshot.spans.rows:
         for direction, count in row.tokens.items():
-            yield (row.service, row.name, direction), count
+            yield (*row.key, direction), count
 
 
 def energy_outside_spans(snapshot: Snapshot) -> Iterator[Sample]:
     provenance = provenances(snapshot)
-    for (service, hw_type), spent in snapshot.spans.outside.items():
-        yield (hw_type, service, provenance.get(hw_type, "")), spent
+    for (service, owner, hw_type), spent in snapshot.spans.outside.items():
+        yield (hw_type, service, owner, provenance.get(hw_type, "")), spent
 
 
 def _of_names(field: str) -> Draw:
     """One field of the spans of every name."""
-    return each(attrgetter("spans.rows"), attrgetter("service", "name"), attrgetter(field))
+    return each(attrgetter("spans.rows"), attrgetter("service", "name", "owner"), attrgetter(field))
 
 
 def _total(name: str, instrument: Instrument, unit: str, text: str) -> Metric:
@@ -354,7 +354,7 @@ def _by_reason(name: str, unit: str, text: str, field: str) -> Metric:
     return Metric(f"wattspan.{name}", COUNTER, unit, text, ("reason",), draw)
 
 
-_NAMES = ("service.name", "span.name")
+_NAMES = ("service.name", "span.name", "owner")
 
 SPANS = (
     Metric("wattspan.span.energy", COUNTER, "J", "Exclusive energy of the spans of one name.",
@@ -380,7 +380,7 @@ SPANS = (
            (*_NAMES, "direction"), span_tokens, lasting=True),
     Metric("wattspan.span.outside.energy", COUNTER, "J",
            "Energy of a service's processes outside of their spans.",
-           ("hw.type", "service.name", "provenance"), energy_outside_spans, lasting=True),
+           ("hw.type", "service.name", "owner", "provenance"), energy_outside_spans, lasting=True),
     _by_reason("span.outcomes", "{span}",
                "Spans by outcome of the attribution; docs/how-to/see-spans.md lists the reasons.",
                "outcomes"),

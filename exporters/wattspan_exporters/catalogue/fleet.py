@@ -57,4 +57,10 @@ FLEET = (
     _place("headroom", "W", "Part of the budget of a place that no host may use now.",
            attrgetter("headroom")),
     _place("hosts", "{host}", "Registered hosts of a place.", attrgetter("hosts")),
+    _place("absent_hosts", "{host}", "Registered hosts of a place without contact.",
+           attrgetter("absent")),
+    _host("ended_hosts", "{host}",
+          "Hosts that are not counted any more because they were absent for too long. From the"
+          " leader of the fleet only.",
+          lambda accounts: accounts.ended if accounts.leads else None),
 )  # fmt: skip

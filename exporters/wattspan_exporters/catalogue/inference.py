@@ -20,33 +20,33 @@ from wattspan_exporters.catalogue.energy import provenances
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
 
-_MODEL = ("service.name", "model")
+_MODEL = ("service.name", "model", "owner")
 
 
 def token_energy(snapshot: Snapshot) -> Iterator[Sample]:
     provenance = provenances(snapshot).get(HwType.GPU, "")
     for row in snapshot.spans.inference:
         for token_type, energy in row.energy.items():
-            yield (row.service, row.model, token_type, provenance), energy
+            yield (*row.key, token_type, provenance), energy
 
 
 def tokens(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.spans.inference:
         for token_type, count in row.tokens.items():
-            yield (row.service, row.model, token_type), count
+            yield (*row.key, token_type), count
 
 
 def requests(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.spans.inference:
         for division, count in row.requests.items():
-            yield (row.service, row.model, division), count
+            yield (*row.key, division), count
 
 
 def request_energies(snapshot: Snapshot) -> Iterator[tuple[Labels, Distribution]]:
     provenance = provenances(snapshot).get(HwType.GPU, "")
     for row in snapshot.spans.inference:
         count, total = sum(row.requests.values()), sum(row.energy.values())
-        yield (row.service, row.model, provenance), Distribution(count, total, row.buckets)
+        yield (*row.key, provenance), Distribution(count, total, row.buckets)
 
 
 def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:

@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from wattspan.http.access_policy import client_tls, unreadable_error
+from wattspan.http.access_policy import client_tls
 from wattspan.model import SECOND, Snapshot, SourceHealth
 from wattspan.otlp.destination import (
     METRICS,
     Destination,
     as_grpc,
-    header_error,
     parse_destination,
     parse_headers,
 )
+from wattspan.otlp.headers_file import can_examine, read_headers
 from wattspan.otlp.http_transport import address_errors, open_transport
 from wattspan.otlp.transport import (
     MAX_BACKOFF,
@@ -39,11 +39,9 @@ from wattspan.ports import (
     Clock,
     ConfigError,
     ExporterContext,
-    ExporterError,
     SnapshotView,
     error_sentences,
 )
-from wattspan.util.files import read_regular
 from wattspan.util.throttle import RetryBackoff
 from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.otlp import OtlpSettings
@@ -67,7 +65,7 @@ def endpoint_transport(settings: OtlpSettings, clock: Clock, version: str) -> Tr
     destination = endpoint_destination(settings)
     return open_transport(
         destination,
-        parse_headers(settings.headers, METRICS) | read_headers(settings.headers_file),
+        parse_headers(settings.headers, METRICS) | _file_headers(settings),
         clock,
         version,
         trust=tls_context_factory(settings) if destination.tls else ssl.create_default_context,
@@ -76,31 +74,8 @@ def endpoint_transport(settings: OtlpSettings, clock: Clock, version: str) -> Tr
     )
 
 
-def read_headers(path: str) -> dict[str, str]:
-    """The headers of a file with lines ``name: value``, empty lines and # comments."""
-    if not path:
-        return {}
-    try:
-        lines = read_regular(path).content.decode("utf-8").splitlines()
-    except OSError as error:
-        raise unreadable_error(path, error, "headers_file", _TABLE_NAME) from None
-    except UnicodeDecodeError:
-        raise ExporterError(
-            f"Cannot read {path}: it is not text; correct headers_file {_TABLE_NAME}."
-        ) from None
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, colon, value = (part.strip() for part in line.partition(":"))
-        name = name.lower() if colon else ""
-        if fault := header_error(name, value, "name: value"):
-            raise ExporterError(
-                f"{path}, line {number}: {fault}; correct the file, which headers_file "
-                f"{_TABLE_NAME} names."
-            )
-        found[name] = value
-    return found
+def _file_headers(settings: OtlpSettings) -> dict[str, str]:
+    return read_headers(settings.headers_file, "headers_file", _TABLE_NAME)
 
 
 def tls_context_factory(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
@@ -120,26 +95,15 @@ def otlp_faults(settings: OtlpSettings) -> Iterator[str]:
     Files that this user may not read are skipped; the agent's user may.
     """
     yield from address_errors(endpoint_address(settings), settings.headers, METRICS)
-    if settings.headers_file and _is_readable_here(settings.headers_file):
-        yield from error_sentences(lambda: read_headers(settings.headers_file))
+    if settings.headers_file and can_examine(settings.headers_file):
+        yield from error_sentences(lambda: _file_headers(settings))
     tls = [path for path in (settings.tls_ca, settings.tls_certificate, settings.tls_key) if path]
-    if tls and all(map(_is_readable_here, tls)):
+    if tls and all(map(can_examine, tls)):
         yield from error_sentences(lambda: tls_context_factory(settings))
     yield from error_sentences(
         lambda: configured_attributes(settings.resource),
         lambda: select_metrics(settings.metrics, "exporters.otlp"),
     )
-
-
-def _is_readable_here(path: str) -> bool:
-    """True if the errors of a file, including its absence, can be determined."""
-    try:
-        Path(path).stat()
-    except PermissionError:
-        return False
-    except OSError:
-        return True
-    return os.access(path, os.R_OK)
 
 
 # ------------------------------------------------------------------------- resource attributes

@@ -28,6 +28,7 @@ from wattspan.model import (
     Snapshot,
     SpanRow,
     StaticBasis,
+    service_label,
 )
 
 HARDWARE_TYPES = tuple(HwType)
@@ -51,7 +52,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 SpanKey = tuple[str, str | None]
-"""A service and a span name; None is the sum of its other names."""
+"""A service with its owner, and a span name; None is the sum of its other names."""
 
 
 class DeviceDelta(NamedTuple):
@@ -267,10 +268,10 @@ def _processes(
 def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[SpanKey, SpanDelta]:
     if before is after:
         return {}
-    old = {(row.service, row.name): row for row in before}
+    old = {row.key: row for row in before}
     spans: dict[SpanKey, SpanDelta] = {}
     for row in after:
-        earlier = old.get((row.service, row.name))
+        earlier = old.get(row.key)
         if earlier is row:
             continue
         now = _span_delta(row)
@@ -288,7 +289,7 @@ def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[Span
         if min(*now.parts, *now.splits, now.time, now.tokens) < 0:
             now = _span_delta(row)
         if any(now.parts) or now.calls:
-            spans[row.service, row.name] = now
+            spans[service_label(row.service, row.owner), row.name] = now
     return spans
 
 
@@ -307,7 +308,7 @@ def _outside(before: Snapshot, after: Snapshot) -> dict[str, int]:
     if old is not new:
         for key, energy in new.items():
             if (grown := energy - old.get(key, 0)) > 0:
-                merge_into(outside, {key[0]: grown}, add)
+                merge_into(outside, {service_label(key[0], key[1]): grown}, add)
     return outside
 
 

@@ -231,9 +231,18 @@ class MetricsPages:
             return self._bodies[name, zipped]
 
     def _health(self) -> HttpResponse:
-        age = self._clock.monotonic() - self._view().at.mono
+        snapshot = self._view()
+        age, ticks = self._clock.monotonic() - snapshot.at.mono, snapshot.stats.recent_ticks
         if age > STALE_AFTER:
             return plain_response(503, f"The newest snapshot is {age // SECOND} s old.")
+        if ticks.missed:
+            # Not an error status: a restart of the agent would lose more ticks.
+            return plain_response(
+                200,
+                f"degraded: {ticks.missed} of {ticks.due} polls of the last minute were missed; "
+                f"the longest poll took {ticks.longest_poll // MILLISECOND} ms. "
+                "Give the agent more CPU time, or raise agent.interval.",
+            )
         return plain_response(200, "ok")
 
 

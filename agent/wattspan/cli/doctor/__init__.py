@@ -69,7 +69,7 @@ def command(
     each value at fault; the exit code is then 2. It is 3 if no counter can be read.
     """
     faults: list[str] = []
-    loaded = configuration.load(faults=faults)
+    loaded = configuration.load(faults=faults, client=True)
     with selected_emulated_host(loaded.config.emulation) as host:
         diagnosis = diagnose(loaded, host=host, faults=faults)
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,6 +14,7 @@ from wattspan.cli.formatting import duration_each, duration_text
 from wattspan.config import FleetSettings
 from wattspan.config.fleet import EtcdEndpoint, parse_endpoint
 from wattspan.fleet.allotment import (
+    ENDED_AFTER,
     BudgetBelowFloorsError,
     HostReport,
     floors_by_node,
@@ -23,7 +24,7 @@ from wattspan.fleet.allotment import (
     power_bounds,
     watts,
 )
-from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
+from wattspan.fleet.allotment_planner import AllotmentPlan
 from wattspan.fleet.coordination import (
     ConflictError,
     Coordination,
@@ -48,6 +49,7 @@ Connect = Callable[[EtcdEndpoint], Coordination]
 _NEVER: Final = 2**63 - 1
 """A revision that no key has."""
 _LONGEST_WATCH: Final = 10 * SECOND
+_SHOWN: Final = 5
 _START_ETCD: Final = (
     "Start etcd there, open its port in the firewalls, or correct [fleet] endpoints and the TLS"
     " files named there."
@@ -241,7 +243,7 @@ def _records(
     except (CoordinationError, RecordError) as error:
         yield _of_sentences(failure, "records", str(error))
         return
-    plan = plan_allotments(state.book, state.present_reports())
+    plan = state.plan()
     view = FleetView(settings.name_of(host), settings, keys, state, plan)
     if state.leader:
         yield ok("leader", f"{state.leader} divides the budgets")
@@ -256,6 +258,8 @@ def _records(
         yield from _name(view, client)
     yield from _allotment(view)
     yield from _budgets(view)
+    yield from _terms(view)
+    yield from _absent(view)
 
 
 def _name(view: FleetView, client: Coordination) -> Iterator[Finding]:
@@ -343,6 +347,40 @@ def _budgets(view: FleetView) -> Iterator[Finding]:
             f"none applies to {place_name(view.settings.place)}, so this host is not limited",
             "Run `wattspan fleet budget PLACE WATTS`.",
         )
+
+
+def _terms(view: FleetView) -> Iterator[Finding]:
+    """The terms of the host, which the operator has written."""
+    terms = view.state.terms.of(view.name)
+    bounds = f"a floor of {watts(terms.floor)} and a limit of {watts(terms.ceiling)} at most"
+    if view.name in view.state.terms.hosts:
+        yield ok("terms", f"{bounds}, priority {terms.priority}")
+    else:
+        yield ok("terms", f"the default ones: {bounds}")
+
+
+def _absent(view: FleetView) -> Iterator[Finding]:
+    """Other hosts of the fleet without contact: they count with limits that nobody may use."""
+    book = view.state.book
+    absent = sorted(book.hosts.keys() - view.reports.keys() - {view.name})
+    if absent:
+        yield warning(
+            "absent hosts",
+            f"{_some(absent)} without contact, and counted with their fallback, later their floor",
+            "Start their agents, or run `wattspan fleet remove HOST` once a host is off.",
+        )
+    ended = sorted(set(book.ended) - book.hosts.keys())
+    if ended:
+        yield warning(
+            "ended hosts",
+            f"{_some(ended)} absent for {ENDED_AFTER // 3600} h, and not counted any more",
+            "Check that each is off, or start its agent; `wattspan fleet remove HOST` ends this.",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _of_sentences(mark: Callable[[str, str, str], Finding], what: str, text: str) -> Finding:

@@ -189,6 +189,13 @@ def examine_configuration(
     yield from broken
     if config.path is not None:
         yield from _check_file(config.path, owners)
+    elif config.hidden is not None:
+        yield note(
+            "file",
+            f"{config.hidden} is not readable for this user: its settings are not examined, except"
+            " those that a running agent publishes",
+            "Examine with the agent's rights: `sudo -u wattspan wattspan doctor`.",
+        )
     elif not broken:
         yield ok("file", "no file, the defaults apply")
     yield from (warning("environment", sentence) for sentence in config.warnings)

@@ -11,7 +11,7 @@ from typing import cast
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.config import AccessSettings, Config
 from wattspan.http.access_policy import AccessError, exposure_warning, server_tls, token_check
-from wattspan.model.settings import Listen, Table
+from wattspan.model.settings import Listen, Table, keys
 from wattspan.otlp.destination import Destination, parse_destination
 from wattspan.ports import ConfigError
 from wattspan.service.configuration import metrics_destination, run_directory
@@ -115,6 +115,21 @@ def examine_security(config: Config) -> Iterator[Finding]:
                 )
             else:
                 yield ok(name, f"{listen} serves this machine only")
+    yield from (warning("secrets", sentence) for sentence in inline_secrets(config))
+
+
+def inline_secrets(config: Config) -> Iterator[str]:
+    """A sentence for each secret in the configuration itself that a file of its own could hold."""
+    for where, table in config.tables.items():
+        known = keys(type(table))
+        for name, key in known.items():
+            if key.secret and getattr(table, name) and f"{name}_file" in known:
+                origin = config.origin(f"{where}.{name}")
+                yield (
+                    f"[{where}] {name} ({origin}) holds a secret, which every reader of the"
+                    " configuration sees. Put it into a file of the agent's user with mode 0600,"
+                    f" and name that in {name}_file."
+                )
 
 
 # -------------------------------------------------------------------------- spans and metrics

@@ -201,10 +201,15 @@ def run(
         raise StudyFileError(
             f"{file} exists. Continue it with --resume, or name another file with --output."
         )
-    from wattspan.cli.frontier.measurement import described, idle_warning, measured_host
+    from wattspan.cli.frontier.measurement import (
+        described,
+        idle_warning,
+        measured_host,
+        resolution_warning,
+    )
     from wattspan.service.configuration import agent_directories
 
-    config = configuration.load_without_plugins()
+    config = configuration.load_without_plugins(client=True)
     directories = agent_directories(config)
     host = measured_host(devices, SystemClock(), directories)
     settings, settable = _settable(configuration, settings, host)
@@ -223,7 +228,7 @@ def run(
     )
     if resume:
         study = kept.read().continued(study)
-    if sentence := idle_warning(host):
+    for sentence in filter(None, (idle_warning(host), resolution_warning(host, window / SECOND))):
         echo_error(f"warning: {sentence}")
     runner = _runner(
         configuration,
@@ -331,7 +336,8 @@ def _settable(
 def _connect(configuration: ConfigurationOptions) -> Any:
     from wattspan.service.configuration import capper_client
 
-    config, who = configuration.load_without_plugins(), f"wattspan frontier {os.getpid()}"
+    config = configuration.load_without_plugins(client=True)
+    who = f"wattspan frontier {os.getpid()}"
     return capper_client(config, SystemClock(), who, timeout=_CALLS_TIMEOUT)
 
 

@@ -28,6 +28,9 @@ MAX_OTHERS = 0.1
 MIN_COVERAGE = 0.98
 """Share of a window that must have been measured."""
 
+MIN_CELLS = 10
+"""Least length of a window in cells, for a user who may read coarse figures only."""
+
 _POWER_KNOBS = {HwType.GPU: Knob.GPU_POWER, HwType.CPU: Knob.CPU_POWER}
 
 
@@ -38,6 +41,8 @@ class MeasuredHost(NamedTuple):
     """The devices to measure, as the agent knows them.
 
     ``idle_unknown`` are those without an idle power: the agent cannot divide their energy.
+    ``resolution`` is the length of the cells in seconds by which this user may read their energy,
+    0 without cells.
     """
 
     name: str
@@ -45,36 +50,53 @@ class MeasuredHost(NamedTuple):
     emulated: bool
     devices: Sequence[Device]
     idle_unknown: Sequence[Device] = ()
+    resolution: float = 0.0
 
 
 def measured_host(names: Sequence[str], clock: Clock, directories: tuple[str, ...]) -> MeasuredHost:
     """The devices with ``names``, by id, index or UUID; else the GPUs, or without any all devices.
 
-    MeasurementError if no agent answers or this user may not read the devices exactly;
-    ConfigError for an unknown name.
+    MeasurementError if no agent answers; ConfigError for an unknown name.
     """
     now = f"mono:{clock.monotonic()}"
     query = {"of": "devices", "start": now, "end": now}
     answer = request_json("/v1/energy", query, directories=directories)
-    if resolution := answer["device_resolution_seconds"]:
-        raise MeasurementError(
-            f"This user may read the energy of devices only in steps of {resolution:g} s, which is"
-            " too coarse to compare settings. Run this as root, or as a user who may read the"
-            " counters."
-        )
     devices = [Device.of(one) for one in answer["devices"]]
     snapshot = request_json("/v1/snapshot", {}, directories=directories)
     drivers = {
         one["gpu"]["driver"] for one in snapshot["domains"] if (one.get("gpu") or {}).get("driver")
     }
     selected = _selected(devices, names)
+    query["hw_id"] = ",".join(device.id for device in selected)
+    cells = request_json("/v1/energy", query, directories=directories) if selected else answer
     return MeasuredHost(
         str(snapshot["host_name"]),
         ", ".join(sorted(drivers)),
         bool(answer["emulated"]),
         selected,
         without_idle_power(selected, snapshot["domains"]),
+        cells["device_resolution_seconds"] or 0.0,
     )
+
+
+def resolution_warning(host: MeasuredHost, window: float) -> str:
+    """A sentence if this user's figures are coarse; "" if exact. MeasurementError if too coarse.
+
+    The load is steady around a window of ``window`` seconds, so that a cell at its edge has about
+    the power of the window.
+    """
+    if not host.resolution:
+        return ""
+    steps = (
+        f"This user may read the energy of CPUs and memory only in steps of {host.resolution:g} s"
+    )
+    least = MIN_CELLS * host.resolution
+    if window < least:
+        raise MeasurementError(
+            f"{steps}, and the window is shorter than {MIN_CELLS} steps. Set --window to"
+            f" {least:g}s at least, or run this as root."
+        )
+    return f"{steps}, so that trials are less exact than those of root."
 
 
 def without_idle_power(
@@ -282,19 +304,20 @@ class AgentTrialMeter:
         return WindowEnergy(total, temperatures, self._taint(command, window), joules)
 
     def _taint(self, command: Consumer, window: SteadyWindow) -> str:
-        """A sentence if other programs used the devices."""
+        """A sentence if other programs certainly used the devices."""
         whole = self.client.read(command, window.start, window.end, READ_TIMEOUT)
         ids = {device.id for device in self.devices}
         kinds = {device.kind for device in self.devices}
-        active = 0.0
+        active = doubt = 0.0
         for device in whole.devices:
             if device.id in ids:
                 if device.joules is None or device.idle is None:
                     return ""  # without the idle power, the shares of programs are not known
                 active += device.joules - device.idle
+                doubt += device.uncertainty or 0.0
         own = sum(joules for kind, joules in whole.joules.items() if kind in kinds)
         others = active - own
-        if active > 0 and others > MAX_OTHERS * active:
+        if active > 0 and others - doubt > MAX_OTHERS * active:
             return (
                 f"Other programs used {others / active:.0%} of the active energy of the measured"
                 " devices."

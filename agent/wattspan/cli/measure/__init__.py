@@ -6,9 +6,11 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Protocol
 
 import click
+import msgspec
 
 from wattspan.cli.measure import child
 from wattspan.cli.measure.results import CommandRun, MeasurementResult, result_lines
@@ -36,6 +38,7 @@ READ_INTERVAL = 10 * SECOND
 SETTLEMENT_LAG = 4 * SECOND
 """The delay after which a period has settled."""
 
+_INTERVAL = "agent.interval"
 READ_TIMEOUT = 10.0  # seconds to wait for the last period
 
 
@@ -84,7 +87,8 @@ def command(
     itself, which needs the rights for it: see `wattspan doctor`.
     """
     clock = SystemClock()
-    loaded = configuration.load(_flags(interval))
+    flags = {} if interval is None else {_INTERVAL: FlagValue("--interval", str(interval))}
+    loaded = configuration.load(flags, client=True)
     alone = alone or interval is not None or bool(loaded.config.emulation.profile)
     with _exit_on_sigterm(), _measurement_client(loaded, clock, alone=alone) as client:
         result = measure(words, repeat, client, clock)
@@ -219,17 +223,19 @@ def _measurement_client(
     from wattspan.service.assembly import standalone_agent
 
     try:
-        with standalone_agent(loaded, clock, echo_error) as own:
+        with standalone_agent(_standalone(loaded), clock, echo_error) as own:
             yield own
     except SourceError as error:
         raise SourceError(f"{unavailable}{error}") from None
 
 
-def _flags(interval: Duration | None) -> dict[str, FlagValue]:
-    """The settings of a standalone agent."""
-    flags = {
-        key: FlagValue("measure", False) for key in ("store.enabled", "spans.enabled", "agent.api")
-    }
-    if interval is not None:
-        flags["agent.interval"] = FlagValue("--interval", str(interval))
-    return flags
+def _standalone(loaded: LoadedConfiguration) -> LoadedConfiguration:
+    """The settings of a standalone agent, which serves and stores nothing."""
+    config = loaded.config
+    changed = replace(
+        config,
+        agent=msgspec.structs.replace(config.agent, api=False),
+        spans=msgspec.structs.replace(config.spans, enabled=False),
+        store=msgspec.structs.replace(config.store, enabled=False),
+    )
+    return replace(loaded, config=changed)

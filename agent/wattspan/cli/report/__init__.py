@@ -7,10 +7,18 @@ from datetime import datetime
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from wattspan.cli.formatting import local_time
-from wattspan.cli.options import ConfigurationOptions, DurationType, config_options, json_text
+from wattspan.cli.options import (
+    ConfigurationOptions,
+    DurationType,
+    config_options,
+    echo_error,
+    json_text,
+)
 from wattspan.cli.report import export, table
+from wattspan.cli.report.shared import LEFT_OUT, shared_history
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, GroupKind, HwType
 from wattspan.model.settings import Duration
@@ -100,7 +108,9 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     help="The directory of the store, instead of the configured one.",
 )
 @config_options
+@click.pass_context
 def command(
+    context: click.Context,
     since: Duration | None,
     start: int | None,
     end: int | None,
@@ -120,6 +130,9 @@ def command(
     Idle and unattributed energy and unmeasured time have lines of their own; every division of
     the energy adds up to the same total. With [cost] or [carbon] configured, every line has its
     cost or emissions. Works with and without a running agent.
+
+    The store is for root and the agent's group. The running agent gives other users the totals of
+    the host and of their own processes; a line tells what is left out.
     """
     form = export.choose_format(form, output)
     if since is not None and start is not None:
@@ -131,9 +144,17 @@ def command(
     first = start if start is not None else min(last, now) - int(since or DAY) // SECOND
     if first >= last:
         raise click.UsageError("--from is not before --to.")
-    config = configuration.load().config
-    path = _store(state_dir or Path(config.agent.state_dir), emulated)
-    found = extract_history(path, first, last, _KINDS[by], export.configured_valuations(config))
+    config = configuration.load(client=True).config
+    by_default = context.get_parameter_source("by") is ParameterSource.DEFAULT
+    shared_by = GroupKind.USER.value if by_default else by  # the rows that such a user sees
+    named = state_dir is not None or emulated
+    shared = None if named else shared_history(config, first, last, _KINDS[shared_by])
+    if shared is None:
+        path = _store(state_dir or Path(config.agent.state_dir), emulated)
+        found = extract_history(path, first, last, _KINDS[by], export.configured_valuations(config))
+    else:
+        (path, found), by = shared, shared_by
+        echo_error(LEFT_OUT)
     if isinstance(found, NoHistory):
         raise WattspanError(_no_data_text(found, path, first, last))
     if hw_type is not None:

@@ -61,8 +61,9 @@ def command(
 ) -> None:
     """Show devices, groups, processes, spans and tuning jobs, live.
 
-    Reads the snapshot of a running agent: /v1/snapshot at its metrics address. The key ? lists
-    all keys.
+    Reads the snapshot of a running agent: /v1/snapshot at its metrics address. If this user may not
+    read it there, the agent's Unix socket serves the user's own processes and coarse power of the
+    host; a line tells what is left out. The key ? lists all keys.
     """
     if interval <= 0:
         raise click.BadParameter("must be more than 0", param_hint="--interval")
@@ -73,20 +74,26 @@ def command(
         AgentCredentials,
         SnapshotClient,
         credentials_for,
+        fetch_with_fallback,
         http_fetch,
     )
     from wattspan.cli.top.controls import Keyboard
     from wattspan.cli.top.tables import select_rows
     from wattspan.cli.top.view import print_once, watch
     from wattspan.clock import SystemClock
+    from wattspan.service.configuration import agent_directories
 
     clock = SystemClock()
-    table = configuration.load().config.exporters.get("prometheus")
+    config = configuration.load(client=True).config
+    table = config.exporters.get("prometheus")
     # The token of the configuration is for this host's agent, not for an address of the user.
     credentials = (
         AgentCredentials() if address else credentials_for(cast("AccessSettings | None", table))
     )
-    view = SnapshotClient(address or _configured_address(table), clock, http_fetch(credentials))
+    fetch = http_fetch(credentials)
+    if not address:
+        fetch = fetch_with_fallback(fetch, agent_directories(config))
+    view = SnapshotClient(address or _configured_address(table), clock, fetch)
     options = ViewOptions(by=by, sort=sort, filter=wanted)
     if as_json:
         echo_json(msgspec.to_builtins(select_rows(view(), options)))

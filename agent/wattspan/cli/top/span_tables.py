@@ -30,7 +30,7 @@ from wattspan.cli.top.tables import (
     one_line,
     text_field,
 )
-from wattspan.model import HwType
+from wattspan.model import HwType, service_label
 from wattspan.util.text import printable
 
 
@@ -42,7 +42,7 @@ def span_table(
     kinds = hw_types(document) if wide else ()
     fields = (
         text_field("SPAN", 3, name_cell),
-        text_field("service", 2, lambda row: Text(printable(row.service), style="dim")),
+        text_field("service", 2, partial(_service, document)),
         number_field("calls", lambda row: count(row.calls)),
         *(number_field(f"{HW_TYPE_LABELS[kind]} J", partial(_joules_of, kind)) for kind in kinds),
         number_field("joules", lambda row: Text(joules_cell(joules(row)), style="bold")),
@@ -55,6 +55,13 @@ def span_table(
         ),
     )
     return listing(options, fields, visible)
+
+
+def _service(document: SnapshotDocument, row: SpanEntry | InferenceEntry) -> Text:
+    """The service of a row, with its owner where services have several owners."""
+    owners = {one.owner for one in document.spans.names if one.owner}
+    label = service_label(row.service, row.owner if len(owners) > 1 else "")
+    return Text(printable(label), style="dim")
 
 
 def _joules_of(kind: HwType, row: SpanEntry) -> str:
@@ -76,7 +83,7 @@ def model_table(
     """
     fields = (
         text_field("MODEL", 3, lambda row: Text(printable(row.model))),
-        text_field("service", 2, lambda row: Text(printable(row.service), style="dim")),
+        text_field("service", 2, partial(_service, document)),
         number_field("requests", lambda row: count(_requests(row))),
         number_field("gpu J", lambda row: Text(joules_cell(_gpu_joules(row)), style="bold")),
         number_field("J/request", lambda row: energy_each(_gpu_joules(row) * 1e6, _requests(row))),

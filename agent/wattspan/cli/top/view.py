@@ -205,11 +205,16 @@ def _footprint_text(rated: RateEntry | None) -> str:
     return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 
+_RESTRICTED = "Left out: others' processes, groups, spans, totals. `sudo wattspan top` shows them."
+
+
 def _notices(document: SnapshotDocument, options: ViewOptions) -> Iterator[RenderableType]:
     if document.emulated:
         yield Text(f" {BANNER} ", style="bold reverse magenta", no_wrap=True, overflow="ellipsis")
     if options.notice:
         yield Text(printable(options.notice), style="bold", no_wrap=True, overflow="ellipsis")
+    if document.restricted:
+        yield Text(_RESTRICTED, style="bold", no_wrap=True, overflow="ellipsis")
 
 
 # ---------------------------------------------------------------------------- below the tables

@@ -60,7 +60,7 @@ def status(job: str, configuration: ConfigurationOptions, as_json: bool) -> None
     from wattspan.cli.tune.text import status_lines
     from wattspan.tuning.serialization import row_to_json
 
-    config = configuration.load().config
+    config = configuration.load(client=True).config
     _show(config, job, as_json, lambda row, *_: row_to_json(row), status_lines)
 
 
@@ -74,7 +74,7 @@ def explain(job: str, configuration: ConfigurationOptions, as_json: bool) -> Non
     """
     from wattspan.cli.tune.explanation import explain_all, explain_facts
 
-    config = configuration.load().config
+    config = configuration.load(client=True).config
     _show(config, job, as_json, explain_facts, explain_all)
 
 
@@ -97,7 +97,7 @@ def recommend(job: str, instances: int, configuration: ConfigurationOptions, as_
     """
     from wattspan.cli.tune.instances import recommendation_facts, recommendation_lines
 
-    config = configuration.load().config
+    config = configuration.load(client=True).config
     _show(
         config,
         job,
@@ -137,7 +137,7 @@ def history(
     from wattspan.cli.tune.text import history_lines
     from wattspan.tuning.serialization import recorded_decision_from_json
 
-    config = configuration.load().config
+    config = configuration.load(client=True).config
     parameters = {"limit": str(limit)}
     if since:
         parameters["since"] = f"-{since}" if _is_duration(since) else since

@@ -133,6 +133,10 @@ class PowercapSource(RaplSource):
         """Scan for zones, open new ones, and record failures of the others."""
         self.postpone()
         found = scan_zones(self._sysfs)
+        if found.error is not None:  # the zones that are known are read as before
+            failure = access_failure(self._sysfs / POWERCAP_CLASS, found.error)
+            self._standing = (failure, *self._vanished.values())
+            return
         fresh, wrong = self._register(found)
         closed = {name: error for name, c in self._counters.items() if (error := c.open())}
         self._resolve(fresh)

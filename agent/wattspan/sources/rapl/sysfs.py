@@ -108,6 +108,7 @@ _TOO_MANY_FILES = ZoneProblem(
     "Raise its limit of open files (LimitNOFILE=).",
 )
 _OTHER = ZoneProblem(Trouble.RETRY, "{reason}", "It is read again.")
+_NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # they say nothing about a zone
 _BY_ERRNO = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
     **dict.fromkeys((errno.EINVAL, errno.EIO, errno.ENODATA), _UNREADABLE),
@@ -129,27 +130,36 @@ class ZoneScan:
     """The entries of the powercap class: zones by directory name, and links without a target.
 
     ``masked`` holds zones that are listed but whose directories are not there: a container runtime
-    has covered ``/sys/devices/virtual/powercap``.
+    has covered ``/sys/devices/virtual/powercap``. A scan with an ``error`` is incomplete.
     """
 
     zones: dict[str, Path] = field(default_factory=dict)
     masked: tuple[str, ...] = ()
+    error: OSError | None = None
 
 
 def scan_zones(sysfs: Path) -> ZoneScan:
     """Every zone that counts energy, of every control type. An unreadable root has none."""
-    found = ZoneScan()
+    zones: dict[str, Path] = {}
+    try:
+        masked = _collect_all(sysfs / POWERCAP_CLASS, zones)
+    except OSError as error:
+        return ZoneScan(zones, error=error)
+    return ZoneScan(zones, tuple(name for name in masked if name not in zones))
+
+
+def _collect_all(root: Path, into: dict[str, Path]) -> list[str]:
+    """Collect every zone below ``root``; the names of masked ones. OSError without resources."""
     masked = []
-    for entry in _entries(sysfs / POWERCAP_CLASS):
+    for entry in _entries(root):  # sorted
         if not entry.is_dir():
             masked.append(entry.name)
         elif ":" in entry.name:
-            _collect(entry, found.zones)
+            _collect(entry, into)
         else:
-            # A control type. The class links every zone as well; a copied tree may not.
-            for zone in _subzones(entry):
-                _collect(zone, found.zones)
-    return ZoneScan(found.zones, tuple(name for name in sorted(masked) if name not in found.zones))
+            for zone in _subzones(entry):  # of a control type; only a copied tree has no links
+                _collect(zone, into)
+    return masked
 
 
 def _collect(zone: Path, into: dict[str, Path]) -> None:
@@ -170,7 +180,9 @@ def _subzones(directory: Path) -> Iterator[Path]:
 def _entries(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_RESOURCES:
+            raise
         return []
 
 
@@ -201,7 +213,7 @@ def _read_number(path: Path) -> int | None:
     try:
         text = path.read_bytes().strip()
     except OSError as error:
-        if error.errno == errno.EMFILE:
+        if error.errno in _NO_RESOURCES:
             raise
         return None
     return int(text) if text.isdigit() else None

@@ -1,0 +1,1 @@
+"""Fair division of bounded pools among the owners that fill them."""

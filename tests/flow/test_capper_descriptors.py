@@ -1,0 +1,66 @@
+"""The real capper without a free descriptor: originals come back, and it does not spin."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from support.capper_process import CapperProcess, Gpu, finish
+from support.descriptors import no_free_descriptor
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+from wattspan.emulation.host import EmulatedHost
+from wattspan.ports import CapsError
+
+CAP = 500_000
+
+host = host_fixture("one-socket-h100")
+gpu = gpu_fixture()
+
+
+@pytest.fixture
+def capper(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> Iterator[CapperProcess]:
+    with CapperProcess(host, tmp_path, autotune__floor=0.3) as capper:
+        yield capper.ready()
+
+
+def cpu_seconds(capper: CapperProcess) -> float:
+    used = psutil.Process(capper.process.pid).cpu_times()
+    return float(used.user + used.system)
+
+
+def test_capper_without_descriptors_waits_for_one_without_spinning(capper: CapperProcess) -> None:
+    clock = SystemClock()
+    with no_free_descriptor(capper.process.pid), socket.socket(socket.AF_UNIX) as waiting:
+        began, used = clock.monotonic(), cpu_seconds(capper)
+        waiting.connect(str(capper.sockets / "capper.sock"))
+        waiting.settimeout(2)
+        with pytest.raises(TimeoutError):
+            waiting.recv(1)
+        share = (cpu_seconds(capper) - used) * 1e9 / (clock.monotonic() - began)
+    assert share < 0.5
+    client = capper.client()
+    assert client.rows()
+    client.close()
+
+
+def test_capper_without_descriptors_sets_no_limit(capper: CapperProcess, gpu: Gpu) -> None:
+    client = capper.client()
+    assert client.rows()
+    with no_free_descriptor(capper.process.pid), pytest.raises(CapsError, match="no cap is set"):
+        client.hold("job", {gpu.key: CAP}, "a test")
+    assert gpu.limit == ORIGINAL
+    client.close()
+
+
+def test_capper_without_descriptors_restores_the_original(capper: CapperProcess, gpu: Gpu) -> None:
+    with capper.holder(gpu.key, CAP) as holder, no_free_descriptor(capper.process.pid):
+        assert gpu.limit == CAP
+        finish(holder)
+        eventually(lambda: gpu.limit == ORIGINAL, "the original is back")
+    eventually(lambda: capper.journal() == [], "the journal is empty")
