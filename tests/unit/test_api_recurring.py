@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ from wattspan.api.recurring import RecurringHandler
 from wattspan.api.requests import ProblemError
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
-from wattspan.model import Consumer, PayerInfo
-from wattspan.recurring import run_book
+from wattspan.model import Consumer, PayerInfo, Principal
+from wattspan.recurring.run_book import MAX_SHOWN, OPEN_DAYS, RunBookLimits
 from wattspan.testing import FakeDirectory, ManualClock
 
-ADA, EVE = 1000, 1001
+ADA, EVE = Principal(1000), Principal(1001)
 MINE, OTHER, THEIRS = Consumer(10, 1), Consumer(11, 1), Consumer(20, 1)
 OWNERS = {MINE: ADA, OTHER: ADA, THEIRS: EVE}
 TERMS = {
@@ -33,13 +35,25 @@ NEXT = {"job": "nightly", "gpus": "1 x H100", "terms": TERMS}
 END = {"outcome": "converged", "energy_joules": 50.0, "seconds": 1.0, "power_watts": 700.0}
 
 
+def peer_of(pid: int, owner: Principal) -> Peer:
+    return Peer(pid=pid, uid=owner.user, principal=owner)
+
+
 class Host:
     """A handler on a host with three processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.directory = FakeDirectory(PayerInfo(one, "python") for one in OWNERS)
+    def __init__(self, folder: Path, limits: RunBookLimits = RunBookLimits()) -> None:  # noqa: B008
+        self.directory, self.clock = (
+            FakeDirectory(PayerInfo(one, "python") for one in OWNERS),
+            ManualClock(),
+        )
         self.handler = RecurringHandler(
-            folder / "runs.sqlite", self.directory, OWNERS.get, ManualClock(), host="node7"
+            folder / "runs.sqlite",
+            self.directory,
+            OWNERS.get,
+            self.clock,
+            host="node7",
+            limits=limits,
         )
 
     def ask(
@@ -47,7 +61,7 @@ class Host:
         name: str,
         body: object = None,
         *,
-        peer: Peer = Peer(pid=MINE.pid, uid=ADA),  # noqa: B008 - immutable
+        peer: Peer = peer_of(MINE.pid, ADA),  # noqa: B008 - immutable
         **query: str,
     ) -> dict[str, Any]:
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -94,9 +108,9 @@ def test_later_runs_may_leave_the_terms_out(host: Host) -> None:
 def test_run_ends_with_its_process(host: Host) -> None:
     begun = host.ask("next", NEXT)
     del host.directory.infos[MINE]
-    (job,) = host.ask("status", peer=Peer(pid=OTHER.pid, uid=ADA))["jobs"]
+    (job,) = host.ask("status", peer=peer_of(OTHER.pid, ADA))["jobs"]
     assert (job["running"], job["newest_run"]) == (0, None)
-    other = Peer(pid=OTHER.pid, uid=ADA)
+    other = peer_of(OTHER.pid, ADA)
     assert not host.ask("report", {**END, "run": begun["run"]}, peer=other)["recorded"]
     assert host.ask("next", NEXT, peer=other)["batch_size"] == begun["batch_size"]
 
@@ -104,17 +118,17 @@ def test_run_ends_with_its_process(host: Host) -> None:
 def test_run_may_belong_to_another_process_of_the_user(host: Host) -> None:
     host.ask("next", {**NEXT, "pid": OTHER.pid})
     del host.directory.infos[MINE]
-    assert host.ask("status", peer=Peer(pid=OTHER.pid, uid=ADA))["jobs"][0]["running"] == 1
+    assert host.ask("status", peer=peer_of(OTHER.pid, ADA))["jobs"][0]["running"] == 1
     assert "process 20" in host.refused(
-        403, "next", {**NEXT, "pid": THEIRS.pid}, peer=Peer(pid=OTHER.pid, uid=ADA)
+        403, "next", {**NEXT, "pid": THEIRS.pid}, peer=peer_of(OTHER.pid, ADA)
     )
     assert "process 99" in host.refused(
-        403, "next", {**NEXT, "pid": 99}, peer=Peer(pid=OTHER.pid, uid=ADA)
+        403, "next", {**NEXT, "pid": 99}, peer=peer_of(OTHER.pid, ADA)
     )
 
 
 def test_jobs_of_other_users_are_invisible(host: Host) -> None:
-    begun, eve = host.ask("next", NEXT), Peer(pid=THEIRS.pid, uid=EVE)
+    begun, eve = host.ask("next", NEXT), peer_of(THEIRS.pid, EVE)
     assert host.ask("status", peer=eve)["jobs"] == []
     assert "no such run" in host.refused(404, "report", {**END, "run": begun["run"]}, peer=eve)
     assert "no recurring job" in host.refused(404, "forget", {"job": "nightly"}, peer=eve)
@@ -122,10 +136,10 @@ def test_jobs_of_other_users_are_invisible(host: Host) -> None:
 
 
 def test_unidentified_sender_is_refused(host: Host) -> None:
-    nobody = Peer(pid=MINE.pid, uid=None)
+    nobody = Peer(pid=MINE.pid)
     for name, body in (("next", NEXT), ("status", None), ("forget", {"job": "nightly"})):
         assert "does not identify its user" in host.refused(403, name, body, peer=nobody)
-    assert "process 0" in host.refused(403, "next", NEXT, peer=Peer(pid=0, uid=ADA))
+    assert "process 0" in host.refused(403, "next", NEXT, peer=peer_of(0, ADA))
 
 
 def test_changed_terms_are_a_conflict(host: Host) -> None:
@@ -136,10 +150,57 @@ def test_changed_terms_are_a_conflict(host: Host) -> None:
     assert host.ask("next", changed)["batch_size"] == 32
 
 
-def test_jobs_of_a_user_are_limited(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_book, "MAX_JOBS", 1)
+def test_jobs_and_open_runs_beyond_the_limits_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    host = Host(tmp_path, RunBookLimits(jobs=1, open_runs=2))
     host.ask("next", NEXT)
-    assert "user 1000 has" in host.refused(429, "next", {**NEXT, "job": "other"})
+    assert "you have 1 recurring jobs" in host.refused(429, "next", {**NEXT, "job": "other"})
+    host.ask("next", NEXT)
+    assert "2 runs that have not ended" in (refusal := host.refused(429, "next", NEXT))
+    assert "wattspan recurring forget" in refusal
+    host.ask("forget", {"job": "nightly"})
+    host.ask("next", NEXT)
+
+
+def test_run_that_is_open_for_too_long_is_lost(host: Host) -> None:
+    host.ask("next", NEXT)
+    host.clock.advance(OPEN_DAYS * 86_400)
+    assert host.ask("status")["jobs"][0]["running"] == 1
+    host.clock.advance(1)
+    assert host.ask("status")["jobs"][0]["running"] == 0
+
+
+def test_status_shows_the_newest_jobs_and_counts_the_others(host: Host) -> None:
+    for number in range(MAX_SHOWN + 2):
+        host.ask("next", {**NEXT, "job": f"job {number:02}"})
+    host.ask("next", {**NEXT, "job": "job 00"})
+    answer = host.ask("status")
+    shown = [one["job"] for one in answer["jobs"]]
+    assert (len(shown), shown[:2], answer["hidden_jobs"]) == (MAX_SHOWN, ["job 00", "job 03"], 2)
+    answer = host.ask("status", job="job 01")
+    assert ([one["job"] for one in answer["jobs"]], answer["hidden_jobs"]) == (["job 01"], 0)
+
+
+def test_process_checks_are_those_of_the_sender_and_hold_no_lock(
+    host: Host, tmp_path: Path
+) -> None:
+    host.ask("next", NEXT)
+    host.ask("next", NEXT, peer=peer_of(THEIRS.pid, EVE))
+    asked: list[int] = []
+
+    def identify(pid: int) -> Consumer | None:
+        asked.append(pid)
+        with closing(sqlite3.connect(tmp_path / "runs.sqlite", timeout=0)) as other:
+            other.execute("BEGIN EXCLUSIVE")  # fails if the handler holds a lock
+        return Consumer(pid, 1)
+
+    host.directory.identify = identify  # type: ignore[method-assign]
+    host.ask("status")
+    assert asked == [MINE.pid]
+
+
+def test_principal_of_a_tcp_connection_is_refused(host: Host) -> None:
+    peer = Peer(pid=MINE.pid, principal=ADA, address=("127.0.0.1", 5000))
+    assert "does not identify its user" in host.refused(403, "status", peer=peer)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +242,58 @@ def test_terms_that_make_no_sense_are_refused(host: Host, terms: Mapping, cause:
 )
 def test_malformed_body_is_refused(host: Host, name: str, body: object) -> None:
     host.refused(400, name, body)
+
+
+HUGE = ("1e999", "NaN", "-Infinity", "1" + "0" * 400, "-1", "true", "null", "[[1]]", '"1"')
+
+
+@pytest.mark.parametrize("number", HUGE)
+@pytest.mark.parametrize(
+    "field", ["run", "energy_joules", "seconds", "power_watts", "epochs"], ids=str
+)
+def test_number_of_a_report_out_of_range_is_refused(host: Host, field: str, number: str) -> None:
+    body = json.dumps({"run": 1, "epochs": 1, **END, field: "X"})
+    host.refused(400, "report", body.replace('"X"', number).encode())
+
+
+@pytest.mark.parametrize("number", [*HUGE, "1e16", "9223372036854775808"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("batch_sizes", "default_batch_size", "max_epochs", "eta_knob", "beta_knob"),
+        *("num_pruning_rounds", "window_size"),
+    ],
+)
+def test_number_of_terms_out_of_range_is_refused(host: Host, field: str, number: str) -> None:
+    value = f"[{number}]" if field == "batch_sizes" else number
+    body = json.dumps({**NEXT, "terms": {**TERMS, field: "X"}})
+    host.refused(400, "next", body.replace('"X"', value).encode())
+
+
+@pytest.mark.parametrize("field", ["seed", "target_metric"])
+@pytest.mark.parametrize("number", ["1e999", "NaN", "1" + "0" * 400, "-1e16", "true", "[]"])
+def test_signed_number_of_terms_out_of_range_is_refused(
+    host: Host, field: str, number: str
+) -> None:
+    body = json.dumps({**NEXT, "terms": {**TERMS, field: "X"}})
+    host.refused(400, "next", body.replace('"X"', number).encode())
+
+
+@pytest.mark.parametrize("key", [2**63, 2**64, 10**30])
+def test_run_beyond_the_keys_of_the_file_is_refused(host: Host, key: int) -> None:
+    host.refused(400, "report", {**END, "run": key})
+    host.refused(404, "report", {**END, "run": 2**63 - 1})
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "\ud800", "x" * 201, "x" * 10**6])
+def test_status_of_a_name_that_no_job_has_is_refused(host: Host, name: str) -> None:
+    host.refused(400, "status", job=name)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+@pytest.mark.parametrize("field", ["job", "gpus"])
+def test_name_with_unprintable_characters_is_refused(host: Host, field: str, name: str) -> None:
+    host.refused(400, "next", {**NEXT, field: name})
 
 
 def test_oversized_body_is_refused(host: Host) -> None:

@@ -12,7 +12,7 @@ from wattspan.recurring.jobs import (
     RecurringJobTerms,
     SearchVerdict,
     TrainingRun,
-    mean_energy,
+    mean_energies,
     next_run,
     prospect,
     trials_of,
@@ -71,6 +71,27 @@ def test_invalid_terms_are_refused(terms: dict, text: str) -> None:
         replace(TERMS, **terms)
 
 
+@pytest.mark.parametrize(
+    ("terms", "text"),
+    [
+        ({"batch_sizes": (32, 2**31)}, "batch_sizes is above"),
+        ({"batch_sizes": range(1, 258)}, "the number of batch_sizes is above 256"),
+        ({"max_epochs": 2**31}, "max_epochs is above"),
+        ({"num_pruning_rounds": 2**31}, "num_pruning_rounds is above"),
+        ({"num_pruning_rounds": 251}, "batch_sizes times num_pruning_rounds is above 500"),
+        ({"window_size": 10**400}, "window_size is above"),
+        ({"seed": -(2**31)}, "seed is above"),
+        ({"target_metric": -1e16}, "target_metric is above"),
+        ({"beta_knob": float("inf")}, "beta_knob is above"),
+    ],
+)
+def test_terms_out_of_range_are_refused(terms: dict, text: str) -> None:
+    usual = {"batch_sizes": (16, 32), "default_batch_size": 32, "target_metric": 0.8}
+    usual |= {"higher_is_better_metric": True, "max_epochs": 10}
+    with pytest.raises(ValueError, match=text):
+        RecurringJobTerms.of("nightly", **{**usual, **terms})
+
+
 def test_ended_runs_are_trials() -> None:
     runs = [run(32, 50.0), run(16, 9.0, None), run(16, 70.0, TrialOutcome.STOPPED)]
     assert trials_of(TERMS, runs) == [
@@ -124,6 +145,5 @@ def test_prospect_is_incomplete_before_all_sizes_are_tried() -> None:
 def test_mean_energy_is_that_of_runs_with_the_target_in_the_window() -> None:
     windowed = replace(TERMS, policy=replace(POLICY, window=2))
     runs = [run(32, 90.0), run(32, 50.0), run(32, 5.0, TrialOutcome.STOPPED), run(32, 70.0)]
-    assert mean_energy(TERMS, runs, 32) == 70.0
-    assert mean_energy(windowed, runs, 32) == 60.0
-    assert mean_energy(TERMS, runs, 16) is None
+    assert mean_energies(TERMS, runs) == {32: 70.0}
+    assert mean_energies(windowed, runs) == {32: 60.0}

@@ -11,20 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.recurring import run_book
+from wattspan.model import Principal
 from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
 from wattspan.recurring.run_book import (
     RunBook,
     RunBookError,
     RunningProcess,
     TermsChangedError,
-    TooManyJobsError,
     UnknownRunError,
 )
 from wattspan.recurring.search import SearchPhase, SearchPolicy, TrialOutcome
 
 TERMS = RecurringJobTerms("nightly", SearchPolicy((16, 32, 64), 32, rounds=1), 0.8, True, 10)
-ADA, EVE = 1000, 1001
+ADA, EVE = Principal(1000), Principal(1001)
 GPUS = "2 x NVIDIA H100"
 HERE = RunningProcess("node7", 4711, 99)
 
@@ -35,7 +34,9 @@ def book(tmp_path: Path) -> Iterator[RunBook]:
         yield book
 
 
-def begin(book: RunBook, terms: RecurringJobTerms = TERMS, owner: int = ADA, gpus: str = GPUS):
+def begin(
+    book: RunBook, terms: RecurringJobTerms = TERMS, owner: Principal = ADA, gpus: str = GPUS
+):
     return book.begin(owner, terms, gpus, HERE, 1_700_000_000)
 
 
@@ -50,7 +51,7 @@ def test_runs_are_those_of_the_pruning_order(book: RunBook) -> None:
         sizes.append(begun.choice.batch_size)
         assert book.end(ADA, begun.key, reached(energy))
     assert sizes == [32, 16, 64]
-    (job,) = book.jobs(ADA)
+    (job,) = book.jobs(ADA).shown
     assert (job.terms, job.gpus) == (TERMS, GPUS)
     assert job.runs[0] == TrainingRun(32, TrialOutcome.CONVERGED, 50.0, 3.5, 700.0, 4, 1)
     assert begin(book).choice.phase is SearchPhase.SAMPLING
@@ -61,7 +62,7 @@ def test_runs_outlive_the_process(book: RunBook, tmp_path: Path) -> None:
     book.close()
     with closing(RunBook(tmp_path / "runs.sqlite")) as again:
         assert again.end(ADA, begun.key, reached(1.0))
-        assert len(again.jobs(ADA)[0].runs) == 1
+        assert len(again.jobs(ADA).shown[0].runs) == 1
 
 
 def test_choice_is_the_same_for_the_same_runs(tmp_path: Path) -> None:
@@ -81,36 +82,37 @@ def test_first_report_of_a_run_counts(book: RunBook) -> None:
     begun = begin(book)
     assert book.end(ADA, begun.key, reached(50.0))
     assert not book.end(ADA, begun.key, reached(1.0))
-    assert book.jobs(ADA)[0].runs[0].energy == 50.0
+    assert book.jobs(ADA).shown[0].runs[0].energy == 50.0
 
 
 def test_other_user_has_jobs_of_the_same_name_and_no_access(book: RunBook) -> None:
+    begin(book)
     mine, theirs = begin(book), begin(book, owner=EVE)
-    assert mine.key != theirs.key
+    assert (mine.key, theirs.key) == (2, 1)  # a number shows nothing of the runs of others
     with pytest.raises(UnknownRunError):
         book.end(EVE, mine.key, reached(1.0))
-    assert [len(book.jobs(owner)[0].runs) for owner in (ADA, EVE)] == [1, 1]
+    assert [len(book.jobs(owner).shown[0].runs) for owner in (ADA, EVE)] == [2, 1]
     assert book.forget(EVE, "nightly")
-    assert (len(book.jobs(ADA)), book.jobs(EVE)) == (1, [])
+    assert (len(book.jobs(ADA).shown), book.jobs(EVE).shown) == (1, ())
 
 
 def test_other_gpus_have_a_search_of_their_own(book: RunBook) -> None:
     book.end(ADA, begin(book).key, reached(50.0))
     assert begin(book, gpus="1 x NVIDIA A40").choice.batch_size == 32
-    assert [job.gpus for job in book.jobs(ADA, "nightly")] == ["1 x NVIDIA A40", GPUS]
+    assert [job.gpus for job in book.jobs(ADA, "nightly").shown] == ["1 x NVIDIA A40", GPUS]
 
 
 def test_changed_terms_are_refused_with_the_difference(book: RunBook) -> None:
     begin(book)
     with pytest.raises(TermsChangedError, match=r"^eta 0\.5, not 0\.7$"):
         begin(book, replace(TERMS, eta=0.7))
-    assert len(book.jobs(ADA)[0].runs) == 1
+    assert len(book.jobs(ADA).shown[0].runs) == 1
 
 
 def test_run_of_an_ended_process_is_lost_and_its_trial_is_repeated(book: RunBook) -> None:
     begun = begin(book)
-    assert book.end_lost(lambda process: process == HERE) == 0
-    assert book.end_lost(lambda process: False) == 1
+    assert book.end_lost(ADA, lambda process: process == HERE) == 0
+    assert book.end_lost(ADA, lambda process: False) == 1
     assert not book.end(ADA, begun.key, reached(1.0))
     assert begin(book).choice.batch_size == begun.choice.batch_size
 
@@ -120,16 +122,6 @@ def test_forgotten_job_starts_anew(book: RunBook) -> None:
     assert book.forget(ADA, "nightly")
     assert not book.forget(ADA, "nightly")
     assert begin(book, replace(TERMS, eta=0.7)).choice.batch_size == 32
-
-
-def test_jobs_of_a_user_are_limited(book: RunBook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_book, "MAX_JOBS", 2)
-    for name in "ab":
-        begin(book, replace(TERMS, name=name))
-    with pytest.raises(TooManyJobsError):
-        begin(book, replace(TERMS, name="c"))
-    begin(book, replace(TERMS, name="a"))
-    begin(book, replace(TERMS, name="c"), owner=EVE)
 
 
 def test_concurrent_processes_never_try_the_same_size(tmp_path: Path) -> None:
@@ -146,7 +138,7 @@ def test_concurrent_processes_never_try_the_same_size(tmp_path: Path) -> None:
         found = list(pool.map(one, range(24)))
     assert [size for phase, size in found if phase is SearchPhase.PRUNING] == [10]
     with closing(RunBook(path)) as book:
-        assert len(book.jobs(ADA)[0].runs) == 24
+        assert len(book.jobs(ADA).shown[0].runs) == 24
 
 
 def test_file_of_another_program_is_refused(tmp_path: Path) -> None:

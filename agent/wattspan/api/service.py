@@ -18,7 +18,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from wattspan.api import device_energy, energy
@@ -309,9 +308,9 @@ class QueryService:
     ``resolution`` is that of device energy for users who may not read the counters.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
-    without any. ``recurring`` is the file of recurring
-    jobs, None without one. ``caps`` asks the capper, ``stored`` reads the store; both may take a
-    while. ``authorization`` is that of this host by default.
+    without any. ``recurring`` answers for recurring jobs, None without a file of them. ``caps``
+    asks the capper, ``stored`` reads the store; both may take a while. ``authorization`` is that
+    of this host by default.
     """
 
     def __init__(
@@ -331,7 +330,7 @@ class QueryService:
         jobs: DeclaredJobs | None = None,
         inference: EstimateRequest | None = None,
         advice: AdviceFacts | None = None,
-        recurring: Path | None = None,
+        recurring: RecurringHandler | None = None,
         caps: CapsState | None = None,
         stored: StoredEnergy | None = None,
         authorization: Authorization | None = None,
@@ -375,7 +374,7 @@ class QueryService:
             self._facts = advice
             self._paths[ADVICE_PATH] = _READ, self._advise
         if recurring is not None:
-            self._recurring = RecurringHandler(recurring, directory, owner, clock, host=host)
+            self._recurring = recurring
             for name in ("next", "report", "forget"):
                 self._paths[f"{RECURRING_PATH}/{name}"] = ("POST",), self._recur
             self._paths[f"{RECURRING_PATH}/status"] = _READ, self._recur

@@ -151,6 +151,8 @@ def status(job: str | None, store: Path | None, as_json: bool) -> None:
             click.echo()
         for line in _status_lines(one):
             click.echo(printable(line))
+    if found["hidden_jobs"]:
+        click.echo(f"\n{found['hidden_jobs']} further jobs have older runs: name one to see it.")
 
 
 @command.command()
@@ -245,7 +247,7 @@ class _FileRuns:
         self._handler = RecurringHandler(
             path, _LocalProcesses(), lambda _: FILE_OWNER, SystemClock(), host=this_host()
         )
-        self._peer = Peer(pid=os.getpid(), uid=FILE_OWNER)
+        self._peer = Peer(pid=os.getpid(), uid=FILE_OWNER.user, principal=FILE_OWNER)
 
     def next(self, body: dict[str, Any]) -> dict[str, Any]:
         return self._ask("POST", "next", body)

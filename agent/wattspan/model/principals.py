@@ -7,6 +7,7 @@ of it. `wattspan.processes.principals` finds the principal of a process or conne
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -46,3 +47,25 @@ class Principal(NamedTuple):
 
 
 HOST_ROOT = Principal(0)
+
+
+def principal_text(principal: Principal) -> str:
+    """A stable text of a principal, for files; `parse_principal` reads it. Printable ASCII."""
+    return json.dumps(principal, separators=(",", ":"))
+
+
+def parse_principal(text: str) -> Principal:
+    """The principal of a `principal_text`. ValueError for other texts."""
+    try:
+        user, container, pod = json.loads(text)
+        found = Principal(user, container, pod)
+    except (ValueError, TypeError):
+        found = None
+    if found is None or principal_text(found) != text or not _is_principal(found):
+        raise ValueError(f"{text[:100]!r} is not the text of a principal")
+    return found
+
+
+def _is_principal(found: Principal) -> bool:
+    kinds = tuple(map(type, found))
+    return kinds[0] in (int, type(None)) and kinds[1:] == (str, str)

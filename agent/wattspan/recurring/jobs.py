@@ -6,7 +6,7 @@ Runs on other GPUs have a history of their own, because their costs are others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from random import Random
@@ -25,6 +25,19 @@ from wattspan.recurring.search import (
 
 LEAST_SAVING = 0.02
 """The least relative saving of a run for which a search is worth its cost."""
+
+MAX_RUNS = 1000
+"""The last runs of a job on some GPUs, which decide about the next one."""
+
+MAX_PRUNING_RUNS = MAX_RUNS // 2
+"""Runs of the pruning phase at most, so that ``MAX_RUNS`` hold all of them."""
+
+MAX_SIZES = 256
+MAX_WHOLE = 2**31 - 1
+"""Batch sizes, epochs, rounds, windows and the seed (from minus that) are at most this."""
+
+MAX_FIGURE = 1e15
+"""Joules, seconds, watts, the target metric and factors are at most this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +80,25 @@ class RecurringJobTerms:
         seed: int = 0,
     ) -> RecurringJobTerms:
         """The terms by the names of Zeus. ValueError for terms that make no sense."""
+        sizes = tuple(sorted(set(batch_sizes)))
+        whole = {
+            "batch_sizes": max(sizes, default=0),
+            "max_epochs": max_epochs,
+            "num_pruning_rounds": num_pruning_rounds,
+            "window_size": window_size,
+            "seed": abs(seed),
+        }
+        _require_at_most(MAX_WHOLE, whole)
+        _require_at_most(
+            MAX_FIGURE, {"target_metric": abs(target_metric), "beta_knob": abs(beta_knob)}
+        )
+        _require_at_most(MAX_SIZES, {"the number of batch_sizes": len(sizes)})
+        _require_at_most(
+            MAX_PRUNING_RUNS,
+            {"batch_sizes times num_pruning_rounds": len(sizes) * num_pruning_rounds},
+        )
         policy = SearchPolicy(
-            tuple(sorted(set(batch_sizes))),
+            sizes,
             default_batch_size,
             beta_knob,
             num_pruning_rounds,
@@ -95,6 +125,12 @@ class RecurringJobTerms:
             for name in mine
             if mine[name] != theirs[name]
         )
+
+
+def _require_at_most(most: float, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if value > most:
+            raise ValueError(f"{name} is above {most:g}")
 
 
 def _flat(terms: RecurringJobTerms) -> dict[str, object]:
@@ -205,8 +241,10 @@ def _doubt(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], best: int) ->
     return 2 * variation(policy, trials) * error
 
 
-def mean_energy(terms: RecurringJobTerms, runs: Sequence[TrainingRun], size: int) -> float | None:
-    """The mean energy in joules of the runs of a size that reached the target; None without any."""
-    own = [one for one in runs if one.batch_size == size and one.outcome is TrialOutcome.CONVERGED]
-    recent = own[-terms.policy.window :] if terms.policy.window else own
-    return fmean(one.energy for one in recent) if recent else None
+def mean_energies(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> dict[int, float]:
+    """The mean energy in joules of the runs of each size that reached the target."""
+    by_size: dict[int, list[float]] = {}
+    for one in runs:
+        if one.outcome is TrialOutcome.CONVERGED:
+            by_size.setdefault(one.batch_size, []).append(one.energy)
+    return {size: fmean(own[-terms.policy.window :]) for size, own in by_size.items()}

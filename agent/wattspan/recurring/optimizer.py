@@ -28,22 +28,23 @@ from pathlib import Path
 from time import time
 from typing import Any, NamedTuple, Protocol
 
+from wattspan.model.principals import HOST_ROOT
 from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
 from wattspan.recurring.meter import AgentMeter, RunMeter
 from wattspan.recurring.report import terms_facts
 from wattspan.recurring.run_book import (
+    NoRoomError,
     RunBook,
     RunBookError,
     RunningProcess,
     TermsChangedError,
-    TooManyJobsError,
     UnknownRunError,
 )
 from wattspan.recurring.search import TrialOutcome
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
-FILE_OWNER = 0
+FILE_OWNER = HOST_ROOT
 """The owner in a file of one's own: the permissions of the file decide about its users."""
 
 
@@ -113,14 +114,19 @@ class FileRuns:
     def begin(self, terms: RecurringJobTerms, gpus: str) -> StartedRun:
         try:
             with closing(RunBook(self._path)) as book:
-                book.end_lost(is_alive)
-                begun = book.begin(FILE_OWNER, terms, gpus, this_process(), int(time()))
+                book.tidy(wall := int(time()))
+                book.end_lost(FILE_OWNER, is_alive)
+                begun = book.begin(FILE_OWNER, terms, gpus, this_process(), wall)
         except TermsChangedError as error:
             raise MeasurementError(
                 f"{self._path}: earlier runs of job {terms.name} had other terms: {error}. Use the "
                 "same terms or another name, or forget the earlier runs."
             ) from None
-        except (RunBookError, TooManyJobsError) as error:
+        except NoRoomError as error:
+            raise MeasurementError(
+                f"{self._path} has {error} already. Report or forget some of them."
+            ) from None
+        except RunBookError as error:
             raise MeasurementError(str(error)) from None
         return StartedRun(begun.key, begun.choice.batch_size, begun.choice.stop_cost)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from wattspan.recurring.jobs import (
@@ -9,7 +10,7 @@ from wattspan.recurring.jobs import (
     Prospect,
     RecurringJobTerms,
     SearchVerdict,
-    mean_energy,
+    mean_energies,
     prospect,
     trials_of,
 )
@@ -21,6 +22,9 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
     terms, runs = job.terms, job.runs
     policy, trials = terms.policy, trials_of(terms, runs)
     costs, found = mean_costs(policy, trials), prospect(terms, runs)
+    energies = mean_energies(terms, runs)
+    tried = Counter(one.batch_size for one in trials)
+    reached = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.CONVERGED)
     return {
         "job": terms.name,
         "gpus": job.gpus,
@@ -32,13 +36,10 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
         "sizes": [
             {
                 "batch_size": size,
-                "runs": sum(one.batch_size == size for one in trials),
-                "reached": sum(
-                    one.batch_size == size and one.outcome is TrialOutcome.CONVERGED
-                    for one in trials
-                ),
+                "runs": tried[size],
+                "reached": reached[size],
                 "cost_joules": costs.get(size),
-                "energy_joules": mean_energy(terms, runs, size),
+                "energy_joules": energies.get(size),
             }
             for size in policy.batch_sizes
         ],

@@ -116,7 +116,8 @@ def choose(
         return BatchSizeChoice(_best(policy, trials), SearchPhase.CONCURRENT, stop)
     if not pruned.survivors:
         return BatchSizeChoice(policy.default, SearchPhase.FALLBACK, None)
-    means = {size: _draw(policy, trials, size, rng) for size in pruned.survivors}
+    spread, by_size = variation(policy, trials), recent_trials(policy, trials)
+    means = {size: _draw(by_size[size], spread, rng) for size in pruned.survivors}
     return BatchSizeChoice(min(means, key=means.__getitem__), SearchPhase.SAMPLING, stop)
 
 
@@ -134,8 +135,8 @@ def stop_cost(policy: SearchPolicy, trials: Iterable[BatchSizeTrial]) -> float |
 def mean_costs(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> dict[int, float]:
     """The mean cost of the runs of each size that reached the target, of its last trials."""
     found: dict[int, float] = {}
-    for size in policy.batch_sizes:
-        costs = [one.cost for one in _recent(policy, trials, size) if _converged(one)]
+    for size, recent in recent_trials(policy, trials).items():
+        costs = [one.cost for one in recent if _converged(one)]
         if costs:
             found[size] = fmean(costs)
     return found
@@ -186,13 +187,13 @@ def _take(left: list[BatchSizeTrial], size: int) -> BatchSizeTrial | None:
 # --------------------------------------------------------------------------------------- sampling
 
 
-def _draw(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], size: int, rng: Random) -> float:
-    """A draw from the posterior of the mean cost of a size."""
-    costs = _costs(policy, trials, size)
+def _draw(recent: Sequence[BatchSizeTrial], spread: float, rng: Random) -> float:
+    """A draw from the posterior of the mean cost of a size, from its last trials."""
+    costs = _costs(recent, spread)
     if not costs:  # all of its trials are outside of the window
         return -math.inf
     mean = fmean(costs)
-    deviation = mean * variation(policy, trials)
+    deviation = mean * spread
     return rng.gauss(mean, deviation / math.sqrt(len(costs)))
 
 
@@ -202,22 +203,22 @@ def variation(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> float:
     One size has few trials; equal costs of two of them would be taken for certainty.
     """
     squares, freedom = PRIOR_WEIGHT * PRIOR_VARIATION**2, PRIOR_WEIGHT
-    for size in policy.batch_sizes:
-        costs = [one.cost for one in _recent(policy, trials, size) if _converged(one)]
+    for recent in recent_trials(policy, trials).values():
+        costs = [one.cost for one in recent if _converged(one)]
         if len(costs) > 1 and (mean := fmean(costs)) > 0:
             squares += sum((cost / mean - 1) ** 2 for cost in costs)
             freedom += len(costs) - 1
     return max(LEAST_VARIATION, math.sqrt(squares / freedom))
 
 
-def _costs(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], size: int) -> list[float]:
+def _costs(recent: Sequence[BatchSizeTrial], spread: float) -> list[float]:
     """The costs of a size; that of a stopped run is its expectation above the stop."""
-    recent = [one for one in _recent(policy, trials, size) if one.outcome is not TrialOutcome.LOST]
-    known = [one.cost for one in recent if _converged(one)]
-    spread = variation(policy, trials)
+    ended = [one for one in recent if one.outcome is not TrialOutcome.LOST]
+    known = [one.cost for one in ended if _converged(one)]
+    mean = fmean(known) if known else None
     return known + [
-        _expected_above(one.cost, fmean(known) if known else one.cost, spread)
-        for one in recent
+        _expected_above(one.cost, one.cost if mean is None else mean, spread)
+        for one in ended
         if not _converged(one)
     ]
 
@@ -241,11 +242,14 @@ def _converged(trial: BatchSizeTrial) -> bool:
     return trial.outcome is TrialOutcome.CONVERGED
 
 
-def _recent(
-    policy: SearchPolicy, trials: Sequence[BatchSizeTrial], size: int
-) -> list[BatchSizeTrial]:
-    own = [one for one in trials if one.batch_size == size]
-    return own[-policy.window :] if policy.window else own
+def recent_trials(
+    policy: SearchPolicy, trials: Iterable[BatchSizeTrial]
+) -> dict[int, list[BatchSizeTrial]]:
+    """The last trials of each size of the policy that count, in one pass over the trials."""
+    found: dict[int, list[BatchSizeTrial]] = {size: [] for size in policy.batch_sizes}
+    for one in trials:
+        found[one.batch_size].append(one)
+    return {size: own[-policy.window :] for size, own in found.items()}
 
 
 def _best(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wattspan import __version__
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.sockets import Endpoint
-from wattspan.model import Checkpoint, Principal, SpanAccounts
+from wattspan.model import Checkpoint, Consumer, Principal, SpanAccounts
 from wattspan.ports import Clock, ListenError
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
@@ -53,6 +53,12 @@ class PeerPrincipalLookup:
     def connected(self, pid: int | None, uid: int | None) -> Principal | None:
         """The principal behind a Unix socket; None for a peer of another pid namespace."""
         return self.resolver.of_connection(self._processes, pid, uid)
+
+    def of_process(self, consumer: Consumer) -> Principal | None:
+        """The principal of a running process; None if it is gone."""
+        found = self.resolver.of_process(self._processes, consumer.pid)
+        stat = self._processes.stat(consumer.pid)
+        return found if stat is not None and stat.started == consumer.started else None
 
     def socket_owner(self, end: Endpoint, other: Endpoint) -> Principal | None:
         """The principal of a TCP socket; of the user alone where its cgroup is unknown."""
@@ -227,12 +233,18 @@ class SpanAssembly:
             check_destination(destination, addresses)
 
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
+        from wattspan.api.recurring import RecurringHandler
         from wattspan.api.service import Authorization, QueryService
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.http.sockets import listen_unix
         from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
-        config, emulated = self._core.config, self._core.emulated is not None
+        core, emulated = self._core, self._core.emulated is not None
+        config = core.config
+        runs = run_book_path(Path(config.agent.state_dir), emulated=emulated)
+        recurring = RecurringHandler(
+            runs, core.directory, self._principals.of_process, core.clock, host=core.view().host
+        )
         service = QueryService(
             self._core.history,
             self._core.directory,
@@ -249,7 +261,7 @@ class SpanAssembly:
             authorization=Authorization.of_host(self._principals.resolver),
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=self._core.static_powers.facts,
-            recurring=run_book_path(Path(config.agent.state_dir), emulated=emulated),
+            recurring=recurring,
             caps=CapperState(config, self._core.clock, emulated=emulated),
             stored=StoredEnergyReader(config, emulated=emulated),
             pools=self._core.pools,
