@@ -26,7 +26,7 @@ def _add(
     accounts: InferenceAccounts, results: list[RequestEnergy], owner: SharePath = USER, now: int = 0
 ) -> None:
     for result in results:
-        accounts.open(result.request.service, result.request.model, owner, now)
+        accounts.open(result.request, owner, now)
     accounts.add(results)
 
 
@@ -109,7 +109,8 @@ def test_account_without_requests_for_a_day_gives_its_place_to_another_model() -
 def test_request_that_settles_after_the_loss_of_its_account_is_counted() -> None:
     accounts = InferenceAccounts()
     accounts.add([_result(1)])
-    accounts.open("other", "other", USER, 0)
+    others = _result(1).request._replace(service="other", model="other")
+    accounts.open(others, USER, 0)
     assert [row.model for row in accounts.rows()] == ["other"]
 
 
@@ -120,3 +121,15 @@ def test_restored_accounts_beyond_the_limit_are_added_to_the_shared_one() -> Non
     restored = InferenceAccounts(rows).rows()
     assert len(restored) == MAX_ACCOUNTS + 1
     assert sum(row.energy["output"] for row in restored) == sum(r.energy["output"] for r in rows)
+
+
+def test_equal_names_of_two_owners_have_an_account_each() -> None:
+    accounts = InferenceAccounts()
+    for owner, label in ((USER, "ann"), (OTHER_USER, "bob")):
+        mine = _result(1)
+        mine = mine._replace(request=mine.request._replace(owner=label))
+        _add(accounts, [mine], owner)
+    assert [(row.service, row.model, row.owner) for row in accounts.rows()] == [
+        ("s", "m", "ann"),
+        ("s", "m", "bob"),
+    ]

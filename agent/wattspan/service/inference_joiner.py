@@ -118,11 +118,12 @@ class InferenceJoiner:
         part: ResourceSpanRecords,
         now: int,
         owner: SharePath = (None,),
+        label: str = "",
     ) -> dict[int, InferenceRequest]:
         """Add the requests among received spans of ``sender``; returns them by position.
 
         ``spans`` are those of ``part`` on the monotonic clock. Other spans are ignored. The places
-        of the engine and of its accounts belong to ``owner``.
+        of the engine and of its accounts belong to ``owner``, whose label is ``label``.
         """
         claim, records = part
         if self._stages is not None:
@@ -154,8 +155,8 @@ class InferenceJoiner:
             )
             found[i] = InferenceRequest.of(
                 spans.id[i], start, end, tokens, details, service=claim.service
-            )
-            self._accounts.open(found[i].service, found[i].model, owner, now)
+            )._replace(owner=label)
+            self._accounts.open(found[i], owner, now)
         if found and engine.sender not in self._started:
             # Boards that no engine used were read without dividing their energy.
             self._started.add(engine.sender)

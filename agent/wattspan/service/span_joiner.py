@@ -343,7 +343,7 @@ class SpanJoiner:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
         if self._static_powers is not None:
             self._static_powers.add_spans(consumer, spans, now)
-        found = self._inference.add(consumer, spans, part, now, process.path[:-1])
+        found = self._inference.add(consumer, spans, part, now, process.path[:-1], process.owner)
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
         process.delay.add(spans.start, spans.end, now)

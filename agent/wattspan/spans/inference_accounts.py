@@ -18,16 +18,17 @@ from wattspan.model import REQUEST_ENERGY_BOUNDS, InferenceRow, Microjoules
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.spans.aggregator import shortened_name
+from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.request_division import DivisionMethod, RequestEnergy
 
 MAX_ACCOUNTS = POOL_RULES[PoolName.INFERENCE_ACCOUNTS].limit
-"""Pairs of service and model with an account of their own."""
+"""Services and models of owners with an account of their own."""
 
 _EARLIER: SharePath = ("earlier",)  # the owner of restored accounts until they are used
-_OTHERS = OTHER, OTHER
+_OTHERS = OTHER, OTHER, ""
 
 
-_Pair = tuple[str, str]  # service and model
+_Key = tuple[str, str, str]  # service, model, and the label of the owner
 
 
 @dataclass(slots=True)
@@ -55,42 +56,42 @@ class InferenceAccounts:
     def __init__(
         self,
         rows: Iterable[InferenceRow] = (),
-        pool: FairPool[_Pair] | None = None,
+        pool: FairPool[_Key] | None = None,
         now: int = 0,
     ) -> None:
         if pool is None:
             pool = Pools().make(PoolName.INFERENCE_ACCOUNTS)
-        self._pool: FairPool[_Pair] = pool
-        self._accounts = {(row.service, row.model): _account(row) for row in rows}
+        self._pool: FairPool[_Key] = pool
+        self._accounts = {row.key: _account(row) for row in rows}
         self._earlier = self._accounts.keys() - {_OTHERS}
-        for pair in tuple(self._accounts):
-            if pair != _OTHERS and not pool.admit(pair, _EARLIER, now):
-                self._fold(pair)
+        for key in tuple(self._accounts):
+            if key != _OTHERS and not pool.admit(key, _EARLIER, now):
+                self._fold(key)
 
-    def open(self, service: str, model: str, owner: SharePath, now: int) -> None:
-        """Open an account for requests of ``owner``, if its share permits it, or use it again."""
-        pair = shortened_name(service), shortened_name(model)
-        if pair == _OTHERS:
+    def open(self, request: InferenceRequest, owner: SharePath, now: int) -> None:
+        """Open the account of a request of ``owner``, if its share permits it, or use it again."""
+        key = _key(request)
+        if key == _OTHERS:
             return
-        if pair in self._earlier:
-            self._earlier.discard(pair)
-            self._pool.remove(pair)
-        admission = self._pool.admit(pair, owner, now)
+        if key in self._earlier:
+            self._earlier.discard(key)
+            self._pool.remove(key)
+        admission = self._pool.admit(key, owner, now)
         for displaced in admission.displaced:
             self._earlier.discard(displaced)
             self._fold(displaced)
         if admission:
-            self._accounts.setdefault(pair, _InferenceAccount())
+            self._accounts.setdefault(key, _InferenceAccount())
 
-    def _fold(self, pair: _Pair) -> None:
+    def _fold(self, key: _Key) -> None:
         """Add an account to the shared one."""
-        self._accounts.setdefault(_OTHERS, _InferenceAccount()).add(self._accounts.pop(pair))
+        self._accounts.setdefault(_OTHERS, _InferenceAccount()).add(self._accounts.pop(key))
 
     def add(self, results: Iterable[RequestEnergy]) -> None:
         """Add requests with their final energy."""
         for result in results:
             request = result.request
-            account = self._account(shortened_name(request.service), shortened_name(request.model))
+            account = self._account(_key(request))
             account.input += result.input
             account.output += result.output
             account.tokens_in += request.context
@@ -100,17 +101,19 @@ class InferenceAccounts:
             if bound < len(account.counts):
                 account.counts[bound] += 1
 
-    def _account(self, service: str, model: str) -> _InferenceAccount:
-        account = self._accounts.get((service, model))
+    def _account(self, key: _Key) -> _InferenceAccount:
+        account = self._accounts.get(key)
         if account is None:
             account = self._accounts.setdefault(_OTHERS, _InferenceAccount())
         return account
 
     def rows(self) -> tuple[InferenceRow, ...]:
         """One row for each account."""
-        return tuple(
-            _row(service, model, account) for (service, model), account in self._accounts.items()
-        )
+        return tuple(_row(key, account) for key, account in self._accounts.items())
+
+
+def _key(request: InferenceRequest) -> _Key:
+    return shortened_name(request.service), shortened_name(request.model), request.owner
 
 
 def _account(row: InferenceRow) -> _InferenceAccount:
@@ -128,16 +131,17 @@ def _account(row: InferenceRow) -> _InferenceAccount:
     return account
 
 
-def _row(service: str, model: str, account: _InferenceAccount) -> InferenceRow:
+def _row(key: _Key, account: _InferenceAccount) -> InferenceRow:
     total, buckets = 0, []
     for count in account.counts:
         total += count
         buckets.append(total)
     return InferenceRow(
-        service,
-        model,
+        key[0],
+        key[1],
         {"input": Microjoules(account.input), "output": Microjoules(account.output)},
         {"input": account.tokens_in, "output": account.tokens_out},
         {str(method): count for method, count in account.requests.items()},
         tuple(buckets),
+        key[2],
     )

@@ -53,6 +53,7 @@ class InferenceRequest(NamedTuple):
     known_phases: bool = True
     service: str = ""
     generated: int = 0
+    owner: str = ""  # the label of the principal of its process
 
     @property
     def cost_model(self) -> str:
