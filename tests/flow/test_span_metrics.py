@@ -66,7 +66,7 @@ def test_real_prometheus_has_joules_per_token_and_exemplars(
         return replace(busy_host(), spans=totals.accounts())
 
     spend(2, most=4)
-    with serving(clock) as served:
+    with serving(clock, exemplars="all") as served:
         served.snapshot = snapshot()
         job = {
             "job_name": "wattspan",

@@ -106,6 +106,7 @@ def main() -> None:
             "agent.run_dir": run_dir(host),
             "spans.http": "127.0.0.1:0",
             "exporters.prometheus.listen": "127.0.0.1:0",
+            "exporters.prometheus.exemplars": "all",
         }
         flags = {key: FlagValue("test", str(place)) for key, place in places.items()}
         config = load(

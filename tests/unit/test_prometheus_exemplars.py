@@ -12,6 +12,7 @@ from support.snapshots import CPU, GPU, NOON
 from wattspan.model import Exemplar, Microjoules, Snapshot, SpanAccounts, SpanRow
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument
+from wattspan_exporters.prometheus.pages import ViewWithoutExemplars
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 SHOWN = Exemplar("ab" * 16, "cd" * 8, Microjoules(1_500_000), NOON)
@@ -91,3 +92,20 @@ def test_exemplars_stand_only_where_openmetrics_allows_them() -> None:
     own = [metric for metric in CATALOGUE if metric.exemplars is not None]
     assert own
     assert {metric.instrument for metric in own} == {Instrument.COUNTER}
+
+
+def test_view_without_exemplars_keeps_unchanged_rows() -> None:
+    kept, changed = row(), row(name="ship")
+    snapshots = [host(kept, changed), host(kept, row(2, name="ship"))]
+    view = ViewWithoutExemplars(lambda: snapshots[0])
+    first = view()
+    assert view() is first
+    assert not any(one.exemplars for one in first.spans.rows)
+    assert first.spans.rows[0].energy == kept.energy
+    del snapshots[0]
+    assert [
+        one is before for one, before in zip(view().spans.rows, first.spans.rows, strict=True)
+    ] == [
+        True,
+        False,
+    ]

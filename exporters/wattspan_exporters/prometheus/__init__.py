@@ -18,6 +18,14 @@ class PrometheusSettings(AccessSettings, frozen=True):
     page: Annotated[
         bool, about("Serve the live page at `/`; without it, `/` is a page of links.")
     ] = True
+    exemplars: Annotated[
+        Literal["auto", "all"],
+        about(
+            "Readers of exemplars, which have the ids of traces and spans: `auto`: clients with a "
+            "token or certificate, so none on a listener without `token_file` or `tls_client_ca`; "
+            "`all`: every client."
+        ),
+    ] = "auto"
     aliases: Annotated[
         tuple[Literal["dcgm"], ...],
         about("Additional metric names for existing dashboards: `dcgm` for GPUs."),

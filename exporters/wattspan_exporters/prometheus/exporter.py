@@ -13,7 +13,12 @@ from wattspan.ports import ExporterContext, ExporterError, ListenError, Snapshot
 from wattspan_exporters.catalogue.gpu import DCGM
 from wattspan_exporters.page.site import LivePage
 from wattspan_exporters.prometheus import PrometheusSettings
-from wattspan_exporters.prometheus.pages import HEALTH_PATH, MetricsPages, SelfMetrics
+from wattspan_exporters.prometheus.pages import (
+    HEALTH_PATH,
+    MetricsPages,
+    SelfMetrics,
+    ViewWithoutExemplars,
+)
 
 _WHERE = "[exporters.prometheus]"
 
@@ -45,6 +50,8 @@ class PrometheusExporter:
     def start(self, view: SnapshotView) -> None:
         context, settings, listen = self._context, self._settings, self._settings.listen
         policy = self._policy()
+        if not (settings.exemplars == "all" or settings.token_file or settings.tls_client_ca):
+            view = ViewWithoutExemplars(view)
         site = LivePage(view) if settings.page else None
         server = HttpServer(
             context.clock,

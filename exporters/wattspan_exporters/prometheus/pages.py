@@ -11,6 +11,7 @@ import gzip
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -27,7 +28,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
-from wattspan.model import MILLISECOND, SECOND, Snapshot
+from wattspan.model import MILLISECOND, SECOND, Snapshot, SpanRow
 from wattspan.ports import Clock, SnapshotView
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Metric, sanitize
@@ -128,6 +129,33 @@ a seventh of the CPU time of a scrape of 300 series."""
 
 STALE_AFTER = 60 * SECOND
 """Age of the newest snapshot beyond which the agent is not healthy."""
+
+
+class ViewWithoutExemplars:
+    """A view of snapshots without the ids of spans, for readers who may be of any user.
+
+    A span's id lets its reader announce the span as his own. Unchanged rows stay the same objects.
+    """
+
+    def __init__(self, view: SnapshotView) -> None:
+        self._view = view
+        self._lock = threading.Lock()
+        self._shown: tuple[Snapshot, Snapshot] | None = None
+        self._rows: dict[tuple[str, str, str], tuple[SpanRow, SpanRow]] = {}
+
+    def __call__(self) -> Snapshot:
+        snapshot = self._view()
+        with self._lock:
+            if self._shown is None or self._shown[0] is not snapshot:
+                self._rows = {row.key: self._stripped(row) for row in snapshot.spans.rows}
+                rows = tuple(shown for _, shown in self._rows.values())
+                spans = replace(snapshot.spans, rows=rows)
+                self._shown = snapshot, replace(snapshot, spans=spans)
+            return self._shown[1]
+
+    def _stripped(self, row: SpanRow) -> tuple[SpanRow, SpanRow]:
+        known = self._rows.get(row.key)
+        return known if known and known[0] is row else (row, replace(row, exemplars={}))
 
 
 class MetricsPages:
