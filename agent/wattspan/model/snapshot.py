@@ -343,6 +343,7 @@ class SpanAccounts:
     announcers: int = 0  # processes connected to the side channel
     announcers_refused: Mapping[str, int] = field(default_factory=dict)  # by reason
     announcements_lost: int = 0  # records overwritten before they were read
+    announcements_conflicts: int = 0  # requests with spans that another principal announced
     senders: Mapping[str, tuple[Consumer, ...]] = field(default_factory=dict)  # by service, now
     inference: tuple[InferenceRow, ...] = ()
     inference_idle: Microjoules = Microjoules(0)  # of engines without active requests

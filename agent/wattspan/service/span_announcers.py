@@ -6,6 +6,7 @@ only among the spans that the kernel proves to come from the same principal.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ MAX_ANNOUNCERS = 64
 """Remembered processes that announce spans with one id, besides the first: ranks of a host."""
 
 MAX_PRINCIPALS = 256
-"""Remembered principals; the one that has announced nothing for longest is forgotten."""
+"""Remembered principals; beyond it, one of the owner with the most is forgotten."""
 
 CHECK_EVERY = SECOND // 4
 """A process that announces is checked for another principal this often."""
@@ -83,7 +84,9 @@ class SpanAnnouncers:
     ) -> None:
         self._limit, self._resolver, self._awaits = limit, resolver, awaits
         self._connected: dict[tuple[int, Principal], _Connected] = {}
-        self._of: dict[Principal, _PrincipalAnnouncers] = {}  # the least recent first
+        self._of: dict[
+            Principal, _PrincipalAnnouncers
+        ] = {}  # in the order of their first announcement
         self.conflicts = 0
 
     def __len__(self) -> int:
@@ -116,8 +119,8 @@ class SpanAnnouncers:
         """Remember that a process of ``principal`` has announced a span."""
         of = self._of.get(principal)
         if of is None:
-            while len(self._of) >= MAX_PRINCIPALS:
-                del self._of[next(iter(self._of))]
+            if len(self._of) >= MAX_PRINCIPALS:
+                del self._of[self._displaced()]
             of = self._of[principal] = _PrincipalAnnouncers(self._limit, self._awaits)
             self._share()
         of.add(span, consumer)
@@ -130,11 +133,14 @@ class SpanAnnouncers:
                 del self._of[principal]
                 self._share()
 
+    def _displaced(self) -> Principal:
+        """The oldest principal of the owner with the most."""
+        held = Counter(one.path[0] for one in self._of)
+        return max(self._of, key=lambda one: held[one.path[0]])
+
     def _share(self) -> None:
         """Divide the room among owners, and the part of each among its containers."""
-        owners: dict[object, int] = {}
-        for principal in self._of:
-            owners[principal.path[0]] = owners.get(principal.path[0], 0) + 1
+        owners = Counter(one.path[0] for one in self._of)
         for principal, of in self._of.items():
             of.bound(max(2, self._limit // len(owners) // owners[principal.path[0]]))
 

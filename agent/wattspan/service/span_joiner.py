@@ -25,6 +25,7 @@ from wattspan.model import (
     Instant,
     Principal,
     SpanAccounts,
+    service_label,
 )
 from wattspan.ports import Clock
 from wattspan.processes.principals import owner_label
@@ -252,6 +253,7 @@ class SpanJoiner:
                 announcers=counts.connected,
                 announcers_refused={"no_room": counts.crowded_out, "protocol": counts.put_out},
                 announcements_lost=counts.lost,
+                announcements_conflicts=self._announcers.conflicts,
             )
         self._accounts = self._totals.accounts(others)
 
@@ -318,7 +320,16 @@ class SpanJoiner:
             own = positions[at : at + len(part.spans)]
             at += len(part.spans)
             if part.spans:
+                before = self._announcers.conflicts
                 senders = self._announcers.senders(part.spans.id, identity)
+                if self._announcers.conflicts > before:
+                    service, owner = part.claim.service, owner_label(identity.principal)
+                    self._failures.write(
+                        f"Spans of {service_label(service, owner)!r} were announced by a process "
+                        "of another user, container or pod: the sender that the kernel proves "
+                        "counts.",
+                        key=owner,
+                    )
                 for sender, some, places in _by_sender(senders, part, own):
                     self._enqueue(pending, some, places, sender, identity.principal)
 

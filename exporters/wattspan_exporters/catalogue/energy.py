@@ -396,6 +396,9 @@ SPANS = (
                "announcers_refused"),
     _total("announcements.lost", COUNTER, "{record}",
            "Announced starts and ends overwritten before the agent read them."),
+    _total("announcements.conflicts", COUNTER, "{request}",
+           "Requests with spans that a process of another user, container or pod announced; the "
+           "sender that the kernel proves counts."),
     _total("forwarded", COUNTER, "{span}",
            "Spans accepted by the collector to which the agent forwards."),
     _by_reason("spans.forward.drops", "{span}",
