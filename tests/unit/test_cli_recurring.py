@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from wattspan.cli import cli
+from wattspan.recurring.run_book import MAX_SHOWN
 
 TERMS = ("--batch-sizes", "16,64,32", "--default", "32", "--target", "0.8", "--max-epochs", "10")
 END = ("--joules", "5000", "--seconds", "10", "--power", "700", "--epochs", "3")
@@ -68,6 +69,13 @@ def test_status_as_json_has_the_sizes(store: Path) -> None:
         "cost_joules": 6000.0,
         "energy_joules": 5000.0,
     }
+
+
+def test_status_counts_the_jobs_that_it_does_not_show(store: Path) -> None:
+    for number in range(MAX_SHOWN + 2):
+        run(store, "next", f"job {number}", *TERMS)
+    assert "2 further jobs have older runs" in run(store, "status").output
+    assert "further" not in run(store, "status", "job 0").output
 
 
 def test_second_report_of_a_run_does_not_count(store: Path) -> None:

@@ -37,6 +37,7 @@ from wattspan.recurring.run_statements import (
     VERSION,
     WHOLE_FILE,
     Statement,
+    statements_of,
 )
 from wattspan.recurring.search import BatchSizeChoice, TrialOutcome
 
@@ -276,7 +277,7 @@ class RunBook:
             # Another process may have done it meanwhile.
             if (version := self._version()) != VERSION:
                 script = SCHEMA if version is None else MIGRATION
-                for statement in _statements(script):
+                for statement in statements_of(script):
                     self._database.execute(statement)
             self._database.execute("COMMIT")
         # A file that is larger than its rows explain does not grow further.
@@ -397,13 +398,3 @@ class RunBook:
 
 def _decoded(terms: bytes) -> RecurringJobTerms:
     return msgspec.json.decode(terms, type=RecurringJobTerms)
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one: sqlite3's own `executescript` would commit first."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

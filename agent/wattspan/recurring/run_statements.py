@@ -7,6 +7,8 @@ is next to be removed: a test checks the query plans.
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
 from enum import StrEnum
 
 APPLICATION_ID = 0x77726563  # "wrec"
@@ -230,3 +232,13 @@ class Statement(StrEnum):
     REMOVE_OLDEST_OF_OWNER = (
         "DELETE FROM run WHERE key IN (SELECT key FROM run WHERE owner = ? ORDER BY number LIMIT ?)"
     )
+
+
+def statements_of(script: str) -> Iterator[str]:
+    """The statements of a script one by one: sqlite3's own `executescript` would commit first."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
