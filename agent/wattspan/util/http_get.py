@@ -62,13 +62,13 @@ def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:
         """HTTP with a deadline."""
 
         def http_open(self, req: Request) -> HTTPResponse:
-            return self.do_open(partial(connection, HTTPConnection), req)  # type: ignore[arg-type]
+            return self.do_open(partial(connection, HTTPConnection), req)
 
     class Encrypted(HTTPSHandler):
         """HTTPS with a deadline."""
 
         def https_open(self, req: Request) -> HTTPResponse:
-            return self.do_open(partial(connection, HTTPSConnection), req)  # type: ignore[arg-type]
+            return self.do_open(partial(connection, HTTPSConnection), req)
 
     class NoRedirect(HTTPRedirectHandler):
         """Follows no redirect: the agent contacts only the configured server."""
