@@ -7,8 +7,15 @@ import pytest
 
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SourceError
-from wattspan.service.agent import merge_failures, require_readable_counters
-from wattspan.service.daemon import REPEAT_INTERVAL, FailureReporter, report_thread_failures
+from wattspan.service.agent import ServiceGroup, merge_failures, require_readable_counters
+from wattspan.service.daemon import (
+    REPEAT_INTERVAL,
+    SHOWN_FOR,
+    FailureReporter,
+    ThreadFailures,
+    report_thread_failures,
+)
+from wattspan.testing import ManualClock
 
 
 def run(work: Callable[[], object]) -> None:
@@ -41,6 +48,32 @@ def test_thread_hook_is_restored_afterwards() -> None:
     with report_thread_failures(lambda *_: None):
         assert threading.excepthook is not before
     assert threading.excepthook is before
+
+
+def test_failed_service_thread_is_counted_and_runs_again() -> None:
+    runs, lines, again = list[int](), list[str](), threading.Event()
+    clock = ManualClock()
+    failures = ThreadFailures(clock, lines.append)
+
+    def work(stop: threading.Event) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            int("9" * 5000)
+        again.set()
+        stop.wait()
+
+    group = ServiceGroup("parts")
+    group.add_thread("wattspan-part", work)
+    with report_thread_failures(failures.record):
+        group.start()
+        assert again.wait(30)
+        group.stop()
+    (health,) = failures.health()
+    assert (health.up, health.failed, len(lines)) == (False, 1, 1)
+    assert "wattspan-part" in lines[0]
+    clock.advance(ns=SHOWN_FOR)
+    (later,) = failures.health()
+    assert (later.up, later.failed, later.failures) == (True, 1, ())
 
 
 SENT = ("forward", "forward_logs", "otlp")

@@ -90,3 +90,23 @@ def test_unreachable_exporter_is_reported() -> None:
 def test_address_that_is_no_url_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match=r"dcgm: .* is no address"):
         NvmlSettings(dcgm=address)
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "1234", "²", "٣"])
+def test_implausible_instance_id_is_ignored(digits: str) -> None:
+    valid = series("SM_ACTIVE", "GPU-a", "1", "0.5")
+    hostile = series("SM_ACTIVE", "GPU-a", digits, "0.5")
+    assert parse_activity(f"{hostile}\n{valid}") == {("GPU-a", 1): 500_000}
+
+
+def test_value_of_many_digits_is_ignored() -> None:
+    assert parse_activity(series("SM_ACTIVE", "GPU-a", "1", f"0.{'1' * 5000}")) == {}
+
+
+@pytest.mark.parametrize("label", ["a", 'a="', 'a="\\', 'a="b",', "{", "="])
+def test_hostile_labels_are_ignored(label: str) -> None:
+    """A pattern that is searched for in such a line takes quadratic time: minutes."""
+    valid = series("SM_ACTIVE", "GPU-a", "1", "0.5")
+    hostile = "DCGM_FI_PROF_SM_ACTIVE{" + label * (400_000 // len(label))
+    short = "DCGM_FI_PROF_SM_ACTIVE{" + label * (4_000 // len(label))
+    assert parse_activity(f"{hostile}\n{short}\n{valid}") == {("GPU-a", 1): 500_000}

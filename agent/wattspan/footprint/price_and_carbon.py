@@ -44,7 +44,7 @@ class TimedNumber(NamedTuple):
 def query_number(url: str, query: str, timeout: float) -> TimedNumber:
     """Return the current value of the PromQL ``query``. NumberError without exactly one number.
 
-    ``timeout`` (seconds) limits each network operation, not their sum.
+    ``timeout`` (seconds) limits the whole answer.
     """
     return TimedNumber(parse_number(_fetch(url, query, timeout)))
 

@@ -32,6 +32,7 @@ from wattspan.otlp.transport import (
 )
 from wattspan.ports import Clock
 from wattspan.spans.values import SpanEnergy
+from wattspan.util.restarting import report_failure
 from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ class Forwarder:
 
     def _run(self) -> None:
         while True:
-            due = self.turn()
+            due = self._guarded_turn()
             with self._lock:
                 if self._ended or self._is_finished(due):
                     break
@@ -295,6 +296,16 @@ class Forwarder:
                 elif due is not None and (left := self._seconds_until(due)):
                     self._lock.wait(left)
         self._transport.close()
+
+    def _guarded_turn(self) -> int | None:
+        try:
+            return self.turn()
+        except Exception as error:  # noqa: BLE001 - spans would never be sent again
+            report_failure(error)
+            with self._lock:
+                self._waiting.put_back()
+                self._due = self._backoff.failed(self._clock.monotonic())
+                return self._due
 
     def _is_finished(self, due: int | None) -> bool:
         """True if the agent is stopping and no attempt is left before its deadline."""

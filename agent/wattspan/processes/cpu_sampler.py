@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from wattspan.clock import OWN_THREAD_CLOCK, SystemClock
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.processes.table import clock_id
+from wattspan.util.restarting import run_again
 
 PERIOD = 10 * MILLISECOND
 
@@ -104,7 +105,7 @@ class CpuSampler:
         self._idle_groups: list[list[_CpuSeries]] = [[] for _ in range(_TURNS)]
         self._sweeps = 0
         self._wanted = threading.Event()
-        self._stopped = False
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._cost = 0.0  # CPU time of one sweep, its wake-up included, smoothed
 
@@ -116,11 +117,16 @@ class CpuSampler:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="wattspan-fine", daemon=True)
+        self._thread = threading.Thread(
+            target=run_again,
+            args=(lambda _: self._run(), self._stop),
+            name="wattspan-fine",
+            daemon=True,
+        )
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopped = True
+        self._stop.set()
         self._wanted.set()
         if self._thread is not None:
             self._thread.join()
@@ -222,7 +228,7 @@ class CpuSampler:
     def _run(self) -> None:
         due = self._clock.monotonic()
         used = self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
-        while not self._stopped:
+        while not self._stop.is_set():
             if not self._wanted.is_set():
                 self._wanted.wait()
                 due = self._clock.monotonic()

@@ -22,6 +22,7 @@ from wattspan.ports import (
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import DEVICES, HISTORY, TUNING, Poller
 from wattspan.storage.store import DeferredStore, Store
+from wattspan.util.restarting import run_again
 
 STOP_TIMEOUT = 1.5
 """Seconds to wait for a thread. A thread that hangs in a driver continues as a daemon."""
@@ -50,9 +51,12 @@ class ServiceGroup:
         self.parts.append((start, stop))
 
     def add_thread(self, name: str, run: Callable[[threading.Event], object]) -> None:
-        """Append a thread of ``run``, which returns once its event is set."""
+        """Append a thread of ``run``, which returns once its event is set.
+
+        After an unexpected error, which is reported as that of any thread, it is run again.
+        """
         stop = threading.Event()
-        thread = threading.Thread(target=run, args=(stop,), name=name, daemon=True)
+        thread = threading.Thread(target=run_again, args=(run, stop), name=name, daemon=True)
 
         def end() -> None:
             stop.set()
@@ -233,7 +237,10 @@ class Agent:
             raise
         recorder = self._recorder
         if recorder is not None:
-            self._run("recorder", lambda: recorder.run(self._stop, self._record_every))
+            self._run(
+                "recorder",
+                lambda: run_again(lambda stop: recorder.run(stop, self._record_every), self._stop),
+            )
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for ``request_stop`` or a failure: True; False after ``timeout`` or ``wake``.
@@ -333,6 +340,7 @@ _NON_COUNTER_SOURCES = {
     DEVICES,
     TUNING,
     "configuration",
+    "threads",
     *SELF_REPORTING,
 }
 

@@ -22,6 +22,7 @@ from wattspan.config import without_settings
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SUSPENDED, Caps, CapsError, Clock
 from wattspan.util.process import module_command
+from wattspan.util.restarting import run_again
 
 CHECK_INTERVAL = 0.5  # seconds
 FIRST_DELAY, MAX_DELAY = SECOND // 2, 60 * SECOND
@@ -69,7 +70,12 @@ class CapperProcess:
             self._kill_at = self.clock.monotonic() + HUNG_AFTER
         else:
             self._await(self._launch())
-        self._thread = threading.Thread(target=self._watch, name="wattspan-capper", daemon=True)
+        self._thread = threading.Thread(
+            target=run_again,
+            args=(lambda _: self._watch(), self._stop),
+            name="wattspan-capper",
+            daemon=True,
+        )
         self._thread.start()
 
     def stop(self) -> None:

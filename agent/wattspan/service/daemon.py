@@ -26,6 +26,7 @@ from wattspan.service.configuration import forward_faults, selected_emulated_hos
 from wattspan.service.published_settings import publish_settings, withdraw_settings
 from wattspan.service.systemd import StopRequest, SystemdNotifier, Watchdog, agent_status
 from wattspan.util.process import release_memory
+from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
     from wattspan.config import Config, EmulationSettings
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from wattspan.service.configuration import LoadedConfiguration
 
 
+THREADS = "threads"  # the name of failed threads among the sources
+SHOWN_FOR = 300 * SECOND  # a failed thread is in health for so long after its last error
+MAX_THREADS = 64
 REPEAT_INTERVAL = 600 * SECOND  # between two log messages about one failure
 
 Log = Callable[[str], None]
@@ -61,6 +65,53 @@ class FailureReporter:
         self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_INTERVAL}
         for failure in merge_failures(new):
             self._log(str(failure))
+
+
+class ThreadFailures:
+    """Counts and logs the unexpected errors of threads, which do not end the agent.
+
+    Safe from any thread.
+    """
+
+    def __init__(self, clock: Clock, log: Log) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._log = RateLimitedLog(clock.monotonic, log)
+        self._failed = 0
+        self._recent: dict[str, tuple[int, str]] = {}
+
+    def record(self, thread: str, error: BaseException) -> None:
+        """Count an error, and log it unless the thread has logged one just now."""
+        cause = f"{type(error).__name__}: {str(error)[:200]}"
+        with self._lock:
+            self._failed += 1
+            if thread in self._recent or len(self._recent) < MAX_THREADS:
+                self._recent[thread] = self._clock.monotonic(), cause
+            self._log.write(
+                f"The thread {thread!r} failed: {cause}. Please report this; the agent continues.",
+                thread,
+            )
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """The failures of the last minutes; empty before the first error."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._recent = {k: v for k, v in self._recent.items() if now - v[0] < SHOWN_FOR}
+            failed, recent = self._failed, dict(self._recent)
+        if not failed:
+            return ()
+        failures = tuple(
+            Failure(
+                THREADS,
+                f"the thread {thread!r}",
+                Trouble.MALFORMED,
+                cause,
+                "This is a bug; report it. Its part may lack figures; the agent continues.",
+                verb="run",
+            )
+            for thread, (_, cause) in sorted(recent.items())
+        )
+        return (SourceHealth(THREADS, not failures, 0, failed, failures),)
 
 
 RELEASE_EVERY = 300 * SECOND
@@ -120,16 +171,16 @@ class AgentDaemon:
         self._request, self._notify, self._clock = request, notify, clock
         self._load, self._info, self._warn = load, info, warn
         self._hosts = EmulatedHosts(info)
-        self._agent: Agent | None = None  # the newest
         self._closings: dict[EmulationSettings, Checkpoint] = {}
         self._refused = ""
         self._health: tuple[SourceHealth, ...] = ()
+        self._threads = ThreadFailures(clock, warn)
 
     def run(self, loaded: LoadedConfiguration) -> None:
         """Serve. Raises the error of the first start, and WattspanError if a part fails later."""
         running: RunningAgent | None = None
         try:
-            with report_thread_failures(self._fail):
+            with report_thread_failures(self._threads.record):
                 running = self._begin(loaded)
                 self._notify.ready(self._status(running))
                 while not self._attend(running):
@@ -171,10 +222,9 @@ class AgentDaemon:
             info=notes.append,  # logged only after a successful start
             emulated=emulated,
             closing=self._closings.get(config.emulation),
-            health=lambda: self._health,
+            health=lambda: (*self._health, *self._threads.health()),
             alive=Watchdog(self._notify, self._clock),
         )
-        self._agent = agent
         running = RunningAgent(loaded, agent, _failure_reporter(loaded, self._warn))
         with ExitStack() as undo:
             undo.callback(self._end, running)
@@ -187,10 +237,6 @@ class AgentDaemon:
         self._request.register(agent.request_stop, agent.wake)
         configure_garbage_collector()
         return running
-
-    def _fail(self, thread: str, error: BaseException) -> None:
-        if self._agent is not None:
-            self._agent.fail(f"The thread {thread!r}", error)
 
     def _attend(self, running: RunningAgent) -> bool:
         """Log new failures until the agent ends (True) or is to be reloaded (False)."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
 from wattspan.ports import Batch, Clock
+from wattspan.util.restarting import run_again
 
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 MAX_STATUSES = 3  # status intervals
@@ -89,7 +90,10 @@ class DriverThreadSource:
         self._readings: deque[Reading] = deque(maxlen=MAX_QUEUED)
         self._usages: deque[Usage] = deque(maxlen=MAX_QUEUED)
         self._thread = threading.Thread(
-            target=self._work, name=f"wattspan-{self.name}", daemon=True
+            target=run_again,
+            args=(lambda _: self._work(), self._stop),
+            name=f"wattspan-{self.name}",
+            daemon=True,
         )
 
     def start(self) -> None:
@@ -154,12 +158,27 @@ class DriverThreadSource:
             "This is a bug; restart the agent to read GPUs again.",
         )
 
+    def _sample(self) -> None:
+        try:
+            self.deliver(self._session.sample())
+        except Exception as error:
+            failure = Failure(
+                self.name,
+                self._library,
+                Trouble.MALFORMED,
+                f"its thread raised {type(error).__name__}: {str(error)[:200]}",
+                "This is a bug; report it. The calls are tried again.",
+            )
+            with self._lock:
+                self._failures = (failure,)
+            raise
+
     def _work(self) -> None:
         due = self._clock.monotonic()
         while not self._stop.is_set():
             now = self._clock.monotonic()
             if now >= due:
-                self.deliver(self._session.sample())
+                self._sample()
                 now = self._clock.monotonic()
                 delay = EDGE_DELAY if self._session.near_an_edge else 0
                 due = max(due + self._settings.interval + delay, now)  # missed samples are skipped

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import io
+import socket
+from functools import partial
+from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
+from typing import Any, NamedTuple
 
 OK = 200
 
@@ -21,12 +25,50 @@ class FetchError(Exception):
 def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:
     """The answer to a GET request, of any status, read up to ``most`` + 1 bytes; FetchError.
 
-    ``timeout`` is the seconds that each step of the connection may take.
+    ``timeout`` is the seconds for the whole answer, the connection included, however slowly a
+    server sends it. The resolver has limits of its own.
     """
     # Imported here: most agents query no server.
-    from http.client import HTTPException
+    from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
     from urllib.error import HTTPError
-    from urllib.request import HTTPRedirectHandler, Request, build_opener
+    from urllib.request import (
+        HTTPHandler,
+        HTTPRedirectHandler,
+        HTTPSHandler,
+        Request,
+        build_opener,
+    )
+
+    deadline = monotonic() + timeout
+
+    def response(connection: socket.socket, *args: Any, **kwargs: Any) -> HTTPResponse:
+        made = HTTPResponse(connection, *args, **kwargs)
+        made.fp.close()
+        made.fp = io.BufferedReader(_TimedReader(connection, deadline))
+        return made
+
+    def connect(
+        address: tuple[str, int], _: object = None, source: tuple[str, int] | None = None
+    ) -> socket.socket:
+        return _connect(address, source, deadline)
+
+    def connection(kind: type[HTTPConnection], host: str, **settings: Any) -> HTTPConnection:
+        made = kind(host, **settings)
+        made.response_class = response  # type: ignore[assignment]
+        made._create_connection = connect  # type: ignore[attr-defined]  # noqa: SLF001
+        return made
+
+    class Plain(HTTPHandler):
+        """HTTP with a deadline."""
+
+        def http_open(self, req: Request) -> HTTPResponse:
+            return self.do_open(partial(connection, HTTPConnection), req)
+
+    class Encrypted(HTTPSHandler):
+        """HTTPS with a deadline."""
+
+        def https_open(self, req: Request) -> HTTPResponse:
+            return self.do_open(partial(connection, HTTPSConnection), req)
 
     class NoRedirect(HTTPRedirectHandler):
         """Follows no redirect: the agent contacts only the configured server."""
@@ -36,8 +78,9 @@ def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:
 
     try:
         try:
-            with build_opener(NoRedirect).open(Request(url), timeout=timeout) as response:  # noqa: S310
-                return HttpAnswer(response.status, response.read(most + 1))
+            opener = build_opener(NoRedirect, Plain, Encrypted)
+            with opener.open(Request(url), timeout=timeout) as answer:  # noqa: S310
+                return HttpAnswer(answer.status, answer.read(most + 1))
         except HTTPError as error:
             with error:
                 return HttpAnswer(error.code, error.read(most + 1))
@@ -45,3 +88,45 @@ def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:
         reason = getattr(error, "reason", None) or error
         cause = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise FetchError(str(cause).lower()) from None
+
+
+def _left(deadline: float) -> float:
+    left = deadline - monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _connect(
+    address: tuple[str, int], source: tuple[str, int] | None, deadline: float
+) -> socket.socket:
+    """Try the addresses of a host within one deadline, not one for each."""
+    error: OSError = ConnectionRefusedError(f"{address[0]} has no address")
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    for place in dict.fromkeys(end for *_, end in found):
+        try:
+            return socket.create_connection((str(place[0]), int(place[1])), _left(deadline), source)
+        except OSError as failed:
+            error = failed
+    raise error
+
+
+class _TimedReader(io.RawIOBase):
+    """Reads a socket until a deadline."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        super().__init__()
+        self._connection, self._deadline = connection, deadline
+        self._raw = connection.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._connection.settimeout(_left(self._deadline))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()

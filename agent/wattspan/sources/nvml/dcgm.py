@@ -24,11 +24,14 @@ MAX_AGE = 90 * SECOND
 EXPORTER_INTERVAL = Nanoseconds(30 * SECOND)
 """The default interval of the exporter: figures are means over it, and may be as old."""
 
-_MAX_BYTES = 16 << 20
+_MAX_BYTES = 4 << 20
+_MAX_LINE, _MAX_DIGITS, _MAX_SERIES = 4096, 32, 1024
+_LONGEST_ID = 3
+"""Digits of the id of a GPU instance; boards have at most 15 of them."""
 _TIMEOUT = 2.0  # seconds
 _FULL = 1_000_000
-_SERIES = re.compile(rf"({SM_ACTIVE}|{ENGINE_ACTIVE})\{{([^}}]*)\}}\s+(\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# Matched at one position after the other, never searched for: linear in the line's length.
+_LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"\s*,?', re.ASCII)
 
 Activity = Mapping[tuple[str, int], int]
 """Millionths of the instance, by the UUID of the board and the id of the GPU instance."""
@@ -45,19 +48,43 @@ def parse_activity(text: str) -> dict[tuple[str, int], int]:
     any kernel runs. Lines that are no such figure are ignored.
     """
     found: dict[str, dict[tuple[str, int], int]] = {SM_ACTIVE: {}, ENGINE_ACTIVE: {}}
-    for line in text.splitlines():
-        match = _SERIES.match(line)
-        if match is None:
-            continue
-        labels = dict(_LABEL.findall(match[2]))
-        value = _ratio(match[3])
-        instance, board = labels.get("GPU_I_ID", ""), labels.get("UUID", "")
-        if value is not None and board and instance.isdecimal():
-            found[match[1]][board, int(instance)] = round(value * _FULL)
+    for name, series in found.items():
+        opening = f"{name}{{"
+        start = 0 if text.startswith(opening) else text.find(f"\n{opening}") + 1
+        for _ in range(_MAX_SERIES):
+            if not start and not text.startswith(opening):
+                break
+            end = text.find("\n", start)
+            end = len(text) if end < 0 else end
+            if end - start <= _MAX_LINE:
+                _add_series(text[start + len(opening) : end], series)
+            following = text.find(f"\n{opening}", end)
+            if following < 0:
+                break
+            start = following + 1
     return found[ENGINE_ACTIVE] | found[SM_ACTIVE]
 
 
+def _add_series(line: str, series: dict[tuple[str, int], int]) -> None:
+    """Add the figure of a line, from its first label on, unless it is malformed."""
+    labels: dict[str, str] = {}
+    position = 0
+    while (match := _LABEL.match(line, position)) is not None:
+        labels[match[1]] = match[2]
+        position = match.end()
+    values = line[position:].lstrip()
+    if not values.startswith("}"):
+        return
+    value = _ratio(values[1:].split(None, 1)[0] if values[1:].strip() else "")
+    instance, board = labels.get("GPU_I_ID", ""), labels.get("UUID", "")
+    plausible = instance.isascii() and instance.isdecimal() and len(instance) <= _LONGEST_ID
+    if value is not None and board and plausible:
+        series[board, int(instance)] = round(value * _FULL)
+
+
 def _ratio(text: str) -> float | None:
+    if len(text) > _MAX_DIGITS:
+        return None
     try:
         value = float(text)
     except ValueError:
@@ -99,6 +126,9 @@ class DcgmExporter:
         except DcgmError as error:
             self.trouble = str(error)
             return
+        except Exception as error:  # noqa: BLE001 - its thread and the agent continue
+            self.trouble = f"its answer cannot be read ({type(error).__name__})"
+            return
         self.trouble = "" if activity else f"it has no {SM_ACTIVE} of a MIG instance"
         self._newest = _Fetched(self._clock.monotonic(), activity)
 
@@ -122,5 +152,5 @@ def _get(url: str) -> str:
     if status != OK:
         raise DcgmError(f"the server answers {status}")
     if len(body) > _MAX_BYTES:
-        raise DcgmError("the answer is longer than 16 MiB")
+        raise DcgmError("the answer is longer than 4 MiB")
     return body.decode(errors="replace")

@@ -108,6 +108,8 @@ class NvmlSettings(Table, frozen=True):
         about(
             "Address of dcgm-exporter's metrics, as `http://127.0.0.1:9400/metrics`: the activity "
             "of MIG instances on boards whose driver does not report it (Ampere). "
+            "The server at this address decides their division: use a port below 1024, which "
+            "ordinary users cannot bind. "
             '`""`: such boards are divided equally among the slices in use.'
         ),
     ] = ""
