@@ -222,7 +222,8 @@ def spans() -> SpanAccounts:
         outcomes={"joined": 410, "partial": 3, "late": 0, "unknown_process": 2},
         received=420, refused={"invalid_id": 1}, forwarded=399, forward_drops={"full": 4},
         forward_queue=4096, open=2, deferred=512, forward_repeats=6, announcers=3,
-        announcers_refused={"no_room": 1, "protocol": 0}, announcements_lost=7, announcements_conflicts=2,
+        announcers_refused={"no_room": 1, "protocol": 0}, announcements_lost=7,
+        announcements_conflicts=2,
         inference=(
             InferenceRow(
                 "llm", "meta-llama/Llama-3.1-8B",
