@@ -221,6 +221,24 @@ def test_socket_of_another_cgroup_than_its_holder_proves_nothing(host: Host) -> 
     assert host.whose(peer) == UNKNOWN
 
 
+def test_exec_of_a_setuid_program_ends_the_right_of_a_tcp_connection(host: Host) -> None:
+    app = host.born(50)
+    host.born(51, user=0)
+    peer = host.kernel.over_tcp(app)
+    host.kernel.of_sockets.clear()  # without the unified hierarchy
+    host.kernel.changes(app, user=0)
+    assert host.whose(peer) == UNKNOWN
+    assert host.whose(peer, ResourceClaim(pid=51)) == DISBELIEVED
+
+
+def test_holder_proves_a_tcp_connection_without_the_unified_hierarchy(host: Host) -> None:
+    app, sibling = host.born(50), host.born(51)
+    peer = host.kernel.over_tcp(app)
+    host.kernel.of_sockets.clear()
+    assert host.whose(peer) == app.consumer
+    assert host.whose(peer, ResourceClaim(pid=51)) == sibling.consumer
+
+
 def test_user_of_a_container_over_tcp_claims_nothing_outside(host: Host) -> None:
     host.born(50)
     app = host.born(60, cgroup=DOCKER, inside=(1,))

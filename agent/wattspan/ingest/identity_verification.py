@@ -274,8 +274,9 @@ class SenderResolver:
         if process is None:
             known = proven or (Principal(owner.user) if owner.user else None)
             return Sender(None, known)
-        if proven is None and owner.user in process.users:
-            return Sender(process, process.principal)
+        if proven is None and process.principal is not None and process.principal.user is not None:
+            # The user of the socket is that of its creation, before any setuid program.
+            proven = process.principal._replace(user=owner.user)
         return _unchanged(process, proven)
 
     def _connected_by(self, peer: Peer, now: Instant) -> Sender:

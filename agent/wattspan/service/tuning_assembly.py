@@ -35,6 +35,7 @@ from wattspan.service.static_power import StaticPowerLearner
 from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView
+from wattspan.tuning.job_owners import job_owner
 from wattspan.tuning.permissions import GpuPermissions
 
 if TYPE_CHECKING:
@@ -317,13 +318,18 @@ class TuningAssembly:
             plans=PlanProcesses(),
             records=self._add_exchange(),
             declared=self.declared.tuned,
-            command=job_command,
+            command=self._command_of,
             floor=self.core.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,
             log=self.core.log,
         )
         self.services.add_thread("wattspan-tuner", self.tuner.run)
         self.services.health_checks.append(self.tuner.health)
+
+    def _command_of(self, consumer: Consumer) -> str:
+        """The command of a job with its owner: certified settings of one owner serve no other."""
+        command, owner = job_command(consumer), job_owner(self.core.directory.describe(consumer))
+        return f"{owner.label}: {command}" if command and owner is not None else command
 
     def _add_exchange(self) -> JobExchange | None:
         """The exchange with other hosts of the fleet that have ranks of the same jobs."""
