@@ -65,14 +65,11 @@ class CgroupDirectories:
     def _author_below(self, directory: str, child: str) -> int:
         try:
             above = os.stat(directory)  # noqa: PTH116 - several per process, so bare
-            if above.st_uid != 0:
+            if above.st_uid != 0 or not above.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return above.st_uid
-            below = os.lstat(child)
+            return os.lstat(child).st_uid  # another writer than root may have made it
         except (OSError, ValueError):
             return _REMOVED
-        # Another writer than root may have made the directory; then it is the owner of it.
-        shared = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return below.st_uid if shared else 0
 
     @property
     def is_unified(self) -> bool:
