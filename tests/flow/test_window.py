@@ -168,7 +168,7 @@ def test_forked_child_measures_itself_and_counts_for_its_parent(agent: Running) 
 @pytest.mark.needs_root
 def test_process_of_another_user_is_refused(agent: Running) -> None:
     agent.run_dir.chmod(0o755)
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    nobody = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
     told = program(
         agent,
         f"""
