@@ -176,7 +176,7 @@ def test_alias_hides_no_metric_of_the_catalogue() -> None:
 @pytest.mark.parametrize("form", list(ExpositionFormat))
 def test_scrape_is_unchanged_without_the_dcgm_setting(form: ExpositionFormat) -> None:
     golden = GOLDEN[form].read_bytes().removesuffix(b"# EOF\n")
-    with serving() as served:
+    with serving(exemplars="all") as served:
         body = served.ask(Accept=form.value).body
     assert body.startswith(golden)
     assert b"DCGM" not in body

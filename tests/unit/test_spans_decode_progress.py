@@ -15,7 +15,9 @@ S = SECOND
 
 def _request(start: float, first: float, end: float, prefill: int, decode: int):
     times = [round(at * S) for at in (start, first, end)]
-    return InferenceRequest._make([b"r" * 8, "m", *times, prefill, decode, prefill, True, "", 0])
+    return InferenceRequest._make(
+        [b"r" * 8, "m", *times, prefill, decode, prefill, True, "", 0, ""]
+    )
 
 
 def _served(count: int, *, delay: float) -> list[InferenceRequest]:

@@ -32,7 +32,7 @@ def _request(
     number: int, start: float, first: float, end: float, *, prefill: int = 0, decode: int = 0
 ) -> InferenceRequest:
     ident, times = number.to_bytes(8, "big"), [round(at * S) for at in (start, first, end)]
-    return InferenceRequest._make([ident, "m", *times, prefill, decode, prefill, True, "", 0])
+    return InferenceRequest._make([ident, "m", *times, prefill, decode, prefill, True, "", 0, ""])
 
 
 def _steps(start: float, end: float, watts: float) -> list[CounterStep]:
