@@ -11,7 +11,7 @@ import pytest
 from support.waiting import eventually
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.ports import Batch
-from wattspan.service.daemon import report_thread_failures
+from wattspan.service.thread_failures import report_thread_failures
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.testing import ManualClock
 
