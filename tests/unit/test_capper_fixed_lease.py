@@ -25,7 +25,7 @@ class StepCaps:
     def __init__(self, floor: int = 0) -> None:
         self.limit, self.floor = ORIGINAL, floor
         self.holder, self.wanted = "", 0
-        self.failure: CapsError | None = None
+        self.failure: Exception | None = None
         self.renewals, self.closed = 0, False
         self.threads: set[str] = set()
 
@@ -112,6 +112,31 @@ def test_refusal_is_raised_before_the_block() -> None:
     caps.failure = CapsError("GPU 0 is held for 'trainer'.", "held")
     with pytest.raises(CapsError, match="held for 'trainer'"), lease(caps):
         pytest.fail("the block must not run")
+    assert caps.closed
+
+
+def test_unexpected_error_at_the_start_is_a_refusal() -> None:
+    caps = StepCaps()
+    caps.failure = ValueError("no digits")
+    with pytest.raises(CapsError, match="ValueError: no digits"), lease(caps):
+        pytest.fail("the block must not run")
+    assert caps.closed
+
+    def connect() -> StepCaps:
+        raise RecursionError
+
+    with (
+        pytest.raises(CapsError, match="RecursionError"),
+        FixedLease(connect, "frontier 7", {KEY: 400_000}, "a trial"),
+    ):
+        pytest.fail("the block must not run")
+
+
+def test_unexpected_error_of_a_renewal_is_told() -> None:
+    caps = StepCaps()
+    with lease(caps) as held:
+        caps.failure = ValueError("no digits")
+        assert "ValueError: no digits" in eventually(lambda: held.lost, "the loss is noticed")
     assert caps.closed
 
 

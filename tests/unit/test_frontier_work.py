@@ -32,7 +32,7 @@ def test_match_without_a_group_is_one_unit() -> None:
 @pytest.mark.parametrize(
     ("line", "work"),
     [("samples=12", 12.0), ("samples=1.5e3", 1500.0), ("samples=", 0.0), ("samples=x", 0.0),
-     ("samples=-4", 0.0)],
+     ("samples=-4", 0.0), ("samples=1e999", 0.0), ("samples=nan", 0.0)],
 )  # fmt: skip
 def test_group_is_the_work_of_a_line(line: str, work: float) -> None:
     assert OutputPattern(r"stdout:samples=(\S*)").work(line) == work

@@ -6,6 +6,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,30 @@ def test_other_protocols_are_refused(path: Path, answer: bytes) -> None:
         with pytest.raises(PodResourcesError):
             list_devices(path, timeout=5)
         thread.join()
+
+
+def test_server_that_never_ends_its_answer_is_left_at_the_deadline(path: Path) -> None:
+    ping = b"\x00\x00\x08\x06" + bytes(13)
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"\x00\x00\x00\x04" + bytes(5))  # SETTINGS
+                while not ended.wait(0.01):
+                    connection.sendall(ping)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with pytest.raises(PodResourcesError, match="timed out"):
+                list_devices(path, timeout=0.3)
+        finally:
+            ended.set()
+            thread.join()
 
 
 def test_setting_selects_the_socket(path: Path) -> None:

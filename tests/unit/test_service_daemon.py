@@ -8,14 +8,15 @@ import pytest
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SourceError
 from wattspan.service.agent import ServiceGroup, merge_failures, require_readable_counters
-from wattspan.service.daemon import (
-    REPEAT_INTERVAL,
+from wattspan.service.daemon import REPEAT_INTERVAL, FailureReporter
+from wattspan.service.thread_failures import (
     SHOWN_FOR,
-    FailureReporter,
+    THREADS,
     ThreadFailures,
     report_thread_failures,
 )
 from wattspan.testing import ManualClock
+from wattspan.util.restarting import LONGEST_RESTART
 
 
 def run(work: Callable[[], object]) -> None:
@@ -72,8 +73,23 @@ def test_failed_service_thread_is_counted_and_runs_again() -> None:
     assert (health.up, health.failed, len(lines)) == (False, 1, 1)
     assert "wattspan-part" in lines[0]
     clock.advance(ns=SHOWN_FOR)
+    assert not failures.health()[0].up  # it may have waited for its restart
+    clock.advance(LONGEST_RESTART)
     (later,) = failures.health()
     assert (later.up, later.failed, later.failures) == (True, 1, ())
+
+
+def test_ended_thread_is_shown_until_the_parts_are_started_anew() -> None:
+    clock = ManualClock()
+    failures = ThreadFailures(clock, lambda _: None)
+    with report_thread_failures(failures.record):
+        run(lambda: [][0])
+    clock.advance(ns=1000 * SHOWN_FOR)
+    (health,) = failures.health()
+    assert (health.source, health.up) == (THREADS, False)
+    assert "Restart the agent" in health.failures[0].remedy
+    failures.forget_ended()
+    assert failures.health()[0].up
 
 
 SENT = ("forward", "forward_logs", "otlp")

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.dcgm_exporter import DcgmServer, series
-from wattspan.sources.nvml.dcgm import MAX_AGE, DcgmExporter, parse_activity
+from wattspan.sources.nvml.dcgm import (
+    FETCH_INTERVAL,
+    LONGEST_RETRY,
+    MAX_AGE,
+    DcgmExporter,
+    parse_activity,
+)
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import ManualClock
 
@@ -71,6 +77,20 @@ def test_exporter_without_the_metric_is_reported(exporter: DcgmServer) -> None:
     dcgm = DcgmExporter(exporter.url, ManualClock())
     dcgm.fetch()
     assert dcgm.trouble == "it has no DCGM_FI_PROF_SM_ACTIVE of a MIG instance"
+
+
+def test_failing_exporter_is_asked_less_and_less(exporter: DcgmServer) -> None:
+    clock = ManualClock()
+    dcgm = DcgmExporter(exporter.url, clock)
+    exporter.status = 500
+    delays = [dcgm.fetch() - clock.monotonic() for _ in range(4)]
+    assert delays == [FETCH_INTERVAL * 2**n for n in range(4)]
+    assert max(dcgm.fetch() - clock.monotonic() for _ in range(6)) == LONGEST_RETRY
+    exporter.status, exporter.body = 200, series("SM_ACTIVE", "GPU-a", "3", "0.75").encode()
+    assert dcgm.fetch() - clock.monotonic() == FETCH_INTERVAL
+    exporter.body = b""
+    assert dcgm.fetch() - clock.monotonic() == FETCH_INTERVAL
+    assert dcgm.fetch() - clock.monotonic() == 2 * FETCH_INTERVAL
 
 
 def test_redirect_is_not_followed(exporter: DcgmServer) -> None:

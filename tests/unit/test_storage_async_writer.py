@@ -21,11 +21,14 @@ class Disk:
         self.answers.set()
         self.asked = threading.Semaphore(0)
         self.written: list[str] = []
+        self.error: Exception | None = None
         self.keeper = AsyncWriter[str](self._write, self.clock)
 
     def _write(self, thing: str) -> None:
         self.asked.release()
         assert self.answers.wait(60)
+        if self.error is not None:
+            raise self.error
         self.written.append(thing)
 
     def hang(self) -> None:
@@ -104,3 +107,15 @@ def test_close_writes_pending_items_and_rejects_new_ones(disk: Disk) -> None:
     disk.keeper.submit("c", "c")
     assert disk.written == ["first", "a", "b"]
     assert disk.keeper.idle
+
+
+def test_error_of_a_write_is_raised_once_and_blocks_no_later_write(disk: Disk) -> None:
+    disk.error = ValueError("no disk of mine")
+    disk.keeper.submit("a", "a")
+    eventually(lambda: disk.keeper.idle, "the write has failed")
+    disk.error = None
+    with pytest.raises(ValueError, match="no disk of mine"):
+        disk.keeper.submit("b", "b")
+    disk.keeper.submit("c", "c")
+    eventually(lambda: disk.keeper.idle, "written")
+    assert disk.written == ["b", "c"]

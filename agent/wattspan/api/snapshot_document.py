@@ -236,7 +236,7 @@ def decode_snapshot(body: bytes) -> SnapshotDocument:
     """The document in ``body``; unknown fields are ignored. SnapshotSchemaError."""
     try:
         document = _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise SnapshotSchemaError(f"it is not a snapshot of a wattspan agent: {error}") from None
     if document.schema_version != SCHEMA_VERSION:
         raise SnapshotSchemaError(

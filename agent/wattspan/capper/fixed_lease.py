@@ -76,6 +76,8 @@ class FixedLease:
             self._lower(caps)
         except CapsError as error:
             self._refused = error
+        except Exception as error:  # noqa: BLE001 - the caps may not be in force: a refusal
+            self._refused = CapsError(_unexpected(error))
         finally:
             self._started.set()
         try:
@@ -113,6 +115,15 @@ class FixedLease:
             caps.release(self._job)
         except CapsError as error:  # the capper has ended, and restored the limits
             self._lost = str(error)
+        except Exception as error:  # noqa: BLE001 - nobody renews the lease any more
+            self._lost = _unexpected(error)
 
     def _read(self, rows: tuple[CapRow, ...]) -> None:
         self._rows = {row.state.key: row for row in rows if row.state.key in self._caps}
+
+
+def _unexpected(error: Exception) -> str:
+    return (
+        f"The fixed limits cannot be held: {type(error).__name__}: {str(error)[:200]}. "
+        "This is a bug; report it. The capper restores the original limits."
+    )

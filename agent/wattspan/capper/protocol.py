@@ -444,7 +444,7 @@ class CapperClient:
             with suppress(BrokenPipeError):
                 connection.sendall(msgspec.json.encode(request) + b"\n")
             reply = self._decoder.decode(self._line(connection, deadline))
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise self._unreachable(error) from None
         if isinstance(reply, RefusedReply):
             refusal = CapsError(reply.sentence, reply.reason, reply.device)

@@ -76,7 +76,7 @@ def find_published(directories: Iterable[str]) -> PublishedAgent:
     """The agent that has published its settings in the first of ``directories`` that has any."""
     for directory in directories:
         path = Path(directory) / PUBLISHED_FILE
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError, RecursionError):
             found = msgspec.json.decode(read_regular(path, _MAX_BYTES).content, type=_Document)
             settings = {key: one for key, one in found.settings.items() if key in PUBLISHED_KEYS}
             return PublishedAgent(str(path), found.version, found.pid, found.emulated, settings)

@@ -153,7 +153,7 @@ class EtcdChanges:
             while (message := self._stream.next(seconds)) is not None:
                 if changes := self._changes(message):
                     return changes
-        except (ConnectionError, msgspec.MsgspecError) as error:
+        except (ConnectionError, ValueError, RecursionError) as error:
             self.close()
             raise WatchEndedError(
                 f"The changes of etcd at {self._stream.endpoint} ended: {error}. They are read"

@@ -46,7 +46,7 @@ class RefusedCallError(Exception):
 
     def __init__(self, status: int, content: bytes) -> None:
         code, sentence = 0, ""
-        with suppress(msgspec.MsgspecError):
+        with suppress(ValueError, RecursionError):
             sent = msgspec.json.decode(content, type=_Refusal)
             code, sentence = sent.code, sent.message or str(sent.error)
         self.code = code
@@ -86,7 +86,7 @@ class MemberConnection:
             status, content = self._response(deadline)
             if status == HTTPStatus.OK:
                 return msgspec.json.decode(content, type=answer, strict=False)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BrokenExchangeError(f"invalid response ({error})", sent=True) from None
         except (OSError, ValueError, h11.ProtocolError) as error:
             raise BrokenExchangeError(describe_failure(error), sent=True) from None

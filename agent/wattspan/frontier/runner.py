@@ -100,6 +100,14 @@ class _Output:
 
     def read(self, pipe: int) -> None:
         """Read the output until its end."""
+        try:
+            self._read_lines(pipe)
+        finally:  # an error would otherwise hold the trial for its longest time
+            with self.changed:
+                self.ended = True
+                self.changed.notify_all()
+
+    def _read_lines(self, pipe: int) -> None:
         with os.fdopen(pipe, "rb") as file:
             while line := file.readline(_LINE_BYTES):
                 now = self._clock.monotonic()
@@ -110,9 +118,6 @@ class _Output:
                     if work > 0:
                         self.completions.add(now, work)
                 self._echo(text)
-        with self.changed:
-            self.ended = True
-            self.changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from wattspan.model import SECOND
@@ -85,9 +86,10 @@ class OutputPattern:
         if not self._pattern.groups:
             return 1.0
         try:
-            return max(0.0, float(match[1] or 0))
+            work = float(match[1] or 0)
         except ValueError:
             return 0.0
+        return work if 0 < work < inf else 0.0
 
 
 class UnitSpan(NamedTuple):

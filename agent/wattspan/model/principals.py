@@ -59,7 +59,7 @@ def parse_principal(text: str) -> Principal:
     try:
         user, container, pod = json.loads(text)
         found = Principal(user, container, pod)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         found = None
     if found is None or principal_text(found) != text or not _is_principal(found):
         raise ValueError(f"{text[:100]!r} is not the text of a principal")

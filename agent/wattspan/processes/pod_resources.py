@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
 from typing import Any
 
 from wattspan.model import DevicePod, Failure, SourceHealth, Trouble
@@ -61,7 +62,10 @@ def _text(value: bytes) -> str:
 
 
 def list_devices(path: Path, timeout: float = TIMEOUT) -> tuple[DevicePod, ...]:
-    """The devices of all pods of the node; PodResourcesError."""
+    """The devices of all pods of the node; PodResourcesError.
+
+    ``timeout`` is the seconds for the whole answer, however slowly the server sends it.
+    """
     try:
         return decode_devices(_call(path, timeout))
     except OSError as error:
@@ -76,6 +80,7 @@ def _call(path: Path, timeout: float) -> bytes:
     from h2.connection import H2Connection
     from h2.exceptions import ProtocolError
 
+    deadline = monotonic() + timeout
     http2 = H2Connection(H2Configuration(header_encoding="utf-8"))
     headers = {
         ":method": "POST",
@@ -92,17 +97,19 @@ def _call(path: Path, timeout: float) -> bytes:
         http2.send_headers(1, list(headers.items()))
         http2.send_data(1, frame_message(b"", zipped=False), end_stream=True)
         try:
-            return _answer(http2, connection)
+            return _answer(http2, connection, deadline)
         except ProtocolError as error:
             raise PodResourcesError(f"its protocol is not gRPC: {error}") from None
 
 
-def _answer(http2: Any, connection: socket.socket) -> bytes:
+def _answer(http2: Any, connection: socket.socket, deadline: float) -> bytes:
     from h2 import events
 
     body, status = bytearray(), ""
     while True:
+        connection.settimeout(_left(deadline))
         connection.sendall(http2.data_to_send())
+        connection.settimeout(_left(deadline))
         received = connection.recv(65536)
         if not received:
             raise PodResourcesError("it closed the connection")
@@ -123,6 +130,13 @@ def _answer(http2: Any, connection: socket.socket) -> bytes:
                     return _message(bytes(body))
                 case events.StreamReset() | events.ConnectionTerminated():
                     raise PodResourcesError("it ended the call")
+
+
+def _left(deadline: float) -> float:
+    left = deadline - monotonic()
+    if left <= 0:
+        raise PodResourcesError("timed out")
+    return left
 
 
 def _message(frame: bytes) -> bytes:

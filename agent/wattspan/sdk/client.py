@@ -228,7 +228,7 @@ def _request(
         connection.close()
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if content is None and response.status in _OVERLOADED:
         sentence = body.decode("utf-8", "replace").strip()

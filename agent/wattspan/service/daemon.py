@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,8 @@ from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
 from wattspan.service.configuration import forward_faults, selected_emulated_host
 from wattspan.service.published_settings import publish_settings, withdraw_settings
 from wattspan.service.systemd import StopRequest, SystemdNotifier, Watchdog, agent_status
+from wattspan.service.thread_failures import ThreadFailures, report_thread_failures
 from wattspan.util.process import release_memory
-from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
     from wattspan.config import Config, EmulationSettings
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from wattspan.service.configuration import LoadedConfiguration
 
 
-THREADS = "threads"  # the name of failed threads among the sources
-SHOWN_FOR = 300 * SECOND  # a failed thread is in health for so long after its last error
-MAX_THREADS = 64
 REPEAT_INTERVAL = 600 * SECOND  # between two log messages about one failure
 
 Log = Callable[[str], None]
@@ -65,53 +61,6 @@ class FailureReporter:
         self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_INTERVAL}
         for failure in merge_failures(new):
             self._log(str(failure))
-
-
-class ThreadFailures:
-    """Counts and logs the unexpected errors of threads, which do not end the agent.
-
-    Safe from any thread.
-    """
-
-    def __init__(self, clock: Clock, log: Log) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._log = RateLimitedLog(clock.monotonic, log)
-        self._failed = 0
-        self._recent: dict[str, tuple[int, str]] = {}
-
-    def record(self, thread: str, error: BaseException) -> None:
-        """Count an error, and log it unless the thread has logged one just now."""
-        cause = f"{type(error).__name__}: {str(error)[:200]}"
-        with self._lock:
-            self._failed += 1
-            if thread in self._recent or len(self._recent) < MAX_THREADS:
-                self._recent[thread] = self._clock.monotonic(), cause
-            self._log.write(
-                f"The thread {thread!r} failed: {cause}. Please report this; the agent continues.",
-                thread,
-            )
-
-    def health(self) -> tuple[SourceHealth, ...]:
-        """The failures of the last minutes; empty before the first error."""
-        with self._lock:
-            now = self._clock.monotonic()
-            self._recent = {k: v for k, v in self._recent.items() if now - v[0] < SHOWN_FOR}
-            failed, recent = self._failed, dict(self._recent)
-        if not failed:
-            return ()
-        failures = tuple(
-            Failure(
-                THREADS,
-                f"the thread {thread!r}",
-                Trouble.MALFORMED,
-                cause,
-                "This is a bug; report it. Its part may lack figures; the agent continues.",
-                verb="run",
-            )
-            for thread, (_, cause) in sorted(recent.items())
-        )
-        return (SourceHealth(THREADS, not failures, 0, failed, failures),)
 
 
 RELEASE_EVERY = 300 * SECOND
@@ -258,6 +207,7 @@ class AgentDaemon:
         self._progress()
         withdraw_settings(running.loaded.config)
         running.agent.stop()
+        self._threads.forget_ended()
         closing = running.agent.closing
         if closing is not None:
             self._closings = {running.loaded.config.emulation: closing}
@@ -341,21 +291,6 @@ class AgentDaemon:
 
 class _StopRequestedError(Exception):
     """The program is to end before the agent has started."""
-
-
-@contextmanager
-def report_thread_failures(report: Callable[[str, BaseException], None]) -> Iterator[None]:
-    """Report the unexpected error that ends a thread."""
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            report(args.thread.name if args.thread is not None else "?", args.exc_value)
-
-    before, threading.excepthook = threading.excepthook, hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
 
 
 def require_startable(loaded: LoadedConfiguration) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
@@ -75,8 +76,13 @@ class DriverThreadSource:
         settings: DriverIntervals,
         library: str,
         advice: str,
+        *,
+        restart_wait: Callable[[float], bool] | None = None,
     ) -> None:
-        """``library`` is its name in failures, ``advice`` a clause on how to examine a hang."""
+        """``library`` is its name in failures, ``advice`` a clause on how to examine a hang.
+
+        ``restart_wait`` is the ``wait`` of `run_again`.
+        """
         self._session = session
         self._clock = clock
         self._settings = settings
@@ -89,12 +95,8 @@ class DriverThreadSource:
         self._gpus: dict[str, GpuStatus] = {}
         self._readings: deque[Reading] = deque(maxlen=MAX_QUEUED)
         self._usages: deque[Usage] = deque(maxlen=MAX_QUEUED)
-        self._thread = threading.Thread(
-            target=run_again,
-            args=(lambda _: self._work(), self._stop),
-            name=f"wattspan-{self.name}",
-            daemon=True,
-        )
+        self._restart_wait = restart_wait
+        self._thread = threading.Thread(target=self._run, name=f"wattspan-{self.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -158,9 +160,15 @@ class DriverThreadSource:
             "This is a bug; restart the agent to read GPUs again.",
         )
 
-    def _sample(self) -> None:
+    def _run(self) -> None:
         try:
-            self.deliver(self._session.sample())
+            run_again(lambda _: self._work(), self._stop, wait=self._restart_wait)
+        finally:
+            self._session.close()
+
+    def _work(self) -> None:
+        try:
+            self._make_calls()
         except Exception as error:
             failure = Failure(
                 self.name,
@@ -173,12 +181,12 @@ class DriverThreadSource:
                 self._failures = (failure,)
             raise
 
-    def _work(self) -> None:
+    def _make_calls(self) -> None:
         due = self._clock.monotonic()
         while not self._stop.is_set():
             now = self._clock.monotonic()
             if now >= due:
-                self._sample()
+                self.deliver(self._session.sample())
                 now = self._clock.monotonic()
                 delay = EDGE_DELAY if self._session.near_an_edge else 0
                 due = max(due + self._settings.interval + delay, now)  # missed samples are skipped
@@ -187,4 +195,3 @@ class DriverThreadSource:
                 now = self._clock.monotonic()
             edge = self._session.next_edge_read(now)
             self._stop.wait(max(0, (due if edge is None else min(due, edge)) - now) / 1e9)
-        self._session.close()

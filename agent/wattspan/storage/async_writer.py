@@ -69,17 +69,13 @@ class AsyncWriter(Generic[T]):
         self.wait()
 
     def submit(self, value: T, key: Hashable = None) -> None:
-        """Submit ``value``. Raises the error of an earlier write."""
+        """Submit ``value``. Raises the error of the last write, once; ``value`` is written."""
         with self._changed:
-            if self._error is not None:
-                raise self._error
-            if self._closed:
-                return
-            self._queue[key] = value
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            error, self._error = self._error, None
+            if not self._closed:
+                self._enqueue(value, key)
+        if error is not None:
+            raise error
 
     def cancel(self, key: Hashable) -> None:
         """Remove the waiting value of ``key``. A write in progress continues."""
@@ -118,6 +114,13 @@ class AsyncWriter(Generic[T]):
         if self._thread is not None:
             self._thread.join(within)
         return self._thread is None or not self._thread.is_alive()
+
+    def _enqueue(self, value: T, key: Hashable) -> None:
+        self._queue[key] = value
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _waiting(self, key: Hashable) -> bool:
         return key in self._queue or (self._start is not None and self._current_key == key)

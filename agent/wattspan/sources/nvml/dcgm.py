@@ -15,9 +15,13 @@ from typing import NamedTuple
 from wattspan.model import SECOND, Nanoseconds
 from wattspan.ports import Clock
 from wattspan.util.http_get import OK, FetchError, http_get
+from wattspan.util.throttle import RetryBackoff
 
 SM_ACTIVE, ENGINE_ACTIVE = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 FETCH_INTERVAL = 5 * SECOND
+LONGEST_RETRY = 60 * SECOND
+"""The interval grows to it while the exporter fails: an answer that fails costs time as well."""
+
 MAX_AGE = 90 * SECOND
 """Figures that have not been fetched for three of the exporter's intervals are not used."""
 
@@ -104,6 +108,7 @@ class DcgmExporter:
         self.url = url
         self._clock = clock
         self._newest = _Fetched(-MAX_AGE, {})
+        self._backoff = RetryBackoff(FETCH_INTERVAL, LONGEST_RETRY)
         self.trouble = "it was not asked yet"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -119,18 +124,24 @@ class DcgmExporter:
         own = {instance: value for (uuid, instance), value in activity.items() if uuid == board}
         return own or None
 
-    def fetch(self) -> None:
-        """Read the metrics once; a failure is kept as ``trouble``."""
+    def fetch(self) -> int:
+        """Read the metrics once; returns the time of the next read.
+
+        A failure is kept as ``trouble``.
+        """
         try:
             activity = parse_activity(_get(self.url))
+            self._newest = _Fetched(self._clock.monotonic(), activity)
+            self.trouble = "" if activity else f"it has no {SM_ACTIVE} of a MIG instance"
         except DcgmError as error:
             self.trouble = str(error)
-            return
         except Exception as error:  # noqa: BLE001 - its thread and the agent continue
             self.trouble = f"its answer cannot be read ({type(error).__name__})"
-            return
-        self.trouble = "" if activity else f"it has no {SM_ACTIVE} of a MIG instance"
-        self._newest = _Fetched(self._clock.monotonic(), activity)
+        now = self._clock.monotonic()
+        if self.trouble:
+            return self._backoff.failed(now)
+        self._backoff.reset()
+        return now + FETCH_INTERVAL
 
     def close(self) -> None:
         """End the thread; a request under way ends by its timeout."""
@@ -140,8 +151,8 @@ class DcgmExporter:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            self.fetch()
-            self._stop.wait(FETCH_INTERVAL / 1e9)
+            due = self.fetch()
+            self._stop.wait(max(0, due - self._clock.monotonic()) / 1e9)
 
 
 def _get(url: str) -> str:

@@ -1,0 +1,72 @@
+"""JSON of others with deep nesting, long numbers or invalid text is refused, not unexpected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from wattspan.api.snapshot_document import SnapshotSchemaError, decode_snapshot
+from wattspan.config.published import PUBLISHED_FILE, PublishedAgent, find_published
+from wattspan.fleet.coordination import WatchEndedError
+from wattspan.fleet.etcd import EtcdChanges
+from wattspan.fleet.http_client import JsonStream, RefusedCallError
+from wattspan.model.principals import parse_principal
+
+HOSTILE = {
+    "nested": b'{"other":' + b"[" * 100_000,
+    "digits": b'{"schema_version":' + b"9" * 5000 + b"}",
+    "infinite": b'{"schema_version":1e999}',
+    "text": b'{"version":"\xff"}',
+}
+
+
+class Stream:
+    """One message of a watch; implements JsonStream."""
+
+    endpoint = "here"
+
+    def __init__(self, message: bytes) -> None:
+        self.messages = [message]
+
+    def next(self, seconds: float) -> bytes | None:
+        return self.messages.pop() if self.messages and seconds else None
+
+    def close(self) -> None:
+        self.messages.clear()
+
+
+def refuse_snapshot(body: bytes, _: Path) -> None:
+    with pytest.raises(SnapshotSchemaError):
+        decode_snapshot(body)
+
+
+def refuse_principal(body: bytes, _: Path) -> None:
+    with pytest.raises(ValueError, match="principal"):
+        parse_principal(body.decode(errors="replace"))
+
+
+def ignore_published(body: bytes, directory: Path) -> None:
+    (directory / PUBLISHED_FILE).write_bytes(body)
+    assert find_published([str(directory)]).pid == PublishedAgent().pid
+
+
+def name_the_status(body: bytes, _: Path) -> None:
+    assert RefusedCallError(503, body).sentence == "HTTP status 503"
+
+
+def end_the_watch(body: bytes, _: Path) -> None:
+    with pytest.raises(WatchEndedError):
+        EtcdChanges(cast("JsonStream", Stream(body))).wait(1)
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "read", [refuse_snapshot, refuse_principal, ignore_published, name_the_status, end_the_watch]
+)
+def test_hostile_json_is_refused(
+    body: bytes, read: Callable[[bytes, Path], None], tmp_path: Path
+) -> None:
+    read(body, tmp_path)
