@@ -88,9 +88,10 @@ def test_unknown_path_is_not_found(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_snapshot_is_served_with_the_metrics(served: Served, zipped: bool) -> None:
+def test_snapshot_is_served_with_the_metrics(zipped: bool) -> None:
     encoding = "gzip" if zipped else "identity"
-    answer = served.ask("/v1/snapshot", accept_encoding=encoding)
+    with serving(exemplars="all") as served:
+        answer = served.ask("/v1/snapshot", accept_encoding=encoding)
     body = gzip.decompress(answer.body) if zipped else answer.body
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.headers["Cache-Control"] == "no-store"

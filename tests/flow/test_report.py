@@ -268,7 +268,7 @@ def test_unreadable_store_error_names_permitted_users(
     state_dir = tmp_path / "state"
     write(state_dir, host)
     state_dir.chmod(0o750)
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    nobody = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
     done = wattspan(
         *words,
         within=nobody,

@@ -124,7 +124,7 @@ def test_user_without_groups_finds_the_agent(host: SystemdHost) -> None:
     config.chmod(0o640)
     host.systemctl("start", AGENT)
     host.wait_for(AGENT, "ActiveState", "active")
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    nobody = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
     nobody += ("env", f"LD_LIBRARY_PATH={BASE}/lib")
     for words in (
         ("top", "--json"),
