@@ -28,6 +28,7 @@ from wattspan.emulation.control import Closeable, ControlClient
 
 pytestmark = [
     pytest.mark.needs_root,
+    pytest.mark.alone,  # it measures energy
     pytest.mark.skipif(not find_program("setpriv"), reason="no setpriv; install util-linux"),
 ]
 
@@ -94,7 +95,7 @@ class Life(NamedTuple):
     edges: tuple[int, int, int, int]
     ids: tuple[str, str, str]
     joules: float
-    """True energy of the board, which the victim has for itself, while it has load."""
+    """True energy of the board, which the victim has for itself."""
 
     @property
     def spans(self) -> list[Told]:
@@ -124,14 +125,13 @@ class Machine(NamedTuple):
         """The victim works; ``attack`` runs at its begin, and its spans are sent later."""
         ids = tuple(os.urandom(8).hex() for _ in range(3))
         attack(ids)
-        edges, at = [time.time_ns()], []
+        edges, begun = [time.time_ns()], time.monotonic_ns()
         with ControlClient(host_of(self.agent.process.pid)) as host:
             for load in (0.0, *LOADS, 0.0):
-                at.append(time.monotonic_ns())
                 host.ask(do="load", gpu=0, pid=self.victim.pid, load=load)
-                self.victim.ask("burn", seconds=0.8 if load else 0.4)
+                self.victim.ask("burn", seconds=1.5 if load else 0.2)
                 edges.append(time.time_ns())
-            before, after = host.ask(do="truth", at=[at[1], at[-1]])["at"]
+            before, after = host.ask(do="truth", at=[begun, time.monotonic_ns()])["at"]
         joules = (after["gpus"][0]["energy"] - before["gpus"][0]["energy"]) / 1e6
         first, _, *middle, _, last = edges
         return Life((first, *middle[:2], last), ids, joules)
@@ -147,6 +147,7 @@ class Machine(NamedTuple):
         attacker, victim = self.owners
         before = self.page()
         attack(life)
+        began = time.monotonic()
         assert self.victim.send(life.spans, "trainer") == 200
         after = self.settled(victim, before.total(SPANS, owner=victim) + 3)
         booked = [
@@ -155,7 +156,8 @@ class Machine(NamedTuple):
             for labels in ({"owner": victim, "service_name": "trainer"}, {})
         ]
         assert after.total(SPANS, owner=victim) == before.total(SPANS, owner=victim) + 3
-        print(f"{booked[0]:.1f} J of {life.joules:.1f} J, {booked[1] - booked[0]:.3f} J elsewhere")
+        elsewhere, took = booked[1] - booked[0], time.monotonic() - began
+        print(f"{booked[0]:.1f} of {life.joules:.1f} J, {elsewhere:.3f} elsewhere, {took:.2f} s")
         assert after.total(JOULES, hw_type="gpu", owner=attacker) == 0
         assert booked[1] == pytest.approx(booked[0], abs=1e-6)
         assert booked[0] >= 0.99 * life.joules
@@ -340,3 +342,19 @@ def test_delegated_cgroup_joins_no_container_of_another_user(
         assert groups[f"{ATTACKER}/{machine.container[:12]}"] > 0
         if machine.victim.user == machine.attacker.user:
             assert groups[machine.container[:12]] > 0
+
+
+def test_flood_of_announced_starts_leaves_another_user_his_energy(machine: Machine) -> None:
+    def flood(ids: Sequence[str]) -> None:
+        machine.attacker.announce(ids)
+        for _ in range(3):
+            machine.attacker.ask("flood", run_dir=str(machine.run_dir), count=40_000)
+            machine.victim.ask("burn", seconds=0.2)
+
+    def before_and_while(ids: Sequence[str]) -> None:
+        flood(ids)
+        machine.victim.announce(ids)
+
+    life = machine.work(before_and_while)
+    machine.judged(life, lambda life: flood(life.ids))
+    assert machine.page().total("wattspan_spans_open") > 1_000
