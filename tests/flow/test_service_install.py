@@ -10,6 +10,7 @@ import pytest
 
 from support.systemd_host import SystemdHost
 from support.systemd_wattspan import AGENT, BASE, CAPPER, PROGRAM, SHIPPED, SOCKET, UNITS, _program
+from support.waiting import eventually
 
 pytestmark = pytest.mark.needs_systemd
 
@@ -133,8 +134,11 @@ def test_user_without_groups_finds_the_agent(host: SystemdHost) -> None:
         ("advise",),
         ("caps", "status"),
     ):
-        done = host.run(*nobody, PROGRAM, *words, check=False)
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        # The store has its first energy some seconds after the start.
+        eventually(
+            lambda: host.run(*nobody, PROGRAM, *words, check=False).returncode == 0,  # noqa: B023
+            f"{words[0]} succeeds",
+        )
     host.systemctl("stop", AGENT)
     assert not host.inside("/run/wattspan/agent.json").exists()
     service(host, "uninstall")
