@@ -395,6 +395,24 @@ def test_announced_spans_without_receipt_are_abandoned() -> None:
     assert agent.outcomes() == {"abandoned": 1}
 
 
+def test_spans_of_one_request_belong_to_the_processes_that_announced_them() -> None:
+    agent = Agent()
+    start = agent.clock.monotonic()
+    spans = [agent.span(ident, 0.0, 1.0) for ident in (1, 2, 3)]
+    for pid, span in ((10, spans[0]), (11, spans[1]), (10, spans[2])):
+        agent.feed.reports.append(Heard(pid, [SpanStart(span.id, b"", start, 5, 0)]))
+    agent.run(1.2)
+    delivery = agent.send(*spans, pid=None)
+    agent.run(2.0)
+    ((got, energies),) = agent.collector.got
+    assert got is delivery
+    assert [energy.span.id for energy in energies if energy] == [span.id for span in spans]
+    # Two concurrent spans share the power of one process; the other process has one span.
+    shares = [energy.exclusive[HwType.CPU] for energy in energies if energy]
+    assert shares[0] == pytest.approx(shares[2], abs=4)
+    assert shares[1] == pytest.approx(shares[0] + shares[2], abs=8)
+
+
 @pytest.mark.parametrize("first", ["flood", "modest"])
 def test_flood_of_starts_does_not_change_the_spans_of_another_user(first: str) -> None:
     agent = Agent(open_spans=10)
