@@ -72,7 +72,7 @@ def test_rows_never_fall_and_are_limited(turns: Turns) -> None:
         shown = totals.accounts()
         let_go, gone = totals.released != gone, dict(totals.released)
         assert len(shown.rows) <= LIMIT + 1
-        assert len({service for service, _ in shown.outside}) <= LIMIT + 1
+        assert len({(service, owner) for service, owner, _ in shown.outside}) <= LIMIT + 1
         old = {(row.service, row.name): row for row in before.rows}
         for row in shown.rows:
             assert max(len(row.service), len(row.name)) <= 128
