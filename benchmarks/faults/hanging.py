@@ -174,7 +174,7 @@ def _kill_and_answer(stage: Stage) -> None:
 
 
 def _mount_and_restart(stage: Stage) -> None:
-    """What an administrator does after such an error."""
+    """Repair the file system, as an administrator does after such an error."""
     stage.agent.terminate()
     stage.agent.wait(30)
     _of(stage).disks.renew()

@@ -84,7 +84,7 @@ class ConfigurationOptions(NamedTuple):
 
     @property
     def published(self) -> PublishedAgent:
-        """What the running agent publishes for its clients; nothing for those of another file."""
+        """The settings that the running agent publishes; none for clients of another file."""
         return PublishedAgent() if self.file is not None else find_published(run_directories())
 
     def _load(

@@ -291,7 +291,7 @@ class SpanRow:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What distinguishes the row: service, name and owner."""
+        """The identity of the row: service, name and owner."""
         return self.service, self.name, self.owner
 
 
@@ -321,7 +321,7 @@ class InferenceRow:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What distinguishes the row: service, model and owner."""
+        """The identity of the row: service, model and owner."""
         return self.service, self.model, self.owner
 
 

@@ -53,7 +53,7 @@ LOCK_TIMEOUT = 10.0
 
 
 class RunBookLimits(NamedTuple):
-    """What a file holds at most. Beyond ``size`` bytes the largest holder loses its oldest runs."""
+    """Limits of a file. Beyond ``size`` bytes the largest holder loses its oldest runs."""
 
     jobs: int = 1000  # of a user, by name and GPUs
     open_runs: int = 256  # of a user

@@ -1,4 +1,4 @@
-"""What the running agent publishes for its clients: the places to find it, and no secret."""
+"""The settings that the running agent publishes for clients: its addresses, and no secret."""
 
 from __future__ import annotations
 

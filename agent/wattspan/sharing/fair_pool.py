@@ -154,7 +154,7 @@ class FairPool(Generic[T]):
         return 4 * self.left < 3 * self.limit
 
     def holdings(self, path: SharePath) -> tuple[int, ...]:
-        """What the owner holds at each of its levels."""
+        """The places that the owner holds at each of its levels."""
         found = []
         owner: _Owner | None = self._root
         for key in path:
