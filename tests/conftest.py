@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import FrameType
@@ -83,6 +84,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     session.config.stash[_LEAKS] = leaks
     if leaks and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = LEFT_RUNNING
+    _save_coverage()
+
+
+def _save_coverage() -> None:
+    """Write what this process has covered before xdist hears that it is done.
+
+    xdist kills a worker that has not ended 10 s after that, and coverage writes its data as the
+    interpreter ends: on a busy machine one worker's data were missing.
+    """
+    coverage = sys.modules.get("coverage")
+    if coverage and (current := coverage.Coverage.current()):
+        current.save()
 
 
 def pytest_terminal_summary(
