@@ -45,7 +45,7 @@ PURE := model/* \
 	tuning/pipeline/session_state \
 	tuning/pipeline/schedules
 BIN := .venv/bin
-INNER := tests/unit tests/property tests/contract
+INNER := tests/unit tests/property tests/contract tests/field
 PYTEST := $(BIN)/python -m pytest -n logical
 # A part that fails does not keep the others from running.
 EACH = $(MAKE) --no-print-directory -k

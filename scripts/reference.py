@@ -1,4 +1,4 @@
-"""Write docs/reference/ from the code that it describes: `make docs`.
+"""Write docs/reference/ and docs/field.md from the code and data they describe: `make docs`.
 
 Each page is made of what the program itself uses: the tables of the configuration, the catalogue
 of metrics, the help of the commands.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import field_reference
 import metrics_reference
 
 from wattspan.cli import cli
@@ -25,6 +26,7 @@ def pages() -> dict[str, str]:
         "commands.md": "\n".join(_commands()),
         "configuration.md": writing.reference_page(discover().schema.tables),
         "metrics.md": metrics_reference.page(),
+        "../field.md": field_reference.page(),
     }
 
 
@@ -50,7 +52,7 @@ def _help(command: click.Command, parent: click.Context | None, name: str) -> It
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
-        path = FOLDER / name
+        path = (FOLDER / name).resolve()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(Path.cwd())}")
