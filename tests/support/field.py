@@ -87,8 +87,8 @@ def build_tree(tree: Mapping[str, Any], root: Path) -> Path:
     """Write a listing below ``root``: ``files`` (path: text), ``links`` (path: target),
     ``directories`` (paths) and ``modes`` (path: octal text), all relative to it.
 
-    :raises InvalidCaseError: more than :data:`MAX_ENTRIES` entries, a path that is absolute, leaves the
-        root or has control characters, or a link whose target lies outside or leads to itself.
+    :raises InvalidCaseError: more than :data:`MAX_ENTRIES` entries, a path that is absolute, leaves
+        the root or has control characters, or a link whose target lies outside or leads to itself.
     """
     files, links = dict(tree.get("files", {})), dict(tree.get("links", {}))
     directories, modes = list(tree.get("directories", [])), dict(tree.get("modes", {}))
