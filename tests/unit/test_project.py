@@ -153,9 +153,7 @@ def test_help_lists_every_target_a_person_would_type() -> None:
     assert all(f"make {target} " in listed for target in described)
 
 
-@pytest.mark.parametrize(
-    "page", ["commands.md", "configuration.md", "metrics.md", "../field.md"]
-)
+@pytest.mark.parametrize("page", ["commands.md", "configuration.md", "metrics.md", "../field.md"])
 def test_reference_pages_match_the_code(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as for a script that Python runs
     made = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()
