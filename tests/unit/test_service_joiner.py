@@ -248,6 +248,24 @@ def test_span_waits_for_the_usual_delay_of_its_sender() -> None:
     assert agent.outcomes() == {"joined": 121}
 
 
+def test_spans_of_a_sender_that_works_on_one_thing_do_not_wait_for_others() -> None:
+    """Batches of 4 s with two steps and their children; the last step of the first comes later."""
+    agent = Agent()
+    agent.run(4.0)
+    spans: list[SpanRecord] = []
+    for joined in (3, 8, 12):
+        for start in (-4.0, -2.0):
+            step = 2 * len(spans) + joined * 100
+            spans.append(agent.span(step + 1, start + 0.5, start + 1.0, parent=step))
+            spans.append(agent.span(step, start, start + 2.0))
+        last = [spans.pop()] if joined == 3 else []
+        agent.send(*spans)
+        spans = last
+        agent.run(0.7)
+        assert agent.outcomes() == {"joined": joined}
+        agent.run(3.3)
+
+
 def test_spans_of_an_announcing_process_do_not_wait_for_others() -> None:
     agent = Agent()
     exported(agent, 3, 2.0)
@@ -534,7 +552,7 @@ def test_span_ids_of_the_largest_sender_are_forgotten_first() -> None:
 
 def test_failure_of_a_join_affects_only_its_batch() -> None:
     agent = Agent()
-    agent.send(agent.span(1, -1.0, 0.0)._replace(parent=[1]))  # type: ignore[arg-type]
+    agent.send(agent.span(1, -1.0, 0.0)._replace(weight="heavy"))  # type: ignore[arg-type]
     agent.send(agent.span(2, -1.0, 0.0), pid=11)
     agent.run(2.0)
     agent.send(agent.span(3, -1.0, 0.0))

@@ -357,7 +357,7 @@ class SpanJoiner:
         found = self._inference.add(consumer, spans, part, now, process.path[:-1], process.owner)
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
-        process.delay.add(spans.start, spans.end, now)
+        process.learn_delay(spans, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
         process.waiting.append(PendingSpans(pending, positions, spans, start, end, due))
