@@ -71,7 +71,7 @@ class GpuEntry(Struct, frozen=True):
 
 
 class DomainEntry(Struct, frozen=True):
-    """One domain. Only those with ``in_cover`` may be summed.
+    """One domain. Only powers of those with ``in_cover`` may be summed, and all ``counted_joules``.
 
     The energies of consumers, idle and unattributed are null if the domain is not ``attributed``.
     """
@@ -98,6 +98,7 @@ class DomainEntry(Struct, frozen=True):
     baseline: BaselineQuality | None = None  # of idle_power_watts
     baseline_unknown_joules: float | None = None  # the part of unattributed_joules without it
     idle_power_error_watts: float | None = None  # half of the 95 % range; null unless learned
+    counted_joules: float | None = None  # the part of energy_joules from within the cover
 
 
 class ListedProcess(Struct, frozen=True):
@@ -307,7 +308,11 @@ def restrict(
             one
             if one.hw_type is HwType.GPU
             else replace(
-                one, power_watts=coarse_watts.get(one.hw_id), pending_joules=None, **_NO_ENERGIES
+                one,
+                power_watts=coarse_watts.get(one.hw_id),
+                pending_joules=None,
+                counted_joules=None,
+                **_NO_ENERGIES,
             )
             for one in domains
         ]
@@ -339,13 +344,13 @@ _NO_ENERGIES = dict.fromkeys(
 
 
 def _host(snapshot: Snapshot) -> HostEntry:
-    cover = snapshot.cover
+    summed = snapshot.summed
     return HostEntry(
-        _sum([_watts(account.power) for account in cover if account.present]),
-        _joules(sum(account.energy for account in cover)),
-        _joules(sum(account.consumers for account in cover)),
-        _joules(sum(account.idle for account in cover)),
-        _joules(sum(account.unattributed for account in cover)),
+        _sum([_watts(account.power) for account in snapshot.cover if account.present]),
+        _joules(sum(account.counted for account in summed)),
+        _joules(sum(account.consumers for account in summed)),
+        _joules(sum(account.idle for account in summed)),
+        _joules(sum(account.unattributed for account in summed)),
     )
 
 
@@ -366,6 +371,7 @@ def _domain(account: DomainAccount, gpu: GpuStatus | None) -> DomainEntry:
         idle_power_watts=_watts(account.idle_power),
         idle_power_error_watts=_watts(account.idle_power_error),
         energy_joules=_joules(account.energy),
+        counted_joules=_joules(account.counted),
         consumers_joules=_joules(account.consumers) if attributed else None,
         idle_joules=_joules(account.idle) if attributed else None,
         unattributed_joules=_joules(account.unattributed) if attributed else None,

@@ -91,6 +91,11 @@ class CounterMeter:
         """Replace the properties of the domain, such as its resolution or maximum power."""
         self._domain = domain
 
+    def interrupt(self) -> None:
+        """Make the time up to the next reading a gap: its energy is counted elsewhere."""
+        if self._last is not None:
+            self._absent_since, self._last = self._last.at, None
+
     def advance(self, reading: Reading) -> Interval | Gap | None:
         """Add a reading; None for the first one and for one that is not newer."""
         if self._absent_since is not None:

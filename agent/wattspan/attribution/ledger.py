@@ -86,6 +86,9 @@ class _DomainState:
     settled_reading: Reading | None = None
     unsettled: deque[Reading] = field(default_factory=deque)
     present: bool = True
+    member: bool = True  # of the cover; a vanished domain, when it was listed
+    joins_after: int = 0  # only intervals that begin later are of the cover, monotonic time
+    uncounted: int = 0  # the part of the energy from outside the cover
     resumed: bool = False  # the last reading of the meter is from a checkpoint
     idle_deficit: int = 0
     withheld: int = 0
@@ -104,6 +107,10 @@ class _DomainState:
             return 0, 0
         upper = self.idle_model.upper
         return 0, int(interval.energy) if upper is None else self._due(upper, interval)
+
+    def counts(self, interval: Interval) -> bool:
+        """True if the domain was a member of the cover throughout ``interval``."""
+        return self.member and interval.start.mono >= self.joins_after
 
     def learnable(self, usage: Usage | None) -> Usage | None:
         """``usage``, if it is of parts and known often enough to learn their powers; else None."""
@@ -152,6 +159,9 @@ class Ledger:
         self._ranked = now
         self._sequence = 0
         self._since: Instant | None = None
+        self._joined = 0  # when a domain last became a member
+        self._left = 0  # the last reading that counted, of all former members
+        self._moving: list[tuple[_DomainState, Domain]] = []
         if checkpoint is not None:
             self._resume(checkpoint, now)
 
@@ -160,7 +170,9 @@ class Ledger:
     def apply(self, tick: Tick) -> list[Attribution]:
         """Update all accounts; returns the attributions of the intervals that are now settled.
 
-        Readings of domains that no source has listed are ignored.
+        Readings of domains that no source has listed are ignored. Where the cover changes, this
+        tick's readings are those of the cover before: a former member counts up to its reading, and
+        a new one from a later reading on.
         """
         for source, domains in tick.domains.items():
             self._register(source, domains)
@@ -168,6 +180,7 @@ class Ledger:
             state = self._domains.get(reading.domain_id)
             if state is not None:
                 self._update(state, reading)
+        self._change_cover(tick.at.mono)
         for info in tick.births:
             self._infos[info.payer] = info
         for usage in tick.usages:
@@ -190,17 +203,49 @@ class Ledger:
             if state.domain.source == source and state.domain.id not in known:
                 state.present = False
                 state.power.reset()
+                self._end_counting(state)
         for domain in known.values():
             registered = self._domains.get(domain.id)
             if registered is None:
                 meter = CounterMeter(domain, self._settings.absence)
-                self._domains[domain.id] = _DomainState(domain, meter, self._idle_model(domain))
+                state = _DomainState(domain, meter, self._idle_model(domain))
+                state.member = False
+                self._domains[domain.id] = state
+                self._moving.append((state, domain))
             else:
                 if not _same_hardware(registered.domain, domain):
                     registered.idle_model = self._idle_model(domain)
-                registered.domain = domain
-                registered.present = True
+                self._redefine(registered, domain)
                 registered.meter.redefine(domain)
+
+    def _redefine(self, state: _DomainState, domain: Domain) -> None:
+        """Use the new properties; a change of the cover waits for the readings of this tick."""
+        if not state.present and state.member:
+            # The next interval begins before others may have joined instead of it.
+            last = state.meter.last
+            alone = last is None or self._joined <= last.at.mono
+            state.member = alone and domain.in_cover
+        state.present = True
+        if state.member == domain.in_cover:
+            state.domain = domain
+        else:
+            self._moving.append((state, domain))
+
+    def _change_cover(self, now: int) -> None:
+        moving, self._moving = self._moving, []
+        for state, _ in moving:
+            self._end_counting(state)
+        for state, domain in moving:
+            if domain.in_cover:
+                self._joined = now
+                if state.idle_model.power is None:
+                    state.idle_model = self._idle_model(domain)
+            state.domain, state.member, state.joins_after = domain, domain.in_cover, self._left
+
+    def _end_counting(self, state: _DomainState) -> None:
+        """A domain that joins instead of this one counts what follows its last reading."""
+        if state.member and state.meter.last is not None:
+            self._left = max(self._left, state.meter.last.at.mono)
 
     def _idle_model(self, domain: Domain, learned: Milliwatts | None = None) -> IdleModel:
         """A model that begins with the result of an earlier run, or the configured power."""
@@ -228,11 +273,13 @@ class Ledger:
             state.settled = period.end  # its energy stays unknown: nothing waits for it
         elif period is not None:
             state.power.add(period.energy, period.duration)
-            if state.domain.resource is not None and reading is not None:
+            counts = state.counts(period)
+            if counts and state.domain.resource is not None and reading is not None:
                 state.unsettled.append(reading)
                 self._settlement.add(period, state.domain.resource)
                 return
             state.energy += period.energy
+            state.uncounted += 0 if counts else period.energy
             state.settled = period.end
         if reading is not None and not state.unsettled:
             state.settled_reading = reading
@@ -279,6 +326,7 @@ class Ledger:
         if state is None:
             return
         state.energy += part.energy
+        state.uncounted += part.energy
         state.consumers += part.consumers
         state.idle += part.idle
         state.unattributed += part.unattributed
@@ -387,6 +435,7 @@ class Ledger:
             withheld=Microjoules(state.withheld),
             idle_power_remembered=model.remembered,
             idle_power_error=Milliwatts(math.ceil(model.error)) if learned else None,
+            uncounted=Microjoules(state.uncounted),
         )
 
     def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:
@@ -402,7 +451,7 @@ class Ledger:
         worst: dict[HwType, Provenance] = {}
         for state in self._domains.values():
             kind, one = state.domain.hw_type, state.domain.provenance
-            if state.domain.in_cover:
+            if state.domain.in_cover or state.energy > state.uncounted:
                 worst[kind] = one.worse(worst.get(kind, one))
         return worst
 
@@ -452,6 +501,8 @@ class Ledger:
                 present=False,
                 resumed=last is not None,
                 withheld=account.withheld,
+                member=domain.in_cover,
+                uncounted=account.energy - account.counted,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:

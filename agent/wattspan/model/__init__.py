@@ -33,6 +33,8 @@ from wattspan.model.measurements import ModelEnum as ModelEnum
 from wattspan.model.measurements import Nanoseconds as Nanoseconds
 from wattspan.model.measurements import Provenance as Provenance
 from wattspan.model.measurements import Reading as Reading
+from wattspan.model.measurements import Thing as Thing
+from wattspan.model.measurements import ThingKind as ThingKind
 from wattspan.model.measurements import energy_at as energy_at
 from wattspan.model.measurements import mean_power as mean_power
 from wattspan.model.principals import HOST_ROOT as HOST_ROOT

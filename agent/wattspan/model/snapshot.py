@@ -166,7 +166,8 @@ class DomainAccount:
     MIG instance) the three are its part of that domain's; for other domains they are 0.
     ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
     power was unknown. ``idle_power_error`` is the half-width of the 95 % range of a learned idle
-    power; None for another one.
+    power; None for another one. ``uncounted`` is the part of ``energy`` that was measured while the
+    domain was outside the cover; None if it has always been in its present place.
     """
 
     domain: Domain
@@ -183,10 +184,23 @@ class DomainAccount:
     withheld: Microjoules = Microjoules(0)
     idle_power_remembered: bool = False
     idle_power_error: Milliwatts | None = None
+    uncounted: Microjoules | None = None
+
+    @property
+    def counted(self) -> Microjoules:
+        """The part of ``energy`` that was measured while the domain was a member of the cover."""
+        if self.uncounted is not None:
+            return Microjoules(self.energy - self.uncounted)
+        return self.energy if self.domain.in_cover else Microjoules(0)
 
     @property
     def attributed(self) -> bool:
         return self.domain.resource is not None
+
+    @property
+    def divided(self) -> Microjoules:
+        """The energy that was divided while the domain was attributed."""
+        return Microjoules(self.consumers + self.idle + self.unattributed)
 
     @property
     def baseline(self) -> BaselineQuality | None:
@@ -421,8 +435,13 @@ class Snapshot:
 
     @property
     def cover(self) -> tuple[DomainAccount, ...]:
-        """The accounts of the cover, which may be summed."""
+        """The accounts of the members of the cover, whose powers may be summed."""
         return tuple(account for account in self.domains if account.domain.in_cover)
+
+    @property
+    def summed(self) -> tuple[DomainAccount, ...]:
+        """The accounts of members, now or earlier: ``counted`` may be summed, and their parts."""
+        return tuple(a for a in self.domains if a.domain.in_cover or a.counted)
 
     @property
     def emulated(self) -> bool:

@@ -108,11 +108,17 @@ class DeviceHistory:
 
     def _add(self, tick: _DeviceTick) -> None:
         self._now = tick.at.mono
+        before = {key for key, device in self._devices.items() if device.present}
         for source, domains in tick.domains.items():
             self._register(source, domains)
         for reading in tick.readings:
-            if (device := self._devices.get(reading.domain_id)) is not None:
+            device = self._devices.get(reading.domain_id)
+            # A device that leaves the cover counts up to this reading, as in the ledger.
+            if device is not None and (device.present or reading.domain_id in before):
                 device.counter.add(reading)
+        for key in before:
+            if not self._devices[key].present:
+                self._devices[key].counter.interrupt()
         for device in self._devices.values():
             device.counter.absent(tick.at)
         for status in tick.gpus:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Generic, ParamSpec
 
+from wattspan.attribution.cover import Cover
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
     MILLISECOND,
@@ -28,7 +29,6 @@ from wattspan.model import (
     GpuStatus,
     Payer,
     PayerInfo,
-    Reading,
     Snapshot,
     SourceHealth,
     SpanAccounts,
@@ -39,7 +39,6 @@ from wattspan.model import (
 )
 from wattspan.model.fleet import FleetAccounts
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
-from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.recent_ticks import RecentTicks
 
@@ -97,12 +96,8 @@ class Ticker:
 class MonitoredSource:
     """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
-    def __init__(
-        self, source: CounterSource, clock: Clock, claims: DeviceClaims | None = None
-    ) -> None:
-        """``claims`` are shared by all sources of a host."""
+    def __init__(self, source: CounterSource, clock: Clock) -> None:
         self.source = source
-        self._claims = claims or DeviceClaims()
         self.batch = Batch(domains=())
         self._clock = clock
         self._reads = 0
@@ -129,7 +124,24 @@ class MonitoredSource:
         self._failed += len(batch.failures)
         if batch.readings:
             self._last_reading = batch.readings[-1].at.mono
-        self.batch = self._claims.without_duplicates(self.source.name, batch)
+        self.batch = batch
+        return batch
+
+    def without(self, foreign: Mapping[str, frozenset[str]]) -> Batch:
+        """The last batch without the domains whose ids belong to other sources."""
+        name, batch = self.source.name, self.batch
+        if not (ids := foreign.get(name)):
+            return batch
+        cause = "another source lists a domain of this id"
+        remedy = "Rename the domain, or disable one of the two sources."
+        failures = [Failure(name, one, Trouble.MALFORMED, cause, remedy) for one in sorted(ids)]
+        self.batch = replace(
+            batch,
+            readings=tuple(one for one in batch.readings if one.domain_id not in ids),
+            failures=(*batch.failures, *failures),
+            usages=tuple(one for one in batch.usages if one.resource not in ids),
+            gpus=tuple(one for one in batch.gpus if one.domain_id not in ids),
+        )
         return self.batch
 
     def health(self) -> SourceHealth:
@@ -285,8 +297,8 @@ class Poller:
         self._clock = clock
         self._ledger = ledger
         self.history = history
-        claims = DeviceClaims()
-        self._sources = [MonitoredSource(source, clock, claims) for source in sources]
+        self._cover = Cover()
+        self._sources = [MonitoredSource(source, clock) for source in sources]
         self._usage = MonitoredUsage(usage)
         self._directory = directory
         self._latest = latest
@@ -423,16 +435,19 @@ class Poller:
                 every.callback(source.source.close)
 
     def _sample(self, *, settle: bool) -> Tick:
-        domains, readings, usages = {}, list[Reading](), list[Usage]()
-        gpus = list[GpuStatus]()
-        for source in self._sources:
-            before, batch = source.batch.domains, source.read()
-            if batch.domains is not before:
-                domains[source.source.name] = batch.domains
-            readings += batch.readings
-            usages += batch.usages
-            gpus += batch.gpus
-        self._gpus = tuple(gpus)
+        batches = {source.source.name: source.read() for source in self._sources}
+        changed = self._cover.update(
+            self._clock.monotonic(),
+            {name: batch.domains for name, batch in batches.items()},
+            itertools.chain.from_iterable(batch.readings for batch in batches.values()),
+        )
+        if self._cover.foreign:
+            for source in self._sources:
+                batches[source.source.name] = source.without(self._cover.foreign)
+        domains = {name: self._cover.domains[name] for name in changed}
+        readings = [reading for batch in batches.values() for reading in batch.readings]
+        usages = [usage for batch in batches.values() for usage in batch.usages]
+        self._gpus = self._cover.statuses([gpu for one in batches.values() for gpu in one.gpus])
         polled = self._usage.poll(settle=settle)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
         return Tick(

@@ -26,6 +26,8 @@ from wattspan.model import (
     Milliwatts,
     Provenance,
     Reading,
+    Thing,
+    ThingKind,
     Trouble,
     energy_at,
 )
@@ -39,8 +41,6 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.sources.hwmon.source import has_cpu_meter
-from wattspan.sources.rapl.sysfs import ENERGY_FILE, scan_zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,6 @@ class EstimateSource:
         *,
         sockets: Mapping[int, int],
         dram: int = 0,
-        beside_counters: bool = False,
         provenance: Provenance = Provenance.ESTIMATED,
     ) -> None:
         self._stat = stat
@@ -156,31 +155,38 @@ class EstimateSource:
         self._socket_of = sockets
         self._dram = dram
         self._before: tuple[Instant, dict[int, int]] | None = None
-        reason = ": this host has no counter that can be read"
-        if beside_counters:
-            reason = " although there are counters"
 
-        def domain(path: str, hw_type: HwType, resource: str, method: str, what: str) -> Domain:
+        def domain(
+            thing: Thing, path: str, hw_type: HwType, resource: str, method: str, why: str
+        ) -> Domain:
             return Domain(
                 id=f"{NAME}:{path}",
                 hw_type=hw_type,
                 name=path,
                 source=NAME,
                 provenance=provenance,
-                in_cover=not beside_counters,
-                resource=None if beside_counters else resource,
-                method="none" if beside_counters else method,
+                resource=resource,
+                method=method,
                 resolution=SECOND,
-                why=f"{what}, estimated from load{reason}",
+                why=f"{why}, estimated from load",
+                measures=thing,
+                modelled=True,
             )
 
         self._domains: tuple[Domain, ...] = tuple(
-            domain(f"package-{socket}", HwType.CPU, f"cpu:{socket}", "cpu-time", "the package")
+            domain(
+                Thing(ThingKind.SOCKET, socket),
+                f"package-{socket}",
+                HwType.CPU,
+                f"cpu:{socket}",
+                "cpu-time",
+                "the package",
+            )
             for socket in sorted(set(sockets.values()))
         )
         if dram:
             memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
-            self._domains += (domain(*memory),)
+            self._domains += (domain(Thing(ThingKind.MEMORY), *memory),)
         self._energies = [0] * len(self._domains)  # microjoules, in the order of the domains
 
     def read(self) -> Batch:
@@ -222,9 +228,9 @@ class EstimateSource:
 def open_estimate(settings: EstimateSettings, context: SourceContext) -> CounterSource | None:
     """The source; None unless it is enabled.
 
-    ConfigError without ``tdp_watts``, SourceError where the CPU times cannot be read. Beside
-    readable counters it stays out of the cover: nothing is counted twice, and the estimate can be
-    compared with the measurement.
+    ConfigError without ``tdp_watts``, SourceError where the CPU times cannot be read. Where a
+    counter of the same package is read, the cover has that counter, and the estimate can be
+    compared with it.
     """
     if not settings.enabled:
         return None
@@ -250,20 +256,8 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
         LoadModel(idle, busy, settings.curvature),
         sockets=sockets_of_cpus(sysfs, cpus),
         dram=round(settings.dram_gigabytes * settings.dram_watts_per_gigabyte * 1000),
-        beside_counters=_has_counter(sysfs),
         provenance=Provenance.EMULATED if context.emulated else Provenance.ESTIMATED,
     )
-
-
-def _has_counter(sysfs: Path) -> bool:
-    """True if a CPU counter or a power meter of this host can be read."""
-    for path in scan_zones(sysfs).zones.values():
-        try:
-            if (path / ENERGY_FILE).read_bytes().strip().isdigit():
-                return True
-        except OSError:
-            continue
-    return has_cpu_meter(sysfs)
 
 
 plugin = SourcePlugin(settings=EstimateSettings, open=open_estimate)

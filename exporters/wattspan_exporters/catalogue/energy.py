@@ -50,7 +50,8 @@ def provenances(snapshot: Snapshot) -> dict[HwType, str]:
     known = dict(snapshot.provenance)
     for account in snapshot.domains:
         domain = account.domain
-        if domain.in_cover and domain.hw_type not in snapshot.provenance:
+        summed = domain.in_cover or account.counted
+        if summed and domain.hw_type not in snapshot.provenance:
             known[domain.hw_type] = domain.provenance.worse(
                 known.get(domain.hw_type, domain.provenance)
             )
@@ -74,11 +75,29 @@ def _hardware(domain: Domain) -> tuple[str, ...]:
     return domain.id, domain.hw_type, domain.name, parent(domain), domain.provenance
 
 
+def domain_energy(snapshot: Snapshot) -> Iterator[Sample]:
+    """Yield the energy of every domain, that from outside the cover as a series of its own.
+
+    So the sum over ``hw_parent=""`` is the host's energy, also after a change of the cover.
+    """
+    for account in snapshot.domains:
+        domain, counted = account.domain, account.counted
+        if domain.in_cover or counted:
+            yield (*_hardware(domain)[:3], "", domain.provenance), counted
+        if not domain.in_cover or account.energy > counted:
+            above = domain.parent or OUTSIDE_COVER
+            yield (*_hardware(domain)[:3], above, domain.provenance), account.energy - counted
+
+
 def _of_attributed(field: str) -> Draw:
-    """One field of the account of every attributed domain."""
+    """One field of the account of every domain that is or was attributed."""
 
     def rows(snapshot: Snapshot) -> Iterable[DomainAccount]:
-        return (account for account in snapshot.domains if account.attributed)
+        return (
+            account
+            for account in snapshot.domains
+            if account.attributed or (account.counted and account.divided)
+        )
 
     return each(rows, _typed, attrgetter(field))
 
@@ -89,9 +108,9 @@ def _typed(account: DomainAccount) -> tuple[str, ...]:
 
 
 def host_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    cover = snapshot.cover
-    if (provenance := worst_provenance(cover)) is not None:
-        yield (provenance,), sum(account.energy for account in cover)
+    summed = snapshot.summed
+    if (provenance := worst_provenance(summed)) is not None:
+        yield (provenance,), sum(account.counted for account in summed)
 
 
 def host_power(snapshot: Snapshot) -> Iterator[Sample]:
@@ -130,8 +149,10 @@ def domain_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 ENERGY = (
-    Metric("hw.energy", COUNTER, "J", "Energy of one domain since its discovery.",
-           HARDWARE_ATTRIBUTES, _of_domains("energy"), lasting=True),
+    Metric("hw.energy", COUNTER, "J",
+           "Energy of one domain since its discovery; the part from outside the cover is a series "
+           "of its own, with another `hw_parent`.",
+           HARDWARE_ATTRIBUTES, domain_energy, lasting=True),
     Metric("hw.power", GAUGE, "W", "Mean power of one domain over about the last second.",
            HARDWARE_ATTRIBUTES, _of_domains("power")),
     Metric("hw.host.energy", COUNTER, "J",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from wattspan.attribution.counter_deltas import energy_between
+from wattspan.attribution.cover import decide, explain
 from wattspan.cli import formatting
 from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
 from wattspan.config import Config
@@ -30,7 +31,6 @@ from wattspan.model import (
 from wattspan.model.settings import Table
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
-from wattspan.service.device_claims import DeviceClaims
 
 _TIMEOUT = 3 * SECOND  # for a source whose first reading comes from a thread of its own
 _POLL_INTERVAL = 100 * MILLISECOND
@@ -48,9 +48,8 @@ class EmptyProcessDirectory:
 
 @dataclass(slots=True)
 class SourceProbe:
-    """The result of two reads of a source; ``claims`` are shared by all sources."""
+    """The result of two reads of a source."""
 
-    claims: DeviceClaims = field(default_factory=DeviceClaims)
     domains: tuple[Domain, ...] = ()
     first: dict[str, Reading] = field(default_factory=dict)
     last: dict[str, Reading] = field(default_factory=dict)
@@ -72,13 +71,10 @@ class SourceProbe:
         return mean_power(change.energy, change.duration) if isinstance(change, Interval) else None
 
     def read(self, source: CounterSource, clock: Clock, done: Callable[[], bool]) -> None:
-        """Read until ``done``, or until the timeout.
-
-        A device that a source before has claimed is that source's, and a failure of this one.
-        """
+        """Read until ``done``, or until the timeout."""
         deadline = clock.monotonic() + _TIMEOUT
         while True:
-            batch = self.claims.without_duplicates(source.name, source.read())
+            batch = source.read()
             self.domains = batch.domains
             self.last |= {reading.domain_id: reading for reading in batch.readings}
             self.failures |= dict.fromkeys(batch.failures)
@@ -97,26 +93,55 @@ def examine_sources(
         for broken in plugins.broken
         if broken.table.startswith("sources.")
     }
-    domains: list[Domain] = []
-    readable, claims = 0, DeviceClaims()
+    probes: dict[str, SourceProbe] = {}
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
         source = _open(plugin, settings, context)
         if isinstance(source, Finding):
             sections[f"Source {name}"] = [source]
             continue
-        probe = _probe(name, source, context.clock, interval, claims)
-        findings = [*_domains(probe), *map(_failure, probe.failures)]
-        sections[f"Source {name}"] = findings or [
-            warning("counters", "it has none, and reports no reason")
-        ]
+        probe = probes[name] = _probe(name, source, context.clock, interval)
+        sections[f"Source {name}"] = []
         if name == "rapl" and probe.last:
             title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
             sections[title] = list(_compare_readers(settings, context, probe, interval))
-        readable += probe.readable
-        domains += probe.domains
-    emulated = any(domain.provenance is Provenance.EMULATED for domain in domains)
-    return Diagnosis(sections, readable, emulated or context.emulated, tuple(domains))
+    domains, cover = _decide_cover(probes)
+    for name, probe in probes.items():
+        findings = [*_domains(probe, domains), *map(_failure, probe.failures)]
+        sections[f"Source {name}"] = findings or [
+            warning("counters", "it has none, and reports no reason")
+        ]
+    if cover:
+        sections["Cover"] = cover
+    emulated = any(domain.provenance is Provenance.EMULATED for domain in domains.values())
+    readable = sum(probe.readable for probe in probes.values())
+    emulated = emulated or context.emulated
+    return Diagnosis(sections, readable, emulated, tuple(domains.values()))
+
+
+def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain], list[Finding]]:
+    """The domains of all sources with the cover chosen, as the agent chooses it, and its reasons.
+
+    An id that two sources list is the first one's.
+    """
+    listed: dict[str, Domain] = {}
+    owners: dict[str, str] = {}
+    findings = []
+    for name, probe in probes.items():
+        for domain in probe.domains:
+            listed.setdefault(domain.id, domain)
+            if (owner := owners.setdefault(domain.id, name)) != name:
+                detail = f"the sources {owner} and {name} list this id: that of {name} is ignored"
+                remedy = "Rename the domain, or disable one of the two sources."
+                findings.append(failure(domain.id, detail, remedy))
+    present = {key for probe in probes.values() for key in probe.last}
+    decided = decide(listed.values(), present)
+    for thing, member, others in explain(decided.values(), listed):
+        counted = f"counted by {member.id}, {member.provenance}"
+        silent = "" if member.id in present else ", which has no reading: its energy is unknown"
+        instead = "".join(f"; not by {one.id}: {one.why}" for one in others)
+        findings.append((warning if silent else ok)(str(thing), f"{counted}{silent}{instead}"))
+    return decided, findings
 
 
 def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
@@ -138,11 +163,9 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
     return note("nothing to read", "it finds nothing here")
 
 
-def _probe(
-    name: str, source: CounterSource, clock: Clock, interval: int, claims: DeviceClaims
-) -> SourceProbe:
+def _probe(name: str, source: CounterSource, clock: Clock, interval: int) -> SourceProbe:
     """Read ``source`` twice and close it."""
-    probe = SourceProbe(claims)
+    probe = SourceProbe()
     try:
         probe.read(source, clock, lambda: bool(probe.last or probe.failures))
         probe.first = dict(probe.last)
@@ -160,9 +183,10 @@ def _fault(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _domains(probe: SourceProbe) -> Iterator[Finding]:
+def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Finding]:
     failed = {failure.domain_id for failure in probe.failures}
-    for domain in probe.domains:
+    for listed in probe.domains:
+        domain = decided[listed.id]
         if domain.id in failed and domain.id not in probe.last:
             continue  # its failure is a finding
         if domain.hw_type is HwType.GPU and domain.parent is not None:

@@ -26,6 +26,8 @@ from wattspan.model import (
     ModelEnum,
     Nanoseconds,
     Provenance,
+    Thing,
+    ThingKind,
 )
 
 NAME = "hwmon"
@@ -100,6 +102,7 @@ class Meaning:
     socket: int | None = None
     within: tuple[str, ...] = ()  # titles, or a chip for the first sensor of another chip
     summed: bool = True
+    whole: bool = False  # all of the socket or the card, not a rail of it
 
 
 _ROLE = re.compile(r"(?:cpu(?::(?P<socket>\d{1,4}))?|memory|gpu|machine|ignore)", re.ASCII)
@@ -137,7 +140,7 @@ def _power_meter(sensor: Sensor) -> Meaning:
         return Meaning(HardwarePart.MACHINE, "the module, its GPU included", socket, summed=False)
     if match[1] == "Grace":
         why = f"socket {socket}'s processor with its memory and regulators"
-        return Meaning(HardwarePart.CPU, why, socket, within=(module,))
+        return Meaning(HardwarePart.CPU, why, socket, within=(module,), whole=True)
     what = "cores" if match[1] == "CPU" else "input and output"
     return Meaning(HardwarePart.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
 
@@ -167,7 +170,7 @@ def _intel_gpu(sensor: Sensor) -> Meaning | None:
     if sensor.quantity is not SensorQuantity.ENERGY:
         return None  # the power of the same parts, or a limit
     if sensor.channel == "energy1" and sensor.chip in ("i915", "xe"):
-        return Meaning(HardwarePart.GPU, "the card's own counter")
+        return Meaning(HardwarePart.GPU, "the card's own counter", whole=True)
     whole = "i915" if sensor.chip.startswith("i915_gt") else "xe"
     return Meaning(HardwarePart.GPU, f"the card's {sensor.title}", within=(whole,))
 
@@ -205,8 +208,8 @@ def resolve_sensors(
 ) -> dict[Sensor, Domain]:
     """The domain of each sensor with a known meaning, in the order of the ids.
 
-    A sensor is summed unless another present one contains it, or its meaning forbids it. A sensor
-    of a GPU has the PCI address of its card, by which a library that reads it too is noticed. The
+    A sensor may be summed unless its meaning forbids it. A sensor of a GPU has the PCI address of
+    its card, by which a library that reads it too is noticed. The
     provenance is ``measured`` of counters and ``derived`` of integrated power.
     """
     known = {
@@ -230,7 +233,7 @@ def resolve_sensors(
         meaning = known[sensor]
         above = container(sensor)
         parent = None if above is None else ids[above]
-        summed = meaning.summed and (above is None or not known[above].summed)
+        summed = meaning.summed
         by_cpu = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
         measured = sensor.quantity is SensorQuantity.ENERGY
         is_gpu = meaning.part is HardwarePart.GPU
@@ -250,8 +253,9 @@ def resolve_sensors(
             resolution=Nanoseconds(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
-            why=_reason(sensor, meaning, parent, summed=summed),
+            why=_reason(sensor, meaning),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
+            measures=_thing(sensor, meaning),
         )
     return domains
 
@@ -267,17 +271,36 @@ def _resource(meaning: Meaning) -> str:
     return "cpu" if meaning.socket is None else f"cpu:{meaning.socket}"
 
 
-def _reason(sensor: Sensor, meaning: Meaning, parent: str | None, *, summed: bool) -> str:
-    how = (
-        ""
-        if sensor.quantity is SensorQuantity.ENERGY
-        else f", integrated from its {sensor.quantity}"
-    )
-    reason = meaning.why + how
-    if summed:
+_THINGS = {
+    HardwarePart.CPU: ThingKind.SOCKET,
+    HardwarePart.MEMORY: ThingKind.MEMORY,
+    HardwarePart.SUPPLY: ThingKind.SUPPLY,
+    HardwarePart.GPU: ThingKind.SUPPLY,  # a rail; a card is a board
+}
+
+
+def _thing(sensor: Sensor, meaning: Meaning) -> Thing | None:
+    """The thing that a sensor measures. Its channels of power and energy measure the same.
+
+    Sensors with one role are different parts, such as the rails of a socket.
+    """
+    if meaning.part is HardwarePart.MACHINE:
+        return Thing(ThingKind.NODE if meaning.socket is None else ThingKind.MODULE, meaning.socket)
+    place = sensor.title if sensor.label else re.sub(r"\D", "", sensor.channel)
+    part = (NAME, f"{sensor.chip}@{sensor.device}", place)
+    if meaning.part is HardwarePart.GPU:
+        whole = meaning.whole or not meaning.within
+        return Thing(ThingKind.BOARD, pci=sensor.device, part=() if whole else part)
+    return Thing(_THINGS[meaning.part], meaning.socket, part=() if meaning.whole else part)
+
+
+def _reason(sensor: Sensor, meaning: Meaning) -> str:
+    if sensor.quantity is SensorQuantity.ENERGY:
+        reason = meaning.why
+    else:
+        reason = f"{meaning.why}, integrated from its {sensor.quantity}"
+    if meaning.summed:
         return reason
-    if parent is not None and meaning.summed:
-        return f"{reason}; contained in {parent}"
     return (
         f'{reason}; sources.hwmon.sensors = {{"{sensor.key}" = "cpu"}} would sum it as CPU energy'
     )

@@ -22,7 +22,6 @@ from wattspan.model import (
     SECOND,
     Domain,
     Failure,
-    HwType,
     Instant,
     Microjoules,
     Reading,
@@ -136,22 +135,6 @@ def _number(path: Path) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def has_cpu_meter(sysfs: Path) -> bool:
-    """True if a sensor of a CPU of known kind can be read, without configuration."""
-    sensors = {files.sensor: files for files in scan_sensors(sysfs)}
-    return any(
-        domain.hw_type is HwType.CPU and _readable(sensors[sensor])
-        for sensor, domain in resolve_sensors(sensors, {}).items()
-    )
-
-
-def _readable(files: SensorFiles) -> bool:
-    try:
-        return all(_value(path) >= 0 for path in files.files)
-    except (OSError, ValueError):
-        return False
-
-
 class SensorMeter:
     """One sensor: its files, its domain, and the energy from its values."""
 
@@ -262,6 +245,11 @@ class HwmonSource:
         if reading is not None:
             readings.append(reading)
 
+    def _is_part(self, domain: Domain) -> bool:
+        """True if another sensor contains this one and may be summed instead."""
+        above = self._meters.get(domain.parent or "")
+        return above is not None and above.domain.in_cover
+
     def _discover(self, now: int) -> None:
         """Look for sensors; a sensor that returns has the next epoch."""
         self._due = now + DISCOVERY_INTERVAL
@@ -291,7 +279,7 @@ class HwmonSource:
         uncounted |= {
             meter.files.sensor.device: False
             for meter in self._meters.values()
-            if meter.domain.in_cover
+            if meter.domain.in_cover and not self._is_part(meter.domain)
         }
         self._chips = {
             device: self._chips.get(device)
