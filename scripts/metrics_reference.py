@@ -166,10 +166,10 @@ ATTRIBUTES = {
     "emulated": "`true` on an emulated host; its figures are not measurements",
     "exporter": "name of the exporter",
     "footprint": "`cost` or `carbon`",
-    "group": "name of the container, pod, job, unit, cgroup or user; below a delegated cgroup or "
-    "inside a container it begins with its author: `alice/foo.service`, "
+    "group": "name of the virtual machine, container, pod, job, unit, cgroup or user; below a "
+    "delegated cgroup or inside a container it begins with its author: `alice/foo.service`, "
     "`0123456789ab/nginx.service`",
-    "group_kind": "`container`, `pod`, `job`, `unit`, `cgroup` or `user`",
+    "group_kind": "`vm`, `container`, `pod`, `job`, `unit`, `cgroup` or `user`",
     "host.name": "name of the host",
     "holder": "owner of the cap: a job, `operator` for a fixed cap, `budget` for the power budget",
     "hw.driver_version": "driver version of the device",

@@ -43,9 +43,10 @@ Payer = Consumer | Remainder
 class GroupKind(ModelEnum):
     """Kinds of groups, from the most to the least specific."""
 
+    VM = "vm"  # a virtual machine that runs on this host
     CONTAINER = "container"
     POD = "pod"
-    JOB = "job"  # a batch job: Slurm
+    JOB = "job"  # a batch job: Slurm, PBS, LSF, OAR, HTCondor, Grid Engine, Flux, Nomad
     UNIT = "unit"  # a systemd unit
     CGROUP = "cgroup"  # none of the above: the bare path
     USER = "user"
