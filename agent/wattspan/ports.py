@@ -273,6 +273,7 @@ class CapTotals(NamedTuple):
     """All limits were restored on request; the capper writes none until its next start."""
     shared: str = ""
     """The socket, if the capper is that of another agent of the host."""
+    resets: int = 0
 
 
 class Caps(Protocol):
