@@ -189,8 +189,8 @@ class EnergyQueries(Protocol):
 class DeviceQueries(Protocol):
     """The energy of devices from readings, before it is settled. Safe from any thread.
 
-    Times are monotonic nanoseconds. ``domains`` are those of the cover, by id; the other calls
-    raise KeyError for an unknown one.
+    Times are monotonic nanoseconds. ``domains`` are those of the cover and their MIG instances, by
+    id; the other calls raise KeyError for an unknown one.
     """
 
     def domains(self) -> Mapping[str, Domain]: ...
