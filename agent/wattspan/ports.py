@@ -189,8 +189,8 @@ class EnergyQueries(Protocol):
 class DeviceQueries(Protocol):
     """The energy of devices from readings, before it is settled. Safe from any thread.
 
-    Times are monotonic nanoseconds. ``domains`` are those of the cover, by id; the other calls
-    raise KeyError for an unknown one.
+    Times are monotonic nanoseconds. ``domains`` are those of the cover and their MIG instances, by
+    id; the other calls raise KeyError for an unknown one.
     """
 
     def domains(self) -> Mapping[str, Domain]: ...
@@ -273,6 +273,7 @@ class CapTotals(NamedTuple):
     """All limits were restored on request; the capper writes none until its next start."""
     shared: str = ""
     """The socket, if the capper is that of another agent of the host."""
+    resets: int = 0
 
 
 class Caps(Protocol):

@@ -73,6 +73,7 @@ from wattspan.model.tuning import Decision as Decision
 from wattspan.model.tuning import DecisionReason as DecisionReason
 from wattspan.model.tuning import DeclarationOutcome as DeclarationOutcome
 from wattspan.model.tuning import DeclaredTerms as DeclaredTerms
+from wattspan.model.tuning import DevicePresence as DevicePresence
 from wattspan.model.tuning import JobPartner as JobPartner
 from wattspan.model.tuning import Knob as Knob
 from wattspan.model.tuning import KnobState as KnobState

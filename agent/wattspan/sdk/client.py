@@ -76,6 +76,9 @@ class Device(NamedTuple):
     is gone, or gives no readings. ``timeline`` has begin, end and joules between readings,
     ``temperatures`` time and degrees Celsius; both only on request. Times are monotonic
     nanoseconds.
+
+    ``parent`` is the id of the device of which this is a part, such as a MIG instance of its board;
+    its energy is contained in that of the device. ``partition_mode`` is that of an AMD board.
     """
 
     id: str
@@ -93,6 +96,8 @@ class Device(NamedTuple):
     silent: bool = False
     timeline: tuple[tuple[int, int, float | None], ...] = ()
     temperatures: tuple[tuple[int, int], ...] = ()
+    parent: str | None = None
+    partition_mode: str | None = None
 
     @classmethod
     def of(cls, response: Mapping[str, Any]) -> Device:
@@ -113,6 +118,8 @@ class Device(NamedTuple):
             silent=response.get("silent", False),
             timeline=tuple(map(tuple, response.get("timeline") or ())),
             temperatures=tuple(map(tuple, response.get("temperatures") or ())),
+            parent=response.get("parent"),
+            partition_mode=response.get("partition_mode"),
         )
 
 

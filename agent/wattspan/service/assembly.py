@@ -224,7 +224,11 @@ def build_agent(
                 ramps=devices.ramps,
                 fleet=fleet.accounts,
             ),
-            observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
+            observers={
+                DEVICES: devices.settle,
+                STATIC_POWERS: static_powers.apply,
+                **tuning.observers,
+            },
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
