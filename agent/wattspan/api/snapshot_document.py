@@ -34,6 +34,7 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
     StaticBasis,
+    UnmeteredRow,
     service_label,
 )
 from wattspan.tuning.serialization import accounts_to_json
@@ -148,6 +149,17 @@ class InferenceEntry(Struct, frozen=True):
     owner: str = ""
 
 
+class UnmeteredEntry(Struct, frozen=True):
+    """Requests to one language model of one service whose energy is unknown, by role."""
+
+    service: str
+    model: str
+    role: str
+    requests: int
+    tokens: dict[str, int]
+    owner: str = ""
+
+
 class SpansEntry(Struct, frozen=True):
     """``outside_joules`` is, by service and owner, the energy while none of its spans was open."""
 
@@ -168,6 +180,7 @@ class SpansEntry(Struct, frozen=True):
     inference: list[InferenceEntry] = []
     inference_idle_joules: float = 0.0
     inference_waiting: int = 0
+    unmetered: list[UnmeteredEntry] = []
 
 
 class SourceEntry(Struct, frozen=True):
@@ -443,6 +456,7 @@ def _spans(spans: SpanAccounts) -> SpansEntry:
         list(map(_inference, spans.inference)),
         _joules(spans.inference_idle),
         spans.inference_waiting,
+        list(map(_unmetered, spans.unmetered)),
     )
 
 
@@ -453,6 +467,17 @@ def _inference(row: InferenceRow) -> InferenceEntry:
         {token_type: _joules(energy) for token_type, energy in row.energy.items()},
         dict(row.tokens),
         dict(row.requests),
+        _text(row.owner),
+    )
+
+
+def _unmetered(row: UnmeteredRow) -> UnmeteredEntry:
+    return UnmeteredEntry(
+        _text(row.service),
+        _text(row.model),
+        row.role,
+        row.requests,
+        dict(row.tokens),
         _text(row.owner),
     )
 

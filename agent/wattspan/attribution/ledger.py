@@ -398,6 +398,7 @@ class Ledger:
             since=snapshot.since,
             inference=snapshot.spans.inference,
             inference_idle=snapshot.spans.inference_idle,
+            unmetered=snapshot.spans.unmetered,
         )
 
     def baseline_errors(self) -> dict[str, float]:

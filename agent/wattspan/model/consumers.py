@@ -62,6 +62,7 @@ class PayerInfo:
     """Metadata of a payer. ``groups`` holds at most one group of each kind, most specific first.
 
     ``principal`` is None where the kernel proves none, as for a payer from a checkpoint.
+    ``starts_others`` is True for a program that starts unrelated ones, such as a shell.
     """
 
     payer: Payer
@@ -70,6 +71,7 @@ class PayerInfo:
     user: str = ""
     parent: int | None = None
     principal: Principal | None = None
+    starts_others: bool = False
 
     @property
     def group(self) -> str:

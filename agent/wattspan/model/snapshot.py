@@ -340,6 +340,28 @@ class InferenceRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmeteredRow:
+    """Requests to one language model of one service whose energy is unknown.
+
+    ``role`` is ``client`` for calls of a model elsewhere, and ``engine`` for an engine of which no
+    process is known to use a GPU. ``service`` and ``model`` are both ``"other"`` in the rows of all
+    without a row. ``tokens`` are by ``input`` and ``output``.
+    """
+
+    service: str
+    model: str
+    role: str
+    requests: int
+    tokens: Mapping[str, int]
+    owner: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The identity of the row: service, model, owner and role."""
+        return self.service, self.model, self.owner, self.role
+
+
+@dataclass(frozen=True, slots=True)
 class SpanAccounts:
     """All totals of spans since the start of the agent; no counter ever falls."""
 
@@ -362,6 +384,7 @@ class SpanAccounts:
     inference: tuple[InferenceRow, ...] = ()
     inference_idle: Microjoules = Microjoules(0)  # of engines without active requests
     inference_waiting: int = 0  # requests whose energy has not settled
+    unmetered: tuple[UnmeteredRow, ...] = ()
 
 
 class TickCounts(NamedTuple):
@@ -455,8 +478,8 @@ class Checkpoint:
     The accounts are settled up to ``readings``. The next run measures pending energy again, so no
     energy is lost or counted twice. Readings and the identity of ``processes`` are valid only
     within the boot ``boot_id``; totals are valid in any boot. The sums are those of a Snapshot;
-    ``spans``, ``outside``, ``inference`` and ``inference_idle`` are those of SpanAccounts.
-    ``since`` is None in a checkpoint of an older release.
+    ``spans``, ``outside``, ``inference``, ``inference_idle`` and ``unmetered`` are those of
+    SpanAccounts. ``since`` is None in a checkpoint of an older release.
     """
 
     at: Instant
@@ -473,3 +496,4 @@ class Checkpoint:
     since: Instant | None = None
     inference: tuple[InferenceRow, ...] = ()
     inference_idle: Microjoules = Microjoules(0)
+    unmetered: tuple[UnmeteredRow, ...] = ()

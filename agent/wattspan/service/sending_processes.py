@@ -15,6 +15,7 @@ from wattspan.service.span_inbox import PendingRequest
 from wattspan.sharing.fair_pool import SharePath, share_path
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.energy_division import ProcessSpans
+from wattspan.spans.inference_requests import SpanRole
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import SpanColumns
 from wattspan.spans.waiting_spans import ReceiptDelay, SpanOverlaps
@@ -28,7 +29,10 @@ EXPECTED = 15 * SECOND
 
 @dataclass(slots=True)
 class PendingSpans:
-    """Spans of one process from one request, and the positions of their results."""
+    """Spans of one process from one request, and the positions of their results.
+
+    ``roles`` are those of its spans, () if none has tokens.
+    """
 
     pending: PendingRequest
     positions: Sequence[int]
@@ -36,6 +40,7 @@ class PendingSpans:
     start: int
     end: int
     due: int  # time at which they are joined, settled or not
+    roles: Sequence[SpanRole] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +68,11 @@ class SendingProcess:
     def share(self) -> Hashable:
         """The owner whose share of the room it takes."""
         return self.path[0]
+
+    @property
+    def proven(self) -> Hashable:
+        """Its principal, else the process itself: spans of others have nothing to do with its."""
+        return self.consumer if self.principal is None else self.principal
 
     @property
     def path(self) -> SharePath:

@@ -39,6 +39,7 @@ from wattspan.model import (
     Reading,
     Remainder,
     SpanRow,
+    UnmeteredRow,
 )
 
 
@@ -81,6 +82,7 @@ class _CheckpointDocument(msgspec.Struct):
     since: Instant | None = None
     inference: list[InferenceRow] = []  # absent in files of the first release, as is the next
     inference_idle: Microjoules = Microjoules(0)
+    unmetered: list[UnmeteredRow] = []  # absent in older files
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -119,6 +121,7 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
         since=checkpoint.since,
         inference=list(checkpoint.inference),
         inference_idle=checkpoint.inference_idle,
+        unmetered=list(checkpoint.unmetered),
     )
     try:
         return msgspec.json.encode(document)
@@ -151,6 +154,7 @@ def checkpoint_from_json(text: bytes) -> Checkpoint:
         since=document.since,
         inference=tuple(document.inference),
         inference_idle=document.inference_idle,
+        unmetered=tuple(document.unmetered),
     )
 
 
