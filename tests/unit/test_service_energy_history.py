@@ -112,6 +112,17 @@ def test_family_is_the_process_and_its_descendants() -> None:
     assert (alone.energy[HwType.CPU], whole.energy[HwType.CPU]) == (20_000, 60_000)
 
 
+def test_energy_is_missing_of_a_family_if_it_is_of_one_member() -> None:
+    gaps = {CHILD: {HwType.GPU: 7}, GRANDCHILD: {HwType.GPU: 9, HwType.CPU: 3}}
+    past = EnergyHistory(
+        AttributionHistory(300 * SECOND, 10**7),
+        missing_until=lambda payer: gaps.get(payer, {}),  # type: ignore[call-overload]
+    )
+    past.apply(Tick(Instant(0, 0), births=tuple(family())), ())
+    assert past.missing_until(SHELL) == {}
+    assert past.missing_until(SHELL, family=True) == {HwType.GPU: 9, HwType.CPU: 3}
+
+
 def test_watched_family_includes_later_children() -> None:
     host = Host(CPU)
     host.born(*family()[:1])
