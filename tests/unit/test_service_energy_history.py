@@ -121,6 +121,9 @@ def test_energy_is_missing_of_a_family_if_it_is_of_one_member() -> None:
     past.apply(Tick(Instant(0, 0), births=tuple(family())), ())
     assert past.missing_until(SHELL) == {}
     assert past.missing_until(SHELL, family=True) == {HwType.GPU: 9, HwType.CPU: 3}
+    assert past.bounded(SHELL, 0) == set()
+    assert past.bounded(SHELL, 3, family=True) == {HwType.GPU}
+    assert past.bounded(GRANDCHILD, 2) == {HwType.GPU, HwType.CPU}
 
 
 def test_watched_family_includes_later_children() -> None:

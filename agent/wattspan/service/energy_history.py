@@ -317,6 +317,12 @@ class EnergyHistory:
                 found[kind] = max(until, found.get(kind, until))
         return found
 
+    def bounded(self, consumer: Consumer, start: int, *, family: bool = False) -> frozenset[HwType]:
+        """The types of which the energy of a process since ``start`` is a lower bound."""
+        missing = self.missing_until(consumer, family=family)
+        ends = (*self._baseline_unknown.items(), *missing.items())
+        return frozenset(kind for kind, until in ends if start < until)
+
     def domains(self) -> Mapping[str, Domain]:
         """The cover's attributed domains, by id."""
         with self.lock:
