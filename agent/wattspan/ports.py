@@ -18,6 +18,7 @@ from wattspan.model import (
     Domain,
     Failure,
     GpuStatus,
+    HwType,
     Instant,
     Knob,
     KnobState,
@@ -183,6 +184,13 @@ class EnergyQueries(Protocol):
         self, consumer: Consumer, start: int, end: int, *, family: bool = False
     ) -> IntervalEnergy:
         """The energy of a process, or of its family."""
+        ...
+
+    def bounded(self, consumer: Consumer, start: int, *, family: bool = False) -> frozenset[HwType]:
+        """The types of which the energy of a process since ``start`` is a lower bound.
+
+        A device that it uses was in a gap, or an idle power was unknown; coverage says the rest.
+        """
         ...
 
 

@@ -126,7 +126,11 @@ class Agent:
         self, buffer: int = 10**6, open_spans: int = 1000, remembered: int = 10**6
     ) -> None:
         self.clock = ManualClock()
-        self.past = EnergyHistory(AttributionHistory(HISTORY, 10**7))
+        self.gaps: dict[Consumer, dict[HwType, int]] = {}
+        self.past = EnergyHistory(
+            AttributionHistory(HISTORY, 10**7),
+            missing_until=lambda payer: self.gaps.get(payer, {}),  # type: ignore[call-overload]
+        )
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
         self.resolver, self.pools = Resolver(), Pools()
@@ -215,6 +219,20 @@ def test_span_waits_until_its_energy_has_settled() -> None:
     agent.run(2.0)
     assert agent.outcomes() == {"joined": 1}
     assert agent.energy() == pytest.approx(100_000, abs=2)
+
+
+def test_spans_of_a_process_whose_gpu_is_not_measured_are_partial() -> None:
+    agent = Agent()
+    agent.gaps[APP] = {HwType.GPU: agent.clock.monotonic() + SECOND}
+    agent.send(agent.span(1, -1.0, 0.0, name="gap"))
+    agent.send(agent.span(2, -1.0, 0.0, name="other"), pid=11)
+    agent.run(2.3)
+    agent.send(agent.span(3, -0.3, 0.0, name="after"))
+    agent.run(2.3)
+    assert agent.outcomes() == {"partial": 1, "joined": 2}
+    assert {row.name: set(row.bounded) for row in agent.accounts.rows} == {
+        "gap": {HwType.CPU}, "other": set(), "after": set(),
+    }  # fmt: skip
 
 
 def exported(agent: Agent, batches: int, every: float) -> None:

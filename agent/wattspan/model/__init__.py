@@ -21,6 +21,7 @@ from wattspan.model.consumers import Tick as Tick
 from wattspan.model.consumers import Usage as Usage
 from wattspan.model.measurements import MILLISECOND as MILLISECOND
 from wattspan.model.measurements import SECOND as SECOND
+from wattspan.model.measurements import Certainty as Certainty
 from wattspan.model.measurements import Domain as Domain
 from wattspan.model.measurements import Gap as Gap
 from wattspan.model.measurements import GapReason as GapReason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -35,6 +36,25 @@ class ModelEnum(StrEnum):
     """
 
     __hash__ = str.__hash__
+
+
+class Certainty(ModelEnum):
+    """The completeness of a figure: whether energy or power that belongs to it is unknown.
+
+    An unknown figure is shown by no number, and a lower bound never as a plain number.
+    """
+
+    KNOWN = "known"
+    LOWER_BOUND = "lower_bound"  # a part is unknown: the true figure is not smaller
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of_sum(cls, parts: Iterable[Certainty]) -> Certainty:
+        """The certainty of the sum of all known parts; UNKNOWN without any part."""
+        found = set(parts)
+        if len(found) == 1:
+            return found.pop()
+        return cls.LOWER_BOUND if found else cls.UNKNOWN
 
 
 class Instant(NamedTuple):

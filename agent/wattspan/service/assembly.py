@@ -171,6 +171,7 @@ def build_agent(
             AttributionHistory(config.agent.history, config.agent.history_bytes),
             static_powers.powers,
             ledger.baseline_errors,
+            ledger.missing_until,
         )
         devices = DeviceHistory(
             config.agent.interval, LedgerSettings().absence, config.agent.api_resolution

@@ -488,7 +488,7 @@ class SpanJoiner:
             if self._forwarder is not None:
                 for position, result in zip(chunk.positions, rows, strict=False):
                     chunk.pending.energies[position] = result
-        self._totals.add(results, now, process.owner)
+        self._totals.add(results, now, process.owner, self._history.baseline_unknown())
 
     def _counted(self, process: SendingProcess, chunk: PendingSpans) -> SpanColumns:
         """The spans without tokens that count elsewhere.
@@ -529,9 +529,11 @@ class SpanJoiner:
         try:
             # Only forwarded spans need inclusive energies.
             inclusive = self._forwarder is not None
-            return process.spans.settle(
+            energies = process.spans.settle(
                 spans, process.profile, now, inclusive=inclusive, waiting=later
             )
+            missing = self._history.missing_until(process.consumer)
+            return energies.missing_before(max(missing.values())) if missing else energies
         except Exception as error:  # noqa: BLE001 - one process must not affect others
             self._failures.failure(
                 f"Joining {len(spans)} spans of process {process.consumer.pid}", error
