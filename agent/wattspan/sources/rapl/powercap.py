@@ -7,6 +7,7 @@ every few seconds, or at once after a descriptor became invalid. A failing zone 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -26,6 +27,7 @@ from wattspan.sources.rapl.sysfs import (
     POWERCAP_CLASS,
     STUCK,
     VANISHED,
+    WITHOUT_CPUS,
     CounterFile,
     RaplSource,
     ZoneProblem,
@@ -139,7 +141,7 @@ class PowercapSource(RaplSource):
             return
         fresh, wrong = self._register(found)
         closed = {name: error for name, c in self._counters.items() if (error := c.open())}
-        self._resolve(fresh)
+        self._resolve(fresh, moved=self._cpus.refresh())
         for name, error in closed.items():
             counter = self._counters[name]
             counter.failure = access_failure(counter.path, error, counter.domain_id or None)
@@ -150,6 +152,11 @@ class PowercapSource(RaplSource):
             wrong.append(MASKED.failure(self._sysfs / POWERCAP_CLASS, names=names))
         elif not found.zones:
             wrong.append(NO_ZONES.failure(self._sysfs / POWERCAP_CLASS))
+        wrong += (
+            WITHOUT_CPUS.failure(self._counter_of[one].path, one)
+            for one in sorted(self._topology.without_cpus)
+            if one in self._counter_of
+        )
         self._standing = (*wrong, *self._vanished.values())
 
     def _register(self, found: ZoneScan) -> tuple[set[str], list[Failure]]:
@@ -173,12 +180,15 @@ class PowercapSource(RaplSource):
                 wrong.append(INVALID_NAME.failure(path, error=error))
         return fresh, wrong
 
-    def _resolve(self, fresh: set[str]) -> None:
-        """Derive the domains; a domain that was registered again gets the next epoch."""
+    def _resolve(self, fresh: set[str], *, moved: bool) -> None:
+        """Derive the domains; a domain that was registered again gets the next epoch.
+
+        ``moved``: CPUs were taken on- or offline, which may change the numbers of sockets.
+        """
         before = self._topology
         known = before.domain_of.keys() | before.orphans
         changed = fresh or any(counter.readable_now for counter in self._counters.values())
-        if known == self._counters.keys() and not changed:
+        if known == self._counters.keys() and not changed and not moved:
             return
         after = self.resolve(self._sampled(), before.mirrors)
         domains = {domain.id: domain for domain in after.domains}
@@ -278,6 +288,12 @@ def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource |
     return source
 
 
+def rapl_advice(settings: RaplSettings) -> Iterator[str]:
+    """A sentence for a root that this host does not have."""
+    if settings.enabled is not False and not Path(settings.sysfs).is_dir():
+        yield f"sources.rapl.sysfs: there is no directory {settings.sysfs}"
+
+
 class ReaderComparison(NamedTuple):
     """The energy of one domain over the same period, as each reader measured it."""
 
@@ -350,4 +366,4 @@ def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
     return spent
 
 
-plugin = SourcePlugin(settings=RaplSettings, open=open_rapl)
+plugin = SourcePlugin(settings=RaplSettings, open=open_rapl, advice=rapl_advice)

@@ -23,6 +23,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock
 from wattspan.sources.rapl.topology import NAME, MirrorPair, Zone, ZoneTopology, resolve_topology
+from wattspan.util.cpu_topology import CpuTopology
 
 GRANT_REMEDY = (
     "Run the agent in the group wattspan, or as a user who is a member, and let that group read "
@@ -49,11 +50,12 @@ class ZoneProblem(NamedTuple):
     trouble: Trouble
     cause: str
     remedy: str
+    verb: str = "read"
 
     def failure(self, path: Path, domain_id: str | None = None, **values: object) -> Failure:
         """The failure of ``path``, with ``values`` for the cause."""
         cause = self.cause.format(**values)
-        return Failure(NAME, str(path), self.trouble, cause, self.remedy, domain_id)
+        return Failure(NAME, str(path), self.trouble, cause, self.remedy, domain_id, self.verb)
 
 
 INVALID_VALUE = ZoneProblem(
@@ -81,6 +83,13 @@ MASKED = ZoneProblem(
 NO_ZONES = ZoneProblem(Trouble.ABSENT, "no zone counts energy there", LOAD_DRIVER_REMEDY)
 INVALID_NAME = ZoneProblem(
     Trouble.MALFORMED, "{error}", "Its counter is omitted, and those of the zones below it."
+)
+WITHOUT_CPUS = ZoneProblem(
+    Trouble.ABSENT,
+    "no CPU of this host belongs to its package, so its energy is charged to no process",
+    "Its energy is counted. Look at physical_package_id in /sys/devices/system/cpu/cpu*/topology; "
+    "the agent looks for its CPUs every few seconds.",
+    verb="attribute",
 )
 ORPHAN = ZoneProblem(
     Trouble.MALFORMED,
@@ -146,6 +155,17 @@ def scan_zones(sysfs: Path) -> ZoneScan:
     except OSError as error:
         return ZoneScan(zones, error=error)
     return ZoneScan(zones, tuple(name for name in masked if name not in zones))
+
+
+def has_readable_zone(sysfs: Path) -> bool:
+    """True if a zone below ``sysfs`` shows a value of its counter to this user."""
+    for path in scan_zones(sysfs).zones.values():
+        try:
+            if (path / ENERGY_FILE).read_bytes().strip().isdigit():
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _collect_all(root: Path, into: dict[str, Path]) -> list[str]:
@@ -256,6 +276,7 @@ class RaplSource:
         model: str = "",
     ) -> None:
         self._sysfs = sysfs
+        self._cpus = CpuTopology(sysfs)
         self._model = model
         self._clock = clock
         self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
@@ -280,6 +301,7 @@ class RaplSource:
             mirrors=mirrors,
             resolution=self._resolution,
             model=self._model,
+            sockets_of=self._cpus.sockets_of_packages,
         )
 
 

@@ -19,7 +19,7 @@ Two counters of 262 kJ do so by chance about once in a hundred thousand hosts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
@@ -34,6 +34,7 @@ from wattspan.model import (
     Nanoseconds,
     Provenance,
 )
+from wattspan.util.text import natural_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,16 @@ class ZoneLocation:
         """The path of the zone above; empty at the top."""
         return self.path.rpartition("/")[0]
 
-    @property
-    def resource(self) -> str:
-        """The stream of usage by which its energy is charged."""
+    def resource(self, sockets: Mapping[int, int | None]) -> str | None:
+        """The stream of usage by which its energy is charged; None for a package without CPUs.
+
+        ``sockets`` has the number of the socket of each package; others have their id.
+        """
         charged_by_socket = self.kind in {ZoneKind.PACKAGE, ZoneKind.DIE, ZoneKind.DRAM}
-        return f"cpu:{self.socket}" if charged_by_socket and self.socket is not None else "cpu"
+        if not charged_by_socket or self.socket is None:
+            return "cpu"
+        number = sockets.get(self.socket, self.socket)
+        return None if number is None else f"cpu:{number}"
 
 
 _SUBZONE_KINDS = {"core": ZoneKind.CORE, "uncore": ZoneKind.UNCORE, "dram": ZoneKind.DRAM}
@@ -133,13 +139,6 @@ def _parse_top_level(name: str) -> tuple[ZoneKind, int | None, int | None]:
         # The kernel numbers the platform counter of every package but the first.
         return ZoneKind.PLATFORM, int(match[1] or 0), None
     return _SUBZONE_KINDS.get(name, ZoneKind.OTHER), None, None
-
-
-def natural_key(text: str) -> tuple[tuple[int, str], ...]:
-    """A sort key that puts ``package-2`` before ``package-10``."""
-    return tuple(
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)
-    )
 
 
 MirrorPair = tuple[str, str]  # ids of two domains; the first represents both
@@ -329,13 +328,14 @@ class ZoneTopology:
     """All zones: every zone's domain, the mirrored pairs, and the zones without a place.
 
     ``domain_of`` maps directories to domain ids. ``orphans`` are directories without a place,
-    because a zone above them has none.
+    because a zone above them has none. ``without_cpus`` are domains of packages without CPUs.
     """
 
     domains: tuple[Domain, ...]
     domain_of: Mapping[str, str]
     mirrors: frozenset[MirrorPair] = frozenset()
     orphans: tuple[str, ...] = ()
+    without_cpus: frozenset[str] = frozenset()
 
 
 def resolve_topology(
@@ -346,6 +346,7 @@ def resolve_topology(
     mirrors: frozenset[MirrorPair] = frozenset(),
     resolution: int = MILLISECOND,
     model: str = "",
+    sockets_of: Callable[[Collection[int]], Mapping[int, int | None]] = lambda _: {},
 ) -> ZoneTopology:
     """The domains behind ``zones``, with the cover chosen and every choice explained.
 
@@ -353,6 +354,7 @@ def resolve_topology(
     distinguish the zones. ``mirrors`` are pairs of domain ids already known to show one counter:
     the knowledge outlives the time at which both could be compared. ``resolution`` is the interval
     of the counters' moves: about a millisecond on a real host. ``model`` is that of the processor.
+    ``sockets_of`` returns the number of the socket of each package, None of one without CPUs.
     """
     by_directory = {zone.directory: zone for zone in zones}
     placed = {
@@ -360,6 +362,7 @@ def resolve_topology(
         for directory in by_directory
         if (place := ZoneLocation.of(directory, by_directory)) is not None
     }
+    sockets = sockets_of({one.socket for one in placed.values() if one.socket is not None})
     domain_of = _domain_ids(placed, by_directory)
     firsts = _preferred_zones(placed, domain_of)
     pairs = mirrors | find_mirrors(
@@ -377,6 +380,7 @@ def resolve_topology(
         decision = decide_cover(identity, place, context)
         modulus = modulus_of(zone.max_range)
         unknown = "" if modulus else "; its range is unknown, so a wrap shows as a reset"
+        resource = place.resource(sockets) if decision.in_cover else None
         return Domain(
             id=identity,
             hw_type=_HW_TYPE.get(place.kind, HwType.CPU),
@@ -385,8 +389,8 @@ def resolve_topology(
             provenance=provenance,
             in_cover=decision.in_cover,
             parent=decision.parent,
-            resource=place.resource if decision.in_cover else None,
-            method=_METHOD.get(place.kind, "cpu-time-proxy") if decision.in_cover else "none",
+            resource=resource,
+            method=_METHOD.get(place.kind, "cpu-time-proxy") if resource else "none",
             # Generous, and more so where the part itself claims more.
             max_power=Milliwatts(max(_MAX_POWER[place.kind], 4 * (zone.max_power or 0))),
             modulus=modulus,
@@ -400,6 +404,9 @@ def resolve_topology(
         domain_of=domain_of,
         mirrors=pairs,
         orphans=tuple(sorted(by_directory.keys() - placed.keys(), key=natural_key)),
+        without_cpus=frozenset(
+            domain_of[directory] for directory, one in placed.items() if not one.resource(sockets)
+        ),
     )
 
 
