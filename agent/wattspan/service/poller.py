@@ -38,6 +38,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.model.fleet import FleetAccounts
+from wattspan.plugins import AwaitedSources
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.energy_history import EnergyHistory
@@ -276,17 +277,20 @@ class Poller:
         recorders: Mapping[str, TickRecorder] = MappingProxyType({}),
         save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
+        awaited: AwaitedSources | None = None,
     ) -> None:
         """``observers`` and ``recorders`` have names that health shows.
 
         ``save`` receives the checkpoint of each snapshot before it is published. ``alive`` is
-        called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
+        called in every cycle, and at least every ``MAX_SLEEP`` between cycles. ``awaited`` opens
+        sources that are read as soon as they find something.
         """
         self._clock = clock
         self._ledger = ledger
         self.history = history
-        claims = DeviceClaims()
-        self._sources = [MonitoredSource(source, clock, claims) for source in sources]
+        self._claims = DeviceClaims()
+        self._sources = [MonitoredSource(source, clock, self._claims) for source in sources]
+        self._awaited = awaited or AwaitedSources({}, 0)
         self._usage = MonitoredUsage(usage)
         self._directory = directory
         self._latest = latest
@@ -378,6 +382,7 @@ class Poller:
             gpus=self._gpus,
             health=(
                 *(source.health() for source in self._sources),
+                *(SourceHealth(one.source, False, 0, 1, (one,)) for one in self._awaited.failures),
                 self._usage.health(),
                 *(one for observer in self._observers for one in observer.health()),
                 *(one for recorder in self._recorders for one in recorder.health()),
@@ -423,6 +428,8 @@ class Poller:
                 every.callback(source.source.close)
 
     def _sample(self, *, settle: bool) -> Tick:
+        for found in self._awaited.found(self._clock.monotonic()):
+            self._sources.append(MonitoredSource(found, self._clock, self._claims))
         domains, readings, usages = {}, list[Reading](), list[Usage]()
         gpus = list[GpuStatus]()
         for source in self._sources:
