@@ -390,6 +390,18 @@ def test_device_of_two_sources_is_counted_by_the_first_one() -> None:
     assert (result.readable, result.domains) == (1, (domains["amdsmi"],))
 
 
+def test_setting_that_matches_nothing_is_a_finding_of_a_source_without_counters() -> None:
+    absent = SourcePlugin(Switch, lambda *_: None, lambda _: ["sources.x.sysfs: no directory /x"])
+    context = SourceContext(ManualClock(), FakeDirectory())
+    found = examine_sources(
+        Plugins(sources={"x": absent}), Config(sources={"x": Switch()}), context
+    )
+    assert [(one.mark, one.what) for one in found.sections["Source x"]] == [
+        (Severity.NOTE, "nothing to read"),
+        (Severity.WARN, "setting"),
+    ]
+
+
 def test_broken_source_plugin_has_its_own_section() -> None:
     plugins = Plugins(broken=(BrokenPlugin("sources.y", "it does not load", "Reinstall it."),))
     context = SourceContext(ManualClock(), FakeDirectory())

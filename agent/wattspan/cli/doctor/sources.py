@@ -28,7 +28,7 @@ from wattspan.model import (
     mean_power,
 )
 from wattspan.model.settings import Table
-from wattspan.plugins import Plugins
+from wattspan.plugins import Plugins, source_advice
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
 from wattspan.service.device_claims import DeviceClaims
 
@@ -103,7 +103,8 @@ def examine_sources(
         settings = config.sources[name]
         source = _open(plugin, settings, context)
         if isinstance(source, Finding):
-            sections[f"Source {name}"] = [source]
+            advice = source_advice(plugins, config, name)
+            sections[f"Source {name}"] = [source, *(warning("setting", one) for one in advice)]
             continue
         probe = _probe(name, source, context.clock, interval, claims)
         findings = [*_domains(probe), *map(_failure, probe.failures)]
