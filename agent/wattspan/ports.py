@@ -66,6 +66,12 @@ class Batch:
     usages: tuple[Usage, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
 
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Ids of the domains whose counters do not move while their hardware works."""
+        stuck = (one.domain_id for one in self.failures if one.trouble is Trouble.STUCK)
+        return frozenset(one for one in stuck if one is not None)
+
 
 @runtime_checkable
 class CounterSource(Protocol):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Generic, ParamSpec
 
+from wattspan.attribution.frozen_counters import FrozenCounters
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
     MILLISECOND,
@@ -95,15 +96,43 @@ class Ticker:
         self.ticks += 1
 
 
+FROZEN = Failure(
+    "",
+    "",
+    Trouble.STUCK,
+    "its value does not change while the hardware works",
+    "A hypervisor or firmware does not update it. Its energy is unknown, and it is used again when "
+    "it changes. In a virtual machine, measure on the host, or enable [sources.estimate].",
+)
+
+
+def measured(batch: Batch, counters: FrozenCounters) -> Batch:
+    """``batch`` without readings that measure nothing, and with failures of frozen counters."""
+    moves = counters.moves(batch.domains, batch.readings)
+    if not moves.frozen and len(moves.readings) == len(batch.readings):
+        return batch
+    failures = (
+        replace(FROZEN, source=one.source, thing=one.name, domain_id=one.id)
+        for one in batch.domains
+        if one.id in moves.frozen
+    )
+    return replace(batch, readings=moves.readings, failures=(*batch.failures, *failures))
+
+
 class MonitoredSource:
     """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
     def __init__(
-        self, source: CounterSource, clock: Clock, claims: DeviceClaims | None = None
+        self,
+        source: CounterSource,
+        clock: Clock,
+        claims: DeviceClaims | None = None,
+        counters: FrozenCounters | None = None,
     ) -> None:
-        """``claims`` are shared by all sources of a host."""
+        """``claims`` and ``counters`` are shared by all sources of a host."""
         self.source = source
         self._claims = claims or DeviceClaims()
+        self._counters = counters or FrozenCounters()
         self.batch = Batch(domains=())
         self._clock = clock
         self._reads = 0
@@ -127,10 +156,12 @@ class MonitoredSource:
             batch = Batch(domains=self.batch.domains, failures=(failure,))
         self._duration = self._clock.monotonic() - before
         self._reads += 1
-        self._failed += len(batch.failures)
-        if batch.readings:
-            self._last_reading = batch.readings[-1].at.mono
-        self.batch = self._claims.without_duplicates(self.source.name, batch)
+        self.batch = measured(
+            self._claims.without_duplicates(self.source.name, batch), self._counters
+        )
+        self._failed += len(self.batch.failures)
+        if self.batch.readings:
+            self._last_reading = self.batch.readings[-1].at.mono
         return self.batch
 
     def health(self) -> SourceHealth:
@@ -289,7 +320,8 @@ class Poller:
         self._ledger = ledger
         self.history = history
         self._claims = DeviceClaims()
-        self._sources = [MonitoredSource(source, clock, self._claims) for source in sources]
+        self._counters = FrozenCounters()
+        self._sources = [self._monitored(source) for source in sources]
         self._awaited = awaited or AwaitedSources({}, 0)
         self._usage = MonitoredUsage(usage)
         self._directory = directory
@@ -312,6 +344,9 @@ class Poller:
         self._sampled: list[Tick] = []
         self._gpus: tuple[GpuStatus, ...] = ()
         self._settled = self._started.mono
+
+    def _monitored(self, source: CounterSource) -> MonitoredSource:
+        return MonitoredSource(source, self._clock, self._claims, self._counters)
 
     def view(self) -> Snapshot:
         """The newest snapshot. Safe from any thread."""
@@ -429,9 +464,9 @@ class Poller:
 
     def _sample(self, *, settle: bool) -> Tick:
         for found in self._awaited.found(self._clock.monotonic()):
-            self._sources.append(MonitoredSource(found, self._clock, self._claims))
+            self._sources.append(self._monitored(found))
         domains, readings, usages = {}, list[Reading](), list[Usage]()
-        gpus = list[GpuStatus]()
+        gpus, frozen = list[GpuStatus](), set[str]()
         for source in self._sources:
             before, batch = source.batch.domains, source.read()
             if batch.domains is not before:
@@ -439,11 +474,19 @@ class Poller:
             readings += batch.readings
             usages += batch.usages
             gpus += batch.gpus
+            frozen |= batch.frozen
         self._gpus = tuple(gpus)
         polled = self._usage.poll(settle=settle)
+        self._counters.add_usages(polled.usages)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
         return Tick(
-            self._clock.now(), domains, readings, births, (*polled.usages, *usages), polled.exited
+            self._clock.now(),
+            domains,
+            readings,
+            births,
+            (*polled.usages, *usages),
+            polled.exited,
+            frozenset(frozen),
         )
 
     def _unknown_users(

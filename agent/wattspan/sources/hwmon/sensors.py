@@ -382,9 +382,17 @@ def resolve_sensors(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
             why=_reason(sensor, meaning, parent, summed=summed),
+            moves_with=_moves_with(meaning, sockets),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
         )
     return domains
+
+
+def _moves_with(meaning: Meaning, sockets: Mapping[tuple[int | None, bool], str | None]) -> str:
+    """The usage that must show in the sensor; a GPU and another rail may be off."""
+    if meaning.part in (HardwarePart.GPU, HardwarePart.SUPPLY):
+        return ""
+    return sockets[meaning.socket, meaning.package] or "cpu"
 
 
 def _contains(name: str, other: Sensor, sensor: Sensor) -> bool:

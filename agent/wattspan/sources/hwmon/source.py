@@ -196,10 +196,13 @@ class SensorMeter:
         at = clock.now()
         sensor = self.files.sensor
         if sensor.quantity is SensorQuantity.ENERGY:
-            # A repeated value would mean no energy since: the next that differs covers the time.
             energy = sum(values)
             unchanged, self._last = energy == self._last, energy
-            return None if unchanged else self._at(at, Microjoules(energy))
+            # The usage of a GPU is not known here: a repeated value may be late or frozen, and the
+            # next that differs covers the time. A suspended GPU really uses nothing.
+            if unchanged and not self.domain.moves_with and not self._suspended():
+                return None
+            return self._at(at, Microjoules(energy))
         if sensor.quantity is SensorQuantity.CURRENT:
             power = values[0] * values[1] // 1000  # millivolts times milliamperes: microwatts
         else:
@@ -210,6 +213,10 @@ class SensorMeter:
         if not self._integral.feed(middle, power, None):
             self.epoch += 1
         return self._at(middle, self._integral.energy)
+
+    def _suspended(self) -> bool:
+        """True if the kernel has powered the device off, or put it to sleep."""
+        return _text(self.files.files[0].parent / "device/power/runtime_status") == "suspended"
 
     def _at(self, at: Instant, energy: Microjoules) -> Reading:
         return Reading(self.domain.id, at, energy, self.epoch)

@@ -25,7 +25,6 @@ from wattspan.sources.rapl.sysfs import (
     NO_ZONES,
     ORPHAN,
     POWERCAP_CLASS,
-    STUCK,
     VANISHED,
     WITHOUT_CPUS,
     CounterFile,
@@ -77,8 +76,6 @@ class PowercapSource(RaplSource):
         if not intact:
             self._discover()
             batch, _ = self._sweep()
-        for reading in batch.readings:
-            self._counter_of[reading.domain_id].record(reading.counter, reading.at.mono)
         return batch
 
     def close(self) -> None:
@@ -111,12 +108,6 @@ class PowercapSource(RaplSource):
                 continue
             value = counter.parse(content)
             if value is not None:
-                # A repeated value would mean no energy since, which is impossible for a counter of
-                # the cover: the next value that differs covers all of the time in between.
-                if (unchanged := counter.unchanged_for(value, at.mono)) is not None:
-                    if counter.is_stuck(unchanged):
-                        failed.append(self._failure(STUCK, counter, seconds=unchanged // SECOND))
-                    continue
                 readings.append(Reading(counter.domain_id, at, value, counter.epoch))
             elif content:
                 shown = content[:32].decode(errors="replace").strip()

@@ -397,6 +397,7 @@ def resolve_topology(
             resolution=Nanoseconds(resolution),
             why=decision.why + unknown,
             model=model,
+            moves_with=_moves_with(place, context, sockets),
         )
 
     return ZoneTopology(
@@ -408,6 +409,21 @@ def resolve_topology(
             domain_of[directory] for directory, one in placed.items() if not one.resource(sockets)
         ),
     )
+
+
+def _moves_with(
+    place: ZoneLocation, context: CoverContext, sockets: Mapping[int, int | None]
+) -> str:
+    """The usage that must show in the counter at ``place``; "" if none does.
+
+    Graphics may be off, and the core's counter of AMD is that of one core.
+    """
+    if place.kind in (ZoneKind.UNCORE, ZoneKind.OTHER):
+        return ""
+    if place.kind is ZoneKind.CORE and context.vendor == "amd":
+        return ""
+    number = None if place.socket is None else sockets.get(place.socket, place.socket)
+    return "cpu" if number is None or place.kind is ZoneKind.PLATFORM else f"cpu:{number}"
 
 
 def modulus_of(max_range: int | None) -> Microjoules | None:
