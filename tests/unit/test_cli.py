@@ -191,7 +191,7 @@ def test_config_check_warns_of_sensors_that_this_host_does_not_have(tmp_path: Pa
     told = wattspan("config", "check", str(path))
     assert told.exit_code == 0
     assert told.stderr == (
-        'warning: sources.hwmon.sensors: "ina26/power1": no sensor has this name'
+        'wattspan: warning: sources.hwmon.sensors: "ina26/power1": no sensor has this name'
         " (found: ina260/power1)\n"
     )
 
