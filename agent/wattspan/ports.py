@@ -67,6 +67,12 @@ class Batch:
     usages: tuple[Usage, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
 
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Ids of the domains whose counters do not move while their hardware works."""
+        stuck = (one.domain_id for one in self.failures if one.trouble is Trouble.STUCK)
+        return frozenset(one for one in stuck if one is not None)
+
 
 @runtime_checkable
 class CounterSource(Protocol):
@@ -372,12 +378,15 @@ class SourceContext:
 class SourcePlugin:
     """The value of a ``wattspan.sources`` entry point.
 
-    ``settings`` is the plugin's own table, ``[sources.NAME]``. ``open`` is called once. If there is
-    nothing to read, it raises SourceError with ``enabled = true`` and returns None with ``auto``.
+    ``settings`` is the plugin's own table, ``[sources.NAME]``. If there is nothing to read,
+    ``open`` raises SourceError with ``enabled = true`` and returns None with ``auto``; it is then
+    called again every few seconds, because a driver may be loaded at any time. ``advice`` returns
+    a sentence for each setting that matches nothing on this host; it may read files.
     """
 
     settings: type[Table]
     open: Callable[[Any, SourceContext], CounterSource | None]
+    advice: Callable[[Any], Iterable[str]] = lambda _: ()
 
 
 class PeerPrincipals(Protocol):

@@ -124,15 +124,6 @@ def test_missing_cpu_times_are_an_error(host: Host) -> None:
         host.open()
 
 
-def test_estimate_with_a_readable_counter_is_outside_the_cover(tmp_path: Path) -> None:
-    host = Host(tmp_path / "host")
-    shutil.rmtree(host.root / "sys")
-    with PowercapHost(host.root / "sys"):
-        domains = host.open().read().domains
-        assert not any(domain.in_cover for domain in domains)
-        assert "although there are counters" in domains[0].why
-
-
 def test_estimate_with_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     shutil.rmtree(host.root / "sys")

@@ -83,6 +83,7 @@ class CounterMeter:
         self._last = last
         self._expected: Instant | None = None
         self._absent_since: Instant | None = None
+        self._reason = GapReason.ABSENT
 
     @property
     def last(self) -> Reading | None:
@@ -114,7 +115,7 @@ class CounterMeter:
             self._last = reading
             if reading.at.mono <= since.mono:
                 return None
-            return Gap(self._domain.id, since, reading.at, GapReason.ABSENT)
+            return Gap(self._domain.id, since, reading.at, self._reason)
         last = self._last
         if last is None:
             self._last = reading
@@ -124,10 +125,11 @@ class CounterMeter:
         self._last = reading
         return energy_between(self._domain, last, reading)
 
-    def absent(self, now: Instant) -> Gap | None:
+    def absent(self, now: Instant, *, frozen: bool = False) -> Gap | None:
         """The gap up to ``now`` once readings have been absent for longer than the patience.
 
-        The energy of a shorter absence is not lost: the next reading includes it.
+        The energy of a shorter absence is not lost: the next reading includes it. ``frozen`` is
+        the reason of the absence: the counter does not move while its hardware works.
         """
         since = self._absent_since
         if since is None:
@@ -138,7 +140,8 @@ class CounterMeter:
             return None
         self._last = None
         self._absent_since = now
-        return Gap(self._domain.id, since, now, GapReason.ABSENT)
+        self._reason = GapReason.FROZEN if frozen else GapReason.ABSENT
+        return Gap(self._domain.id, since, now, self._reason)
 
 
 POWER_WINDOW = SECOND

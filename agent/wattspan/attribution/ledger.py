@@ -192,8 +192,10 @@ class Ledger:
         for payer in tick.exits:
             self._rows.exit(payer, tick.at.mono)
             self._exited.append((tick.at.mono, payer))
-        for state in self._domains.values():
-            self._book(state, state.meter.absent(tick.at), None)
+        for key, state in self._domains.items():
+            if frozen := key in tick.frozen:
+                state.power.reset()
+            self._book(state, state.meter.absent(tick.at, frozen=frozen), None)
         return [self._settle(settled) for settled in self._settlement.due(tick.at)]
 
     def knows(self, payer: Payer) -> bool:
@@ -264,8 +266,10 @@ class Ledger:
 
     def _update(self, state: _DomainState, reading: Reading) -> None:
         if state.resumed:  # epochs are counted per run of the agent
-            state.resumed = False
             last = state.meter.last
+            if last is not None and state.domain.moves_with and last.counter == reading.counter:
+                return  # a counter that has not moved since the earlier run measures nothing yet
+            state.resumed = False
             if last is not None:
                 last = last._replace(epoch=reading.epoch)
                 state.meter = CounterMeter(state.domain, self._settings.absence, last)

@@ -142,6 +142,7 @@ class Tick:
     ``domains`` holds the complete list of domains of each source whose list has changed, by
     source. ``births`` describe payers not later than their first usage; the last usage of
     ``exits`` is in this tick or in an earlier one, except usage that devices report late.
+    ``frozen`` are ids of domains whose counters do not move while the hardware works.
     """
 
     at: Instant
@@ -150,6 +151,7 @@ class Tick:
     births: Sequence[PayerInfo] = ()
     usages: Sequence[Usage] = ()
     exits: Sequence[Payer] = ()
+    frozen: frozenset[str] = frozenset()
 
 
 class NamePolicy(ModelEnum):

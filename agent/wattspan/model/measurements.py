@@ -147,7 +147,8 @@ class Domain:
     energy is attributed (``"cpu:0"``, ``"gpu:GPU-..."``, ``"cpu"`` for the whole host); with
     ``None`` the domain is counted and not attributed, as all domains outside the cover.
     ``measures`` is the thing that is measured; None is the board at ``pci``, or a thing that no
-    other domain measures.
+    other domain measures. ``moves_with`` names the usage that must show in the counter: one that
+    stands still meanwhile is frozen; "" if none does.
     """
 
     id: str
@@ -167,6 +168,7 @@ class Domain:
     why: str = ""  # one clause for `doctor`: the reason for or against the cover
     model: str = ""  # of the hardware; an idle power is remembered for the same model only
     static_power: Milliwatts | None = None  # of a GPU blocked on communication, as configured
+    moves_with: str = ""
     pci: str = ""  # the address of its first PCI function, as in "0000:0c:00.0"
     measures: Thing | None = None
     modelled: bool = False  # by a model of load, without a sensor; also of an emulated host
@@ -198,6 +200,7 @@ class GapReason(ModelEnum):
     MISSED = "missed"  # the counter may have lapped between two readings
     IMPLAUSIBLE = "implausible"  # more energy than the hardware can use
     ABSENT = "absent"  # no reading: the counter is unreadable or gone
+    FROZEN = "frozen"  # the counter does not move while the hardware works
 
 
 class Interval(NamedTuple):

@@ -33,7 +33,13 @@ from wattspan.model import (
     Snapshot,
     SourceHealth,
 )
-from wattspan.plugins import Plugins, open_exporters, open_sources
+from wattspan.plugins import (
+    AwaitedSources,
+    Plugins,
+    open_exporters,
+    open_sources,
+    source_advice,
+)
 from wattspan.ports import (
     Clock,
     ExporterContext,
@@ -130,6 +136,9 @@ def build_agent(
             amdsmi=emulated.amdsmi() if emulated is not None else None,
         )
         opened = open_sources(plugins, config, context)
+        for name in opened.awaited:  # an open source reports its settings that match nothing
+            for sentence in source_advice(plugins, config, name):
+                log(sentence)
         for source in opened.sources.values():
             undo.callback(source.close)
         if not opened.sources:
@@ -233,6 +242,7 @@ def build_agent(
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
+            awaited=AwaitedSources(opened.awaited, clock.monotonic(), log),
         )
         undo.pop_all()
         return Agent(
