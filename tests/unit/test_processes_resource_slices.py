@@ -38,7 +38,19 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                "items spec driver pool name devices attributes uuid generation string type".split()
+                [
+                    "items",
+                    "spec",
+                    "driver",
+                    "pool",
+                    "name",
+                    "devices",
+                    "attributes",
+                    "uuid",
+                    "generation",
+                    "string",
+                    "type",
+                ]
             ),
             inner,
             max_size=5,
