@@ -152,12 +152,12 @@ def gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 def device_pods(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield each container that a present GPU or MIG instance is allotted to."""
-    ids = (account.domain.id for account in snapshot.domains if account.present)
-    domains = {domain_id.removeprefix("gpu:"): domain_id for domain_id in ids}
-    for one in snapshot.device_pods:
-        domain_id = domains.get(one.device)
-        if domain_id is not None:
-            yield (domain_id, one.namespace, one.pod, one.container), 1
+    present = [account.domain for account in snapshot.domains if account.present]
+    domains = {one.pci: one.id for one in present if one.pci and one.hw_type is HwType.GPU}
+    domains |= {one.id.removeprefix("gpu:"): one.id for one in present}
+    pods = ((domains.get(one.device), one) for one in snapshot.device_pods)
+    named = {(where, one.namespace, one.pod, one.container) for where, one in pods if where}
+    yield from ((labels, 1) for labels in sorted(named))
 
 
 GPUS = (
