@@ -103,7 +103,10 @@ class NvmlSession:
         found = GpuFindings()
         now = self._clock.monotonic()
         if not self._initialised and self._backoff.is_due(now):
-            self._initialise(found)
+            if self._bound.all_suspended():
+                self._down = _ASLEEP
+            else:
+                self._initialise(found)
         elif self._bound.appeared(now) and self._initialised:
             self._reinitialise(found)
         if self._initialised:
@@ -161,6 +164,9 @@ class NvmlSession:
 
     def _ask_all(self, found: GpuFindings) -> None:
         for uuid, gpu in list(self._gpus.items()):
+            if self._bound.suspended(gpu.identity.pci):
+                gpu.pause(found)
+                continue
             try:
                 gpu.sample(found)
             except GpuLostError as error:
@@ -318,6 +324,15 @@ _NO_GPU = Failure(
     Trouble.ABSENT,
     "the driver is loaded and finds no GPU",
     "Look at lspci and dmesg; the agent keeps trying.",
+)
+
+
+_ASLEEP = Failure(
+    SOURCE,
+    "NVML",
+    Trouble.ABSENT,
+    "all GPUs are suspended, and a call would wake them",
+    "They are read as soon as a program uses one.",
 )
 
 
