@@ -20,6 +20,7 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.config import AccessSettings, Config, writing
+from wattspan.config.ineffective import ineffective_settings
 from wattspan.config.settings import FAMILIES
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults
@@ -72,7 +73,7 @@ def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool)
     if faults := [*faults, *exporter_faults(loaded.plugins, loaded.config)]:
         raise ConfigError("\n".join(faults))
     path = str(loaded.config.path) if loaded.config.path else None
-    advice = list(inline_secrets(loaded.config))
+    advice = [*inline_secrets(loaded.config), *ineffective_settings(loaded.config)]
     if as_json:
         echo_json({"ok": True, "file": path, "warnings": [*loaded.config.warnings, *advice]})
     else:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
+from wattspan.model.settings import quoted
 from wattspan.ports import (
     Batch,
     Clock,
@@ -117,6 +119,7 @@ class NvmlSession:
             self._backoff.failed(now)
         if found.readings:
             self._backoff.reset()
+            found.failures.extend(self._unmatched_models())
         if self._down is not None:
             found.failures.append(self._down)
         found.failures.extend(lost.failure for lost in self._lost.values())
@@ -127,6 +130,19 @@ class NvmlSession:
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
         )
+
+    def _unmatched_models(self) -> Iterator[Failure]:
+        """The configured static powers that are of no board."""
+        models = [gpu.identity.model.casefold() for gpu in self._gpus.values()]
+        for name in self._settings.static_powers:
+            if not self._lost and not any(name.casefold() in model for model in models):
+                yield Failure(
+                    SOURCE,
+                    f"static_watts of {quoted(name)}",
+                    Trouble.ABSENT,
+                    "no GPU here has a model with this name",
+                    "Write a part of the name that `nvidia-smi -L` shows.",
+                )
 
     @property
     def current_call(self) -> tuple[str, int] | None:
