@@ -98,6 +98,8 @@ class GpuStatus:
     partition_mode: str | None = None  # of a board that can be divided otherwise than by MIG
     integrated_energy: Microjoules | None = None  # from power, to check the counter
     counter_energy: Microjoules | None = None  # in the same period; None without a counter
+    energy_basis: str = ""  # of the energy that counts: "counter" or "power"; "" while unknown
+    energy_disagrees: bool | None = None  # both by more than their errors; None before a minute
     model: str = ""
     driver: str = ""
     index: int | None = None  # of the driver; may change with a reboot

@@ -143,6 +143,14 @@ def divergence(gpu: GpuStatus) -> float | None:
     return (integrated - counted) / counted
 
 
+def energy_sources(snapshot: Snapshot) -> Iterator[Sample]:
+    """Yield what each board's energy is taken from, and whether both of its sensors agree."""
+    words = {None: "unknown", True: "disagree", False: "agree"}
+    for gpu, _ in _boards(snapshot):
+        if gpu.energy_basis:
+            yield (gpu.domain_id, gpu.energy_basis, words[gpu.energy_disagrees]), 1
+
+
 def gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
     for board in _boards(snapshot):
         gpu = board[0]
@@ -171,6 +179,10 @@ GPUS = (
            ("hw.id", "method", "provenance"), compared_energy),
     _gauge("wattspan.gpu.energy.divergence", GAUGE, "1",
            "Ratio of integrated power to counted energy, minus 1.", divergence),
+    Metric("wattspan.gpu.energy.info", INFO, "",
+           "Origin of a GPU's energy (`counter` or `power`), and whether counter and integrated"
+           " power agree within their stated errors (`agree`, `disagree`, `unknown`).",
+           ("hw.id", "basis", "sensors"), energy_sources),
     _gauge("hw.gpu.utilization", GAUGE, "1",
            "Fraction of time with a running kernel on the GPU.", attrgetter("utilisation")),
     # hw.gpu.memory.utilization is the used fraction of the memory.
