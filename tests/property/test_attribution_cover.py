@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,9 +122,8 @@ class World:
         before = {one.domain.id: one.counted for one in self.ledger.snapshot(now, "h").domains}
         attributed = self.ledger.apply(tick)
         after = self.ledger.snapshot(now, "h")
-        settled = {key: 0 for key in self.meters}
-        for one in attributed:
-            interval = one.interval
+        settled = dict.fromkeys(self.meters, 0)
+        for interval in (attribution.interval for attribution in attributed):
             settled[interval.domain_id] += interval.energy
             self.counted[interval.domain_id].append((interval.start.mono, interval.end.mono))
         for account in after.domains:
@@ -160,7 +159,7 @@ class World:
                 if part in self.meters[key].parts
                 for interval in intervals
             )
-            for one, following in zip(of_part, of_part[1:], strict=False):
+            for one, following in pairwise(of_part):
                 assert one[1] <= following[0], f"{part} was counted twice"
 
 
