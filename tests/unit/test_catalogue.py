@@ -252,6 +252,21 @@ def test_sum_without_parents_counts_every_joule_once() -> None:
     assert [cover] == list(drawn("hw_host_energy_joules_total", full_host()).values())
 
 
+def test_energy_from_outside_the_cover_is_a_series_of_its_own() -> None:
+    first, *rest = full_host().domains
+    moved = replace(first, energy=Microjoules(first.energy + 5), uncounted=Microjoules(5))
+    for in_cover in (True, False):
+        place = replace(first.domain, in_cover=in_cover, resource=None)
+        snapshot = replace(full_host(), domains=(replace(moved, domain=place), *rest))
+        energies = drawn("hw_energy_joules_total", snapshot)
+        series = {labels[3]: value for labels, value in energies.items() if labels[0] == place.id}
+        assert series == {"": first.energy, "outside-cover": 5}
+        cover = sum(value for labels, value in energies.items() if labels[3] == "")
+        assert [cover] == list(drawn("hw_host_energy_joules_total", snapshot).values())
+        idle = drawn("wattspan_idle_energy_joules_total", snapshot)
+        assert place.id in {labels[0] for labels in idle}, "a counter has ended"
+
+
 def test_contained_domain_names_its_enclosing_domain() -> None:
     parents = {labels[0]: labels[3] for labels in drawn("hw_power_watts", full_host())}
     parents |= {labels[0]: labels[3] for labels in drawn("hw_energy_joules_total", full_host())}

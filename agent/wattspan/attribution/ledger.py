@@ -231,9 +231,9 @@ class Ledger:
     def _redefine(self, state: _DomainState, domain: Domain) -> None:
         """Use the new properties; a change of the cover waits for the readings of this tick."""
         if not state.present and state.member:
-            # The next interval begins before others may have joined instead of it.
+            # Others may have joined instead of it after the begin of its next interval.
             last = state.meter.last
-            alone = last is None or self._joined <= last.at.mono
+            alone = last is not None and self._joined <= last.at.mono
             state.member = alone and domain.in_cover
         state.present = True
         if state.member == domain.in_cover:
