@@ -226,7 +226,8 @@ ATTRIBUTES = {
     "provenance": "origin of the figure: `measured` by an energy counter (for a power "
     "sensor: by the sensor), `derived` from measured power, `estimated` by a load model, "
     "`emulated` on an emulated host; for a sum, the least reliable of its parts",
-    "quality": "`baseline_learned`, `baseline_remembered` or `baseline_unknown`",
+    "quality": "`baseline_learned`, `baseline_remembered`, `baseline_doubtful` or "
+    "`baseline_unknown`",
     "reason": "reason, one of a fixed set of each metric",
     "slo": "key of a latency limit in `slo`, such as `ttft_p99`",
     "resolution": "update interval of the counter",

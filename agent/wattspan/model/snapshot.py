@@ -156,6 +156,7 @@ class BaselineQuality(ModelEnum):
     """The origin of the idle power by which the energy of a domain is divided."""
 
     UNKNOWN = "baseline_unknown"  # the energy of consumers has only a lower bound
+    DOUBTFUL = "baseline_doubtful"  # learned under load, and contradicted by other evidence
     REMEMBERED = "baseline_remembered"  # of an earlier run on the same CPU model, or configured
     LEARNED = "baseline_learned"
 
@@ -168,9 +169,11 @@ class DomainAccount:
     ``pending`` is later energy that is in none of them yet. For a part of an attributed domain (a
     MIG instance) the three are its part of that domain's; for other domains they are 0.
     ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
-    power was unknown. ``idle_power_error`` is the half-width of the 95 % range of a learned idle
-    power; None for another one. ``uncounted`` is the part of ``energy`` that was measured while the
-    domain was outside the cover; None if it has always been in its present place.
+    power was unknown or doubtful. ``idle_power_error`` is the half-width of the 95 % range of a
+    learned idle power; None for another one. ``idle_power_doubtful``: it is contradicted by an
+    equal device, an earlier run or the range of all devices, which this range includes.
+    ``uncounted`` is the part of ``energy`` that was measured while the domain was outside the
+    cover; None if it has always been in its present place.
     """
 
     domain: Domain
@@ -187,6 +190,7 @@ class DomainAccount:
     withheld: Microjoules = Microjoules(0)
     idle_power_remembered: bool = False
     idle_power_error: Milliwatts | None = None
+    idle_power_doubtful: bool = False
     uncounted: Microjoules | None = None
     measured: bool = True  # False: no energy was ever measured, and ``energy`` 0 says nothing
     silent: bool = False  # no reading is given, now
@@ -233,6 +237,8 @@ class DomainAccount:
             return None
         if self.idle_power is None:
             return BaselineQuality.UNKNOWN
+        if self.idle_power_doubtful:
+            return BaselineQuality.DOUBTFUL
         remembered = self.idle_power_remembered
         return BaselineQuality.REMEMBERED if remembered else BaselineQuality.LEARNED
 

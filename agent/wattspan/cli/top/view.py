@@ -5,7 +5,7 @@ Words and marks carry the meaning; colour only repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -209,6 +209,10 @@ def _footprint_text(rated: RateEntry | None) -> str:
     return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 
+_UNSURE: Mapping[BaselineQuality | None, str] = {
+    BaselineQuality.UNKNOWN: "unknown",
+    BaselineQuality.DOUBTFUL: "doubtful",
+}
 _RESTRICTED = "Left out: others' processes, groups, spans, totals. `sudo wattspan top` shows them."
 
 
@@ -246,9 +250,10 @@ def _problems(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rend
         if seconds
     ]
     sentences += [
-        f"{domain.hw_name}: idle power unknown, processes have a lower bound (baseline_unknown)"
+        f"{domain.hw_name}: idle power {_UNSURE[domain.baseline]}, processes have a lower bound "
+        f"({domain.baseline})"
         for domain in document.domains
-        if domain.baseline is BaselineQuality.UNKNOWN and domain.baseline_unknown_joules
+        if domain.baseline in _UNSURE and domain.baseline_unknown_joules
     ]
     most = 3
     if options.height is None:
