@@ -64,7 +64,7 @@ def test_first_line_ends_with_the_cost() -> None:
     assert last(Footprint(cost, carbon)) == "0.0100 EUR"
     assert last(Footprint(carbon=carbon)) == "12.30 kg CO2e"
     partly = replace(cost, unknown=Microjoules(5))
-    assert last(Footprint(partly)) == ">=0.0100 EUR"
+    assert last(Footprint(partly)) == "≥ 0.0100 EUR"
     assert last(Footprint(replace(partly, total=0))) == "- EUR"
 
 

@@ -158,6 +158,23 @@ class BaselineQuality(ModelEnum):
     LEARNED = "baseline_learned"
 
 
+def energy_certainty(energy: int, gaps: Mapping[GapReason, int]) -> Certainty:
+    """The certainty of the energy of a time with ``gaps``: that it is at least 0 says nothing."""
+    if not any(gaps.values()):
+        return Certainty.KNOWN
+    return Certainty.LOWER_BOUND if energy else Certainty.UNKNOWN
+
+
+def consumers_certainty(
+    energy: Certainty, gaps: Mapping[GapReason, int], withheld: int
+) -> Certainty:
+    """That of the consumers' part of ``energy``; none of them runs while the host is suspended."""
+    if energy is Certainty.UNKNOWN:
+        return energy
+    awake = any(time for reason, time in gaps.items() if reason is not GapReason.SUSPEND)
+    return Certainty.LOWER_BOUND if awake or withheld else Certainty.KNOWN
+
+
 @dataclass(frozen=True, slots=True)
 class DomainAccount:
     """The account of one domain since its first reading, up to ``settled``.
@@ -190,9 +207,7 @@ class DomainAccount:
     @property
     def energy_certainty(self) -> Certainty:
         """The certainty of ``energy``: a lower bound after a gap, unknown without any energy."""
-        if not self.measured or (not self.energy and any(self.gaps.values())):
-            return Certainty.UNKNOWN
-        return Certainty.LOWER_BOUND if any(self.gaps.values()) else Certainty.KNOWN
+        return energy_certainty(self.energy, self.gaps) if self.measured else Certainty.UNKNOWN
 
     @property
     def power_certainty(self) -> Certainty:
@@ -204,11 +219,8 @@ class DomainAccount:
 
     @property
     def consumers_certainty(self) -> Certainty:
-        """The certainty of ``consumers``; no consumer runs while the host is suspended."""
-        if self.energy_certainty is Certainty.UNKNOWN:
-            return Certainty.UNKNOWN
-        awake = any(time for reason, time in self.gaps.items() if reason is not GapReason.SUSPEND)
-        return Certainty.LOWER_BOUND if awake or self.withheld else Certainty.KNOWN
+        """The certainty of ``consumers``."""
+        return consumers_certainty(self.energy_certainty, self.gaps, self.withheld)
 
     @property
     def baseline(self) -> BaselineQuality | None:
