@@ -320,7 +320,7 @@ class SpanRow:
     ``service`` and ``name``, and no owner. ``tokens``
     are by direction, ``input`` and ``output``. ``splits`` have the GPU energy of the spans whose
     static power was known, by its basis. ``bounded`` are the types of which the energy is a lower
-    bound: that of a part of a span is unknown.
+    bound: a part of that of ``bounded_count`` spans is unknown.
     """
 
     service: str
@@ -333,6 +333,7 @@ class SpanRow:
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=dict)
     owner: str = ""
     bounded: frozenset[HwType] = frozenset()
+    bounded_count: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
