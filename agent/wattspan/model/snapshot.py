@@ -471,6 +471,16 @@ class Snapshot:
         return tuple(account for account in self.domains if account.domain.in_cover)
 
     @property
+    def lost(self) -> frozenset[str]:
+        """The domains that are gone and that a source still fails to read; others were removed."""
+        failing = {failure.domain_id for source in self.health for failure in source.failures}
+        return frozenset(
+            account.domain.id
+            for account in self.domains
+            if not account.present and account.domain.id in failing
+        )
+
+    @property
     def host_energy(self) -> tuple[Microjoules, Certainty]:
         """The energy of the cover, and whether that of a member is unknown."""
         parts = [account for account in self.cover if account.present or account.measured]
@@ -479,8 +489,9 @@ class Snapshot:
 
     @property
     def host_power(self) -> tuple[Milliwatts, Certainty]:
-        """The power of the present members of the cover with a known power."""
-        parts = [account for account in self.cover if account.present]
+        """The power of the members of the cover with a known power; removed ones have none."""
+        lost = self.lost
+        parts = [one for one in self.cover if one.present or one.domain.id in lost]
         total = sum(account.power or 0 for account in parts)
         return Milliwatts(total), Certainty.of_sum(account.power_certainty for account in parts)
 
@@ -496,10 +507,11 @@ class Snapshot:
     @property
     def bounded_powers(self) -> frozenset[HwType]:
         """The types of which the power of consumers is a lower bound, now."""
+        lost = self.lost
         return frozenset(
             account.domain.hw_type
             for account in self.cover
-            if account.attributed and account.present
+            if account.attributed and (account.present or account.domain.id in lost)
             if account.power is None or account.idle_power is None
         )
 

@@ -63,7 +63,7 @@ class DeviceDelta(NamedTuple):
     """
 
     domain: Domain
-    present: bool
+    present: bool  # or lost: its source cannot read it
     energy: int
     consumers: int
     idle: int
@@ -208,6 +208,7 @@ def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None
     """The devices of the cover; None if an account decreased."""
     old = {account.domain.id: account for account in before.domains}
     devices: dict[str, DeviceDelta] = {}
+    lost = after.lost
     for account in after.domains:
         domain = account.domain
         earlier = old.pop(domain.id, None)
@@ -219,8 +220,9 @@ def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None
         if domain.in_cover or since.domain.in_cover:
             passed = after.at.mono - before.at.mono
             times = _times(since, account, passed)
-            mute = int(account.present and (account.silent or not account.measured))
-            devices[domain.id] = DeviceDelta(domain, account.present, *(*grown, *times, mute))
+            expected = account.present or domain.id in lost
+            mute = int(expected and (account.silent or not account.measured))
+            devices[domain.id] = DeviceDelta(domain, expected, *(*grown, *times, mute))
     return None if old else devices
 
 

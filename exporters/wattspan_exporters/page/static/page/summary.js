@@ -59,7 +59,7 @@ const ORIGINS = { constant: "a constant", schedule: "the time of day", metric: "
 export function drawProblems(banner, { sources, domains }) {
   const failing = sources.filter(({ up, failures }) => !up || failures.length);
   const found = [
-    ...domains.filter((d) => d.in_cover && d.present && d.silent).map((d) =>
+    ...domains.filter((d) => d.in_cover && d.silent && (d.present || d.lost)).map((d) =>
       `${figures.name(d.hw_name, 60)} gives no readings: its energy is unknown, and sums lack it.`),
     ...failing.map(({ source, up, failures }) =>
       `${source}${up ? "" : " is down"}: ${failures[0] ?? "it gives nothing."}`),
