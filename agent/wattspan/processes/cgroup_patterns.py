@@ -105,7 +105,8 @@ _JOBS = _patterns(
     # Nomad: allocation and task
     rf"nomad\.slice/(?:share|reserve)\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
     rf"nomad\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
-    rf"nomad/{_SEGMENT}/({_UUID}[.-]{_SEGMENT})",
+    rf"nomad/({_UUID}[.-]{_SEGMENT}?)(?:\.scope)?",
+    rf"nomad/{_SEGMENT}/({_UUID}[.-]{_SEGMENT}?)(?:\.scope)?",
 )
 
 _UNIT = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap|timer|path)")
