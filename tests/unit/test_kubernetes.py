@@ -372,7 +372,7 @@ def test_resource_slices_grant_the_agent_one_right(tmp_path: Path) -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", **names}]
     agent = containers(made)["agent"]
     paths = {mount["mountPath"] for mount in agent["volumeMounts"]}
-    assert {str(ACCOUNT), str(SOCKET.parent), str(DIRECTORIES[-1])} <= paths
+    assert {str(ACCOUNT), str(SOCKET.parent), *map(str, DIRECTORIES)} <= paths
     environment = {one["name"]: one.get("valueFrom") for one in agent["env"]}
     assert environment["WATTSPAN_PROCESSES_KUBERNETES_NODE"] == {
         "fieldRef": {"fieldPath": "spec.nodeName"}

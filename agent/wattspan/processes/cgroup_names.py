@@ -23,8 +23,9 @@ MAX_LABEL = 128
 class CgroupNames(NamedTuple):
     """The groups of a process, and the names that prove its principal.
 
-    ``container`` is complete and named by root, "" without one; ``pod`` likewise. ``claimed`` is
-    the outermost container that the user ``author`` named. ``verified`` is False if the owners of
+    ``container`` is complete and named by root, "" without one; ``pod`` likewise. A directory in
+    which another systemd runs is one too. ``claimed`` is the outermost container that the user
+    ``author`` named. ``verified`` is False if the owners of
     the directories are unknown.
     """
 
@@ -114,14 +115,15 @@ def _path_names(
     container = pod = claimed = scope = ""
     author = 0
     for at in range(len(parts)):
-        if authors is not None and authors[at] and not author and not container:
-            author, scope = authors[at], f"{scope}{author_label}/"
-        scope = scope or _scope_of(system_root_in(parts, at))
+        if not scope and authors is not None and authors[at]:
+            author, scope = authors[at], f"{author_label}/"
+        if not scope and (root := system_root_in(parts, at)):
+            proven[GroupKind.CONTAINER] = _label(root)
+            container, scope = root, f"{root}/"
         groups = claims if scope else proven
-        by_root = not author and not container
         if (found := pod_in(parts, at)) and GroupKind.POD not in {**proven, **claims}:
             groups[GroupKind.POD] = _label(scope + found)
-            pod = found if by_root else pod
+            pod = pod if scope else found
         if (job := job_in(parts, at)) and GroupKind.JOB not in {**proven, **claims}:
             groups[GroupKind.JOB] = _label(scope + job)
         if unit := unit_in(parts, at):
@@ -129,15 +131,11 @@ def _path_names(
             _innermost(proven, claims, GroupKind.UNIT, scope, unit)
         if guest := guest_in(parts, at):
             _innermost(proven, claims, guest.kind, scope, guest.short)
-            if by_root:
-                container, scope = guest.name, scope or _scope_of(guest.short)
+            if not scope:
+                container, scope = guest.name, f"{guest.short}/"
             elif not container and not claimed:
                 claimed = guest.name
     return _PathNames(proven, claims, container, pod, claimed, author, authors is not None)
-
-
-def _scope_of(name: str) -> str:
-    return f"{name}/" if name else ""
 
 
 def _innermost(

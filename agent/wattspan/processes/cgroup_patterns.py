@@ -51,6 +51,8 @@ _CONTAINERS = _patterns(
     rf"(?:lxc-[0-9]+-)?({_SEGMENT})\.libvirt-lxc",
     rf"lxc(?:\.payload|\.monitor)?/({_SEGMENT})",  # v1, Proxmox, and libvirt's libvirt/lxc
     rf"machine(?:-{_SEGMENT})?\.slice/machine-(?:lxc-[0-9]+-)?({_SEGMENT})\.scope",
+    # nspawn with --slice=
+    rf"(?!machine[-.]){_SEGMENT}\.slice/machine-({_SEGMENT})\.scope/(?:payload|supervisor)",
     r"buildkit/([0-9a-z]{25})",
     rf"ecs/{_SEGMENT}/([0-9a-f]{{32}}-[0-9]{{1,20}})",  # a task of Amazon ECS
 )
@@ -103,11 +105,13 @@ _JOBS = _patterns(
     # Nomad: allocation and task
     rf"nomad\.slice/(?:share|reserve)\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
     rf"nomad\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
-    rf"nomad/{_SEGMENT}/({_UUID}[.-]{_SEGMENT})",
+    rf"nomad/({_UUID}[.-]{_SEGMENT}?)(?:\.scope)?",
+    rf"nomad/{_SEGMENT}/({_UUID}[.-]{_SEGMENT}?)(?:\.scope)?",
 )
 
 _UNIT = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap|timer|path)")
-_SYSTEM_ROOTS = frozenset({"system.slice", "init.scope"})
+_USER_MANAGER = re.compile(r"user@[0-9]+\.service")
+_SYSTEM_ROOT = re.compile(r"(?:system\.slice|init\.scope|user\.slice/user-[0-9]+\.slice)(?:/.*)?")
 _ESCAPE = r"\\x[0-9a-fA-F]{2}"
 
 
@@ -161,13 +165,14 @@ def unit_in(parts: Sequence[str], at: int) -> str:
 def system_root_in(parts: Sequence[str], at: int) -> str:
     """The directory in which another systemd runs, if ``parts[at]`` is at its top; else "".
 
-    The units of a system within a unit, such as a container that no pattern knows, are not the
-    host's.
+    The units of a system below a unit or other directory, as of a container that no pattern
+    knows, are not the host's.
     """
     above = [part for part in parts[:at] if not part.endswith(".slice")]
-    if parts[at] not in _SYSTEM_ROOTS or not above:
+    if not above or not _SYSTEM_ROOT.fullmatch("/".join(parts[at : at + 2])):
         return ""
-    return unescaped(next(filter(_UNIT.fullmatch, reversed(above)), above[-1]))
+    name = next(filter(_UNIT.fullmatch, reversed(above)), above[-1])
+    return "" if _USER_MANAGER.fullmatch(name) else unescaped(name)
 
 
 def unescaped(name: str) -> str:

@@ -80,8 +80,8 @@ def _untruncated(comm: str, line: bytes) -> str:
     return base if base.startswith(comm) else comm
 
 
-_QEMU = re.compile(r"qemu-system-.+|qemu-kvm|kvm")
-_GUEST = re.compile(rb"(?:^|\0)--?name\0(?:guest=)?(?P<name>[^\0,=]+)(?:[,\0]|$)")
+_HYPERVISOR = re.compile(r"qemu-system-.+|qemu-kvm|kvm|firecracker")
+_GUEST = re.compile(rb"\0(?:--?name\0(?:guest=)?|--id[\0=])(?P<name>[^\0,=]+)(?:[,\0]|$)")
 
 
 def _with_guest(
@@ -91,13 +91,14 @@ def _with_guest(
     principal: Principal | None,
     names: NamePolicy,
 ) -> tuple[Group, ...]:
-    """The groups of a process, with its virtual machine if it is QEMU and no cgroup names one.
+    """The groups of a process, with its virtual machine if QEMU or Firecracker runs one.
 
-    LXD, Incus and scripts start machines in a cgroup of several. The name is an option of the
-    process, which is its claim: it begins with the owner unless that is root of the host.
+    A cgroup may name it already; LXD, Incus and scripts start machines in a cgroup of several. The
+    name is an option of the process, which is its claim: it begins with the owner unless that is
+    root of the host.
     """
     is_named = names is NamePolicy.NONE or any(one.kind is GroupKind.VM for one in groups)
-    if is_named or principal is None or stat.stuck or not _QEMU.fullmatch(stat.comm):
+    if is_named or principal is None or stat.stuck or not _HYPERVISOR.fullmatch(stat.comm):
         return groups
     match = _GUEST.search(procfs.command_line(stat.pid) or b"")
     if match is None:
