@@ -290,10 +290,41 @@ def test_requests_of_a_forgotten_engine_are_settled() -> None:
     assert settled.energy == 100_000_000
 
 
-def test_step_without_energy_is_divided() -> None:
+def test_withdrawn_request_leaves_its_energy_to_idle_time() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.assign("e", GPU)
+    outer, inner = _request(1, 0, 0, 2, decode=9), _request(2, 0, 0, 2, decode=9)
+    division.add([outer, inner], S, engine="e")
+    division.add_steps({"gpu": _steps(0, 2, 100)})
+    assert not division.settle(S).requests
+    division.withdraw([outer])
+
+    settled = division.settle(2 * S)
+
+    (found,) = settled.requests
+    assert found.request is inner
+    assert (found.energy, settled.idle) == (150_000_000, 50_000_000)
+
+
+def test_requests_of_a_merged_engine_have_the_energy_of_the_other() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="part")
+    division.add([_request(2, 0, 0, 1, decode=9)], S, engine="e")
+    division.merge("part", "e")
+    division.merge("unknown", "e")
+    division.assign("e", GPU)
+    division.add_steps({"gpu": _steps(0, 1, 100)})
+
+    found = division.settle(S).requests
+
+    assert [each.energy for each in found] == [50_000_000, 50_000_000]
+
+
+def test_step_without_energy_is_divided_and_measures_nothing() -> None:
     found, idle = _divided([_request(1, 0, 0, 1, decode=9)], {"gpu": _steps(0, 1, 0)})
 
     assert (found[1].energy, idle) == (0, 0)
+    assert not found[1].measured
 
 
 def _load(seconds: int, *, model: TokenPowerModel) -> tuple[list[RequestEnergy], list[float]]:

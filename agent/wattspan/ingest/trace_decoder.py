@@ -165,11 +165,24 @@ class DecoderSettings:
             for each in inference_attributes(presets, attributes)
         ]
         added = [name.encode() for names in (attributes or {}).values() for name in names]
-        self.marks = (*MARKS, *added)
+        self._marks = (*MARKS, *added)
+        self._beginnings = [b".".join(key.name.split(b".")[:2]) for key in self.inference]
         self.latencies = [_LatencyKeys.of(each) for each in latencies]
         self.instructions = [InstructionKeys.of(each) for each in instructions]
         self._work_attributes, self._work_keys_of = work, work()
         self._work = _work_keys(self._work_keys_of)
+
+    def inference_in(self, body: bytes) -> list[AttributeKey]:
+        """The searched attributes of tokens and requests that may be in a protobuf request."""
+        if not any(mark in body for mark in self._marks):
+            return []
+        # Most names are absent, and many begin alike: a search reads the whole request.
+        known = {beginning for beginning in set(self._beginnings) if beginning in body}
+        return [
+            key
+            for key, beginning in zip(self.inference, self._beginnings, strict=True)
+            if beginning in known and key.prefix in body
+        ]
 
     def work_of(self, service: str) -> list[_WorkKey]:
         attributes = self._work_attributes()
@@ -534,11 +547,7 @@ class TraceDecoder:
         skipped: list[int] = []
         budget = FieldBudget(self._settings.max_fields)
         keys = [each for each in self._settings.weight if each.prefix in body]
-        self._present = (
-            [each for each in self._settings.inference if each.prefix in body]
-            if any(mark in body for mark in self._settings.marks)
-            else []
-        )
+        self._present = self._settings.inference_in(body)
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
         resources = self._parse(body, _Request, budget).resource_spans[:]
         seen, position = self._checked(0, resources), 0
