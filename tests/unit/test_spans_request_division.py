@@ -178,6 +178,19 @@ def test_late_request_has_a_low_coverage() -> None:
     assert division.settle(3 * S) == ([], 0)
 
 
+def test_request_whose_time_was_divided_before_is_measured_without_energy() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="e")
+    division.add_steps({"gpu": _steps(0, 2, 100)})
+    division.settle(S)
+    division.add([_request(2, 0, 0, 1, decode=9)], 2 * S, engine="e")
+
+    (late,) = division.settle(2 * S).requests
+
+    assert (late.energy, late.measured) == (0, True)
+
+
 def test_repeated_steps_are_ignored() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     division.add_steps({"gpu": _steps(0, 1, 100)})  # before any request: not the engine's

@@ -77,8 +77,9 @@ class RequestEnergy(NamedTuple):
     ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
     is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
     not known, which it is not for a division by tokens. ``covered`` are the nanoseconds of the
-    request in divided steps. ``measured`` is False if no step had energy for it: its engine uses no
-    known board, or it was received too late. No request needs 0 J: its energy is unknown.
+    request in divided steps. ``measured`` is False if no step had energy for it, because its engine
+    uses no known board, or not yet. No request needs 0 J: its energy is unknown. That of a request
+    which was received too late is known: the requests beside it have it.
     """
 
     request: InferenceRequest
@@ -142,6 +143,7 @@ class _OpenRequest:
 
     request: InferenceRequest
     engine: _Engine
+    late: bool = False  # the steps of its time were divided before
     energy: int = 0
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
@@ -221,7 +223,9 @@ class RequestDivision:
             self._since = min(starts)
         owner = self._engines.setdefault(engine, _Engine())
         owner.add_prefill(requests)
-        self._open += (_OpenRequest(each, owner) for each in requests)
+        divided = [self._boards[name].divided for name in owner.boards if name in self._boards]
+        front = min(divided, default=0)
+        self._open += (_OpenRequest(each, owner, each.end <= front) for each in requests)
 
     def assign(self, engine: Hashable, boards: frozenset[str]) -> None:
         """Set the boards of an engine, also for its waiting requests."""
@@ -387,7 +391,7 @@ class RequestDivision:
             uncertainty,
             done.method,
             min(done.covered.values(), default=0),
-            energy > 0,
+            energy > 0 or done.late,
         )
 
     # ---------------------------------------------------------------------------------- divide
