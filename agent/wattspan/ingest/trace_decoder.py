@@ -140,8 +140,9 @@ class DecoderSettings:
     and ``instructions`` those that report instructions of a pipeline; of both the first matching
     entry counts. A request has at most ``max_spans`` spans, scopes and resources. ``max_fields``
     bounds the fields that the decoder inspects, and so the CPU time of a request: a field costs
-    less than a microsecond. ``attributes`` are further names for tokens and other figures. With
-    ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
+    less than a microsecond. ``attributes`` are further names for tokens and other figures; those
+    that a request has are removed from ``unseen``. With ``keep_message`` decoded requests contain
+    their protobuf bytes, to be forwarded.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class DecoderSettings:
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
         attributes: Mapping[SpanFigure, Iterable[str]] | None = None,
+        unseen: set[str] | None = None,
         latencies: Sequence[LatencyReport] = (),
         instructions: Sequence[InstructionReport] = (),
         keep_message: bool = False,
@@ -164,6 +166,7 @@ class DecoderSettings:
             AttributeKey.of(each.column, each.name)
             for each in inference_attributes(presets, attributes)
         ]
+        self._unseen = set() if unseen is None else unseen
         added = [name.encode() for names in (attributes or {}).values() for name in names]
         self._marks = (*MARKS, *added)
         self._beginnings = [b".".join(key.name.split(b".")[:2]) for key in self.inference]
@@ -178,11 +181,18 @@ class DecoderSettings:
             return []
         # Most names are absent, and many begin alike: a search reads the whole request.
         known = {beginning for beginning in set(self._beginnings) if beginning in body}
-        return [
+        found = [
             key
             for key, beginning in zip(self.inference, self._beginnings, strict=True)
             if beginning in known and key.prefix in body
         ]
+        for key in found if self._unseen else ():
+            self.note_seen(key.name)
+        return found
+
+    def note_seen(self, name: bytes) -> None:
+        """Note that a request has the attribute ``name``."""
+        self._unseen.discard(name.decode())
 
     def work_of(self, service: str) -> list[_WorkKey]:
         attributes = self._work_attributes()

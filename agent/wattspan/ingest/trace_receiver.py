@@ -76,6 +76,10 @@ class Decoders:
         return self._protobuf(body)
 
 
+EXPECTED_WITHIN = 10_000
+"""Received spans after which an attribute that the configuration names should have occurred."""
+
+
 class _Success(NamedTuple):
     decoded: DecodedRequest
     size: int
@@ -90,7 +94,7 @@ class TraceReceiver:
     ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
     the spans that report work; the first entry that matches a span counts. ``presets`` name the
     engines whose requests are recognised, ``attributes`` are further names for tokens and other
-    figures, ``latencies`` the spans that report latencies and
+    figures (``log`` gets those that no span has), ``latencies`` the spans that report latencies and
     ``instructions`` those that report instructions of a pipeline. With
     ``keep``, requests are passed on with their message, to be forwarded.
     """
@@ -109,8 +113,11 @@ class TraceReceiver:
         instructions: Sequence[InstructionReport] = (),
         keep: bool = False,
         pools: Pools | None = None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.sink, self._clock = sink, clock
+        self.sink, self._clock, self._log = sink, clock, log
+        self._unseen = {name for names in (attributes or {}).values() for name in names}
+        self._delivered = 0
         self.max_request = int(max_request)
 
         def settings() -> DecoderSettings:
@@ -123,6 +130,7 @@ class TraceReceiver:
                 work=work,
                 presets=presets,
                 attributes=attributes,
+                unseen=self._unseen,
                 latencies=latencies,
                 instructions=instructions,
                 keep_message=keep,
@@ -198,6 +206,7 @@ class TraceReceiver:
                     skipped=frozenset(decoded.skipped),
                 )
             )
+            self._report_unseen(sum(len(part.spans) for part in decoded.parts))
         if not decoded.skipped:
             return RejectedSpans()
         count = len(decoded.skipped)
@@ -207,6 +216,16 @@ class TraceReceiver:
             f"{count} spans were refused: a trace id has 16 bytes and a span id has 8, "
             "and neither is all zeros.",
         )
+
+    def _report_unseen(self, spans: int) -> None:
+        """Log once the names of the configuration that none of the first spans has."""
+        before, self._delivered = self._delivered, self._delivered + spans
+        if self._unseen and before < EXPECTED_WITHIN <= self._delivered:
+            names = ", ".join(sorted(self._unseen))
+            self._log(
+                f"[spans.attributes]: none of {self._delivered} received spans has {names}. "
+                "Compare the names with the attributes of your spans; other names are unaffected."
+            )
 
 
 def _decode(body: bytes, limit: int, decoders: Decoders, *, json: bool, gzipped: bool) -> _Outcome:
