@@ -191,6 +191,23 @@ def test_request_whose_time_was_divided_before_is_measured_without_energy() -> N
     assert (late.energy, late.measured) == (0, True)
 
 
+def test_board_is_read_again_for_an_earlier_request_until_a_step_was_divided() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    assert division.restart(["gpu"], 5 * S) == []
+    division.assign("e", GPU)
+    division.add([_request(2, 1, 1, 2, decode=9)], 2 * S, engine="e")
+    division.add_steps({"gpu": _steps(1, 2, 100)})
+    assert division.restart(["gpu", "other"], 0) == ["gpu"]
+    assert division.received == 0
+    division.add([_request(1, 0, 0, 1, decode=9)], 2 * S, engine="e")
+    division.add_steps({"gpu": _steps(0, 2, 100)})
+
+    found = division.settle(2 * S).requests
+
+    assert [each.energy for each in found] == [100_000_000, 100_000_000]
+    assert division.restart(["gpu"], 0) == []
+
+
 def test_repeated_steps_are_ignored() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     division.add_steps({"gpu": _steps(0, 1, 100)})  # before any request: not the engine's

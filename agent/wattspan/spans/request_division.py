@@ -162,6 +162,7 @@ class _BoardSteps:
     """The steps of one board that wait, and the time up to which they were divided."""
 
     model: TokenPowerModel
+    began: int
     received: int
     divided: int
     steps: deque[CounterStep] = field(default_factory=deque)
@@ -272,11 +273,26 @@ class RequestDivision:
                 # The step in which the first request begins is the first one.
                 at = bisect_right(steps, self._since, key=itemgetter(1))
                 since = steps[at].start if at < len(steps) else self._since
-                board = self._boards[name] = _BoardSteps(self._model(name), since, since)
+                board = self._boards[name] = _BoardSteps(self._model(name), *[since] * 3)
             for step in steps[bisect_left(steps, board.received, key=itemgetter(0)) :]:
                 board.steps.append(step)
                 board.received = step.end
                 self.received += step.energy
+
+    def restart(self, boards: Iterable[str], since: int) -> list[str]:
+        """Forget the steps of boards of which none was divided; returns these boards.
+
+        Their steps are to be added again, from ``since`` on: requests of an earlier time arrived.
+        """
+        fresh = []
+        for name in boards:
+            board = self._boards.get(name)
+            if board is not None and board.divided == board.began:
+                self.received -= sum(step.energy for step in board.steps)
+                del self._boards[name]
+                fresh.append(name)
+        self._since = since if self._since is None else min(self._since, since)
+        return fresh
 
     # ---------------------------------------------------------------------------------- settle
 
