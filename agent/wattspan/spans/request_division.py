@@ -273,7 +273,7 @@ class RequestDivision:
                 # The step in which the first request begins is the first one.
                 at = bisect_right(steps, self._since, key=itemgetter(1))
                 since = steps[at].start if at < len(steps) else self._since
-                board = self._boards[name] = _BoardSteps(self._model(name), *[since] * 3)
+                board = self._boards[name] = _BoardSteps(self._model(name), since, since, since)
             for step in steps[bisect_left(steps, board.received, key=itemgetter(0)) :]:
                 board.steps.append(step)
                 board.received = step.end
