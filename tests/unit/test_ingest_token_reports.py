@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from support.otlp import Receiver, request, span
+from support.otlp_reference import json_of
+from wattspan.config.settings import SpanFigure, SpansSettings
+from wattspan.http.sockets import Peer
 from wattspan.ingest.inference_attributes import (
     MAX_TOKENS,
     NO_REPORT,
@@ -14,11 +20,13 @@ from wattspan.ingest.inference_attributes import (
 )
 from wattspan.ingest.token_attributes import (
     ATTRIBUTES,
+    SETTINGS,
     InferenceFigure,
     inference_attributes,
     is_aggregate,
     is_loopback,
 )
+from wattspan.ingest.trace_receiver import EXPECTED_WITHIN
 from wattspan.spans.inference_requests import InferenceDetails, SpanRole
 
 F = InferenceFigure
@@ -64,6 +72,10 @@ def test_possible_counts_are_read(value: Scalar, count: int | None) -> None:
         ({F.SERVER: b"https://user@10.0.0.7:8000/v1"}, 3, SpanRole.REMOTE),
         ({F.SERVER: b"http://localhost:8000/v1"}, 3, SpanRole.CLIENT),
         ({F.SERVER: b"api.openai.com"}, 1, SpanRole.PLAIN),
+        ({F.PROVIDER: b"anthropic"}, 1, SpanRole.REMOTE),
+        ({F.PROVIDER: b"gcp.gemini"}, 3, SpanRole.REMOTE),
+        ({F.PROVIDER: b"anthropic", F.SERVER: b"127.0.0.1"}, 3, SpanRole.CLIENT),
+        ({F.PROVIDER: b"anthropic"}, 2, SpanRole.SERVER),
         ({F.QUEUE: 0.5}, 3, SpanRole.ENGINE),
         ({F.QUEUE: 0.5, F.OPERATION: b"invoke_agent"}, 2, SpanRole.AGGREGATE),
         ({F.OPERATION: b"AGENT"}, 3, SpanRole.AGGREGATE),
@@ -173,3 +185,36 @@ def test_counts_in_json_are_read(usage: bytes, counts: tuple[int, int, int]) -> 
 
 def test_counts_of_attributes_come_before_json() -> None:
     assert _report({F.USAGE: b'{"input": 5}', F.INPUT: 7}).tokens_in == 7
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_added_names_that_no_span_has_are_logged_once(*, json: bool) -> None:
+    log: list[str] = []
+    receiver = Receiver(attributes={"input_tokens": ["app.prompt", "app.prompts"]}, log=log.append)
+    whole = request(*(span(n, app__prompt=n) for n in range(1, 1001)))
+    body = json_of(whole) if json else whole.SerializeToString()
+    for _ in range(EXPECTED_WITHIN // 1000 + 3):
+        receiver.take(body, Peer(), json=json)
+    (line,) = log
+    assert "spans has app.prompts." in line
+    assert receiver.sink.deliveries[0].parts[0].spans[6].tokens_in == 7
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fault"),
+    [
+        ({"input_tokens": ["a"], "output_tokens": ["a"]}, "'a' is named twice"),
+        ({"model": [""]}, "1 to 200 characters"),
+        ({"model": ["m" * 201]}, "1 to 200 characters"),
+        ({"model": [str(n) for n in range(33)]}, "33 names; at most 32"),
+    ],
+)
+def test_impossible_names_of_settings_are_refused(
+    attributes: dict[str, list[str]], fault: str
+) -> None:
+    with pytest.raises(ValueError, match=fault):
+        SpansSettings(attributes=attributes)
+
+
+def test_every_key_of_the_setting_has_a_figure() -> None:
+    assert set(get_args(SpanFigure)) == SETTINGS.keys()

@@ -201,6 +201,12 @@ def test_shell_and_init_are_no_launchers() -> None:
     assert families.service(daemon, {WORKER}) == ({daemon}, None)
 
 
+def test_launcher_that_was_a_shell_before_its_exec_is_one() -> None:
+    families = _launched(starts_others=True)
+    families.add(LAUNCHER, SHELL.pid, principal=ALICE)
+    assert families.service(API, {WORKER}).launcher == LAUNCHER
+
+
 def test_reused_pid_of_a_parent_is_no_launcher() -> None:
     families = ProcessFamilies(LIFETIME)
     families.add(API, 20, principal=ALICE)

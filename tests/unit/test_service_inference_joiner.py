@@ -444,6 +444,20 @@ def test_servers_of_one_launcher_become_one_engine() -> None:
     assert [one.requests for one in host.joiner.unmetered] == [2]
 
 
+def test_later_server_of_a_launched_engine_belongs_to_it() -> None:
+    host = _launched(SIBLING)
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(1, 1.0)
+    host.run(2, {"gpu0": (WORKER,)})
+    for ident in (2, 3):
+        host.send(ident, 1.0, sender=SIBLING)
+    host.run(2, {"gpu0": (WORKER,)})
+    host.settle()
+
+    assert set(host.found) == {1, 2, 3}
+    assert len(host.joiner.rows) == 1
+
+
 def test_unrelated_sender_below_the_launcher_ends_its_engine() -> None:
     host = _launched(SIBLING)
     host.run(2, {"gpu0": (WORKER,)})

@@ -26,6 +26,7 @@ from wattspan.model import (
     Instant,
     Microjoules,
     PayerInfo,
+    Principal,
     Reading,
     Snapshot,
     SourceHealth,
@@ -98,6 +99,8 @@ def poller(
     sources: list[object],
     usage: object,
     exporters: ExporterGroup | None = None,
+    directory: FakeDirectory | None = None,
+    history: EnergyHistory | None = None,
     **rest: object,
 ) -> Poller:
     exporters = exporters or ExporterGroup()
@@ -105,10 +108,10 @@ def poller(
     return Poller(
         clock,
         ledger,
-        EnergyHistory(AttributionHistory(300 * SECOND, 10**6)),
+        history or EnergyHistory(AttributionHistory(300 * SECOND, 10**6)),
         sources,  # type: ignore[arg-type]
         usage,  # type: ignore[arg-type]
-        FakeDirectory([WHO]),
+        directory or FakeDirectory([WHO]),
         LatestSnapshot(ledger.snapshot(clock.now(), "h")),
         **{
             "interval": TICK,
@@ -266,6 +269,37 @@ def test_payers_reported_by_a_device_are_described_by_the_directory() -> None:
     snapshot = ticks(clock, poller(clock, [ReplaySource(batches(), "nvml")], ReplayUsage()), 40)
     assert {row.info.command for row in snapshot.processes} == {"trainer", "unknown"}
     assert snapshot.gpus[0].temperature_celsius == 40
+
+
+def test_idle_launcher_of_a_device_user_is_described() -> None:
+    clock = ManualClock()
+    start, user = clock.now(), Principal(1000)
+    launcher, api, worker = Consumer(50, 1), Consumer(51, 2), Consumer(52, 3)
+    infos = [
+        PayerInfo(launcher, "vllm", parent=1, principal=user),
+        PayerInfo(api, "python", parent=launcher.pid, principal=user),
+        PayerInfo(worker, "python", parent=launcher.pid, principal=user),
+    ]
+    history = EnergyHistory(AttributionHistory(300 * SECOND, 10**6))
+
+    def batches() -> Iterator[Batch]:
+        while True:
+            now = clock.now()
+            reading = Reading(GPU.id, now, Microjoules(now.mono // 10))
+            usage = Usage("gpu:GPU-0", start, now, {worker: now.mono - start.mono})
+            yield Batch((GPU,), (reading,), usages=(usage,))
+
+    # Only the API server has used CPU time.
+    used = ReplayUsage([UsageBatch(infos=infos[1:2])])
+    one = poller(
+        clock,
+        [ReplaySource(batches(), "nvml")],
+        used,
+        directory=FakeDirectory(infos),
+        history=history,
+    )
+    ticks(clock, one, 40)
+    assert history.service_group(api) == ({launcher, api, worker}, launcher)
 
 
 def test_snapshot_has_the_agent_resource_usage() -> None:

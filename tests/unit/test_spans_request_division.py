@@ -178,6 +178,36 @@ def test_late_request_has_a_low_coverage() -> None:
     assert division.settle(3 * S) == ([], 0)
 
 
+def test_request_whose_time_was_divided_before_is_measured_without_energy() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="e")
+    division.add_steps({"gpu": _steps(0, 2, 100)})
+    division.settle(S)
+    division.add([_request(2, 0, 0, 1, decode=9)], 2 * S, engine="e")
+
+    (late,) = division.settle(2 * S).requests
+
+    assert (late.energy, late.measured) == (0, True)
+
+
+def test_board_is_read_again_for_an_earlier_request_until_a_step_was_divided() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    assert division.restart(["gpu"], 5 * S) == []
+    division.assign("e", GPU)
+    division.add([_request(2, 1, 1, 2, decode=9)], 2 * S, engine="e")
+    division.add_steps({"gpu": _steps(1, 2, 100)})
+    assert division.restart(["gpu", "other"], 0) == ["gpu"]
+    assert division.received == 0
+    division.add([_request(1, 0, 0, 1, decode=9)], 2 * S, engine="e")
+    division.add_steps({"gpu": _steps(0, 2, 100)})
+
+    found = division.settle(2 * S).requests
+
+    assert [each.energy for each in found] == [100_000_000, 100_000_000]
+    assert division.restart(["gpu"], 0) == []
+
+
 def test_repeated_steps_are_ignored() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     division.add_steps({"gpu": _steps(0, 1, 100)})  # before any request: not the engine's
@@ -290,10 +320,41 @@ def test_requests_of_a_forgotten_engine_are_settled() -> None:
     assert settled.energy == 100_000_000
 
 
-def test_step_without_energy_is_divided() -> None:
+def test_withdrawn_request_leaves_its_energy_to_idle_time() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.assign("e", GPU)
+    outer, inner = _request(1, 0, 0, 2, decode=9), _request(2, 0, 0, 2, decode=9)
+    division.add([outer, inner], S, engine="e")
+    division.add_steps({"gpu": _steps(0, 2, 100)})
+    assert not division.settle(S).requests
+    division.withdraw([outer])
+
+    settled = division.settle(2 * S)
+
+    (found,) = settled.requests
+    assert found.request is inner
+    assert (found.energy, settled.idle) == (150_000_000, 50_000_000)
+
+
+def test_requests_of_a_merged_engine_have_the_energy_of_the_other() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="part")
+    division.add([_request(2, 0, 0, 1, decode=9)], S, engine="e")
+    division.merge("part", "e")
+    division.merge("unknown", "e")
+    division.assign("e", GPU)
+    division.add_steps({"gpu": _steps(0, 1, 100)})
+
+    found = division.settle(S).requests
+
+    assert [each.energy for each in found] == [50_000_000, 50_000_000]
+
+
+def test_step_without_energy_is_divided_and_measures_nothing() -> None:
     found, idle = _divided([_request(1, 0, 0, 1, decode=9)], {"gpu": _steps(0, 1, 0)})
 
     assert (found[1].energy, idle) == (0, 0)
+    assert not found[1].measured
 
 
 def _load(seconds: int, *, model: TokenPowerModel) -> tuple[list[RequestEnergy], list[float]]:

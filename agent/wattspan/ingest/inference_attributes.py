@@ -17,6 +17,7 @@ from wattspan.ingest.token_attributes import (
     TEXTS,
     InferenceFigure,
     is_aggregate,
+    is_hosted,
     is_loopback,
 )
 from wattspan.model import MILLISECOND, SECOND, Nanoseconds
@@ -132,20 +133,28 @@ def token_report(values: Sequence[Scalar], kind: int, name: str) -> TokenReport:
 
 def _role(values: Sequence[Scalar], kind: int) -> SpanRole:
     operation = values[InferenceFigure.OPERATION]
-    if isinstance(operation, bytes) and is_aggregate(operation[:100].decode("utf-8", "replace")):
+    if is_aggregate(_text(operation)):
         return SpanRole.AGGREGATE
     if any(values[figure] is not None for figure in _ENGINE_TIMES):
         return SpanRole.ENGINE
     if _is_sum(values):
         return SpanRole.AGGREGATE
-    if kind == CLIENT_KIND:
-        server = values[InferenceFigure.SERVER]
-        near = not isinstance(server, bytes) or is_loopback(server[:300].decode("utf-8", "replace"))
-        return SpanRole.CLIENT if near else SpanRole.REMOTE
     if kind == SERVER_KIND:
         return SpanRole.SERVER
-    known = operation is not None or values[InferenceFigure.PROVIDER] is not None
-    return SpanRole.CALL if known else SpanRole.PLAIN
+    provider, server = (
+        _text(values[InferenceFigure.PROVIDER]),
+        _text(values[InferenceFigure.SERVER]),
+    )
+    known = operation is not None or bool(provider)
+    if not known and kind != CLIENT_KIND:
+        return SpanRole.PLAIN
+    if is_hosted(provider) if not server else kind == CLIENT_KIND and not is_loopback(server):
+        return SpanRole.REMOTE
+    return SpanRole.CLIENT if kind == CLIENT_KIND else SpanRole.CALL
+
+
+def _text(value: Scalar) -> str:
+    return value[:300].decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
 def _is_sum(values: Sequence[Scalar]) -> bool:
@@ -188,8 +197,7 @@ def _excludes(
         rest = total - prompt - (generated or 0)
         if rest in (0, beside):
             return rest == beside
-    provider = values[InferenceFigure.PROVIDER]
-    name = provider.lower().decode("utf-8", "replace") if isinstance(provider, bytes) else ""
+    name = _text(values[InferenceFigure.PROVIDER]).lower()
     return any(part in name for part in _EXCLUDING)
 
 

@@ -77,6 +77,7 @@ def open_receivers(
         instructions=instructions,
         presets=settings.presets,
         attributes=settings.attributes,
+        log=log,
         keep=bool(settings.forward),
         pools=pools,
     )

@@ -352,6 +352,7 @@ class JsonTraceDecoder:
         for column, key in self._reports:
             if figures[column] is None and key in values:
                 figures[column] = read_figure(column, values[key])
+                self._settings.note_seen(key)
         report = reported(figures, _kind(span.kind))
         (parent,) = valid_parents([above])
         name = printable((span.name or "").encode(), MAX_NAME)

@@ -252,6 +252,21 @@ def is_aggregate(operation: str) -> bool:
     return name in _AGGREGATES or name.startswith(_AGGREGATE_PREFIXES)
 
 
+_HOSTED = (
+    "anthropic", "azure", "bedrock", "cohere", "gcp", "gemini", "google", "groq", "perplexity",
+    "vertex", "watsonx", "x_ai", "xai",
+)  # fmt: skip
+
+
+def is_hosted(provider: str) -> bool:
+    """True for a provider whose models run at the provider only.
+
+    OpenAI is none of them: many engines have its interface, and their callers name it.
+    """
+    name = provider.lower()
+    return any(part in name for part in _HOSTED)
+
+
 def is_loopback(server: str) -> bool:
     """True for the address or URL of a server that may be on this host: its names of itself."""
     host = _HOST.sub("", server.strip().lower())

@@ -142,8 +142,9 @@ class DecoderSettings:
     and ``instructions`` those that report instructions of a pipeline; of both the first matching
     entry counts. A request has at most ``max_spans`` spans, scopes and resources. ``max_fields``
     bounds the fields that the decoder inspects, and so the CPU time of a request: a field costs
-    less than a microsecond. ``attributes`` are further names for tokens and other figures. With
-    ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
+    less than a microsecond. ``attributes`` are further names for tokens and other figures; those
+    that a request has are removed from ``unseen``. With ``keep_message`` decoded requests contain
+    their protobuf bytes, to be forwarded.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class DecoderSettings:
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
         attributes: Mapping[SpanFigure, Iterable[str]] | None = None,
+        unseen: set[str] | None = None,
         latencies: Sequence[LatencyReport] = (),
         instructions: Sequence[InstructionReport] = (),
         keep_message: bool = False,
@@ -166,12 +168,33 @@ class DecoderSettings:
             AttributeKey.of(each.column, each.name)
             for each in inference_attributes(presets, attributes)
         ]
+        self._unseen = set() if unseen is None else unseen
         added = [name.encode() for names in (attributes or {}).values() for name in names]
-        self.marks = (*MARKS, *added)
+        self._marks = (*MARKS, *added)
+        self._beginnings = [b".".join(key.name.split(b".")[:2]) for key in self.inference]
         self.latencies = [_LatencyKeys.of(each) for each in latencies]
         self.instructions = [InstructionKeys.of(each) for each in instructions]
         self._work_attributes, self._work_keys_of = work, work()
         self._work = _work_keys(self._work_keys_of)
+
+    def inference_in(self, body: bytes) -> list[AttributeKey]:
+        """The searched attributes of tokens and requests that may be in a protobuf request."""
+        if not any(mark in body for mark in self._marks):
+            return []
+        # Most names are absent, and many begin alike: a search reads the whole request.
+        known = {beginning for beginning in set(self._beginnings) if beginning in body}
+        found = [
+            key
+            for key, beginning in zip(self.inference, self._beginnings, strict=True)
+            if beginning in known and key.prefix in body
+        ]
+        for key in found if self._unseen else ():
+            self.note_seen(key.name)
+        return found
+
+    def note_seen(self, name: bytes) -> None:
+        """Note that a request has the attribute ``name``."""
+        self._unseen.discard(name.decode())
 
     def work_of(self, service: str) -> list[_WorkKey]:
         attributes = self._work_attributes()
@@ -607,11 +630,7 @@ class TraceDecoder:
         parts: list[ResourceSpanRecords] = []
         budget = FieldBudget(self._settings.max_fields)
         self._keys = [each for each in self._settings.weight if each.prefix in body]
-        self._present = (
-            [each for each in self._settings.inference if each.prefix in body]
-            if any(mark in body for mark in self._settings.marks)
-            else []
-        )
+        self._present = self._settings.inference_in(body)
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
         resources = self._parse(body, _Request, budget).resource_spans[:]
         self._check(resources)

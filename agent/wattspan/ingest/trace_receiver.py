@@ -73,6 +73,10 @@ class Decoders:
         return self._protobuf(body)
 
 
+EXPECTED_WITHIN = 10_000
+"""Received spans after which an attribute that the configuration names should have occurred."""
+
+
 class _Success(NamedTuple):
     decoded: DecodedRequest
     size: int
@@ -87,7 +91,7 @@ class TraceReceiver:
     ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
     the spans that report work; the first entry that matches a span counts. ``presets`` name the
     engines whose requests are recognised, ``attributes`` are further names for tokens and other
-    figures, ``latencies`` the spans that report latencies and
+    figures (``log`` gets those that no span has), ``latencies`` the spans that report latencies and
     ``instructions`` those that report instructions of a pipeline. With
     ``keep``, requests are passed on with their message, to be forwarded.
     """
@@ -106,8 +110,11 @@ class TraceReceiver:
         instructions: Sequence[InstructionReport] = (),
         keep: bool = False,
         pools: Pools | None = None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.sink, self._clock = sink, clock
+        self.sink, self._clock, self._log = sink, clock, log
+        self._unseen = {name for names in (attributes or {}).values() for name in names}
+        self._delivered = 0
         self.max_request = int(max_request)
 
         def settings() -> DecoderSettings:
@@ -120,6 +127,7 @@ class TraceReceiver:
                 work=work,
                 presets=presets,
                 attributes=attributes,
+                unseen=self._unseen,
                 latencies=latencies,
                 instructions=instructions,
                 keep_message=keep,
@@ -197,6 +205,7 @@ class TraceReceiver:
                     skipped=frozenset(decoded.skipped),
                 )
             )
+            self._report_unseen(sum(len(part.spans) for part in decoded.parts))
         refused = decoded.refused
         for reason, spans in refused.counts.items():
             self.sink.refuse(reason, spans)
@@ -204,6 +213,16 @@ class TraceReceiver:
             return RejectedSpans()
         were = "span was" if refused.total == 1 else "spans were"
         return RejectedSpans(refused.total, f"{refused.total} {were} refused: {refused.cause}")
+
+    def _report_unseen(self, spans: int) -> None:
+        """Log once the names of the configuration that none of the first spans has."""
+        before, self._delivered = self._delivered, self._delivered + spans
+        if self._unseen and before < EXPECTED_WITHIN <= self._delivered:
+            names = ", ".join(sorted(self._unseen))
+            self._log(
+                f"[spans.attributes]: none of {self._delivered} received spans has {names}. "
+                "Compare the names with the attributes of your spans; other names are unaffected."
+            )
 
 
 def _decode(body: bytes, limit: int, decoders: Decoders, *, json: bool, coding: str) -> _Outcome:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
@@ -82,6 +83,7 @@ class _EngineProcesses:
     launcher: Consumer | None = None
     related: dict[Consumer, str] = field(default_factory=dict)
     boards: set[str] = field(default_factory=set)
+    since: float = inf  # the start of its first request
     widest: SpanRole = SpanRole.CLIENT
     serves: bool = False  # True once a request was not a client's
 
@@ -138,7 +140,6 @@ class InferenceJoiner:
         self._turned = 0
         self._estimators: tuple[tuple[frozenset[Payer], str, RequestEstimator], ...] = ()
         self._since = 0  # the start of the newest engine's first request
-        self._started: set[Consumer] = set()
 
     @property
     def rows(self) -> tuple[InferenceRow, ...]:
@@ -222,8 +223,8 @@ class InferenceJoiner:
             mine.append(request)
         # A later span of the same request may have narrowed the engine.
         kept = [each for each in mine if id(each) in self._waiting]
-        if kept and engine.sender not in self._started:
-            self._start(engine, min(each.start for each in kept))
+        if kept and (first := min(each.start for each in kept)) < engine.since:
+            self._start(engine, first)
         self._division.add(kept, now, engine=engine.sender)
         return {i: each for i, each in found.items() if id(each) in self._waiting}
 
@@ -242,11 +243,12 @@ class InferenceJoiner:
     def _start(self, engine: _EngineProcesses, since: int) -> None:
         """Read the energy of an engine from ``since`` on.
 
-        Boards that no engine used were read without dividing their energy.
+        Boards that no engine used were read without dividing their energy. Requests may arrive in
+        any order: boards of which nothing was divided are read again.
         """
-        self._started.add(engine.sender)
-        self._since = since
+        self._since = engine.since = since
         used = set().union(*(each.boards for each in self._engines.values()))
+        used.difference_update(self._division.restart(engine.boards, since))
         self._read = {board: end for board, end in self._read.items() if board in used}
 
     def _narrow(self, engine: _EngineProcesses, role: SpanRole, now: int) -> None:
@@ -400,12 +402,12 @@ class InferenceJoiner:
             if each.sender == part.sender:
                 self._waiting[key] = each._replace(sender=into.sender)
         into.members |= part.members
+        into.since = min(into.since, part.since)
         into.related |= {part.sender: part.service, **part.related}
         into.boards |= part.boards
         self._division.merge(part.sender, into.sender)
         self._places.remove(part.sender)
         del self._engines[part.sender]
-        self._started.discard(part.sender)
 
     def _part(self, engine: _EngineProcesses) -> None:
         """Take the family of its launcher from an engine: it has unrelated senders, or no GPU."""
@@ -423,16 +425,11 @@ class InferenceJoiner:
             had_gpu = self._history.uses_gpu(engine.members)
             self._find_members(engine)
             if not had_gpu and not engine.boards and self._history.uses_gpu(engine.members):
-                starts = [
-                    each.request.start
-                    for each in self._waiting.values()
-                    if each.sender == engine.sender
-                ]
-                self._start(engine, min(starts, default=now))
+                own = (one for one in self._waiting.values() if one.sender == engine.sender)
+                self._start(engine, min((one.request.start for one in own), default=now))
 
     def _release(self, sender: Consumer) -> None:
         del self._engines[sender]
-        self._started.discard(sender)
         self._division.forget(sender)
 
     def _model(self, board: str) -> TokenPowerModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Generic, ParamSpec
@@ -70,6 +70,9 @@ HISTORY, DEVICES, TUNING = "history", "device history", "tuning"
 STATIC_POWERS = "static power"
 """Names of the observers in health: both histories, the users of devices for the tuner, and the
 static powers of GPUs."""
+
+_MAX_ANCESTORS = 16  # described above a device's user
+_MAX_TRACED = 4096
 
 
 class Ticker:
@@ -334,6 +337,7 @@ class Poller:
         self._awaited = awaited or AwaitedSources({}, 0)
         self._usage = MonitoredUsage(usage)
         self._directory = directory
+        self._traced: set[Consumer] = set()  # users of devices whose ancestors were described
         self._latest = latest
         self._providers = providers
         self._observers = [
@@ -504,7 +508,10 @@ class Poller:
     def _unknown_users(
         self, usages: Sequence[Usage], known: Sequence[PayerInfo]
     ) -> list[PayerInfo]:
-        """Descriptions of the payers that only a device has reported so far."""
+        """Descriptions of the payers that only a device has reported so far, and of launchers.
+
+        The processes above a device's user may be idle, and belong to its service.
+        """
         if not usages:
             return []
         sampled = itertools.chain(known, *(tick.births for tick in self._sampled))
@@ -512,10 +519,26 @@ class Poller:
         found: list[PayerInfo] = []
         for usage in usages:
             for payer in usage.spent:
-                if payer in seen or self._ledger.knows(payer) or not isinstance(payer, Consumer):
+                if not isinstance(payer, Consumer) or (
+                    payer in self._traced and self._ledger.knows(payer)
+                ):
                     continue
-                info = self._directory.describe(payer)
-                if info is not None:
-                    seen.add(payer)
-                    found.append(info)
+                if len(self._traced) >= _MAX_TRACED:
+                    self._traced.clear()
+                self._traced.add(payer)
+                for info in self._with_ancestors(payer):
+                    if info.payer not in seen and not self._ledger.knows(info.payer):
+                        seen.add(info.payer)
+                        found.append(info)
         return found
+
+    def _with_ancestors(self, consumer: Consumer) -> Iterator[PayerInfo]:
+        for _ in range(_MAX_ANCESTORS):
+            info = self._directory.describe(consumer)
+            if info is None:
+                return
+            yield info
+            above = self._directory.identify(info.parent) if info.parent else None
+            if above is None or above.started > consumer.started:
+                return
+            consumer = above

@@ -82,8 +82,8 @@ class ProcessFamilies:
             parent,
             container or before.container,
             before.principal if principal is None else principal,
-            groups or before.groups,
-            starts_others or before.starts_others,
+            groups,
+            starts_others,
         )
         self._children = None
         if len(self._known) > MAX_PROCESSES:

@@ -77,8 +77,9 @@ class RequestEnergy(NamedTuple):
     ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
     is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
     not known, which it is not for a division by tokens. ``covered`` are the nanoseconds of the
-    request in divided steps. ``measured`` is False if no step had energy for it: its engine uses no
-    known board, or it was received too late. No request needs 0 J: its energy is unknown.
+    request in divided steps. ``measured`` is False if no step had energy for it, because its engine
+    uses no known board, or not yet. No request needs 0 J: its energy is unknown. That of a request
+    which was received too late is known: the requests beside it have it.
     """
 
     request: InferenceRequest
@@ -142,6 +143,7 @@ class _OpenRequest:
 
     request: InferenceRequest
     engine: _Engine
+    late: bool = False  # the steps of its time were divided before
     energy: int = 0
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
@@ -160,6 +162,7 @@ class _BoardSteps:
     """The steps of one board that wait, and the time up to which they were divided."""
 
     model: TokenPowerModel
+    began: int
     received: int
     divided: int
     steps: deque[CounterStep] = field(default_factory=deque)
@@ -221,7 +224,9 @@ class RequestDivision:
             self._since = min(starts)
         owner = self._engines.setdefault(engine, _Engine())
         owner.add_prefill(requests)
-        self._open += (_OpenRequest(each, owner) for each in requests)
+        divided = [self._boards[name].divided for name in owner.boards if name in self._boards]
+        front = min(divided, default=0)
+        self._open += (_OpenRequest(each, owner, each.end <= front) for each in requests)
 
     def assign(self, engine: Hashable, boards: frozenset[str]) -> None:
         """Set the boards of an engine, also for its waiting requests."""
@@ -268,11 +273,26 @@ class RequestDivision:
                 # The step in which the first request begins is the first one.
                 at = bisect_right(steps, self._since, key=itemgetter(1))
                 since = steps[at].start if at < len(steps) else self._since
-                board = self._boards[name] = _BoardSteps(self._model(name), since, since)
+                board = self._boards[name] = _BoardSteps(self._model(name), since, since, since)
             for step in steps[bisect_left(steps, board.received, key=itemgetter(0)) :]:
                 board.steps.append(step)
                 board.received = step.end
                 self.received += step.energy
+
+    def restart(self, boards: Iterable[str], since: int) -> list[str]:
+        """Forget the steps of boards of which none was divided; returns these boards.
+
+        Their steps are to be added again, from ``since`` on: requests of an earlier time arrived.
+        """
+        fresh = []
+        for name in boards:
+            board = self._boards.get(name)
+            if board is not None and board.divided == board.began:
+                self.received -= sum(step.energy for step in board.steps)
+                del self._boards[name]
+                fresh.append(name)
+        self._since = since if self._since is None else min(self._since, since)
+        return fresh
 
     # ---------------------------------------------------------------------------------- settle
 
@@ -387,7 +407,7 @@ class RequestDivision:
             uncertainty,
             done.method,
             min(done.covered.values(), default=0),
-            energy > 0,
+            energy > 0 or done.late,
         )
 
     # ---------------------------------------------------------------------------------- divide

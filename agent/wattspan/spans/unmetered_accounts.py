@@ -83,10 +83,9 @@ class UnmeteredAccounts:
     def _fold(self, key: _Key) -> None:
         """Add an account to the shared one of its role."""
         self._earlier.discard(key)
-        lost = self._accounts.pop(key, None)
-        if lost is not None:
-            account = self._accounts.setdefault(_others(key[-1]), _UnmeteredAccount())
-            account.add(lost.requests, lost.tokens_in, lost.tokens_out)
+        lost = self._accounts.pop(key)
+        account = self._accounts.setdefault(_others(key[-1]), _UnmeteredAccount())
+        account.add(lost.requests, lost.tokens_in, lost.tokens_out)
 
     def rows(self) -> tuple[UnmeteredRow, ...]:
         """One row for each account."""

@@ -433,7 +433,8 @@ SPANS = (
     Metric("wattspan.spans", COUNTER, "{span}", "Number of spans of one name.",
            _NAMES, _of_names("count"), lasting=True),
     Metric("wattspan.span.tokens", COUNTER, "{token}",
-           "Tokens in the `gen_ai.usage.*` attributes of the spans of one name.",
+           "Tokens of the spans of one name, at the innermost span that has them; without those of "
+           "calls of a model elsewhere.",
            (*_NAMES, "direction"), span_tokens, lasting=True),
     Metric("wattspan.span.outside.energy", COUNTER, "J",
            "Energy of a service's processes outside of their spans.",
