@@ -2,7 +2,8 @@
 
 Each case is a device under a fixed cap and what happens to it, step by step: ``[device]`` has its
 ``vendor``, knob and cap; each ``[[step]]`` an event (``do``), the ``seconds`` after it, and the
-facts that hold then: the ``limit`` in force in the device's own unit, ``resets``, ``foreign``.
+facts that hold then: the ``limit`` in force in the device's own unit, ``resets``, ``foreign``, and
+of a package ``enabled``.
 """
 
 from __future__ import annotations
@@ -222,6 +223,21 @@ class CpuHost(Host):
         self.unload()
         self.load()
 
+    def reload_switched_off(self) -> None:
+        """As Linux does: the limit keeps its value, and the zone is switched off."""
+        limit = self.power.read_text()
+        self.reload()
+        self.power.write_text(limit)
+        (self.root / ZONE / "enabled").write_text("0\n")
+
+    def switch_off(self) -> None:
+        """Somebody switches the limits of the zone off."""
+        (self.root / ZONE / "enabled").write_text("0\n")
+
+    @property
+    def enabled(self) -> bool:
+        return (self.root / ZONE / "enabled").read_text() == "1\n"
+
     def resume_with_defaults(self) -> None:
         self.suspend()
         self.rival(self.facts.get("original", 205))
@@ -316,7 +332,10 @@ def test_cap_survives_resets_and_yields_to_rivals(case: FieldCase, tmp_path: Pat
                 "foreign": row.foreign,
                 "said": [event.deed.value for event in capper.events][-3:],
             }
-            for name in ("limit", "resets", "foreign"):
+            if "enabled" in step:
+                assert isinstance(host, CpuHost)
+                facts["enabled"] = host.enabled
+            for name in ("limit", "resets", "foreign", "enabled"):
                 if name in step:
                     assert facts[name] == step[name], f"{name} after step {number}: {facts}"
         told = [event.deed.value for event in capper.events]

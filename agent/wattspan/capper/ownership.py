@@ -103,6 +103,9 @@ def review_absence(entry: JournalEntry, state: KnobState, absence: Absence) -> O
             return None
         unlocked = replace(entry, before=None, written=False)
         return Ownership(unlocked, None, AuditAction.RESET, entry.value, None, _RESET)
+    if absence is Absence.RESET and entry.written and _is_switched_off(entry, state):
+        off = replace(entry, before=entry.value, written=False)
+        return Ownership(off, None, AuditAction.RESET, entry.value, present, _RESET)
     own = (entry.original, entry.default if state.default is None else state.default)
     if present is None or (present == entry.value and entry.foreign is None):
         return None
@@ -110,6 +113,12 @@ def review_absence(entry: JournalEntry, state: KnobState, absence: Absence) -> O
         return None
     old = entry.value if entry.foreign is None else entry.foreign
     return Ownership(None, None, AuditAction.RESET, old, present, _RESET)
+
+
+def _is_switched_off(entry: JournalEntry, state: KnobState) -> bool:
+    """True for a package that shows our limit and does not keep it, as after a driver's reload."""
+    ours = entry.foreign is None and state.requested == entry.value
+    return ours and entry.knob is Knob.CPU_POWER and state.enforced is None
 
 
 _RESET = "the device or its driver was absent, and returned without the cap"
