@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,15 @@ class Host(ABC):
         """Release what is open."""
 
 
+class LocatedNvml(KnobNvml):
+    """KnobNvml whose board has a place on the PCI bus."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "nvmlDeviceGetPciInfo":
+            return lambda handle: SimpleNamespace(busId="00000000:17:00.0")
+        return super().__getattr__(name)
+
+
 class NvidiaHost(Host):
     device = "gpu:GPU-a"
 
@@ -70,7 +80,7 @@ class NvidiaHost(Host):
         super().__init__(root, facts)
         self.gpu = FakeGpu("GPU-a")
         self.gpu.limits[192] = self.gpu.limits[190] = facts.get("original", 700) * 1000
-        self.nvml = KnobNvml(self.clock, self.gpu)
+        self.nvml = LocatedNvml(self.clock, self.gpu)
         self.load_driver()
 
     def actuator(self, knob: Knob) -> SlottedActuator:
@@ -128,6 +138,21 @@ class NvidiaHost(Host):
     def toggle_mig(self) -> None:
         self.gpu.mig = 1 - self.gpu.mig
         self.gpu.limits[192] = self.gpu.limits[190] = self.gpu.limits[189]
+
+    def runtime_suspend(self) -> None:
+        """The kernel powers the idle board down, and its driver forgets the limit."""
+        self._set_runtime_status("suspended")
+        self.nvml.calls.clear()
+
+    def runtime_resume(self) -> None:
+        asked = [call for call in self.nvml.calls if call.startswith("nvmlDevice")]
+        assert asked == [], "a call would have woken it"
+        self._set_runtime_status("active")
+        self.reset()
+
+    def _set_runtime_status(self, status: str) -> None:
+        place = "bus/pci/drivers/nvidia/0000:17:00.0/power/runtime_status"
+        build_tree({"files": {place: f"{status}\n"}}, self.root)
 
     def resume_with_defaults(self) -> None:
         self.suspend()
