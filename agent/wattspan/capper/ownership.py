@@ -292,6 +292,15 @@ def unreadable_error(state: KnobState) -> CapsError:
     )
 
 
+def reset_notice(entry: JournalEntry, result: Ownership) -> str:
+    """The news of a reset, for the log."""
+    shown = "is not known" if result.new is None else f"is {result.new} {entry.knob.unit}"
+    return (
+        f"The cap on the {entry.knob} of {entry.name or entry.device} was off: {result.why}. The"
+        f" limit {shown} now; the cap is applied again if it is still wanted."
+    )
+
+
 def reset_error(state: KnobState) -> CapsError:
     return CapsError(
         f"{state.name} was reset, or its driver was, while its {state.key.knob} was about to be"
