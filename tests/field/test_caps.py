@@ -2,7 +2,8 @@
 
 Each case is a device under a fixed cap and what happens to it, step by step: ``[device]`` has its
 ``vendor``, knob and cap; each ``[[step]]`` an event (``do``), the ``seconds`` after it, and the
-facts that hold then: the ``limit`` in force in the device's own unit, ``resets``, ``foreign``.
+facts that hold then: the ``limit`` in force in the device's own unit, ``resets``, ``foreign``, and
+of a package ``enabled``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +64,15 @@ class Host(ABC):
         """Release what is open."""
 
 
+class LocatedNvml(KnobNvml):
+    """KnobNvml whose board has a place on the PCI bus."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "nvmlDeviceGetPciInfo":
+            return lambda handle: SimpleNamespace(busId="00000000:17:00.0")
+        return super().__getattr__(name)
+
+
 class NvidiaHost(Host):
     device = "gpu:GPU-a"
 
@@ -69,7 +80,7 @@ class NvidiaHost(Host):
         super().__init__(root, facts)
         self.gpu = FakeGpu("GPU-a")
         self.gpu.limits[192] = self.gpu.limits[190] = facts.get("original", 700) * 1000
-        self.nvml = KnobNvml(self.clock, self.gpu)
+        self.nvml = LocatedNvml(self.clock, self.gpu)
         self.load_driver()
 
     def actuator(self, knob: Knob) -> SlottedActuator:
@@ -127,6 +138,21 @@ class NvidiaHost(Host):
     def toggle_mig(self) -> None:
         self.gpu.mig = 1 - self.gpu.mig
         self.gpu.limits[192] = self.gpu.limits[190] = self.gpu.limits[189]
+
+    def runtime_suspend(self) -> None:
+        """The kernel powers the idle board down, and its driver forgets the limit."""
+        self._set_runtime_status("suspended")
+        self.nvml.calls.clear()
+
+    def runtime_resume(self) -> None:
+        asked = [call for call in self.nvml.calls if call.startswith("nvmlDevice")]
+        assert asked == [], "a call would have woken it"
+        self._set_runtime_status("active")
+        self.reset()
+
+    def _set_runtime_status(self, status: str) -> None:
+        place = "bus/pci/drivers/nvidia/0000:17:00.0/power/runtime_status"
+        build_tree({"files": {place: f"{status}\n"}}, self.root)
 
     def resume_with_defaults(self) -> None:
         self.suspend()
@@ -222,6 +248,21 @@ class CpuHost(Host):
         self.unload()
         self.load()
 
+    def reload_switched_off(self) -> None:
+        """As Linux does: the limit keeps its value, and the zone is switched off."""
+        limit = self.power.read_text()
+        self.reload()
+        self.power.write_text(limit)
+        (self.root / ZONE / "enabled").write_text("0\n")
+
+    def switch_off(self) -> None:
+        """Somebody switches the limits of the zone off."""
+        (self.root / ZONE / "enabled").write_text("0\n")
+
+    @property
+    def enabled(self) -> bool:
+        return (self.root / ZONE / "enabled").read_text() == "1\n"
+
     def resume_with_defaults(self) -> None:
         self.suspend()
         self.rival(self.facts.get("original", 205))
@@ -316,7 +357,10 @@ def test_cap_survives_resets_and_yields_to_rivals(case: FieldCase, tmp_path: Pat
                 "foreign": row.foreign,
                 "said": [event.deed.value for event in capper.events][-3:],
             }
-            for name in ("limit", "resets", "foreign"):
+            if "enabled" in step:
+                assert isinstance(host, CpuHost)
+                facts["enabled"] = host.enabled
+            for name in ("limit", "resets", "foreign", "enabled"):
                 if name in step:
                     assert facts[name] == step[name], f"{name} after step {number}: {facts}"
         told = [event.deed.value for event in capper.events]

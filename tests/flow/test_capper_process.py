@@ -385,6 +385,7 @@ def test_reloaded_driver_is_capped_again_and_keeps_its_default_at_the_end(
     eventually(lambda: gpu.limit == CAP, "the cap is applied again")
     assert client.state is not None
     assert client.state.resets == 1
+    eventually(lambda: "was off: the device or its driver was absent" in capper.said, "it is said")
     client.close()
     assert capper.end() == 0
     assert gpu.limit == 700_000

@@ -103,6 +103,9 @@ def review_absence(entry: JournalEntry, state: KnobState, absence: Absence) -> O
             return None
         unlocked = replace(entry, before=None, written=False)
         return Ownership(unlocked, None, AuditAction.RESET, entry.value, None, _RESET)
+    if absence is Absence.RESET and entry.written and _is_switched_off(entry, state):
+        off = replace(entry, before=entry.value, written=False)
+        return Ownership(off, None, AuditAction.RESET, entry.value, present, _RESET)
     own = (entry.original, entry.default if state.default is None else state.default)
     if present is None or (present == entry.value and entry.foreign is None):
         return None
@@ -110,6 +113,12 @@ def review_absence(entry: JournalEntry, state: KnobState, absence: Absence) -> O
         return None
     old = entry.value if entry.foreign is None else entry.foreign
     return Ownership(None, None, AuditAction.RESET, old, present, _RESET)
+
+
+def _is_switched_off(entry: JournalEntry, state: KnobState) -> bool:
+    """True for a package that shows our limit and does not keep it, as after a driver's reload."""
+    ours = entry.foreign is None and state.requested == entry.value
+    return ours and entry.knob is Knob.CPU_POWER and state.enforced is None
 
 
 _RESET = "the device or its driver was absent, and returned without the cap"
@@ -280,6 +289,15 @@ def unreadable_error(state: KnobState) -> CapsError:
         " it is not written. Look for errors of the driver in the kernel's log.",
         RefusalReason.LOST,
         state.key.device,
+    )
+
+
+def reset_notice(entry: JournalEntry, result: Ownership) -> str:
+    """The news of a reset, for the log."""
+    shown = "is not known" if result.new is None else f"is {result.new} {entry.knob.unit}"
+    return (
+        f"The cap on the {entry.knob} of {entry.name or entry.device} was off: {result.why}. The"
+        f" limit {shown} now; the cap is applied again if it is still wanted."
     )
 
 

@@ -289,7 +289,10 @@ class Capper:
             self._requests.trouble,
             engine.reconciler.unrecovered,
             *self._requests.unmatched,
+            *engine.reconciler.foreign,
         } - {""}
+        while engine.reconciler.news:
+            self._log(engine.reconciler.news.pop(0))
         for trouble in sorted(troubles - self._troubles):
             self._log(trouble)
         self._troubles = troubles

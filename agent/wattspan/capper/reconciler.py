@@ -32,6 +32,7 @@ from wattspan.capper.ownership import (
     recorded_state,
     release_to_other,
     reset_error,
+    reset_notice,
     review_absence,
     review_entry,
     unreadable_error,
@@ -91,6 +92,8 @@ class Reconciler:
         self.writes = 0
         self.restores = 0
         self.resets = 0
+        self.news: list[str] = []
+        """A sentence for each reset since the list was last cleared."""
         self.journal_trouble = ""
         self.devices, self._journal = devices, journal
         self._clock, self._record = clock, record
@@ -127,6 +130,13 @@ class Reconciler:
             f"The journal was damaged, and the original limit is unknown: {lost}. Set each limit by"
             " hand, or take the present ones as the originals with `wattspan caps accept`."
         )
+
+    @property
+    def foreign(self) -> Iterator[str]:
+        """A sentence for each knob that is left to another program."""
+        for entry in self._state.entries.values():
+            if entry.foreign is not None and not entry.lost:
+                yield str(foreign_limit_error(entry))
 
     def outstanding(self) -> Iterator[AuditEvent]:
         """A row for each cap in force, from the original to the present value."""
@@ -298,6 +308,7 @@ class Reconciler:
             return
         if result.action is AuditAction.RESET:
             self.resets += 1
+            self.news.append(reset_notice(entry, result))
             self._state.quiet.pop(key, None)
         if result.action is AuditAction.FOREIGN:  # the next quiet period must be longer
             quiet = self._state.quiet.get(key)

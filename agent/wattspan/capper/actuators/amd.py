@@ -18,9 +18,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wattspan.capper.actuators import PowerActuator, actuator_error, load_identity
+from wattspan.capper.actuators import (
+    PowerActuator,
+    actuator_error,
+    load_identity,
+    suspended_error,
+)
 from wattspan.capper.actuators.gpu import (
     ASK_WITHIN_RANGE,
+    GPU_ID_PREFIX,
     REJECTED,
     ClockActuator,
     GpuActuator,
@@ -33,6 +39,7 @@ from wattspan.sources.amdsmi.calls import AmdSmiError, AmdSmiLibrary, cause_of, 
 from wattspan.sources.amdsmi.device import EMULATED_UUID, MICROWATTS, BoardIdentity, power_limits
 from wattspan.sources.amdsmi.energy import accumulated
 from wattspan.sources.amdsmi.source import identify_board, is_amd, list_boards
+from wattspan.sources.bound_devices import BoundDevices
 
 _VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS | {gpu_calls.UNKNOWN}
 _REMEDIES = {
@@ -78,6 +85,7 @@ class AmdBoards:
         """``sysfs`` shows the loads of the driver and of the boards; None for an emulated host."""
         self.library = AmdSmiLibrary(amdsmi, clock)
         self._sysfs = sysfs
+        self._bound = None if sysfs is None else BoundDevices(sysfs, "amdgpu")
         self._losses: Counter[str] = Counter()  # of each board
         self._wide: set[str] = set()  # boards with an accumulator of more than 32 bits
         self._begun = False
@@ -87,11 +95,16 @@ class AmdBoards:
 
     def board(self, device: str) -> AmdBoard:
         """The board; ActuatorError if there is none, or it does not answer."""
+        address = device.removeprefix(GPU_ID_PREFIX)
+        if self._bound is not None and self._bound.suspended(address):
+            raise suspended_error(self._names.get(device, device))
         self._begin()
         return self._boards.get(device) or self._find(device)
 
     def slots(self) -> int:
         """The number of boards that the library has found. ActuatorError."""
+        if self._bound is not None and self._bound.all_suspended():
+            raise suspended_error("the AMD GPUs")
         self._begin()
         if self._names.keys() - self._boards.keys():
             self._reinitialise()

@@ -28,10 +28,12 @@ from wattspan.capper.actuators import (
     actuator_error,
     format_setting,
     load_identity,
+    suspended_error,
 )
 from wattspan.model import SECOND, CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources import gpu_calls
+from wattspan.sources.bound_devices import BoundDevices
 from wattspan.sources.nvml.calls import cause_of, pci_address
 from wattspan.sources.nvml.device import EMULATED_UUID
 
@@ -114,6 +116,8 @@ class NvmlBoards:
         self._nvml = nvml
         self._clock = clock
         self._sysfs = sysfs
+        self._bound = None if sysfs is None else BoundDevices(sysfs, "nvidia")
+        self._places: dict[str, tuple[int, str]] = {}  # index and PCI address of each board
         self._losses: Counter[str] = Counter()  # void handles of each board
         self._begun = False
         self._reinitialize_at: dict[str, int] = {}  # for each lost board
@@ -127,11 +131,18 @@ class NvmlBoards:
 
     def board(self, device: str) -> NvmlBoard:
         """The board; ActuatorError if there is none, or it does not answer."""
+        if device in self._places and self._is_suspended(self._places[device][1]):
+            raise suspended_error(self.name(device))
         self._begin()
         return self._boards.get(device) or self._find(device)
 
+    def _is_suspended(self, pci: str) -> bool:
+        return self._bound is not None and self._bound.suspended(pci)
+
     def slots(self) -> int:
         """The number of boards that the driver counts. ActuatorError."""
+        if self._bound is not None and self._bound.all_suspended():
+            raise suspended_error("the GPUs")
         code = gpu_calls.UNKNOWN
         for _ in ("this session", "a new session"):
             self._begin()
@@ -144,6 +155,9 @@ class NvmlBoards:
 
     def id_at(self, slot: int) -> str | None:
         """The id of the board with the index ``slot``; None if it cannot be identified."""
+        for device, (index, pci) in self._places.items():
+            if index == slot and self._is_suspended(pci):
+                return device
         self._begin()
         try:
             return self._describe(slot, self._nvml.nvmlDeviceGetHandleByIndex(slot)).id
@@ -223,6 +237,7 @@ class NvmlBoards:
             pci = pci_address(self._nvml.nvmlDeviceGetPciInfo(handle))
         board = NvmlBoard(GPU_ID_PREFIX + uuid, index, model, handle, pci)
         self._boards[board.id], self._names[board.id] = board, board.name
+        self._places[board.id] = index, pci
         return board
 
     def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
