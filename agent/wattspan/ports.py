@@ -33,6 +33,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.model.settings import Table
+from wattspan.sharing.pools import Pools
 from wattspan.spans.values import IntervalEnergy
 
 
@@ -410,6 +411,8 @@ class ExporterContext:
     """Returns the counter of rejections of a listener, which is called with the reason."""
     principals: PeerPrincipals | None = None
     """Finds the principals of peers; by default, by user id alone."""
+    pools: Pools | None = None
+    """Makes the bounded pools that peers fill, whose counters the agent exports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,7 @@ def full_host() -> Snapshot:
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
             exporter_drops={"otlp": 4}, refusals={("prometheus", "token"): 5, ("http", "tls"): 0},
             pool_refusals={("open_spans", "displaced"): 3},
+            pools_used={"open_spans": 0.25},
         ),
     )  # fmt: skip
 

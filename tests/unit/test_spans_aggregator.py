@@ -288,14 +288,32 @@ def test_stale_name_is_removed_and_restarts_at_zero() -> None:
     assert rows(totals)["shop", "a"].energy == {CPU: 2}
 
 
-def test_stale_names_are_searched_once_a_second() -> None:
-    totals = full(SpanAggregator(MANY))
-    last = moment(STALE_AFTER // S)
-    totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(STALE_AFTER // S - 1))
-    just_before = last._replace(mono=last.mono - 1)
-    totals.add([joined("e", {CPU: 1})], just_before)
-    totals.add([joined("e", {CPU: 1})], last)
-    assert "e" not in names(totals)
+def test_many_names_of_a_user_leave_another_users_names_their_accounts() -> None:
+    totals = SpanAggregator(MANY)
+    totals.add([joined(name, {CPU: 1}) for name in "abcdefgh"], moment(0), "eve")
+    totals.add([joined("x", {CPU: 7}), joined("y", {CPU: 1})], moment(1), "alice")
+    for second in range(2, 200, 10):
+        flood = [joined(f"{second}-{number}", {CPU: 10**6}) for number in range(50)]
+        totals.add(flood, moment(second), "eve/0123456789ab")
+        totals.accounts()
+    found = {(row.name, row.owner) for row in totals.accounts().rows}
+    assert {("x", "alice"), ("y", "alice")} <= found
+    assert len(found) <= MANY + 1
+
+
+def test_services_of_a_user_leave_another_users_service_its_outside_account() -> None:
+    totals = SpanAggregator(2)
+    for number in range(20):
+        totals.outside(f"s{number}", CPU, 1, "eve")
+    totals.outside("shop", CPU, 5, "alice")
+    assert totals.accounts().outside["shop", "alice", CPU] == 5
+
+
+def test_restored_accounts_beyond_the_limit_are_released() -> None:
+    rows = full(SpanAggregator(MANY)).accounts().rows
+    again = SpanAggregator(MANY - 1, rows)
+    assert len(again.accounts().rows) == MANY - 1
+    assert again.released == {CPU: 10}
 
 
 def test_name_with_most_of_the_energy_displaces_the_least_at_once() -> None:

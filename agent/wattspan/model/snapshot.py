@@ -469,6 +469,7 @@ class AgentStats:
     exporter_drops: Mapping[str, int] = field(default_factory=dict)
     refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by listener, reason
     pool_refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by pool, reason
+    pools_used: Mapping[str, float] = field(default_factory=dict)  # parts of the limits
 
 
 @dataclass(frozen=True, slots=True)

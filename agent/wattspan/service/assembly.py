@@ -72,6 +72,7 @@ from wattspan.service.poller import (
 from wattspan.service.span_assembly import PeerPrincipalLookup, SpanAssembly
 from wattspan.service.static_power import StaticPowerLearner
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
+from wattspan.sharing.pools import Pools
 from wattspan.storage.checkpoints import latest_checkpoint
 from wattspan.storage.store import DeferredStore, Store
 
@@ -167,8 +168,11 @@ def build_agent(
         latest = LatestSnapshot(ledger.snapshot(clock.now(), host_name(emulated)))
         refusals = RejectionCounter()
         principals = PeerPrincipalLookup(clock, resolver)
+        pools = Pools()
         opened_exporters = open_exporters(
-            plugins, config, ExporterContext(clock, __version__, log, refusals.counter, principals)
+            plugins,
+            config,
+            ExporterContext(clock, __version__, log, refusals.counter, principals, pools),
         )
         exporters = ExporterGroup(tuple(opened_exporters.exporters.values()))
         broken = tuple(
@@ -195,6 +199,7 @@ def build_agent(
             log,
             emulated,
             static_powers,
+            pools,
         )
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, principals=principals)
@@ -232,7 +237,8 @@ def build_agent(
                 ),
                 exporter_drops=exporters.drops,
                 refusals=refusals.counts,
-                pool_refusals=core.pools.refusals,
+                pool_refusals=pools.refusals,
+                pools_used=pools.used,
                 spans=spans.accounts,
                 tuning=tuning.accounts,
                 footprint=footprint.report,

@@ -280,6 +280,7 @@ class SnapshotProviders:
     exporter_drops: Callable[[], Mapping[str, int]] = dict
     refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
     pool_refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
+    pools_used: Callable[[], Mapping[str, float]] = dict
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
@@ -450,6 +451,7 @@ class Poller:
                 exporter_drops=self._providers.exporter_drops(),
                 refusals=self._providers.refusals(),
                 pool_refusals=self._providers.pool_refusals(),
+                pools_used=self._providers.pools_used(),
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),

@@ -133,9 +133,15 @@ class SpanJoiner:
         self._tap = tap
         self._static_powers = static_powers
         self._totals = (
-            SpanAggregator(settings.names, checkpoint.spans, checkpoint.outside, clock.monotonic())
+            SpanAggregator(
+                settings.names,
+                checkpoint.spans,
+                checkpoint.outside,
+                clock.monotonic(),
+                pools=pools,
+            )
             if checkpoint is not None
-            else SpanAggregator(settings.names)
+            else SpanAggregator(settings.names, pools=pools)
         )
         self._wall = WallClockConverter()
         self._pending: deque[PendingRequest] = deque()

@@ -89,6 +89,10 @@ AGENT = (
     Metric("wattspan.pool.refusals", COUNTER, "{request}",
            "Items that found a bounded pool full, or lost a place to an owner with fewer.",
            ("pool", "reason"), lambda snapshot: snapshot.stats.pool_refusals.items()),
+    Metric("wattspan.pool.used", GAUGE, "1",
+           "Used part of the limit of a bounded pool; of several pools of one name, the fullest.",
+           ("pool",), lambda snapshot: (
+               ((pool,), used) for pool, used in snapshot.stats.pools_used.items())),
 )  # fmt: skip
 
 # ----------------------------------------------- cost and carbon: rates and totals in billionths
