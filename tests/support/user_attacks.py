@@ -149,13 +149,18 @@ def _delegated(users: TwoUsers, *names: str) -> Outcome:
                 claimant.send(life.forged(), "trainer", **claim)
 
         booked = users.booked(users.work(), attack).outcome
-        groups = users.target.page().by("wattspan_group_energy_joules_total", "group")
+        name = names[-1].removeprefix("docker-").removeprefix("job_").removesuffix(".scope")[:12]
+
+        def groups() -> dict[str, float]:
+            """The joules of all groups, once the attacker's work is among them."""
+            claimant.ask("burn", seconds=0.5)
+            found = users.target.page().by("wattspan_group_energy_joules_total", "group")
+            return found if any(found.get(one) for one in (f"{ATTACKER}/{name}", name)) else {}
+
+        found = eventually(groups, f"a group with the name {name}")
     faults = list(booked.faults)
-    name = names[-1].removeprefix("docker-").removeprefix("job_")[:12].removesuffix(".scope")
-    if not groups.get(f"{ATTACKER}/{name}"):
-        faults.append(f"no group begins with the author of the name {name}")
-    if names[0] == "slurm" and groups.get(name):
-        faults.append("the attacker's work is in the job of Slurm")
+    if f"{ATTACKER}/{name}" not in found:
+        faults.append(f"the attacker's work is in the group {name}")
     return booked._replace(faults=faults)
 
 
