@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import psutil
 
-from support.two_users import Life, Outcome, TwoUsers
+from support.two_users import JOULES, SPANS, Life, Outcome, TwoUsers
 from support.user_process import ATTACKER, Told, UserProcess
 from support.waiting import eventually
 from wattspan.emulation.control import ControlClient
@@ -431,11 +431,13 @@ def _by_spans(users: TwoUsers, windows: Sequence[tuple[int, int]], to: str) -> l
     for number, (start, end) in enumerate(windows):
         span = (f"w{number}", start, end, os.urandom(8).hex())
         attacker.send([span], service, to, process__pid=users.victim.pid)
-    time.sleep(3.0)  # longer than the settling of spans; no energy is expected
-    page = users.target.page()
-    name = "wattspan_span_energy_joules_total"
+    # A span of the attacker's own that settles after all of them.
+    settled = users.target.page().total(SPANS, owner=users.owners[0]) + 1
+    now = time.time_ns()
+    attacker.send([("own", now - 10**8, now, os.urandom(8).hex())], service)
+    page = users.settled(users.owners[0], settled)
     return [
-        page.total(name, service_name=service, span_name=f"w{number}", hw_type="cpu") or None
+        page.total(JOULES, service_name=service, span_name=f"w{number}", hw_type="cpu") or None
         for number in range(len(windows))
     ]
 

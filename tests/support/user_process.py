@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -138,7 +139,7 @@ class _Answers:
 
     def rest(self, seconds: float) -> float:
         """Use no CPU."""
-        time.sleep(seconds)
+        threading.Event().wait(seconds)
         return seconds
 
     def send(
@@ -198,7 +199,7 @@ class _Answers:
                         getattr(answers, question)(**details)
                 os.write(done, b".")
                 signal.pause()
-            time.sleep(max(0.0, began + number / _CROWD_RATE - time.monotonic()))
+            threading.Event().wait(max(0.0, began + number / _CROWD_RATE - time.monotonic()))
         os.close(done)
         for _ in range(count):
             assert os.read(ready, 1), "all processes of the crowd have ended"
