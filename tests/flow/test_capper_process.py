@@ -19,6 +19,7 @@ from support.capper_process import CapperProcess, Gpu, finish
 from support.emulated_faults import FaultyHost
 from support.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
 from support.requirements import ROOT
+from support.two_users import CgroupsOfTest, NoCgroupError
 from support.waiting import eventually
 from wattspan.capper.journal import Journal, open_capper_host
 from wattspan.capper.protocol import CapperClient
@@ -52,6 +53,40 @@ def caps(
         check=False,
         timeout=60,
     )
+
+
+# --------------------------------------------------------------------------------- root of what
+
+HIDDEN = [
+    "unshare", "--mount", "sh", "-c",
+    "mount --make-rprivate / && mount -t proc -o hidepid=invisible proc /proc && "
+    'exec setpriv --bounding-set=-all,+sys_admin --inh-caps=-all "$@"',
+    "sh",
+]  # fmt: skip
+"""Runs a capper that sees processes as its unit's sandbox shows them."""
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("within", [[], HIDDEN], ids=["procfs", "hidden procfs"])
+def test_root_of_a_container_is_not_root_of_the_host(
+    host: EmulatedHost, tmp_path: Path, within: Sequence[str]
+) -> None:
+    with (
+        CgroupsOfTest() as cgroups,
+        CapperProcess(host, tmp_path, autotune__floor=0.3, within=within) as capper,
+    ):
+        try:
+            directories = list(map(str, cgroups.container()))
+        except NoCgroupError as error:
+            pytest.skip(f"no cgroup can be made here: {error}")
+        join = (
+            f'for one in {" ".join(directories)}; do echo $$ >"$one/cgroup.procs"; done; exec "$@"'
+        )
+        capper.ready()
+        inside = caps(capper, "restore", within=["sh", "-c", join, "sh"])
+        assert inside.returncode != 0
+        assert "Root of a container is not root of this host" in inside.stderr
+        assert caps(capper, "restore").returncode == 0
 
 
 # ----------------------------------------------------------------------- the capper itself ends
