@@ -27,7 +27,7 @@ from wattspan.model import (
     Tick,
     Usage,
 )
-from wattspan.storage.checkpoints import checkpoint_from_json, checkpoint_to_json
+from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
 
 TICK = SECOND // 10
 
@@ -316,6 +316,20 @@ def test_energy_during_a_restart_is_counted_as_unattributed() -> None:
     assert imbalances(after) == []
 
 
+def test_lower_bounds_continue_after_a_restart() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(40):  # the idle power of the package is unknown
+        before = host.turn(TICK, {1: 100})
+    assert HwType.CPU in before.processes[0].bounded
+    host = reopened(host, saved=unpack_checkpoint(pack_checkpoint(checkpoint(host))))
+    after = host.turn(TICK, {})
+    assert after.processes[0].bounded == before.processes[0].bounded
+    old, new = ({row.group: row.bounded for row in one.groups} for one in (before, after))
+    assert new == old
+    assert any(old.values())
+
+
 def test_totals_continue_after_a_reboot_without_raw_readings() -> None:
     host = world()
     host.born(1)
@@ -476,7 +490,7 @@ def test_energy_from_outside_the_cover_stays_uncounted_over_a_restart() -> None:
     for _ in range(20):
         before = host.turn(TICK, {}).account(DRAM.id)
     assert before.energy > before.counted == 0
-    written = checkpoint_from_json(checkpoint_to_json(checkpoint(host)))
+    written = unpack_checkpoint(pack_checkpoint(checkpoint(host)))
     assert outside in [one.domain for one in written.accounts]
     after = reopened(host)
     after.apply(domains={"rapl": [PACKAGE, replace(outside, in_cover=True)]})
@@ -499,3 +513,41 @@ def test_vanished_member_continues_where_nothing_has_replaced_it() -> None:
 
 def test_counted_domain_has_no_baseline() -> None:
     assert world().turn(TICK, {}).account("rapl:package-0/core").baseline is None
+
+
+def moving_tick(second: int, counter: int | None = None, frozen: bool = False) -> Tick:
+    """A tick of a package that is counted and charged to nobody, with its counter if it moved."""
+    domain = replace(PACKAGE, resource=None, method="none", moves_with="cpu:0")
+    at = Instant(second * SECOND, second * SECOND)
+    values = [] if counter is None else [Reading(domain.id, at, Microjoules(counter))]
+    ids = frozenset({domain.id} if frozen else ())
+    return Tick(at, {domain.source: [domain]}, values, frozen=ids)
+
+
+def test_counter_that_has_not_moved_since_an_earlier_run_measures_nothing() -> None:
+    first = Ledger(LedgerSettings(), boot_id="boot")
+    for second in (1, 2):
+        first.apply(moving_tick(second, second * 10_000_000))
+    at = Instant(2 * SECOND, 2 * SECOND)
+    saved = first.checkpoint(first.snapshot(at, "h"))
+    again = Ledger(LedgerSettings(), checkpoint=saved, boot_id="boot", now=5 * SECOND)
+    again.apply(moving_tick(5, 20_000_000))
+    assert again.snapshot(at, "h").account(PACKAGE.id).energy == 10_000_000
+    again.apply(moving_tick(8, 50_000_000))
+    assert again.snapshot(at, "h").account(PACKAGE.id).energy == 40_000_000
+
+
+def test_frozen_counter_has_no_power_at_once_and_a_gap_after_the_patience() -> None:
+    ledger = Ledger(LedgerSettings(), boot_id="boot")
+    at = Instant(SECOND, SECOND)
+    for second in range(1, 4):
+        ledger.apply(moving_tick(second, second * 10_000_000))
+    assert ledger.snapshot(at, "h").account(PACKAGE.id).power == 10_000
+    ledger.apply(moving_tick(6, frozen=True))
+    frozen = ledger.snapshot(at, "h").account(PACKAGE.id)
+    assert (frozen.power, dict(frozen.gaps)) == (None, {})
+    ledger.apply(moving_tick(14, frozen=True))
+    ledger.apply(moving_tick(16, 77_000_000))
+    account = ledger.snapshot(at, "h").account(PACKAGE.id)
+    assert dict(account.gaps) == {GapReason.FROZEN: 13 * SECOND}
+    assert account.energy == 20_000_000

@@ -1,7 +1,7 @@
 import os
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from wattspan.cli.doctor.host import (
     other_writers,
 )
 from wattspan.cli.doctor.network import examine_ports
-from wattspan.cli.doctor.sources import examine_sources
+from wattspan.cli.doctor.sources import examine_sources, use_all_sockets
 from wattspan.cli.formatting import text_lines
 from wattspan.config import AgentSettings, Config, StoreSettings
 from wattspan.config.loading import DEFAULT_PATH
@@ -287,7 +287,10 @@ def counting(*watts: float) -> list[Batch]:
 
 
 def examined(
-    batches: Iterable[Batch] | None, settings: Table | None = None, refusal: str = ""
+    batches: Iterable[Batch] | None,
+    settings: Table | None = None,
+    refusal: str = "",
+    work: Callable[[Path], None] = use_all_sockets,
 ) -> tuple[list[Finding], int]:
     def open_(settings: Switch, context: SourceContext) -> CounterSource | None:
         if batches is not None:
@@ -299,7 +302,7 @@ def examined(
     plugins = Plugins(sources={"x": SourcePlugin(Switch, open_)})
     config = Config(sources={"x": settings or Switch()})
     context = SourceContext(ManualClock(), FakeDirectory())
-    result = examine_sources(plugins, config, context)
+    result = examine_sources(plugins, config, context, work=work)
     return result.sections["Source x"], result.readable
 
 
@@ -315,6 +318,32 @@ def test_constant_counter_is_a_warning() -> None:
     (finding,), _ = examined(counting(0))
     assert finding.mark is Severity.WARN
     assert "it does not move" in finding.detail
+
+
+def test_counter_that_stands_still_while_cpus_work_is_a_failure() -> None:
+    frozen = replace(PACKAGE, moves_with="cpu")
+    batches = [replace(one, domains=(frozen,)) for one in counting(0, 0)]
+    worked = list[Path]()
+    (finding,), readable = examined(batches, work=worked.append)
+    assert (finding.mark, readable) == (Severity.FAIL, 0)
+    assert finding.detail == (
+        "its value does not change while the hardware works: its energy is unknown"
+    )
+    assert "[sources.estimate]" in finding.remedy
+    assert worked == [Path("/sys")]
+
+
+def test_counter_that_moves_with_work_is_counted() -> None:
+    resting = replace(PACKAGE, moves_with="cpu")
+    batches = [replace(one, domains=(resting,)) for one in counting(0, 7)]
+    (finding,), readable = examined(batches, work=lambda _: None)
+    assert (finding.mark, readable) == (Severity.OK, 1)
+
+
+def test_work_on_all_sockets_ends(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    use_all_sockets(tmp_path)
+    assert os.sched_getaffinity(0) == before
 
 
 def test_unreadable_counter_is_a_failure_with_a_remedy() -> None:
@@ -407,6 +436,18 @@ def test_id_of_two_sources_is_a_failure() -> None:
     assert (mark, what) == (Severity.FAIL, "p")
     assert "that of y is ignored" in detail
     assert "Rename the domain" in remedy
+
+
+def test_setting_that_matches_nothing_is_a_finding_of_a_source_without_counters() -> None:
+    absent = SourcePlugin(Switch, lambda *_: None, lambda _: ["sources.x.sysfs: no directory /x"])
+    context = SourceContext(ManualClock(), FakeDirectory())
+    found = examine_sources(
+        Plugins(sources={"x": absent}), Config(sources={"x": Switch()}), context
+    )
+    assert [(one.mark, one.what) for one in found.sections["Source x"]] == [
+        (Severity.NOTE, "nothing to read"),
+        (Severity.WARN, "setting"),
+    ]
 
 
 def test_broken_source_plugin_has_its_own_section() -> None:

@@ -29,6 +29,7 @@ from wattspan.sources.hwmon.source import (
     SensorSession,
     SensorThread,
     open_hwmon,
+    plugin,
     scan_sensors,
 )
 from wattspan.testing import FakeDirectory, ManualClock
@@ -475,3 +476,15 @@ def test_ids_are_unique_and_printable(sensors: list[Sensor]) -> None:
     domains = resolve_sensors(sensors, {})
     assert len({domain.id for domain in domains.values()}) == len(domains)
     assert all(" " not in domain.id and domain.why for domain in domains.values())
+
+
+def test_advice_names_sensors_and_roots_that_do_not_exist(tree: Tree, tmp_path: Path) -> None:
+    tree.meter(0, "Grace Power Socket 0", 1)
+    names = {"power_meter/Grace Power Socket 0": "cpu:0", "power_meter/Grace Socket 0": "cpu"}
+    settings = HwmonSettings(sensors=names, sysfs=str(tree.root))
+    (sentence,) = plugin.advice(settings)
+    assert '"power_meter/Grace Socket 0"' in sentence
+    assert "found: power_meter/Grace Power Socket 0" in sentence
+    assert [*plugin.advice(msgspec.structs.replace(settings, enabled=False))] == []
+    (root, _, _) = plugin.advice(msgspec.structs.replace(settings, sysfs=str(tmp_path / "none")))
+    assert root == f"sources.hwmon.sysfs: there is no directory {tmp_path / 'none'}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ import pytest
 from support.covers import cover_of, cover_of_batch
 from support.descriptors import no_free_descriptor
 from support.powercap_host import PowercapHost, counters, epochs
-from wattspan.model import SECOND, Provenance, Trouble
+from wattspan.model import Provenance, Trouble
 from wattspan.ports import Batch
 from wattspan.sources.rapl.powercap import PowercapSource
-from wattspan.sources.rapl.sysfs import CounterFile, access_failure
-from wattspan.sources.rapl.topology import Zone
+from wattspan.sources.rapl.sysfs import access_failure
 from wattspan.testing import ManualClock
 
 PACKAGE, MEMORY = "intel-rapl:0", "intel-rapl:0:0"
@@ -329,57 +327,3 @@ def test_scan_without_descriptors_keeps_the_counters(tmp_path: Path) -> None:
         batch = host.read_after(60)
         assert set(epochs(batch).values()) == {0}
         assert not batch.failures
-
-
-def test_unchanged_counter_is_reported_as_stuck_without_readings(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        host.read_after()
-        before = counters(host.read_after())["rapl:package-0"]
-        host.engine.freeze(PACKAGE)
-        for _ in range(30):
-            batch = host.read_after()
-            assert counters(batch).keys() == ALL - {"rapl:package-0"}, "no zero is made up"
-            assert not batch.failures
-        assert only_failure(host.read_after()) == (Trouble.STUCK, "rapl:package-0")
-        host.engine.mend(PACKAGE)
-        batch = host.read_after()
-        assert counters(batch)["rapl:package-0"] > before, "the next one tells of all the time"
-        assert not batch.failures
-        assert set(epochs(batch).values()) == {0}
-
-
-def test_counter_that_never_moved_is_not_stuck(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        host.engine.freeze(PACKAGE)
-        for _ in range(5):
-            batch = host.read_after()
-            assert counters(batch).keys() == ALL
-            host.pass_time(2)
-        assert not batch.failures
-
-
-def test_coarse_counter_is_stuck_only_after_a_long_pause(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        for _ in range(4):  # it changes every two seconds and a half
-            host.engine.freeze(PACKAGE)
-            for _ in range(24):
-                assert not host.read_after().failures
-            host.engine.mend(PACKAGE)
-            assert counters(host.read_after()).keys() == ALL
-        host.engine.freeze(PACKAGE)
-        host.read_after(0.1)
-        assert not host.read_after(9.5).failures
-        assert only_failure(host.read_after(1)) == (Trouble.STUCK, "rapl:package-0")
-
-
-def test_counter_outside_the_cover_is_never_stuck(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        domain = next(one for one in host.read_after().domains if one.in_cover)
-        path = host.tree.path(PACKAGE)
-        counter = CounterFile(path / "energy_uj", Zone(PACKAGE, "package-0"))
-        counter.assign(domain, 0)
-        counter.record(1, 0)
-        counter.record(2, SECOND)
-        assert counter.unchanged_for(2, 2 * SECOND) == SECOND
-        counter.assign(replace(domain, in_cover=False, resource=None), 0)
-        assert counter.unchanged_for(2, 2 * SECOND) is None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from wattspan.attribution.baseline import IdleModel, idle_model
 from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
+from wattspan.attribution.missing import MissingEnergy
 from wattspan.attribution.part_powers import WINDOW, PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
 from wattspan.attribution.top_n import (
@@ -92,6 +93,7 @@ class _DomainState:
     resumed: bool = False  # the last reading of the meter is from a checkpoint
     idle_deficit: int = 0
     withheld: int = 0
+    measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
 
     def baseline_energy(self, interval: Interval, usage: Usage | None) -> tuple[int, int]:
@@ -155,6 +157,7 @@ class Ledger:
         self._infos: dict[Payer, PayerInfo] = {}
         self._exited: deque[tuple[int, Payer]] = deque()
         self._charges: dict[HwType, dict[Payer, int]] = {}
+        self._missing = MissingEnergy()
         self._row_powers: AveragePowers[Payer] = AveragePowers()
         self._ranked = now
         self._sequence = 0
@@ -175,7 +178,7 @@ class Ledger:
         a new one from a later reading on.
         """
         for source, domains in tick.domains.items():
-            self._register(source, domains)
+            self._register(source, domains, tick.at)
         for reading in tick.readings:
             state = self._domains.get(reading.domain_id)
             if state is not None:
@@ -185,18 +188,21 @@ class Ledger:
             self._infos[info.payer] = info
         for usage in tick.usages:
             self._settlement.add_usage(usage)
+            self._missing.used(usage)
         for payer in tick.exits:
             self._rows.exit(payer, tick.at.mono)
             self._exited.append((tick.at.mono, payer))
-        for state in self._domains.values():
-            self._book(state, state.meter.absent(tick.at), None)
+        for key, state in self._domains.items():
+            if frozen := key in tick.frozen:
+                state.power.reset()
+            self._book(state, state.meter.absent(tick.at, frozen=frozen), None)
         return [self._settle(settled) for settled in self._settlement.due(tick.at)]
 
     def knows(self, payer: Payer) -> bool:
         """True if ``payer`` has been described."""
         return payer in self._infos
 
-    def _register(self, source: str, domains: Iterable[Domain]) -> None:
+    def _register(self, source: str, domains: Iterable[Domain], at: Instant) -> None:
         """Replace the list of domains of ``source``; accounts of absent domains remain."""
         known = {domain.id: domain for domain in domains}
         for state in self._domains.values():
@@ -204,15 +210,19 @@ class Ledger:
                 state.present = False
                 state.power.reset()
                 self._end_counting(state)
+                state.meter.expect(None)
         for domain in known.values():
             registered = self._domains.get(domain.id)
             if registered is None:
                 meter = CounterMeter(domain, self._settings.absence)
+                meter.expect(at)
                 state = _DomainState(domain, meter, self._idle_model(domain))
                 state.member = False
                 self._domains[domain.id] = state
                 self._moving.append((state, domain))
             else:
+                if not registered.present:
+                    registered.meter.expect(at)
                 if not _same_hardware(registered.domain, domain):
                     registered.idle_model = self._idle_model(domain)
                 self._redefine(registered, domain)
@@ -256,8 +266,10 @@ class Ledger:
 
     def _update(self, state: _DomainState, reading: Reading) -> None:
         if state.resumed:  # epochs are counted per run of the agent
-            state.resumed = False
             last = state.meter.last
+            if last is not None and state.domain.moves_with and last.counter == reading.counter:
+                return  # a counter that has not moved since the earlier run measures nothing yet
+            state.resumed = False
             if last is not None:
                 last = last._replace(epoch=reading.epoch)
                 state.meter = CounterMeter(state.domain, self._settings.absence, last)
@@ -271,7 +283,10 @@ class Ledger:
             state.gaps[period.reason] = state.gaps.get(period.reason, 0) + period.duration
             state.power.reset()
             state.settled = period.end  # its energy stays unknown: nothing waits for it
+            if state.domain.resource is not None and period.reason is not GapReason.SUSPEND:
+                self._missing.gap(state.domain, period.end.mono)
         elif period is not None:
+            state.measured = True
             state.power.add(period.energy, period.duration)
             counts = state.counts(period)
             if counts and state.domain.resource is not None and reading is not None:
@@ -315,6 +330,8 @@ class Ledger:
             state.settled = interval.end
         while state.unsettled and state.unsettled[0].at.mono <= interval.end.mono:
             state.settled_reading = state.unsettled.popleft()
+        if attribution.withheld and usage is not None:
+            self._missing.withheld(state.domain.hw_type, usage)
         charges = self._charges.setdefault(state.domain.hw_type, {})
         for payer, energy in attribution.shares:
             charges[payer] = charges.get(payer, 0) + energy
@@ -325,6 +342,8 @@ class Ledger:
         state = self._domains.get(part.domain_id)
         if state is None:
             return
+        state.measured = True
+        state.meter.expect(None)  # it has no counter of its own
         state.energy += part.energy
         state.uncounted += part.energy
         state.consumers += part.consumers
@@ -349,6 +368,10 @@ class Ledger:
             for groups, energy in by_groups.items():
                 self._groups.charge(groups, kind, energy, now)
         self._charges = {}
+        for payer, kind in self._missing.take((*self._rows.rows, *infos)):
+            self._rows.bound(payer, kind)
+            if (info := infos.get(payer)) is not None:
+                self._groups.bound(info.groups, kind)
 
     # ------------------------------------------------------------------------------- reports
 
@@ -398,6 +421,7 @@ class Ledger:
             since=snapshot.since,
             inference=snapshot.spans.inference,
             inference_idle=snapshot.spans.inference_idle,
+            unmetered=snapshot.spans.unmetered,
         )
 
     def baseline_errors(self) -> dict[str, float]:
@@ -405,6 +429,13 @@ class Ledger:
         if self._settings.idle is not IdlePolicy.SEPARATE:
             return {}
         return {key: state.idle_model.error for key, state in self._domains.items()}
+
+    def missing_until(self, payer: Payer) -> dict[HwType, int]:
+        """The monotonic time until which energy of a payer was in gaps, by hardware type.
+
+        Safe from any thread.
+        """
+        return self._missing.until(payer)
 
     @property
     def late_usages(self) -> int:
@@ -436,6 +467,8 @@ class Ledger:
             idle_power_remembered=model.remembered,
             idle_power_error=Milliwatts(math.ceil(model.error)) if learned else None,
             uncounted=Microjoules(state.uncounted),
+            measured=state.measured,
+            silent=state.meter.silent,
         )
 
     def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:
@@ -444,6 +477,7 @@ class Ledger:
             frozen_energies(row.energy),
             self._row_powers.of(payer),
             alive=row.exited is None,
+            bounded=frozenset(row.bounded),
         )
 
     def _provenance(self) -> dict[HwType, Provenance]:
@@ -480,6 +514,7 @@ class Ledger:
                 self._exited.append((now, payer))
             else:
                 self._infos.pop(payer, None)
+                self._missing.forget(payer)
 
     def _resume(self, checkpoint: Checkpoint, now: int) -> None:
         # Checkpoints of older releases have no `since`: their accounts are at least as old as they.
@@ -503,12 +538,13 @@ class Ledger:
                 withheld=account.withheld,
                 member=domain.in_cover,
                 uncounted=account.energy - account.counted,
+                measured=account.measured and account.energy > 0,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:
             if same_boot and row.alive and len(self._rows.rows) < self._settings.top:
                 self._infos[row.info.payer] = row.info
-                self._rows.restore(row.info.payer, row.energy, now)
+                self._rows.restore(row.info.payer, row.energy, now, row.bounded)
             else:
                 self._rows.retire(row.energy)
         self._groups = GroupAccounts(self._settings.groups, checkpoint.groups, now)

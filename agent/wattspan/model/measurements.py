@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -35,6 +36,25 @@ class ModelEnum(StrEnum):
     """
 
     __hash__ = str.__hash__
+
+
+class Certainty(ModelEnum):
+    """The completeness of a figure: whether energy or power that belongs to it is unknown.
+
+    An unknown figure is shown by no number, and a lower bound never as a plain number.
+    """
+
+    KNOWN = "known"
+    LOWER_BOUND = "lower_bound"  # a part is unknown: the true figure is not smaller
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of_sum(cls, parts: Iterable[Certainty]) -> Certainty:
+        """The certainty of the sum of all known parts; UNKNOWN without any part."""
+        found = set(parts)
+        if len(found) == 1:
+            return found.pop()
+        return cls.LOWER_BOUND if found else cls.UNKNOWN
 
 
 class Instant(NamedTuple):
@@ -127,7 +147,8 @@ class Domain:
     energy is attributed (``"cpu:0"``, ``"gpu:GPU-..."``, ``"cpu"`` for the whole host); with
     ``None`` the domain is counted and not attributed, as all domains outside the cover.
     ``measures`` is the thing that is measured; None is the board at ``pci``, or a thing that no
-    other domain measures.
+    other domain measures. ``moves_with`` names the usage that must show in the counter: one that
+    stands still meanwhile is frozen; "" if none does.
     """
 
     id: str
@@ -147,6 +168,7 @@ class Domain:
     why: str = ""  # one clause for `doctor`: the reason for or against the cover
     model: str = ""  # of the hardware; an idle power is remembered for the same model only
     static_power: Milliwatts | None = None  # of a GPU blocked on communication, as configured
+    moves_with: str = ""
     pci: str = ""  # the address of its first PCI function, as in "0000:0c:00.0"
     measures: Thing | None = None
     modelled: bool = False  # by a model of load, without a sensor; also of an emulated host
@@ -178,6 +200,7 @@ class GapReason(ModelEnum):
     MISSED = "missed"  # the counter may have lapped between two readings
     IMPLAUSIBLE = "implausible"  # more energy than the hardware can use
     ABSENT = "absent"  # no reading: the counter is unreadable or gone
+    FROZEN = "frozen"  # the counter does not move while the hardware works
 
 
 class Interval(NamedTuple):

@@ -33,7 +33,13 @@ from wattspan.model import (
     Snapshot,
     SourceHealth,
 )
-from wattspan.plugins import Plugins, open_exporters, open_sources
+from wattspan.plugins import (
+    AwaitedSources,
+    Plugins,
+    open_exporters,
+    open_sources,
+    source_advice,
+)
 from wattspan.ports import (
     Clock,
     ExporterContext,
@@ -130,6 +136,9 @@ def build_agent(
             amdsmi=emulated.amdsmi() if emulated is not None else None,
         )
         opened = open_sources(plugins, config, context)
+        for name in opened.awaited:  # an open source reports its settings that match nothing
+            for sentence in source_advice(plugins, config, name):
+                log(sentence)
         for source in opened.sources.values():
             undo.callback(source.close)
         if not opened.sources:
@@ -171,6 +180,7 @@ def build_agent(
             AttributionHistory(config.agent.history, config.agent.history_bytes),
             static_powers.powers,
             ledger.baseline_errors,
+            ledger.missing_until,
         )
         devices = DeviceHistory(
             config.agent.interval, LedgerSettings().absence, config.agent.api_resolution
@@ -224,10 +234,15 @@ def build_agent(
                 ramps=devices.ramps,
                 fleet=fleet.accounts,
             ),
-            observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
+            observers={
+                DEVICES: devices.settle,
+                STATIC_POWERS: static_powers.apply,
+                **tuning.observers,
+            },
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
+            awaited=AwaitedSources(opened.awaited, clock.monotonic(), log),
         )
         undo.pop_all()
         return Agent(

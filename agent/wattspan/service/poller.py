@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Generic, ParamSpec
 
 from wattspan.attribution.cover import Cover
+from wattspan.attribution.frozen_counters import FrozenCounters
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
     MILLISECOND,
@@ -38,6 +39,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.model.fleet import FleetAccounts
+from wattspan.plugins import AwaitedSources
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.recent_ticks import RecentTicks
@@ -93,11 +95,38 @@ class Ticker:
         self.ticks += 1
 
 
+FROZEN = Failure(
+    "",
+    "",
+    Trouble.STUCK,
+    "its value does not change while the hardware works",
+    "A hypervisor or firmware does not update it. Its energy is unknown, and it is used again when "
+    "it changes. In a virtual machine, measure on the host, or enable [sources.estimate].",
+)
+
+
+def measured(batch: Batch, counters: FrozenCounters) -> Batch:
+    """``batch`` without readings that measure nothing, and with failures of frozen counters."""
+    moves = counters.moves(batch.domains, batch.readings)
+    if not moves.frozen and len(moves.readings) == len(batch.readings):
+        return batch
+    failures = (
+        replace(FROZEN, source=one.source, thing=one.name, domain_id=one.id)
+        for one in batch.domains
+        if one.id in moves.frozen
+    )
+    return replace(batch, readings=moves.readings, failures=(*batch.failures, *failures))
+
+
 class MonitoredSource:
     """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
-    def __init__(self, source: CounterSource, clock: Clock) -> None:
+    def __init__(
+        self, source: CounterSource, clock: Clock, counters: FrozenCounters | None = None
+    ) -> None:
+        """``counters`` are shared by all sources of a host."""
         self.source = source
+        self._counters = counters or FrozenCounters()
         self.batch = Batch(domains=())
         self._clock = clock
         self._reads = 0
@@ -121,10 +150,10 @@ class MonitoredSource:
             batch = Batch(domains=self.batch.domains, failures=(failure,))
         self._duration = self._clock.monotonic() - before
         self._reads += 1
+        self.batch = batch = measured(batch, self._counters)
         self._failed += len(batch.failures)
         if batch.readings:
             self._last_reading = batch.readings[-1].at.mono
-        self.batch = batch
         return batch
 
     def without(self, foreign: Mapping[str, frozenset[str]]) -> Batch:
@@ -288,17 +317,21 @@ class Poller:
         recorders: Mapping[str, TickRecorder] = MappingProxyType({}),
         save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
+        awaited: AwaitedSources | None = None,
     ) -> None:
         """``observers`` and ``recorders`` have names that health shows.
 
         ``save`` receives the checkpoint of each snapshot before it is published. ``alive`` is
-        called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
+        called in every cycle, and at least every ``MAX_SLEEP`` between cycles. ``awaited`` opens
+        sources that are read as soon as they find something.
         """
         self._clock = clock
         self._ledger = ledger
         self.history = history
         self._cover = Cover()
-        self._sources = [MonitoredSource(source, clock) for source in sources]
+        self._counters = FrozenCounters()
+        self._sources = [self._monitored(source) for source in sources]
+        self._awaited = awaited or AwaitedSources({}, 0)
         self._usage = MonitoredUsage(usage)
         self._directory = directory
         self._latest = latest
@@ -320,6 +353,9 @@ class Poller:
         self._sampled: list[Tick] = []
         self._gpus: tuple[GpuStatus, ...] = ()
         self._settled = self._started.mono
+
+    def _monitored(self, source: CounterSource) -> MonitoredSource:
+        return MonitoredSource(source, self._clock, self._counters)
 
     def view(self) -> Snapshot:
         """The newest snapshot. Safe from any thread."""
@@ -390,6 +426,7 @@ class Poller:
             gpus=self._gpus,
             health=(
                 *(source.health() for source in self._sources),
+                *(SourceHealth(one.source, False, 0, 1, (one,)) for one in self._awaited.failures),
                 self._usage.health(),
                 *(one for observer in self._observers for one in observer.health()),
                 *(one for recorder in self._recorders for one in recorder.health()),
@@ -435,6 +472,8 @@ class Poller:
                 every.callback(source.source.close)
 
     def _sample(self, *, settle: bool) -> Tick:
+        for found in self._awaited.found(self._clock.monotonic()):
+            self._sources.append(self._monitored(found))
         batches = {source.source.name: source.read() for source in self._sources}
         changed = self._cover.update(
             self._clock.monotonic(),
@@ -447,11 +486,19 @@ class Poller:
         domains = {name: self._cover.domains[name] for name in changed}
         readings = [reading for batch in batches.values() for reading in batch.readings]
         usages = [usage for batch in batches.values() for usage in batch.usages]
+        frozen = frozenset().union(*(batch.frozen for batch in batches.values()))
         self._gpus = self._cover.statuses([gpu for one in batches.values() for gpu in one.gpus])
         polled = self._usage.poll(settle=settle)
+        self._counters.add_usages(polled.usages)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
         return Tick(
-            self._clock.now(), domains, readings, births, (*polled.usages, *usages), polled.exited
+            self._clock.now(),
+            domains,
+            readings,
+            births,
+            (*polled.usages, *usages),
+            polled.exited,
+            frozen,
         )
 
     def _unknown_users(

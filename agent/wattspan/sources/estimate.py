@@ -11,7 +11,7 @@ docs/reference/estimate.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +41,7 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
+from wattspan.util.cpu_topology import CpuTopology
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +85,6 @@ def busy_ticks(stat: bytes) -> dict[int, int]:
             user, nice, system, _idle, _iowait, irq, softirq = (int(f) for f in fields[:7])
             busy[int(label[3:])] = user + nice + system + irq + softirq
     return busy
-
-
-def sockets_of_cpus(sysfs: Path, cpus: Iterable[int]) -> dict[int, int]:
-    """The socket of each CPU; 0 where the host does not know it (-1 in some virtual machines)."""
-    return {cpu: _socket(sysfs / f"devices/system/cpu/cpu{cpu}/topology") for cpu in cpus}
-
-
-def _socket(topology: Path) -> int:
-    try:
-        return max(0, int((topology / "physical_package_id").read_text()))
-    except (OSError, ValueError):
-        return 0
 
 
 NAME = "estimate"
@@ -145,14 +134,14 @@ class EstimateSource:
         clock: Clock,
         model: LoadModel,
         *,
-        sockets: Mapping[int, int],
+        cpus: CpuTopology,
         dram: int = 0,
         provenance: Provenance = Provenance.ESTIMATED,
     ) -> None:
         self._stat = stat
         self._clock = clock
         self._model = model
-        self._socket_of = sockets
+        self._cpus = cpus
         self._dram = dram
         self._before: tuple[Instant, dict[int, int]] | None = None
 
@@ -173,21 +162,23 @@ class EstimateSource:
                 modelled=True,
             )
 
-        self._domains: tuple[Domain, ...] = tuple(
-            domain(
-                Thing(ThingKind.SOCKET, socket),
-                f"package-{socket}",
-                HwType.CPU,
-                f"cpu:{socket}",
-                "cpu-time",
-                "the package",
-            )
-            for socket in sorted(set(sockets.values()))
-        )
+        self._of_memory: tuple[Domain, ...] = ()
         if dram:
             memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
-            self._domains += (domain(Thing(ThingKind.MEMORY), *memory),)
-        self._energies = [0] * len(self._domains)  # microjoules, in the order of the domains
+            self._of_memory = (domain(Thing(ThingKind.MEMORY), *memory),)
+        self._package = lambda socket: domain(
+            Thing(ThingKind.SOCKET, socket),
+            f"package-{socket}",
+            HwType.CPU,
+            f"cpu:{socket}",
+            "cpu-time",
+            "the package",
+        )
+        self._domains = self._present()
+        self._energies: dict[str, int] = {}  # microjoules, by domain id
+
+    def _present(self) -> tuple[Domain, ...]:
+        return (*map(self._package, self._cpus.sockets), *self._of_memory)
 
     def read(self) -> Batch:
         at = self._clock.now()
@@ -198,16 +189,19 @@ class EstimateSource:
         except (OSError, ValueError) as error:
             failure = Failure(NAME, str(self._stat), Trouble.RETRY, str(error), "It is read again.")
             return Batch(self._domains, failures=(failure,))
+        if self._cpus.refresh() and (present := self._present()) != self._domains:
+            self._domains = present
         if self._before is not None:
             then, before = self._before
             duration = at.mono - then.mono
-            powers = [*self._package_powers(before, busy, duration), self._dram]
-            for place in range(len(self._domains)):
-                self._energies[place] += energy_at(powers[place], duration)
+            powers = (*self._package_powers(before, busy, duration), self._dram)
+            for domain, power in zip(self._domains, powers, strict=False):
+                energy = self._energies.get(domain.id, 0)
+                self._energies[domain.id] = energy + energy_at(power, duration)
         self._before = (at, busy)
         readings = tuple(
-            Reading(domain.id, at, Microjoules(energy))
-            for domain, energy in zip(self._domains, self._energies, strict=True)
+            Reading(domain.id, at, Microjoules(self._energies.get(domain.id, 0)))
+            for domain in self._domains
         )
         return Batch(self._domains, readings)
 
@@ -219,8 +213,8 @@ class EstimateSource:
         self, before: Mapping[int, int], busy: Mapping[int, int], duration: int
     ) -> Iterator[Milliwatts]:
         """The power of each socket, in order, over ``duration`` nanoseconds."""
-        for socket in sorted(set(self._socket_of.values())):
-            cpus = [cpu for cpu in busy if cpu in before and self._socket_of.get(cpu, 0) == socket]
+        for socket in self._cpus.sockets:
+            cpus = [cpu for cpu in busy if cpu in before and self._cpus.socket_of(cpu) == socket]
             spent = sum(max(0, busy[cpu] - before[cpu]) for cpu in cpus)
             yield self._model.power(spent, duration * len(cpus))
 
@@ -244,7 +238,7 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
     sysfs = context.sysfs or Path(settings.sysfs)
     stat = Path(settings.procfs) / "stat"
     try:
-        cpus = busy_times(stat)
+        busy_times(stat)
     except (OSError, ValueError) as error:
         raise SourceError(
             f"Cannot estimate CPU energy: CPU times are not available: {error}. "
@@ -254,10 +248,17 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
         stat,
         context.clock,
         LoadModel(idle, busy, settings.curvature),
-        sockets=sockets_of_cpus(sysfs, cpus),
+        cpus=CpuTopology(sysfs),
         dram=round(settings.dram_gigabytes * settings.dram_watts_per_gigabyte * 1000),
         provenance=Provenance.EMULATED if context.emulated else Provenance.ESTIMATED,
     )
 
 
-plugin = SourcePlugin(settings=EstimateSettings, open=open_estimate)
+def estimate_advice(settings: EstimateSettings) -> Iterator[str]:
+    """A sentence for each root that this host does not have."""
+    for key, root in (("procfs", settings.procfs), ("sysfs", settings.sysfs)):
+        if settings.enabled and not Path(root).is_dir():
+            yield f"sources.estimate.{key}: there is no directory {root}"
+
+
+plugin = SourcePlugin(settings=EstimateSettings, open=open_estimate, advice=estimate_advice)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,9 +31,12 @@ from wattspan.model import (
     mean_power,
 )
 from wattspan.model.settings import Table
-from wattspan.plugins import Plugins
+from wattspan.plugins import Plugins, source_advice
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
+from wattspan.service.poller import FROZEN
+from wattspan.util.cpu_topology import CpuTopology
 
+_WORK = 0.3  # seconds of CPU time on each socket
 _TIMEOUT = 3 * SECOND  # for a source whose first reading comes from a thread of its own
 _POLL_INTERVAL = 100 * MILLISECOND
 
@@ -55,12 +60,22 @@ class SourceProbe:
     last: dict[str, Reading] = field(default_factory=dict)
     failures: dict[Failure, None] = field(default_factory=dict)
     gpus: dict[str, GpuStatus] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
 
     @property
     def readable(self) -> int:
-        """The number of counters with a reading; an estimate is not a counter."""
+        """The number of counters that measure; an estimate is not a counter."""
         estimated = {d.id for d in self.domains if d.provenance is Provenance.ESTIMATED}
-        return len(self.last.keys() - estimated)
+        return len(self.last.keys() - estimated - self.frozen)
+
+    @property
+    def unmoved(self) -> frozenset[str]:
+        """Counters that have one value in both reads, and would show the work of CPUs."""
+        return frozenset(
+            one.id
+            for one in self.domains
+            if one.moves_with and one.id in self.first and self.power(one) == 0
+        )
 
     def power(self, domain: Domain) -> int | None:
         """Milliwatts between the two reads; None if unknown."""
@@ -84,10 +99,38 @@ class SourceProbe:
             clock.sleep_until(clock.monotonic() + _POLL_INTERVAL)
 
 
+def use_all_sockets(sysfs: Path) -> None:
+    """Work for a moment on a CPU of each socket, so that its energy counter must move."""
+    topology, allowed = CpuTopology(sysfs), os.sched_getaffinity(0)
+    try:
+        for socket in topology.sockets:
+            cpus = {cpu for cpu in allowed if topology.socket_of(cpu) == socket}
+            if not cpus:
+                continue
+            os.sched_setaffinity(0, cpus)
+            until = _cpu_seconds() + _WORK
+            while _cpu_seconds() < until:
+                pass
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _cpu_seconds() -> float:
+    spent = os.times()
+    return spent.user + spent.system
+
+
 def examine_sources(
-    plugins: Plugins, config: Config, context: SourceContext, interval: int = SECOND
+    plugins: Plugins,
+    config: Config,
+    context: SourceContext,
+    interval: int = SECOND,
+    work: Callable[[Path], None] = use_all_sockets,
 ) -> Diagnosis:
-    """Open each source, read it twice, ``interval`` nanoseconds apart, and close it."""
+    """Open each source, read it twice, ``interval`` nanoseconds apart, and close it.
+
+    If a counter does not move, it is read again after some ``work`` of the CPUs below a sysfs.
+    """
     sections = {
         f"Source {broken.table.partition('.')[2]}": [failure("plugin", broken.cause, broken.remedy)]
         for broken in plugins.broken
@@ -98,9 +141,12 @@ def examine_sources(
         settings = config.sources[name]
         source = _open(plugin, settings, context)
         if isinstance(source, Finding):
-            sections[f"Source {name}"] = [source]
+            advice = source_advice(plugins, config, name)
+            sections[f"Source {name}"] = [source, *(warning("setting", one) for one in advice)]
             continue
-        probe = probes[name] = _probe(name, source, context.clock, interval)
+        probe = probes[name] = SourceProbe()
+        sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
+        _probe(probe, name, source, context.clock, interval, partial(work, sysfs))
         sections[f"Source {name}"] = []
         if name == "rapl" and probe.last:
             title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
@@ -134,7 +180,7 @@ def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain],
                 detail = f"the sources {owner} and {name} list this id: that of {name} is ignored"
                 remedy = "Rename the domain, or disable one of the two sources."
                 findings.append(failure(domain.id, detail, remedy))
-    present = {key for probe in probes.values() for key in probe.last}
+    present = {key for probe in probes.values() for key in probe.last.keys() - probe.frozen}
     decided = decide(listed.values(), present)
     for thing, member, others in explain(decided.values(), listed):
         counted = f"counted by {member.id}, {member.provenance}"
@@ -163,20 +209,31 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
     return note("nothing to read", "it finds nothing here")
 
 
-def _probe(name: str, source: CounterSource, clock: Clock, interval: int) -> SourceProbe:
-    """Read ``source`` twice and close it."""
-    probe = SourceProbe()
+def _probe(
+    probe: SourceProbe,
+    name: str,
+    source: CounterSource,
+    clock: Clock,
+    interval: int,
+    work: Callable[[], None],
+) -> None:
+    """Read ``source`` twice, a third time after some work if a counter stands still; close it."""
     try:
         probe.read(source, clock, lambda: bool(probe.last or probe.failures))
         probe.first = dict(probe.last)
         clock.sleep_until(clock.monotonic() + interval)
         probe.failures.clear()  # those of the second read count
         probe.read(source, clock, lambda: probe.last != probe.first or not probe.last)
+        if probe.unmoved:
+            work()
+            clock.sleep_until(clock.monotonic() + interval)
+            before = dict(probe.last)
+            probe.read(source, clock, lambda: probe.last != before)
+            probe.frozen = probe.unmoved
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         probe.failures[Failure(name, "the source", Trouble.MALFORMED, _fault(error))] = None
     finally:
         source.close()
-    return probe
 
 
 def _fault(error: Exception) -> str:
@@ -196,6 +253,10 @@ def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Find
             )
             continue
         power = probe.power(domain)
+        if domain.id in probe.frozen:
+            name = f"{domain.hw_type} {domain.name}"
+            yield failure(name, f"{FROZEN.cause}: its energy is unknown", FROZEN.remedy)
+            continue
         figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
         constant = power == 0 and domain.in_cover  # some hypervisors show counters like this
         if constant:

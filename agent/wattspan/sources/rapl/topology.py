@@ -19,7 +19,7 @@ Two counters of 262 kJ do so by chance about once in a hundred thousand hosts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
@@ -36,6 +36,7 @@ from wattspan.model import (
     Thing,
     ThingKind,
 )
+from wattspan.util.text import natural_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,16 @@ class ZoneLocation:
         """The path of the zone above; empty at the top."""
         return self.path.rpartition("/")[0]
 
-    @property
-    def resource(self) -> str:
-        """The stream of usage by which its energy is charged."""
+    def resource(self, sockets: Mapping[int, int | None]) -> str | None:
+        """The stream of usage by which its energy is charged; None for a package without CPUs.
+
+        ``sockets`` has the number of the socket of each package; others have their id.
+        """
         charged_by_socket = self.kind in {ZoneKind.PACKAGE, ZoneKind.DIE, ZoneKind.DRAM}
-        return f"cpu:{self.socket}" if charged_by_socket and self.socket is not None else "cpu"
+        if not charged_by_socket or self.socket is None:
+            return "cpu"
+        number = sockets.get(self.socket, self.socket)
+        return None if number is None else f"cpu:{number}"
 
 
 _SUBZONE_KINDS = {"core": ZoneKind.CORE, "uncore": ZoneKind.UNCORE, "dram": ZoneKind.DRAM}
@@ -135,13 +141,6 @@ def _parse_top_level(name: str) -> tuple[ZoneKind, int | None, int | None]:
         # The kernel numbers the platform counter of every package but the first.
         return ZoneKind.PLATFORM, int(match[1] or 0), None
     return _SUBZONE_KINDS.get(name, ZoneKind.OTHER), None, None
-
-
-def natural_key(text: str) -> tuple[tuple[int, str], ...]:
-    """A sort key that puts ``package-2`` before ``package-10``."""
-    return tuple(
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)
-    )
 
 
 MirrorPair = tuple[str, str]  # ids of two domains; the first represents both
@@ -325,13 +324,14 @@ class ZoneTopology:
     """All zones: every zone's domain, the mirrored pairs, and the zones without a place.
 
     ``domain_of`` maps directories to domain ids. ``orphans`` are directories without a place,
-    because a zone above them has none.
+    because a zone above them has none. ``without_cpus`` are domains of packages without CPUs.
     """
 
     domains: tuple[Domain, ...]
     domain_of: Mapping[str, str]
     mirrors: frozenset[MirrorPair] = frozenset()
     orphans: tuple[str, ...] = ()
+    without_cpus: frozenset[str] = frozenset()
 
 
 def resolve_topology(
@@ -342,6 +342,7 @@ def resolve_topology(
     mirrors: frozenset[MirrorPair] = frozenset(),
     resolution: int = MILLISECOND,
     model: str = "",
+    sockets_of: Callable[[Collection[int]], Mapping[int, int | None]] = lambda _: {},
 ) -> ZoneTopology:
     """The domains behind ``zones``, with the things that they measure.
 
@@ -349,6 +350,7 @@ def resolve_topology(
     distinguish the zones. ``mirrors`` are pairs of domain ids already known to show one counter:
     the knowledge outlives the time at which both could be compared. ``resolution`` is the interval
     of the counters' moves: about a millisecond on a real host. ``model`` is that of the processor.
+    ``sockets_of`` returns the number of the socket of each package, None of one without CPUs.
     """
     by_directory = {zone.directory: zone for zone in zones}
     placed = {
@@ -356,6 +358,7 @@ def resolve_topology(
         for directory in by_directory
         if (place := ZoneLocation.of(directory, by_directory)) is not None
     }
+    sockets = sockets_of({one.socket for one in placed.values() if one.socket is not None})
     domain_of = _domain_ids(placed, by_directory)
     firsts = _preferred_zones(placed, domain_of)
     pairs = mirrors | find_mirrors(
@@ -373,6 +376,7 @@ def resolve_topology(
         meaning = meaning_of_zone(identity, place, context)
         modulus = modulus_of(zone.max_range)
         unknown = "" if modulus else "; its range is unknown, so a wrap shows as a reset"
+        resource = place.resource(sockets) if meaning.summed else None
         return Domain(
             id=identity,
             hw_type=_HW_TYPE.get(place.kind, HwType.CPU),
@@ -381,15 +385,16 @@ def resolve_topology(
             provenance=provenance,
             in_cover=meaning.summed,
             parent=meaning.parent,
-            resource=place.resource if meaning.summed else None,
-            method=_METHOD.get(place.kind, "cpu-time-proxy") if meaning.summed else "none",
+            resource=resource,
+            method=_METHOD.get(place.kind, "cpu-time-proxy") if resource else "none",
             # Generous, and more so where the part itself claims more.
             max_power=Milliwatts(max(_MAX_POWER[place.kind], 4 * (zone.max_power or 0))),
             modulus=modulus,
             resolution=Nanoseconds(resolution),
             why=meaning.why + unknown,
             model=model,
-            measures=meaning.thing,
+            measures=_numbered(meaning.thing, sockets),
+            moves_with=_moves_with(place, context, sockets),
         )
 
     return ZoneTopology(
@@ -397,7 +402,33 @@ def resolve_topology(
         domain_of=domain_of,
         mirrors=pairs,
         orphans=tuple(sorted(by_directory.keys() - placed.keys(), key=natural_key)),
+        without_cpus=frozenset(
+            domain_of[directory] for directory, one in placed.items() if not one.resource(sockets)
+        ),
     )
+
+
+def _numbered(thing: Thing | None, sockets: Mapping[int, int | None]) -> Thing | None:
+    """``thing`` with the number of its socket, by which other sources name it, for the id."""
+    if thing is None or thing.socket is None:
+        return thing
+    number = sockets.get(thing.socket)
+    return thing if number is None else thing._replace(socket=number)
+
+
+def _moves_with(
+    place: ZoneLocation, context: ZoneContext, sockets: Mapping[int, int | None]
+) -> str:
+    """The usage that must show in the counter at ``place``; "" if none does.
+
+    Graphics may be off, and the core's counter of AMD is that of one core.
+    """
+    if place.kind in (ZoneKind.UNCORE, ZoneKind.OTHER):
+        return ""
+    if place.kind is ZoneKind.CORE and context.vendor == "amd":
+        return ""
+    number = None if place.socket is None else sockets.get(place.socket, place.socket)
+    return "cpu" if number is None or place.kind is ZoneKind.PLATFORM else f"cpu:{number}"
 
 
 def modulus_of(max_range: int | None) -> Microjoules | None:
