@@ -196,7 +196,10 @@ ATTRIBUTES = {
     "hw.name": "display name of the domain",
     "hw.parent": "absent for members of the cover; else the domain that contains or "
     f"duplicates this one, or `{OUTSIDE_COVER}`",
-    "basis": "origin of the static power: `configured`, `fitted` or `lower_bound`",
+    "basis": "origin of the static power: `configured`, `fitted` or `lower_bound`; of a GPU's "
+    "energy: `counter` or `power`",
+    "sensors": "`agree` or `disagree`: energy counter and integrated power of a GPU, within their "
+    "stated errors; `unknown` in its first minute",
     "hw.type": "`cpu`, `gpu`, `memory` or `enclosure`",
     "in_cover": "`true` if the domain is in the cover, whose sum is the energy of the host",
     "job": "name of the tuned job, at most 100 characters. Prometheus calls it `exported_job`, "
@@ -223,7 +226,8 @@ ATTRIBUTES = {
     "provenance": "origin of the figure: `measured` by an energy counter (for a power "
     "sensor: by the sensor), `derived` from measured power, `estimated` by a load model, "
     "`emulated` on an emulated host; for a sum, the least reliable of its parts",
-    "quality": "`baseline_learned`, `baseline_remembered` or `baseline_unknown`",
+    "quality": "`baseline_learned`, `baseline_remembered`, `baseline_doubtful` or "
+    "`baseline_unknown`",
     "reason": "reason, one of a fixed set of each metric",
     "slo": "key of a latency limit in `slo`, such as `ttft_p99`",
     "resolution": "update interval of the counter",

@@ -13,6 +13,7 @@ from wattspan.model import (
     BaselineQuality,
     Checkpoint,
     Consumer,
+    DomainAccount,
     GapReason,
     GroupKind,
     HwType,
@@ -551,3 +552,69 @@ def test_frozen_counter_has_no_power_at_once_and_a_gap_after_the_patience() -> N
     account = ledger.snapshot(at, "h").account(PACKAGE.id)
     assert dict(account.gaps) == {GapReason.FROZEN: 13 * SECOND}
     assert account.energy == 20_000_000
+
+
+PACKAGES = (PACKAGE, replace(PACKAGE, id="rapl:package-1", name="package-1", resource="cpu:1"))
+WORKER = Consumer(7, 7)
+
+
+def two_packages(seconds: int, ledger: Ledger, *, rests: bool) -> DomainAccount:
+    """The account of package 1 after a start under load; package 0 rests or works alike.
+
+    The power of both is 62 W up to a load of 20 %, and then rises by 2.2 W for each per cent: a law
+    that the estimator does not have. The line through high loads begins at 18 W.
+    """
+    energies, before = [0.0, 0.0], Instant(0, 0)
+    for number in range(1, seconds * 10 + 1):
+        at = Instant(number * TICK, number * TICK)
+        swing = 0.45 + 0.5 * (number // 20 % 8) / 7
+        loads = [0.01 if rests else swing, swing]
+        readings, usages = [], []
+        for socket, (domain, load) in enumerate(zip(PACKAGES, loads, strict=True)):
+            energies[socket] += (62 + 220 * max(0.0, load - 0.2)) * 1e5
+            readings.append(Reading(domain.id, at, Microjoules(round(energies[socket]))))
+            spent = {WORKER: round(load * 8 * TICK)}
+            usages.append(Usage(f"cpu:{socket}", before, at, spent, capacity=8 * TICK))
+        before = at
+        ledger.apply(Tick(at, {"rapl": PACKAGES} if number == 1 else {}, readings, (), usages))
+    return ledger.snapshot(at, "h").account("rapl:package-1")
+
+
+def test_idle_power_from_a_start_under_load_is_doubtful_beside_an_equal_package() -> None:
+    ledger = Ledger(LedgerSettings(), boot_id="boot", now=0)
+    account = two_packages(200, ledger, rests=True)
+    assert account.idle_power is not None
+    assert account.idle_power < 45_000, "the estimator has learned an impossible power"
+    assert account.baseline is BaselineQuality.DOUBTFUL
+    assert account.idle_power_error is not None
+    assert account.idle_power + account.idle_power_error >= 62_000, "the range includes the truth"
+    assert account.withheld > 0
+    snapshot = ledger.snapshot(Instant(200 * SECOND, 0), "h")
+    assert snapshot.account("rapl:package-0").baseline is BaselineQuality.LEARNED
+    assert ledger.baseline_errors()["rapl:package-1"] == pytest.approx(
+        account.idle_power_error, abs=1
+    )
+    saved = ledger.checkpoint(snapshot)
+    kept = {one.domain.id: one.idle_power for one in saved.accounts}
+    assert kept["rapl:package-1"] is None, "the next run does not take it for firm"
+    assert kept["rapl:package-0"] == snapshot.account("rapl:package-0").idle_power
+
+
+def test_idle_power_of_an_earlier_run_makes_one_from_a_start_under_load_doubtful() -> None:
+    earlier = Ledger(LedgerSettings(), boot_id="boot", now=0)
+    two_packages(60, earlier, rests=True)
+    at = Instant(60 * SECOND, 60 * SECOND)
+    snapshot = earlier.snapshot(at, "h")
+    quiet = snapshot.account("rapl:package-0")
+    accounts = tuple(
+        replace(one, idle_power=quiet.idle_power, idle_power_error=None) for one in snapshot.domains
+    )
+    saved = replace(earlier.checkpoint(snapshot), accounts=accounts, boot_id="other")
+    ledger = Ledger(LedgerSettings(), checkpoint=saved, boot_id="boot", now=0)
+    account = two_packages(200, ledger, rests=False)
+    assert account.baseline is BaselineQuality.DOUBTFUL
+    assert account.idle_power_error is not None
+    assert account.idle_power is not None
+    assert account.idle_power + account.idle_power_error >= 60_000
+    kept = ledger.checkpoint(ledger.snapshot(at, "h")).accounts
+    assert {one.idle_power for one in kept} == {quiet.idle_power}, "the earlier one is kept"

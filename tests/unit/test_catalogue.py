@@ -12,7 +12,9 @@ from support.scrapes import full_host
 from support.snapshots import CPU, GPU, MEMORY, account, busy_host, process
 from wattspan.model import (
     Consumer,
+    DevicePod,
     GapReason,
+    HwType,
     Instant,
     Microjoules,
     PayerInfo,
@@ -388,3 +390,13 @@ def test_failing_source_is_itself_a_figure() -> None:
     unreadable = drawn("wattspan_source_unreadable", full_host())
     assert {trouble: count for (_, trouble), count in unreadable.items() if count} == {"denied": 1}
     assert len(unreadable) == 5
+
+
+def test_pod_of_a_device_is_found_by_uuid_and_by_pci_address_once() -> None:
+    host = full_host()
+    board, *others = (one for one in host.domains if one.domain.hw_type is HwType.GPU)
+    board = replace(board, domain=replace(board.domain, pci="0000:c1:00.0"))
+    ids = (board.domain.id.removeprefix("gpu:"), "0000:c1:00.0", "0000:ff:00.0", "GPU-absent")
+    pods = tuple(DevicePod(one, "ml", "a", "main") for one in ids)
+    snapshot = replace(host, domains=(board, *others), device_pods=pods)
+    assert drawn("wattspan_device_pod_info", snapshot) == {(board.domain.id, "ml", "a", "main"): 1}

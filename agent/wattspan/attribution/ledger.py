@@ -10,12 +10,14 @@ settled, so that every snapshot balances; until then it is pending.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wattspan.attribution.baseline import IdleModel, idle_model
 from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
+from wattspan.attribution.idle_acceptance import AcceptedIdle, LearnedIdle, accept_idle
 from wattspan.attribution.missing import MissingEnergy
 from wattspan.attribution.part_powers import WINDOW, PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
@@ -55,6 +57,7 @@ from wattspan.model import (
 )
 
 RANK_EVERY = 2 * SECOND
+ACCEPT_EVERY = SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +98,30 @@ class _DomainState:
     withheld: int = 0
     measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
+    earlier_idle: Milliwatts | None = None  # of an earlier run
+    accepted: AcceptedIdle | None = None  # of a learned idle power
+
+    @property
+    def idle_error(self) -> float:
+        """Half-width of the 95 % range of the idle power in milliwatts."""
+        return self.idle_model.error if self.accepted is None else self.accepted.error
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the learned idle power is contradicted."""
+        return self.accepted is not None and not self.accepted.firm
 
     def baseline_energy(self, interval: Interval, usage: Usage | None) -> tuple[int, int]:
-        """The idle energy of the interval, and the energy that may be idle: one of them is 0.
+        """The idle energy of the interval, and the further energy that may be idle.
 
         Each is a power × time, plus the deficit: the baseline, or its upper bound while it is
-        unknown. Without the capacity of a resource there is no load, and all energy is active.
+        unknown; if it is doubtful, both. Without the capacity of a resource there is no load, and
+        all energy is active.
         """
         power = self.idle_model.power
         if power is not None:
-            return self._due(power, interval), 0
+            above = 0 if self.accepted is None else self.accepted.above
+            return self._due(power, interval), energy_at(above, interval.duration)
         if usage is None or not usage.capacity:
             return 0, 0
         upper = self.idle_model.upper
@@ -160,6 +177,7 @@ class Ledger:
         self._missing = MissingEnergy()
         self._row_powers: AveragePowers[Payer] = AveragePowers()
         self._ranked = now
+        self._accepted = now
         self._sequence = 0
         self._since: Instant | None = None
         self._joined = 0  # when a domain last became a member
@@ -196,7 +214,24 @@ class Ledger:
             if frozen := key in tick.frozen:
                 state.power.reset()
             self._book(state, state.meter.absent(tick.at, frozen=frozen), None)
-        return [self._settle(settled) for settled in self._settlement.due(tick.at)]
+        due = self._settlement.due(tick.at)
+        if due and tick.at.mono - self._accepted >= ACCEPT_EVERY:
+            self._accepted = tick.at.mono
+            self._accept_idle_powers()
+        return [self._settle(settled) for settled in due]
+
+    def _accept_idle_powers(self) -> None:
+        """Compare the learned idle powers of equal devices, and of an earlier run."""
+        equals: dict[tuple[str, ...], list[tuple[_DomainState, LearnedIdle]]] = {}
+        for state in self._domains.values():
+            learned = state.idle_model.learned
+            state.accepted = None
+            if learned is not None:
+                equals.setdefault(_device_class(state.domain), []).append((state, learned))
+        for same in equals.values():
+            for state, learned in same:
+                others = [one for other, one in same if other is not state and other.present]
+                state.accepted = accept_idle(learned, others, state.earlier_idle)
 
     def knows(self, payer: Payer) -> bool:
         """True if ``payer`` has been described."""
@@ -225,6 +260,7 @@ class Ledger:
                     registered.meter.expect(at)
                 if not _same_hardware(registered.domain, domain):
                     registered.idle_model = self._idle_model(domain)
+                    registered.accepted = registered.earlier_idle = None
                 self._redefine(registered, domain)
                 registered.meter.redefine(domain)
 
@@ -409,7 +445,7 @@ class Ledger:
         return Checkpoint(
             at=snapshot.at,
             boot_id=self._boot_id,
-            accounts=snapshot.domains,
+            accounts=tuple(self._remembered(account) for account in snapshot.domains),
             readings=tuple(reading for reading in readings if reading is not None),
             groups=snapshot.groups,
             processes=snapshot.processes,
@@ -424,11 +460,22 @@ class Ledger:
             unmetered=snapshot.spans.unmetered,
         )
 
+    def _remembered(self, account: DomainAccount) -> DomainAccount:
+        """The account for the next run, without an idle power that is doubtful."""
+        if not account.idle_power_doubtful:
+            return account
+        return replace(
+            account,
+            idle_power=self._domains[account.domain.id].earlier_idle,
+            idle_power_error=None,
+            idle_power_doubtful=False,
+        )
+
     def baseline_errors(self) -> dict[str, float]:
         """Half-widths of the 95 % ranges of idle powers in milliwatts, by domain."""
         if self._settings.idle is not IdlePolicy.SEPARATE:
             return {}
-        return {key: state.idle_model.error for key, state in self._domains.items()}
+        return {key: state.idle_error for key, state in self._domains.items()}
 
     def missing_until(self, payer: Payer) -> dict[HwType, int]:
         """The monotonic time until which energy of a payer was in gaps, by hardware type.
@@ -465,7 +512,8 @@ class Ledger:
             present=state.present,
             withheld=Microjoules(state.withheld),
             idle_power_remembered=model.remembered,
-            idle_power_error=Milliwatts(math.ceil(model.error)) if learned else None,
+            idle_power_error=Milliwatts(math.ceil(state.idle_error)) if learned else None,
+            idle_power_doubtful=learned and state.doubtful,
             uncounted=Microjoules(state.uncounted),
             measured=state.measured,
             silent=state.meter.silent,
@@ -539,6 +587,7 @@ class Ledger:
                 member=domain.in_cover,
                 uncounted=account.energy - account.counted,
                 measured=account.measured and account.energy > 0,
+                earlier_idle=account.idle_power,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:
@@ -548,6 +597,12 @@ class Ledger:
             else:
                 self._rows.retire(row.energy)
         self._groups = GroupAccounts(self._settings.groups, checkpoint.groups, now)
+
+
+def _device_class(domain: Domain) -> tuple[str, ...]:
+    """Equal for devices that should have about the same idle power, such as two packages."""
+    kind = re.sub(r"\d+", "", domain.name)
+    return domain.source, domain.hw_type, domain.model, domain.provenance, domain.method, kind
 
 
 def _same_hardware(before: Domain, now: Domain) -> bool:

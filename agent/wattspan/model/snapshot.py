@@ -98,6 +98,8 @@ class GpuStatus:
     partition_mode: str | None = None  # of a board that can be divided otherwise than by MIG
     integrated_energy: Microjoules | None = None  # from power, to check the counter
     counter_energy: Microjoules | None = None  # in the same period; None without a counter
+    energy_basis: str = ""  # of the energy that counts: "counter" or "power"; "" while unknown
+    energy_disagrees: bool | None = None  # both by more than their errors; None before a minute
     model: str = ""
     driver: str = ""
     index: int | None = None  # of the driver; may change with a reboot
@@ -154,8 +156,26 @@ class BaselineQuality(ModelEnum):
     """The origin of the idle power by which the energy of a domain is divided."""
 
     UNKNOWN = "baseline_unknown"  # the energy of consumers has only a lower bound
+    DOUBTFUL = "baseline_doubtful"  # learned under load, and contradicted by other evidence
     REMEMBERED = "baseline_remembered"  # of an earlier run on the same CPU model, or configured
     LEARNED = "baseline_learned"
+
+
+def energy_certainty(energy: int, gaps: Mapping[GapReason, int]) -> Certainty:
+    """The certainty of the energy of a time with ``gaps``: that it is at least 0 says nothing."""
+    if not any(gaps.values()):
+        return Certainty.KNOWN
+    return Certainty.LOWER_BOUND if energy else Certainty.UNKNOWN
+
+
+def consumers_certainty(
+    energy: Certainty, gaps: Mapping[GapReason, int], withheld: int
+) -> Certainty:
+    """That of the consumers' part of ``energy``; none of them runs while the host is suspended."""
+    if energy is Certainty.UNKNOWN:
+        return energy
+    awake = any(time for reason, time in gaps.items() if reason is not GapReason.SUSPEND)
+    return Certainty.LOWER_BOUND if awake or withheld else Certainty.KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +186,11 @@ class DomainAccount:
     ``pending`` is later energy that is in none of them yet. For a part of an attributed domain (a
     MIG instance) the three are its part of that domain's; for other domains they are 0.
     ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
-    power was unknown. ``idle_power_error`` is the half-width of the 95 % range of a learned idle
-    power; None for another one. ``uncounted`` is the part of ``energy`` that was measured while the
-    domain was outside the cover; None if it has always been in its present place.
+    power was unknown or doubtful. ``idle_power_error`` is the half-width of the 95 % range of a
+    learned idle power; None for another one. ``idle_power_doubtful``: it is contradicted by an
+    equal device, an earlier run or the range of all devices, which this range includes.
+    ``uncounted`` is the part of ``energy`` that was measured while the domain was outside the
+    cover; None if it has always been in its present place.
     """
 
     domain: Domain
@@ -185,6 +207,7 @@ class DomainAccount:
     withheld: Microjoules = Microjoules(0)
     idle_power_remembered: bool = False
     idle_power_error: Milliwatts | None = None
+    idle_power_doubtful: bool = False
     uncounted: Microjoules | None = None
     measured: bool = True  # False: no energy was ever measured, and ``energy`` 0 says nothing
     silent: bool = False  # no reading is given, now
@@ -199,9 +222,7 @@ class DomainAccount:
     @property
     def energy_certainty(self) -> Certainty:
         """The certainty of ``energy``: a lower bound after a gap, unknown without any energy."""
-        if not self.measured or (not self.energy and any(self.gaps.values())):
-            return Certainty.UNKNOWN
-        return Certainty.LOWER_BOUND if any(self.gaps.values()) else Certainty.KNOWN
+        return energy_certainty(self.energy, self.gaps) if self.measured else Certainty.UNKNOWN
 
     @property
     def power_certainty(self) -> Certainty:
@@ -218,11 +239,8 @@ class DomainAccount:
 
     @property
     def consumers_certainty(self) -> Certainty:
-        """The certainty of ``consumers``; no consumer runs while the host is suspended."""
-        if self.energy_certainty is Certainty.UNKNOWN:
-            return Certainty.UNKNOWN
-        awake = any(time for reason, time in self.gaps.items() if reason is not GapReason.SUSPEND)
-        return Certainty.LOWER_BOUND if awake or self.withheld else Certainty.KNOWN
+        """The certainty of ``consumers``."""
+        return consumers_certainty(self.energy_certainty, self.gaps, self.withheld)
 
     @property
     def baseline(self) -> BaselineQuality | None:
@@ -231,6 +249,8 @@ class DomainAccount:
             return None
         if self.idle_power is None:
             return BaselineQuality.UNKNOWN
+        if self.idle_power_doubtful:
+            return BaselineQuality.DOUBTFUL
         remembered = self.idle_power_remembered
         return BaselineQuality.REMEMBERED if remembered else BaselineQuality.LEARNED
 
@@ -322,7 +342,7 @@ class SpanRow:
     ``service`` and ``name``, and no owner. ``tokens``
     are by direction, ``input`` and ``output``. ``splits`` have the GPU energy of the spans whose
     static power was known, by its basis. ``bounded`` are the types of which the energy is a lower
-    bound: that of a part of a span is unknown.
+    bound: a part of that of ``bounded_count`` spans is unknown.
     """
 
     service: str
@@ -335,6 +355,7 @@ class SpanRow:
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=dict)
     owner: str = ""
     bounded: frozenset[HwType] = frozenset()
+    bounded_count: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -500,6 +521,16 @@ class Snapshot:
         return tuple(a for a in self.domains if a.domain.in_cover or a.counted)
 
     @property
+    def lost(self) -> frozenset[str]:
+        """The domains that are gone and that a source still fails to read; others were removed."""
+        failing = {failure.domain_id for source in self.health for failure in source.failures}
+        return frozenset(
+            account.domain.id
+            for account in self.domains
+            if not account.present and account.domain.id in failing
+        )
+
+    @property
     def host_energy(self) -> tuple[Microjoules, Certainty]:
         """The energy counted within the cover, and whether that of a member is unknown."""
         parts = [account for account in self.summed if account.present or account.measured]
@@ -508,8 +539,9 @@ class Snapshot:
 
     @property
     def host_power(self) -> tuple[Milliwatts, Certainty]:
-        """The power of the present members of the cover with a known power."""
-        parts = [account for account in self.cover if account.present]
+        """The power of the members of the cover with a known power; removed ones have none."""
+        lost = self.lost
+        parts = [one for one in self.cover if one.present or one.domain.id in lost]
         total = sum(account.power or 0 for account in parts)
         return Milliwatts(total), Certainty.of_sum(account.power_certainty for account in parts)
 
@@ -525,10 +557,11 @@ class Snapshot:
     @property
     def bounded_powers(self) -> frozenset[HwType]:
         """The types of which the power of consumers is a lower bound, now."""
+        lost = self.lost
         return frozenset(
             account.domain.hw_type
             for account in self.cover
-            if account.attributed and account.present
+            if account.attributed and (account.present or account.domain.id in lost)
             if account.power is None or account.idle_power is None
         )
 

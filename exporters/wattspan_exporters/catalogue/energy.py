@@ -330,7 +330,8 @@ ACCOUNTS = (
            TYPE_ATTRIBUTES, _of_attributed("idle_power_error")),
     Metric("wattspan.baseline.info", INFO, "",
            "Origin of the idle power of a domain: `baseline_learned`, `baseline_remembered` from "
-           "an earlier run or the configuration, or `baseline_unknown`.",
+           "an earlier run or the configuration, `baseline_doubtful` if an equal device, an "
+           "earlier run or the range of all devices contradicts it, or `baseline_unknown`.",
            (*TYPE_ATTRIBUTES, "quality"), baseline_quality),
     Metric("wattspan.attribution.certainty.info", INFO, "",
            "Certainty of the energy of processes, groups and spans: `known`; `lower_bound` if a "
@@ -338,8 +339,8 @@ ACCOUNTS = (
            "power; `unknown` if no device of the type was ever measured.",
            ("hw.type", "certainty"), attribution_certainty),
     Metric("wattspan.baseline_unknown.energy", COUNTER, "J",
-           "Part of the unattributed energy that may be idle energy, from time without a known "
-           "idle power.",
+           "Part of the unattributed energy that may be idle energy, from time with an unknown or "
+           "doubtful idle power.",
            TYPE_ATTRIBUTES, _of_attributed("withheld"), lasting=True),
 )  # fmt: skip
 

@@ -296,14 +296,14 @@ def _provenance(row: NestedDomain) -> Text:
 def _state(row: NestedDomain) -> Text:
     """The attribution method of a domain, or the state of a GPU."""
     domain, gpu = row.domain, row.domain.gpu
-    if not domain.present:
+    if not (domain.present or domain.lost):
         return Text("gone")
     if domain.silent:
         return Text("no reading", "yellow")
     if gpu is None:
         method = "" if domain.method == "none" else f"by {printable(domain.method)}"
-        unknown = domain.baseline is BaselineQuality.UNKNOWN
-        return Text(f"{method}, {domain.baseline}" if unknown else method)
+        unsure = domain.baseline in (BaselineQuality.UNKNOWN, BaselineQuality.DOUBTFUL)
+        return Text(f"{method}, {domain.baseline}" if unsure else method)
     parts = [
         None if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
         None if gpu.sm_clock_hertz is None else f"{gpu.sm_clock_hertz / 1e6:.0f} MHz",

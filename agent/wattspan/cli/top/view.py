@@ -5,7 +5,7 @@ Words and marks carry the meaning; colour only repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -193,7 +193,7 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
         "  ",
         formatting.at_least(joules, bounded=host.energy_certainty is Certainty.LOWER_BOUND),
         (f" in {formatting.duration_text(counted)}" if counted > 0 else "", "dim"),
-        _footprint_text(document.cost or document.carbon),
+        _footprint_text(document.cost or document.carbon, host.energy_certainty),
     )
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -202,13 +202,18 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
     yield line
 
 
-def _footprint_text(rated: RateEntry | None) -> str:
+def _footprint_text(rated: RateEntry | None, energy: Certainty) -> str:
+    """The amount so far; a lower bound if the rate or the energy of a part is unknown."""
     if rated is None:
         return ""
-    partial = bool(rated.unknown_joules)
+    partial = bool(rated.unknown_joules) or energy is Certainty.LOWER_BOUND
     return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 
+_UNSURE: Mapping[BaselineQuality | None, str] = {
+    BaselineQuality.UNKNOWN: "unknown",
+    BaselineQuality.DOUBTFUL: "doubtful",
+}
 _RESTRICTED = "Left out: others' processes, groups, spans, totals. `sudo wattspan top` shows them."
 
 
@@ -246,9 +251,10 @@ def _problems(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rend
         if seconds
     ]
     sentences += [
-        f"{domain.hw_name}: idle power unknown, processes have a lower bound (baseline_unknown)"
+        f"{domain.hw_name}: idle power {_UNSURE[domain.baseline]}, processes have a lower bound "
+        f"({domain.baseline})"
         for domain in document.domains
-        if domain.baseline is BaselineQuality.UNKNOWN and domain.baseline_unknown_joules
+        if domain.baseline in _UNSURE and domain.baseline_unknown_joules
     ]
     most = 3
     if options.height is None:

@@ -333,8 +333,9 @@ def resolve_sensors(
     """The domain of each sensor with a known meaning, in the order of the ids.
 
     A sensor may be summed unless its meaning forbids it. A sensor of a GPU has the PCI address of
-    its card, by which a library that reads it too is noticed. The provenance is ``measured`` of counters and ``derived`` of integrated
-    power. A sensor of a socket that is not among ``cpus`` is charged to no process.
+    its card, by which a library that reads it too is noticed. The provenance is ``measured`` of
+    counters and ``derived`` of integrated power. A sensor of a socket that is not among ``cpus`` is
+    charged to no process.
     """
     known = {
         sensor: meaning for sensor in sensors if (meaning := meaning_of(sensor, roles)) is not None
