@@ -8,7 +8,8 @@ Candidates are taken in this order, each unless it overlaps with one that was ta
    Without another measurement of its thing it stays a member, whose energy is unknown.
 2. A sensor before a model of load.
 3. Parts of the machine (sockets, boards, memory) before what contains them: a superchip's module,
-   the platform, the node. Memory comes last, because a platform may contain it.
+   the platform, the node. Memory comes last, because a platform may contain it. A module that is
+   the only measurement of its GPU, and so knows users, is like a board.
 4. A whole before its parts, which may leave out some of it.
 5. A counter before integrated power, and one socket before all sockets.
 6. A domain with known users before a domain without, and then the order of ids.
@@ -121,7 +122,7 @@ class Candidate:
         return (
             not self.present,
             self.modelled,
-            _LEVELS.get(thing.kind, 0),
+            0 if domain.resource and thing.kind is ThingKind.MODULE else _LEVELS.get(thing.kind, 0),
             len(thing.part),
             domain.provenance.rank,
             thing.kind is not ThingKind.BOARD and thing.socket is None,
