@@ -75,7 +75,12 @@ WALL = domain("wall:0", None, MEASURED, HwType.ENCLOSURE)
         (PSYS, GUESS, "rapl:psys measures the platform 0, and is measured"),
         (PSYS, DRAM, "it may be contained in rapl:psys, which is counted instead"),
         (RAIL, GUESS, "hwmon:cores measures the socket 0 cores, and is derived"),
-        (RAIL, ALL, "it may contain hwmon:cores, which is counted instead"),
+        (ALL, RAIL, "it may be contained in hwmon:all, which is counted instead"),
+        (
+            replace(PACKAGE, provenance=DERIVED),
+            DIE,
+            "it may be contained in rapl:package-0, which is counted instead",
+        ),
         (DIE, RAIL, "it may overlap with rapl:package-0-die-0, which is counted instead"),
         (BOARD_BY_LIBRARY, BOARD_BY_SENSOR, f"gpu:1 measures the same board {PCI}"),
         (BOARD_BY_LIBRARY, SUPERCHIP, "it may contain gpu:1, which is counted instead"),

@@ -28,12 +28,7 @@ from wattspan.model import (
     Tick,
     Usage,
 )
-from wattspan.storage.checkpoints import (
-    checkpoint_from_json,
-    checkpoint_to_json,
-    pack_checkpoint,
-    unpack_checkpoint,
-)
+from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
 
 TICK = SECOND // 10
 
@@ -496,7 +491,7 @@ def test_energy_from_outside_the_cover_stays_uncounted_over_a_restart() -> None:
     for _ in range(20):
         before = host.turn(TICK, {}).account(DRAM.id)
     assert before.energy > before.counted == 0
-    written = checkpoint_from_json(checkpoint_to_json(checkpoint(host)))
+    written = unpack_checkpoint(pack_checkpoint(checkpoint(host)))
     assert outside in [one.domain for one in written.accounts]
     after = reopened(host)
     after.apply(domains={"rapl": [PACKAGE, replace(outside, in_cover=True)]})

@@ -205,6 +205,17 @@ def test_device_that_joins_counts_after_the_last_reading_of_the_one_that_leaves(
     assert host.devices.device("late", START, host.now + SECOND).energy == {HwType.GPU: 1}
 
 
+def test_device_without_readings_leaves_the_cover_without_a_trace() -> None:
+    host = Host()
+    silent = replace(GPU, id="silent")
+    host.list("nvml", GPU, silent)
+    host.run(3)
+    host.list("nvml", GPU, replace(silent, in_cover=False, resource=None))
+    host.run(3)
+    assert host.devices.device("silent", START, host.now).covered == 0
+    assert host.devices.device(GPU.id, START, host.now).covered == 5 * TICK
+
+
 def test_timeline_has_the_energy_between_readings() -> None:
     host = Host()
     host.run(4)

@@ -8,9 +8,10 @@ Candidates are taken in this order, each unless it overlaps with one that was ta
    Without another measurement of its thing it stays a member, whose energy is unknown.
 2. A sensor before a model of load.
 3. Parts of the machine (sockets, boards, memory) before what contains them: a superchip's module,
-   the platform, the node. Memory comes last, because a platform may contain it.
-4. A counter before integrated power.
-5. A whole before its parts, and one socket before all sockets.
+   the platform, the node. Memory comes last, because a platform may contain it. A module that is
+   the only measurement of its GPU, and so knows users, is like a board.
+4. A whole before its parts, which may leave out some of it.
+5. A counter before integrated power, and one socket before all sockets.
 6. A domain with known users before a domain without, and then the order of ids.
 
 The decision depends on the present domains and their readings alone, not on their order in time.
@@ -73,22 +74,18 @@ def _address(pci: str) -> str:
 
 def overlap(one: Thing, other: Thing) -> bool:
     """True if a joule of one thing may be a joule of the other."""
-    if ThingKind.NODE in (one.kind, other.kind):
-        return True
+    kinds = (one.kind, other.kind)
+    if ThingKind.NODE in kinds or ThingKind.PLATFORM in kinds:
+        return one.kind is not other.kind or _nested(one.part, other.part)
     if one.kind is other.kind:
         return _same_place(one, other) and _nested(one.part, other.part)
-    for outer, inner in ((one, other), (other, one)):
-        if outer.kind is ThingKind.PLATFORM:
-            return True
-        if outer.kind is ThingKind.MODULE:
-            return _may_be(outer.socket, inner.socket)
-    return False
+    return ThingKind.MODULE in kinds and _may_be(one.socket, other.socket)
 
 
 def _same_place(one: Thing, other: Thing) -> bool:
     if one.kind is ThingKind.BOARD:
         return one.pci == other.pci
-    return one.kind is ThingKind.PLATFORM or _may_be(one.socket, other.socket)
+    return _may_be(one.socket, other.socket)
 
 
 def _may_be(socket: int | None, other: int | None) -> bool:
@@ -125,10 +122,10 @@ class Candidate:
         return (
             not self.present,
             self.modelled,
-            _LEVELS.get(thing.kind, 0),
+            0 if domain.resource and thing.kind is ThingKind.MODULE else _LEVELS.get(thing.kind, 0),
+            len(thing.part),
             domain.provenance.rank,
             thing.kind is not ThingKind.BOARD and thing.socket is None,
-            bool(thing.part),
             domain.resource is None,
             _natural_key(domain.id),
         )

@@ -198,7 +198,7 @@ class DeviceHistory:
         """A device that joins instead of a former member counts what follows its last reading."""
         for key in before:
             device = self._devices[key]
-            if not device.present:
+            if not device.present and not device.is_part:
                 device.counter.interrupt()
                 device.joins_after = _NEVER
                 self._left = max(self._left, device.counter.known or 0)
@@ -320,5 +320,5 @@ class DeviceHistory:
 
 
 def _is_division(domain: Domain) -> bool:
-    """True for a part whose energy is divided from that of its device."""
-    return domain.parent is not None and domain.hw_type is HwType.GPU
+    """True for a part whose energy is divided from that of its device, without a sensor."""
+    return domain.parent is not None and domain.hw_type is HwType.GPU and domain.measures is None

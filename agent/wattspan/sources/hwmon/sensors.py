@@ -332,10 +332,10 @@ def resolve_sensors(
 ) -> dict[Sensor, Domain]:
     """The domain of each sensor with a known meaning, in the order of the ids.
 
-    A sensor may be summed unless its meaning forbids it, or a present sensor of another device
-    contains it. A sensor of a GPU has the PCI address of its card, by which a library that reads
-    it too is noticed. The provenance is ``measured`` of counters and ``derived`` of integrated
-    power. A sensor of a socket that is not among ``cpus`` is charged to no process.
+    A sensor may be summed unless its meaning forbids it. A sensor of a GPU has the PCI address of
+    its card, by which a library that reads it too is noticed. The provenance is ``measured`` of
+    counters and ``derived`` of integrated power. A sensor of a socket that is not among ``cpus`` is
+    charged to no process.
     """
     known = {
         sensor: meaning for sensor in sensors if (meaning := meaning_of(sensor, roles)) is not None
@@ -354,13 +354,18 @@ def resolve_sensors(
             None,
         )
 
+    def thing(sensor: Sensor) -> Thing:
+        meaning, above = known[sensor], container(sensor)
+        contained = above is not None and known[above].part is meaning.part
+        around = thing(above).part if above is not None and contained else ()
+        return _thing(sensor, meaning, sockets[meaning.socket, meaning.package], around or (NAME,))
+
     domains = {}
     for sensor in sorted(known, key=ids.__getitem__):
         meaning = known[sensor]
         above = container(sensor)
         parent = None if above is None else ids[above]
-        elsewhere = above is not None and above.device != sensor.device and known[above].summed
-        summed = meaning.summed and not elsewhere
+        summed = meaning.summed
         charged = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
         resource = sockets[meaning.socket, meaning.package] if charged else None
         measured = sensor.quantity is SensorQuantity.ENERGY
@@ -381,10 +386,10 @@ def resolve_sensors(
             resolution=Nanoseconds(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
-            why=_reason(sensor, meaning, parent if elsewhere else None),
+            why=_reason(sensor, meaning),
             moves_with=_moves_with(meaning, sockets),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
-            measures=_thing(sensor, meaning, sockets[meaning.socket, meaning.package]),
+            measures=thing(sensor),
         )
     return domains
 
@@ -432,31 +437,31 @@ _THINGS = {
 }
 
 
-def _thing(sensor: Sensor, meaning: Meaning, resource: str | None) -> Thing | None:
+def _thing(
+    sensor: Sensor, meaning: Meaning, resource: str | None, around: tuple[str, ...]
+) -> Thing:
     """The thing that a sensor measures. Its channels of power and energy measure the same.
 
-    Sensors with one role are different parts, such as the rails of a socket. The socket has the
-    number of its CPUs' ``resource``, as in other sources.
+    Sensors with one role are different parts, such as the rails of a socket, unless one is in the
+    part ``around``. The socket has the number of its CPUs' ``resource``, as in other sources.
     """
     number = (resource or "").removeprefix("cpu:")
     socket = int(number) if number.isdecimal() else meaning.socket
     if meaning.part is HardwarePart.MACHINE:
         return Thing(ThingKind.NODE if socket is None else ThingKind.MODULE, socket)
     place = sensor.title if sensor.label else re.sub(r"\D", "", sensor.channel)
-    part = (NAME, f"{sensor.chip}@{sensor.device}", place)
+    part = (*around, f"{sensor.chip}@{sensor.device}", place)
     if meaning.part is HardwarePart.GPU:
         whole = meaning.whole or not meaning.within
         return Thing(ThingKind.BOARD, pci=sensor.device, part=() if whole else part)
     return Thing(_THINGS[meaning.part], socket, part=() if meaning.whole else part)
 
 
-def _reason(sensor: Sensor, meaning: Meaning, container: str | None) -> str:
+def _reason(sensor: Sensor, meaning: Meaning) -> str:
     if sensor.quantity is SensorQuantity.ENERGY:
         reason = meaning.why
     else:
         reason = f"{meaning.why}, integrated from its {sensor.quantity}"
-    if container is not None:
-        return f"{reason}; contained in {container}"
     if meaning.summed:
         return reason
     return (

@@ -157,25 +157,31 @@ _BLANK_VALUES = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF})
 FIELD_VALUES = "field values"
 
 
-def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
+MODULE_SCOPE = 1
+"""NVML_POWER_SCOPE_MODULE: the superchip around a GPU, with its CPU and memory."""
+
+
+def read_fields(calls: GpuCalls, fields: tuple[int, ...], scope: int = 0) -> dict[int, int]:
     """The fields that answered. Unavailable fields are omitted, and remembered."""
+    names = {field: FIELDS[field] + (" of the module" if scope else "") for field in fields}
     asked = list(fields)
     if calls.any_refused:
-        asked = [field for field in fields if calls.is_due(FIELDS[field])]
+        asked = [field for field in fields if calls.is_due(names[field])]
     if not asked:
         return {}
-    entries = calls.ask(FIELD_VALUES, "nvmlDeviceGetFieldValues", asked)
+    scoped = [(field, scope) for field in asked] if scope else asked
+    entries = calls.ask(FIELD_VALUES, "nvmlDeviceGetFieldValues", scoped)
     if entries is None:
         return {}
     values: dict[int, int] = {}
     for field, entry in zip(asked, entries, strict=False):
         if entry.nvmlReturn != SUCCESS:
-            calls.record_error(FIELDS[field], entry.nvmlReturn)
+            calls.record_error(names[field], entry.nvmlReturn)
             continue
         value = _field_value(entry)
         if value is not None:
             values[field] = value
-            calls.record_answer(FIELDS[field])
+            calls.record_answer(names[field])
     return values
 
 

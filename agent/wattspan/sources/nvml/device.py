@@ -20,6 +20,8 @@ from wattspan.model import (
     Payer,
     Provenance,
     Reading,
+    Thing,
+    ThingKind,
     Trouble,
 )
 from wattspan.model.settings import Duration, Table, about, quoted
@@ -46,10 +48,12 @@ from wattspan.sources.gpu_sampling import (
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import SOURCE, NvmlLibrary
 from wattspan.sources.nvml.counter_edges import EDGE_GUARD, EdgeDetector
+from wattspan.sources.nvml.counter_scope import CounterScope
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.mig import MigDivision
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (
+    read_module_power,
     read_power,
     read_status,
     read_utilisation,
@@ -190,6 +194,7 @@ class _DomainFacts(NamedTuple):
     usage_step: int
     is_stamped: bool  # counter values have the time at which the counter moved
     asleep: bool
+    of_module: bool  # the counter is that of the superchip around the GPU
     method: str  # of the division among MIG instances; "" without MIG
 
 
@@ -219,6 +224,7 @@ class GpuSampler:
         self._usage_is_instant = usage_is_instant(identity.architecture, identity.model)
         self._meter = EnergyMeter(epoch)
         self._check, self._choice = CounterCheck(), settings.energy
+        self._scope = CounterScope()
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
         self.asleep = False  # it is suspended, and not read
@@ -282,6 +288,8 @@ class GpuSampler:
             with self._gauge_pace:
                 self._power = read_power(self._calls, self._usage_is_instant)
                 self._utilisation = read_utilisation(self._calls)
+                module = read_module_power(self._calls)
+            self._scope.observe(at, energy, self._power.draw, module)
         self._count(at, energy, self._power.draw if looks else None, into)
         if self._process_pace.begin(at.mono):
             with self._process_pace:
@@ -341,9 +349,13 @@ class GpuSampler:
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
     ) -> None:
-        self._check.observe(
-            at.mono, self._meter.integral.compared, self._sensor_view(), frozen=self._meter.frozen
-        )
+        if not self._scope.module:
+            self._check.observe(
+                at.mono,
+                self._meter.integral.compared,
+                self._sensor_view(),
+                frozen=self._meter.frozen,
+            )
         refused = self._calls.refused(ENERGY_COUNTER) is not None
         counter = self._meter.read(at, energy, power, refused=refused, trusted=self._trusted)
         if energy is not None:
@@ -356,7 +368,8 @@ class GpuSampler:
     @property
     def _trusted(self) -> bool:
         """True if the counter counts, and not the integrated power."""
-        return self._choice == "counter" or (self._choice == "auto" and not self._check.misreports)
+        doubtful = self._check.misreports or self._scope.module
+        return self._choice == "counter" or (self._choice == "auto" and not doubtful)
 
     def _sensor_view(self) -> SensorView:
         busy = self._utilisation is None or self._utilisation[0] > 0
@@ -450,14 +463,17 @@ class GpuSampler:
             self._usage_step,
             self._edges.period is not None,
             self.asleep,
+            self._scope.module,
             self._division.method,
         )
 
     def _define(self, facts: _DomainFacts) -> Domain:
-        derived, limit, named, resolution, usage_step, is_stamped, asleep, division = facts
+        derived, limit, named, resolution, usage_step, is_stamped, asleep, module, division = facts
         provenance = Provenance.DERIVED if derived else Provenance.MEASURED
         how = "integrated from its power" if derived else "by its energy counter"
+        how += ", as its energy counter is that of its module" if derived and module else ""
         how += SUSPENDED if asleep else ""
+        what = "the whole board" if derived or not module else "the module with its CPU and memory"
         return Domain(
             id=self.identity.domain_id,
             hw_type=HwType.GPU,
@@ -470,9 +486,10 @@ class GpuSampler:
             resolution=Nanoseconds(resolution),
             usage_step=Nanoseconds(usage_step),
             staleness=Nanoseconds(EDGE_GUARD) if is_stamped else None,
-            why=f"the whole board, {how}",
+            why=f"{what}, {how}",
             static_power=self._static_power,
             pci=self.identity.pci,
+            measures=None if derived or not module else Thing(ThingKind.MODULE),
         )
 
     @property

@@ -49,6 +49,18 @@ def read_power(calls: GpuCalls, usage_is_instant: bool | None) -> PowerReading:
     return PowerReading(None if usage_is_instant is None else usage, instant, usage)
 
 
+def read_module_power(calls: GpuCalls) -> Milliwatts | None:
+    """Power of the superchip around a GPU; None of another GPU."""
+    wanted = (fields.POWER_AVERAGE, fields.POWER_INSTANT)
+    try:
+        values = fields.read_fields(calls, wanted, fields.MODULE_SCOPE)
+    except TypeError:  # an old binding, or an imitation of one, has no scopes
+        return None
+    average, instant = (_plausible_power(values.get(field)) for field in wanted)
+    # A scope that the board lacks is refused, or it is 0.
+    return (instant if average is None else average) or None
+
+
 def usage_is_instant(architecture: int | None, model: str) -> bool | None:
     """True if nvmlDeviceGetPowerUsage is instantaneous; False if it is the mean of a second."""
     if architecture is None or architecture == _UNKNOWN_ARCHITECTURE:
