@@ -18,6 +18,7 @@ from wattspan.model import (
     Domain,
     Failure,
     GpuStatus,
+    HwType,
     Instant,
     Knob,
     KnobState,
@@ -191,12 +192,19 @@ class EnergyQueries(Protocol):
         """The energy of a process, or of its family."""
         ...
 
+    def bounded(self, consumer: Consumer, start: int, *, family: bool = False) -> frozenset[HwType]:
+        """The types of which the energy of a process since ``start`` is a lower bound.
+
+        A device that it uses was in a gap, or an idle power was unknown; coverage says the rest.
+        """
+        ...
+
 
 class DeviceQueries(Protocol):
     """The energy of devices from readings, before it is settled. Safe from any thread.
 
-    Times are monotonic nanoseconds. ``domains`` are those of the cover, by id; the other calls
-    raise KeyError for an unknown one.
+    Times are monotonic nanoseconds. ``domains`` are those of the cover and their MIG instances, by
+    id; the other calls raise KeyError for an unknown one.
     """
 
     def domains(self) -> Mapping[str, Domain]: ...
@@ -279,6 +287,7 @@ class CapTotals(NamedTuple):
     """All limits were restored on request; the capper writes none until its next start."""
     shared: str = ""
     """The socket, if the capper is that of another agent of the host."""
+    resets: int = 0
 
 
 class Caps(Protocol):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.field import FieldCase, build_tree, field_cases
+from wattspan.attribution.cover import decide
 from wattspan.model import Domain, Failure
 from wattspan.sources.hwmon.source import HwmonSource
 from wattspan.sources.rapl.powercap import PowercapSource
@@ -21,8 +22,9 @@ def examine(case: FieldCase, root: Path) -> tuple[dict[str, Domain], list[Failur
     batches = [HwmonSource(root, clock, case.get("roles", {})).read()]
     if scan_zones(root).zones:
         batches.append(PowercapSource(root, clock).read())
-    domains = [domain for batch in batches for domain in batch.domains]
-    return {one.id: one for one in domains}, [one for batch in batches for one in batch.failures]
+    listed = [domain for batch in batches for domain in batch.domains]
+    present = {reading.domain_id for batch in batches for reading in batch.readings}
+    return decide(listed, present), [one for batch in batches for one in batch.failures]
 
 
 @pytest.mark.parametrize("case", field_cases("sysfs"))

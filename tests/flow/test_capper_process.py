@@ -370,13 +370,21 @@ def test_gpu_lost_during_a_kill_is_restored_later(
     assert gpu.limit == ORIGINAL
 
 
-def test_reloaded_driver_keeps_its_default(
+def test_reloaded_driver_is_capped_again_and_keeps_its_default_at_the_end(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
     hold(client, gpu)
     host.ask(do="fault", gpu=0, fault="reload_driver")
-    eventually(lambda: capper.row(gpu.key).holder == "", "it is noticed")
+
+    def original() -> int | None:
+        rows = {row.state.key: row for row in client.rows(renew=True)}
+        return rows[gpu.key].original
+
+    eventually(lambda: original() == 700_000, "the reset is noticed")
+    eventually(lambda: gpu.limit == CAP, "the cap is applied again")
+    assert client.state is not None
+    assert client.state.resets == 1
     client.close()
     assert capper.end() == 0
     assert gpu.limit == 700_000

@@ -43,9 +43,9 @@ def expected(whole: ExportTraceServiceRequest) -> tuple[list[SpanRecord], set[in
 
 
 def tokens(one: object, *names: str) -> int:
-    """The first name of a token count that is present."""
-    counts = (count(one, f"gen_ai.usage.{name}_tokens") for name in names)
-    return next((found for found in counts if found is not None), 0)
+    """The first name of a token count that is present and possible."""
+    counts = (amount(one, f"gen_ai.usage.{name}_tokens") for name in names)
+    return next((round(found) for found in counts if found is not None and 0 <= found <= 10**7), 0)
 
 
 def usable(identifier: bytes, length: int) -> bool:

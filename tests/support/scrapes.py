@@ -59,6 +59,7 @@ from wattspan.model import (
     TuningAccounts,
     TuningRow,
     TuningState,
+    UnmeteredRow,
 )
 from wattspan.model.fleet import FleetAccounts, FleetPlace
 from wattspan_exporters.catalogue import CATALOGUE
@@ -233,6 +234,9 @@ def spans() -> SpanAccounts:
             ),
         ),
         inference_idle=Microjoules(310_000_007), inference_waiting=6,
+        unmetered=(
+            UnmeteredRow("shop", "gpt-5", "client", 12, {"input": 9_000, "output": 700}),
+        ),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from wattspan.model import (
     Tick,
     Usage,
 )
+from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
 
 TICK = SECOND // 10
 
@@ -312,6 +313,20 @@ def test_energy_during_a_restart_is_counted_as_unattributed() -> None:
     assert new.energy + new.pending == host.domains[PACKAGE.id].spent
     assert new.unattributed >= old.unattributed + 400_000_000
     assert imbalances(after) == []
+
+
+def test_lower_bounds_continue_after_a_restart() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(40):  # the idle power of the package is unknown
+        before = host.turn(TICK, {1: 100})
+    assert HwType.CPU in before.processes[0].bounded
+    host = reopened(host, saved=unpack_checkpoint(pack_checkpoint(checkpoint(host))))
+    after = host.turn(TICK, {})
+    assert after.processes[0].bounded == before.processes[0].bounded
+    old, new = ({row.group: row.bounded for row in one.groups} for one in (before, after))
+    assert new == old
+    assert any(old.values())
 
 
 def test_totals_continue_after_a_reboot_without_raw_readings() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from support.exporting import serving
@@ -302,8 +303,7 @@ def examined(
     config = Config(sources={"x": settings or Switch()})
     context = SourceContext(ManualClock(), FakeDirectory())
     result = examine_sources(plugins, config, context, work=work)
-    (findings,) = result.sections.values()
-    return findings, result.readable
+    return result.sections["Source x"], result.readable
 
 
 def test_counter_is_listed_with_watts_and_reason_for_the_sum() -> None:
@@ -397,7 +397,7 @@ def test_silent_source_is_waited_for_with_a_timeout() -> None:
     assert "no figure yet" in findings[0].detail
 
 
-def test_device_of_two_sources_is_counted_by_the_first_one() -> None:
+def test_device_of_two_sources_is_counted_once_and_the_cover_is_explained() -> None:
     """AMD SMI and a sensor of hwmon may read one board."""
     domains = {
         name: Domain(f"{name}:1", HwType.GPU, name, name, Provenance.MEASURED, pci="0000:0c:00.0")
@@ -413,10 +413,29 @@ def test_device_of_two_sources_is_counted_by_the_first_one() -> None:
     config = Config(sources=dict.fromkeys(domains, Switch()))
     result = examine_sources(plugins, config, SourceContext(ManualClock(), FakeDirectory()))
     (finding,) = result.sections["Source hwmon"]
-    assert finding.mark is Severity.WARN
-    assert "whose device the source amdsmi reads" in finding.detail
-    assert "sources.hwmon.enabled = false" in finding.remedy
-    assert (result.readable, result.domains) == (1, (domains["amdsmi"],))
+    assert "not summed: amdsmi:1 measures the same board 0000:0c:00.0" in finding.detail
+    assert result.sections["Cover"] == [
+        Finding(
+            Severity.OK,
+            "board 0000:0c:00.0",
+            "counted by amdsmi:1, measured; "
+            "not by hwmon:1: amdsmi:1 measures the same board 0000:0c:00.0",
+        )
+    ]
+    assert [domain.in_cover for domain in result.domains] == [True, False]
+
+
+def test_id_of_two_sources_is_a_failure() -> None:
+    def opened(name: str) -> SourcePlugin:
+        return SourcePlugin(Switch, lambda *_: ReplaySource(counting(1), name))
+
+    plugins = Plugins(sources={"x": opened("x"), "y": opened("y")})
+    config = Config(sources={"x": Switch(), "y": Switch()})
+    result = examine_sources(plugins, config, SourceContext(ManualClock(), FakeDirectory()))
+    mark, what, detail, remedy = msgspec.structs.astuple(result.sections["Cover"][0])
+    assert (mark, what) == (Severity.FAIL, "p")
+    assert "that of y is ignored" in detail
+    assert "Rename the domain" in remedy
 
 
 def test_setting_that_matches_nothing_is_a_finding_of_a_source_without_counters() -> None:

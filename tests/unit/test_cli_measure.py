@@ -223,6 +223,8 @@ def test_figures_before_the_loss_of_the_agent_are_shown() -> None:
     one.miss(SECOND, "No wattspan agent answers.")
     text = shown(one, notes=(one.trouble,))
     assert "Only 75.0% of the time" in text
+    assert "≥ 3.00 J" in text
+    assert "≥ 3.00 J" not in shown(a_run(spent(3.0, gpu=1.0)))
     assert "No wattspan agent answers." in text
 
 

@@ -76,10 +76,10 @@ def test_container_of_a_removed_process_is_forgotten(families: ProcessFamilies) 
     one, other = Consumer(20, 5), Consumer(21, 6)
     families.add(one, 1, "container", ANN)
     families.add(other, 1, "container", ANN)
-    assert families.service(one) == {one, other}
+    assert families.service(one).members == {one, other}
     families.end(other, SECOND)
     families.remove_ended(SECOND + LATER)
-    assert families.service(one) == {one}
+    assert families.service(one).members == {one}
 
 
 def test_oldest_processes_are_forgotten_beyond_the_limit() -> None:
@@ -123,8 +123,8 @@ def test_equal_container_name_of_another_principal_joins_no_service() -> None:
     engine, forger = Consumer(7, 1), Consumer(8, 2)
     families.add(engine, 1, "container", Principal(1000, "0123456789ab"))
     families.add(forger, 1, "container", Principal(2000))
-    assert families.service(engine) == {engine}
-    assert families.service(forger) == {forger}
+    assert families.service(engine).members == {engine}
+    assert families.service(forger).members == {forger}
 
 
 @pytest.mark.parametrize(("user", "joined"), [(0, True), (1000, False)])
@@ -135,7 +135,7 @@ def test_descendant_of_another_user_is_in_the_service_of_root_only(
     engine, worker = Consumer(7, 1), Consumer(8, 2)
     families.add(engine, 1, principal=Principal(user))
     families.add(worker, engine.pid, principal=BOB)
-    assert families.service(engine) == ({engine, worker} if joined else {engine})
+    assert families.service(engine).members == ({engine, worker} if joined else {engine})
 
 
 def test_service_without_a_principal_is_its_process_alone() -> None:
@@ -143,4 +143,4 @@ def test_service_without_a_principal_is_its_process_alone() -> None:
     engine, other = Consumer(7, 1), Consumer(8, 2)
     families.add(engine, 1, "container")
     families.add(other, engine.pid, "container")
-    assert families.service(engine) == {engine}
+    assert families.service(engine).members == {engine}

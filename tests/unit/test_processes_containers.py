@@ -84,7 +84,7 @@ PATHS = {
     "nspawn": ("0::/machine.slice/systemd-nspawn@deb.service/payload",
         [container("deb"), (GroupKind.UNIT, "systemd-nspawn@deb.service")]),
     "machine scope": ("0::/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/emulator",
-        [container("qemu-1-vm"), (GroupKind.UNIT, "machine-qemu-1-vm.scope")]),
+        [(GroupKind.VM, "vm"), (GroupKind.UNIT, "machine-qemu-1-vm.scope")]),
     "LXC's own unit": ("0::/system.slice/lxc.service", [(GroupKind.UNIT, "lxc.service")]),
     "Incus' own unit": (
         "0::/system.slice/incus-lxc.service", [(GroupKind.UNIT, "incus-lxc.service")]),

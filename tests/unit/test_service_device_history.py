@@ -11,12 +11,17 @@ from support.simulated_host import CORE, GPU, PACKAGE
 from wattspan.model import (
     MILLISECOND,
     SECOND,
+    Attribution,
+    Consumer,
     Domain,
     GpuStatus,
     HwType,
     Instant,
+    Interval,
     Microjoules,
+    PartEnergy,
     Reading,
+    Share,
     Tick,
 )
 from wattspan.service.device_history import (
@@ -272,3 +277,59 @@ def test_window_of_less_than_two_readings_has_no_ramp() -> None:
     for _ in range(30):
         host.second()
     assert host.second() == {10 * SECOND: 0}
+
+
+# ------------------------------------------------------------------------------------ parts
+
+MIG = replace(
+    GPU,
+    id="gpu:MIG-1",
+    name=f"{GPU.name}, 1g.10gb 3",
+    in_cover=False,
+    parent=GPU.id,
+    resource=None,
+)
+
+
+def settle(host: Host, start: float, end: float, energy: int, of: int) -> None:
+    """The GPU's energy between two seconds after the start is attributed."""
+    begin, stop = (Instant(START + round(at * SECOND), 0) for at in (start, end))
+    interval = Interval(GPU.id, begin, stop, Microjoules(of))
+    part = PartEnergy(MIG.id, Microjoules(energy), Microjoules(0), Microjoules(0))
+    rest = PartEnergy("gpu:MIG-2", Microjoules(0), Microjoules(of - energy), Microjoules(0))
+    shares = (Share(Consumer(1, 0), Microjoules(energy)),)
+    attribution = Attribution(
+        interval, shares, Microjoules(of - energy), Microjoules(0), parts=(part, rest)
+    )
+    host.devices.settle(Tick(stop, {}, ()), [attribution])
+
+
+def test_instance_has_the_energy_that_its_board_was_attributed() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    settle(host, 1, 2, 5_000, 10_000)
+    spent = host.devices.device(MIG.id, START, START + 2 * SECOND)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+    assert host.devices.known(MIG.id) == START + 2 * SECOND
+
+
+def test_time_without_attribution_is_no_energy_of_an_instance() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    settle(host, 4, 5, 5_000, 10_000)
+    spent = host.devices.device(MIG.id, START, START + 5 * SECOND)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+
+
+def test_instance_is_awaited_for_longer_and_counts_in_no_ramp() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    host.run(80)
+    assert not host.devices.silent(MIG.id)
+    assert host.devices.ramps()

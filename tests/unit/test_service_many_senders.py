@@ -270,6 +270,7 @@ def test_failed_merge_of_one_process_leaves_the_spans_of_others() -> None:
     host.run(5)
     host.send(1)
     host.send(2)
+    host.send(2)  # at the same time, so that both wait
     host.run(0.1)
     host.history.forget(Consumer(2, 1))
     host.run(10)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.powercap_host import PowercapHost, counters
+from wattspan.attribution.cover import decide
 from wattspan.config import FlagValue, load
 from wattspan.model import HwType, Milliwatts, Provenance, Trouble
 from wattspan.plugins import discover
@@ -124,13 +125,14 @@ def test_missing_cpu_times_are_an_error(host: Host) -> None:
         host.open()
 
 
-def test_estimate_with_a_readable_counter_is_outside_the_cover(tmp_path: Path) -> None:
+def test_estimate_gives_way_to_a_readable_counter(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     shutil.rmtree(host.root / "sys")
-    with PowercapHost(host.root / "sys"):
+    with PowercapHost(host.root / "sys") as powercap:
+        counted = powercap.source.read()
         domains = host.open().read().domains
-        assert not any(domain.in_cover for domain in domains)
-        assert "although there are counters" in domains[0].why
+        decided = decide((*counted.domains, *domains), {one.domain_id for one in counted.readings})
+        assert not any(decided[domain.id].in_cover for domain in domains)
 
 
 def test_estimate_with_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:

@@ -55,6 +55,28 @@ def test_spans_of_one_name_add_up() -> None:
     assert rows(totals)["shop", "ship"].tokens == {}
 
 
+def test_spans_with_a_missing_part_bound_the_row_of_their_name() -> None:
+    totals = SpanAggregator(MANY)
+    totals.add(
+        [
+            joined("cut", {CPU: 5, GPU: 7}, outcome=Outcome.PARTIAL),
+            joined("late", {CPU: 1}, outcome=Outcome.LATE),
+            joined("early", {CPU: 1, GPU: 1}, start=2, end=3),
+            joined("whole", {CPU: 1, GPU: 1}, start=5, end=6),
+        ],
+        moment(9),
+        "",
+        {GPU: moment(4).mono, HwType.MEMORY: moment(9).mono},
+    )
+    assert {name: row.bounded for (_, name), row in rows(totals).items()} == {
+        "cut": {CPU, GPU}, "late": {CPU, GPU}, "early": {GPU}, "whole": set(),
+    }  # fmt: skip
+    totals.add([joined("cut", {CPU: 5}, start=5, end=6)], moment(10))
+    assert rows(totals)["shop", "cut"].bounded == {CPU, GPU}
+    restored = SpanAggregator(MANY, totals.accounts().rows)
+    assert rows(restored)["shop", "early"].bounded == {GPU}
+
+
 def test_same_name_in_two_services_is_two_rows() -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("get", {CPU: 1}), joined("get", {CPU: 2}, service="bank")], moment(0))

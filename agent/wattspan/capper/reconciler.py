@@ -31,6 +31,8 @@ from wattspan.capper.ownership import (
     not_honoured_error,
     recorded_state,
     release_to_other,
+    reset_error,
+    review_absence,
     review_entry,
     unreadable_error,
     unrecovered_limit_error,
@@ -88,6 +90,7 @@ class Reconciler:
     ) -> None:
         self.writes = 0
         self.restores = 0
+        self.resets = 0
         self.journal_trouble = ""
         self.devices, self._journal = devices, journal
         self._clock, self._record = clock, record
@@ -265,6 +268,7 @@ class Reconciler:
             raise unrecovered_limit_error(every)
         found, now = self.devices.read(key), self._clock.monotonic()
         if entry is None:
+            self.devices.confirm(key)
             return
         quiet = state.quiet.get(key)
         if entry.foreign is not None and not entry.lost and quiet is None:
@@ -276,9 +280,11 @@ class Reconciler:
             wanted=wanted,
             quiet=quiet is not None and now - quiet.since >= quiet.needed,
             now=self._clock.now().wall,
+            absence=self.devices.absence(key, entry.presence),
         )
         if found.requested is not None or not is_readable(key.knob):
             state.inherited.discard(key)
+            self.devices.confirm(key)
         self._adopt(key, entry, result)
         if result.error is not None:
             raise result.error
@@ -290,6 +296,9 @@ class Reconciler:
             self._state.entries[key] = result.entry
         if result.action is None:
             return
+        if result.action is AuditAction.RESET:
+            self.resets += 1
+            self._state.quiet.pop(key, None)
         if result.action is AuditAction.FOREIGN:  # the next quiet period must be longer
             quiet = self._state.quiet.get(key)
             needed = QUIET_PERIOD if quiet is None else min(2 * quiet.needed, MAX_QUIET_PERIOD)
@@ -338,6 +347,7 @@ class Reconciler:
                     value=value,
                     written=False,
                     source=EntrySource.RECORDED,
+                    presence=state.presence,
                 )
             elif is_readable(key.knob) and state.requested is None:
                 raise JournalError(str(unreadable_error(state)))
@@ -369,6 +379,7 @@ class Reconciler:
             value = shown
         self._state.entries[key] = replace(entry, value=value, before=None, written=True)
         self.devices.succeed(key)
+        self.devices.confirm(key)
         self.writes += 1
         self._note(AuditAction.WRITE, entry, present, value, cause)
 
@@ -410,7 +421,11 @@ class Reconciler:
             self._state.entries[entry.key] = undone
 
     def _overtaken(self, entry: JournalEntry, state: KnobState) -> CapsError:
-        """Another program wrote between the observation and the write."""
+        """The setting changed between the observation and the write."""
+        reset = review_absence(entry, state, self.devices.absence(entry.key, entry.presence))
+        if reset is not None:
+            self._adopt(entry.key, entry, reset)
+            return reset_error(state)
         if entry.before is None:  # the capper had set nothing there
             self._state.forget(entry.key)
         else:

@@ -99,6 +99,7 @@ class RequestHandler:
             ceiling=self._ceilings.limit,
             writes=self._reconciler.writes,
             restores=self._reconciler.restores,
+            resets=self._reconciler.resets,
             pid=os.getpid(),
             agent=self._agent,
             suspended=self._manager.suspended,

@@ -20,6 +20,11 @@ _PREFIXES = ("µ", "m", "", "k", "M", "G", "T", "P")
 _NONE = _PREFIXES.index("")
 
 
+def at_least(text: str, *, bounded: bool) -> str:
+    """``text``, marked as a lower bound if ``bounded``: ``"≥ 4.3 W"``."""
+    return f"≥ {text}" if bounded and text not in ("", UNKNOWN) else text
+
+
 def watts(watts: float | None) -> str:
     """``"84.2"``: without the unit, for a column that names it."""
     if watts is None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
+import msgspec
+
 from wattspan.config.fleet import FleetSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.tuning_settings import AutotuneSettings, BoolOrAuto, CapsSettings
@@ -208,6 +210,19 @@ class AccessSettings(Table, frozen=True):
 SpanPreset = Literal["vllm", "sglang", "tgi", "tensorrt-llm", "gen_ai"]
 SPAN_PRESETS: tuple[SpanPreset, ...] = get_args(SpanPreset)
 
+SpanFigure = Literal[
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "model",
+    "operation",
+    "queue_time",
+    "first_token_time",
+    "prefill_time",
+    "decode_time",
+]
+_MAX_ATTRIBUTES, _MAX_ATTRIBUTE = 32, 200
+
 
 class SpansSettings(AccessSettings, frozen=True):
     """Spans of instrumented applications: receivers, attribution and forwarding.
@@ -267,6 +282,14 @@ class SpansSettings(AccessSettings, frozen=True):
             "conventions of OpenTelemetry."
         ),
     ] = SPAN_PRESETS
+    attributes: Annotated[
+        dict[SpanFigure, list[str]],
+        about(
+            "Further names of span attributes for tokens, models, operations and the latencies of "
+            'engines, read before the known ones: `input_tokens = ["app.prompt_tokens"]`. '
+            "`cached_tokens` are a part of the input. Times are seconds, or text such as `1.5ms`."
+        ),
+    ] = msgspec.field(default_factory=dict)
     names: Annotated[
         int,
         about("Service-span name pairs with a series; `other` is the rest.", least=1, most=100_000),
@@ -341,6 +364,19 @@ class SpansSettings(AccessSettings, frozen=True):
     forward_decisions: Annotated[
         bool, about("Send decisions and the capper's audit log to the collector as log records.")
     ] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [name for each in self.attributes.values() for name in each]
+        if len(names) > _MAX_ATTRIBUTES:
+            raise ValueError(f"attributes: {len(names)} names; at most {_MAX_ATTRIBUTES}")
+        for name in names:
+            if not 0 < len(name) <= _MAX_ATTRIBUTE:
+                raise ValueError(
+                    f"attributes: a name has 1 to {_MAX_ATTRIBUTE} characters, not {len(name)}"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"attributes: {name!r} is named twice")
 
 
 class EmulationSettings(Table, frozen=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from wattspan.http.sockets import Peer
-from wattspan.spans.inference_requests import InferenceDetails
+from wattspan.spans.inference_requests import InferenceDetails, SpanRole
 from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Columns
 from wattspan.util.encoding import InvalidBodyError
@@ -83,9 +83,9 @@ class SpanRecord(NamedTuple):
     """One received span. Times are Unix nanoseconds; ``parent`` is b"" for none.
 
     ``work`` is the amount of work that the span reports, as reported, so 0 and negative numbers
-    occur; None where it reports none or no setting asks for it. ``inference`` is the report of an
-    engine for language models about a request; None for other spans. ``latency`` and
-    ``instruction`` are None where no setting asks for them.
+    occur; None where it reports none or no setting asks for it. ``inference`` is the report of a
+    request to a language model; None for other spans. ``latency`` and ``instruction`` are None
+    where no setting asks for them. ``role`` is the evidence about a span with tokens.
     """
 
     trace: bytes
@@ -101,6 +101,7 @@ class SpanRecord(NamedTuple):
     inference: InferenceDetails | None = None
     latency: RequestLatency | None = None
     instruction: ReportedInstruction | None = None
+    role: SpanRole = SpanRole.PLAIN
 
 
 class SpanRecordColumns(Columns[SpanRecord]):
@@ -122,6 +123,7 @@ class SpanRecordColumns(Columns[SpanRecord]):
     inference: Sequence[InferenceDetails | None]
     latency: Sequence[RequestLatency | None]
     instruction: Sequence[ReportedInstruction | None]
+    role: Sequence[SpanRole]
 
 
 class WorkAttribute(NamedTuple):

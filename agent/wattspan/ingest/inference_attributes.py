@@ -1,108 +1,245 @@
-"""The attributes by which engines for language models report requests, by preset.
+"""The tokens of a span, its role, and its report of a request to a language model.
 
-- ``vllm``, ``tensorrt-llm`` and ``sglang`` share names: token counts as ``prompt_tokens`` and
-  ``completion_tokens``, latencies in seconds as ``gen_ai.latency.*``; SGLang adds cached tokens.
-- ``tgi`` (Text Generation Inference) has text such as ``1.5s`` and ``340µs`` in ``inference_time``,
-  which begins after the queue, and ``time_per_token``, and no token counts.
-- ``gen_ai`` are the semantic conventions of OpenTelemetry for generative AI.
-
-A span is recognised by its attributes; its service and name do not matter.
+A span is recognised by its attributes (:mod:`wattspan.ingest.token_attributes`); its service and
+name do not matter. Counts may be integers, doubles or text. A count that is negative, no number or
+larger than any context is ignored alone: the next name of the same figure counts.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Sequence
-from enum import IntEnum
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from wattspan.config.settings import SpanPreset
-from wattspan.model import SECOND, Nanoseconds
-from wattspan.spans.inference_requests import UNKNOWN_MODEL, InferenceDetails
+from wattspan.ingest.token_attributes import (
+    COUNTS,
+    TEXTS,
+    InferenceFigure,
+    is_aggregate,
+    is_loopback,
+)
+from wattspan.model import MILLISECOND, SECOND, Nanoseconds
+from wattspan.spans.inference_requests import UNKNOWN_MODEL, InferenceDetails, SpanRole
 
 Scalar = bytes | int | float | None
 """The value of an attribute; None for booleans, arrays and other values that are not needed."""
 
+CLIENT_KIND, SERVER_KIND = 3, 2
+"""The kinds of spans in OTLP that are evidence of a role."""
 
-class InferenceFigure(IntEnum):
-    """The figures of a report."""
-
-    MODEL = 0
-    CACHED = 1
-    QUEUE = 2
-    FIRST_TOKEN = 3
-    PREFILL = 4
-    DECODE = 5
-    INFERENCE = 6
-    PER_TOKEN = 7
-
-
-class InferenceAttribute(NamedTuple):
-    """An attribute with a figure; the first present one of a column counts."""
-
-    column: InferenceFigure
-    name: str
-    presets: frozenset[SpanPreset]
-
-
-_ENGINES: frozenset[SpanPreset] = frozenset(("vllm", "sglang", "tensorrt-llm"))
-_LATENCY = "gen_ai.latency."
-_ATTRIBUTES = (
-    InferenceAttribute(InferenceFigure.MODEL, "gen_ai.response.model", _ENGINES | {"gen_ai"}),
-    InferenceAttribute(InferenceFigure.MODEL, "gen_ai.request.model", _ENGINES | {"gen_ai"}),
-    InferenceAttribute(
-        InferenceFigure.CACHED, "gen_ai.usage.cache_read.input_tokens", _ENGINES | {"gen_ai"}
-    ),
-    InferenceAttribute(InferenceFigure.CACHED, "gen_ai.usage.cached_tokens", _ENGINES),
-    InferenceAttribute(InferenceFigure.QUEUE, f"{_LATENCY}time_in_queue", _ENGINES),
-    InferenceAttribute(InferenceFigure.FIRST_TOKEN, f"{_LATENCY}time_to_first_token", _ENGINES),
-    InferenceAttribute(
-        InferenceFigure.FIRST_TOKEN, "gen_ai.response.time_to_first_chunk", frozenset(("gen_ai",))
-    ),
-    InferenceAttribute(InferenceFigure.PREFILL, f"{_LATENCY}time_in_model_prefill", _ENGINES),
-    InferenceAttribute(InferenceFigure.DECODE, f"{_LATENCY}time_in_model_decode", _ENGINES),
-    InferenceAttribute(InferenceFigure.INFERENCE, "inference_time", frozenset(("tgi",))),
-    InferenceAttribute(InferenceFigure.PER_TOKEN, "time_per_token", frozenset(("tgi",))),
-)
-
-INFERENCE_MARKS = b"gen_ai.", b"time_per_token"
-"""Every request with reports contains one of them: other attributes alone are no report."""
+MAX_TOKENS = 10**7
+"""Tokens of one span and direction, at most: more than any context length."""
 
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(s|ms|µs|us|ns)")
 _UNITS = {"s": SECOND, "ms": SECOND // 1000, "µs": 1000, "us": 1000, "ns": 1}
 _LONGEST = 86_400 * SECOND
-_MAX_TOKENS = 10**7
+_DECIMAL = re.compile(rb"[0-9]{1,18}(?:\.[0-9]{1,18})?")
+_MAX_USAGE = 4096  # bytes of JSON with counts
+
+_EXCLUDING = "anthropic", "bedrock"
+"""Providers, by a part of their names, whose count of input leaves cached tokens out."""
+
+_FACTS = (
+    InferenceFigure.CACHED,
+    InferenceFigure.CACHED_APART,
+    InferenceFigure.WRITTEN_APART,
+    InferenceFigure.USAGE,
+    InferenceFigure.MODEL,
+    InferenceFigure.PROVIDER,
+    InferenceFigure.OPERATION,
+)
+_TIMES = tuple(InferenceFigure)[InferenceFigure.QUEUE :]
+_ENGINE_TIMES = (
+    InferenceFigure.QUEUE,
+    InferenceFigure.FIRST_TOKEN,
+    InferenceFigure.PREFILL,
+    InferenceFigure.DECODE,
+    InferenceFigure.INFERENCE,
+    InferenceFigure.PER_TOKEN,
+)
 
 
-def inference_attributes(presets: Collection[str]) -> list[InferenceAttribute]:
-    """The attributes that these presets look for."""
-    return [each for each in _ATTRIBUTES if not each.presets.isdisjoint(presets)]
+class TokenReport(NamedTuple):
+    """The tokens of a span, and the report of a request; ``details`` are None for other spans."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    role: SpanRole = SpanRole.PLAIN
+    details: InferenceDetails | None = None
 
 
-def inference_details(
-    values: Sequence[Scalar], tokens: tuple[int | None, int | None], model: str
-) -> tuple[InferenceDetails, int] | None:
-    """The report in the values of all columns, and the generated tokens; None without a report.
+NO_REPORT = TokenReport()
 
-    ``tokens`` are the counts of input and output, None where the span has none; ``model`` is the
-    printable name of the model.
+
+def read_figure(column: int, value: Scalar) -> Scalar:
+    """A valid value of a column; None for one that is ignored."""
+    if column in COUNTS:
+        return token_count(value)
+    if column in TEXTS:
+        return value if isinstance(value, bytes) else None
+    return value
+
+
+def token_count(value: Scalar) -> int | None:
+    """A number of tokens in an integer, a double or text; None for negative and absurd ones."""
+    if isinstance(value, bytes):
+        if not _DECIMAL.fullmatch(value):
+            return None
+        value = float(value) if b"." in value else int(value)
+    if value is None:
+        return None
+    return round(value) if 0 <= value <= MAX_TOKENS else None  # None for NaN
+
+
+def token_report(values: Sequence[Scalar], kind: int, name: str) -> TokenReport:
+    """The report of a span of this OTLP ``kind`` with the values of all columns.
+
+    ``name`` is the printable name of the model.
     """
-    queue, first, prefill, decode, inference, per_token = map(
-        as_nanoseconds, values[InferenceFigure.QUEUE :]
-    )
-    generated = tokens[1]
+    if all(value is None for value in values):
+        return NO_REPORT
+    times: dict[int, Nanoseconds | None] = {
+        figure: as_nanoseconds(values[figure]) for figure in _TIMES
+    }
+    chunk = times[InferenceFigure.FIRST_CHUNK]
+    if chunk is None:
+        chunk = _milliseconds(values[InferenceFigure.FIRST_CHUNK_MS])
+    cached, prompt, generated = _tokens(values)
+    prefill, decode = times[InferenceFigure.PREFILL], times[InferenceFigure.DECODE]
+    inference, per_token = times[InferenceFigure.INFERENCE], times[InferenceFigure.PER_TOKEN]
     if generated is None and inference and per_token:
-        generated = min(_MAX_TOKENS, round(inference / per_token))
+        generated = min(MAX_TOKENS, round(inference / per_token))
         decode = Nanoseconds(min(inference, per_token * max(0, generated - 1)))
         prefill = Nanoseconds(inference - decode)
-    if generated is None and tokens[0] is None:
-        return None
-    cached = values[InferenceFigure.CACHED]
-    whole = cached if isinstance(cached, int) and cached > 0 else 0
-    return (
-        InferenceDetails(model or UNKNOWN_MODEL, whole, queue, first, prefill, decode),
-        generated or 0,
+    if prompt is None and generated is None:
+        return NO_REPORT
+    counts = prompt or 0, generated or 0
+    role = _role(values, kind)
+    if role is SpanRole.AGGREGATE or all(values[figure] is None for figure in (*_FACTS, *_TIMES)):
+        return TokenReport(*counts, role)
+    first = times[InferenceFigure.FIRST_TOKEN]
+    details = InferenceDetails(
+        name or UNKNOWN_MODEL,
+        cached,
+        times[InferenceFigure.QUEUE],
+        chunk if first is None else first,
+        prefill,
+        decode,
     )
+    return TokenReport(*counts, role, details)
+
+
+def _role(values: Sequence[Scalar], kind: int) -> SpanRole:
+    operation = values[InferenceFigure.OPERATION]
+    if isinstance(operation, bytes) and is_aggregate(operation[:100].decode("utf-8", "replace")):
+        return SpanRole.AGGREGATE
+    if any(values[figure] is not None for figure in _ENGINE_TIMES):
+        return SpanRole.ENGINE
+    if _is_sum(values):
+        return SpanRole.AGGREGATE
+    if kind == CLIENT_KIND:
+        server = values[InferenceFigure.SERVER]
+        near = not isinstance(server, bytes) or is_loopback(server[:300].decode("utf-8", "replace"))
+        return SpanRole.CLIENT if near else SpanRole.REMOTE
+    if kind == SERVER_KIND:
+        return SpanRole.SERVER
+    known = operation is not None or values[InferenceFigure.PROVIDER] is not None
+    return SpanRole.CALL if known else SpanRole.PLAIN
+
+
+def _is_sum(values: Sequence[Scalar]) -> bool:
+    """True if the only counts are those of an agent with the calls in it."""
+    own = values[InferenceFigure.INPUT], values[InferenceFigure.OUTPUT]
+    sums = values[InferenceFigure.ALL_INPUT], values[InferenceFigure.ALL_OUTPUT]
+    return own == (None, None) and sums != (None, None)
+
+
+def _tokens(values: Sequence[Scalar]) -> tuple[int, int | None, int | None]:
+    """The cached input, the whole input and the output; None for absent counts."""
+    (prompt, generated, all_input, all_output, total, cached, apart, written) = (
+        value if isinstance(value, int) else None
+        for value in values[: InferenceFigure.WRITTEN_APART + 1]
+    )
+    if prompt is None and generated is None:
+        prompt, generated = all_input, all_output
+    usage = values[InferenceFigure.USAGE]
+    if prompt is None and generated is None and isinstance(usage, bytes):
+        return _usage(usage)
+    beside = (apart or 0) + (written or 0)
+    if prompt is not None and beside and _excludes(values, prompt, generated, total, beside):
+        prompt = min(MAX_TOKENS, prompt + beside)
+    elif prompt is not None and cached is not None and cached > prompt:
+        prompt = min(MAX_TOKENS, prompt + cached)
+    return (apart if cached is None else cached) or 0, prompt, generated
+
+
+def _excludes(
+    values: Sequence[Scalar], prompt: int, generated: int | None, total: int | None, beside: int
+) -> bool:
+    """True if the count of input leaves ``beside`` tokens out, which the cache has or gets.
+
+    The sum of a span decides, else the provider: input counts of Anthropic exclude tokens of the
+    cache, those of OpenAI and of the conventions include them.
+    """
+    if beside > prompt:
+        return True
+    if total is not None:
+        rest = total - prompt - (generated or 0)
+        if rest in (0, beside):
+            return rest == beside
+    provider = values[InferenceFigure.PROVIDER]
+    name = provider.lower().decode("utf-8", "replace") if isinstance(provider, bytes) else ""
+    return any(part in name for part in _EXCLUDING)
+
+
+def _usage(raw: bytes) -> tuple[int, int | None, int | None]:
+    """The counts in a JSON object, of which each key is a part of the input or the output.
+
+    A key beside ``input`` is a part of it if the total says so.
+    """
+    counts = _whole_numbers(raw)
+    parts_in = {key: count for key, count in counts.items() if "input" in key or "prompt" in key}
+    parts_out = {
+        key: count for key, count in counts.items() if key.startswith(("output", "completion"))
+    }
+    main_in = _first(counts, "input", "input_tokens", "prompt_tokens", "promptTokens")
+    main_out = _first(counts, "output", "output_tokens", "completion_tokens", "completionTokens")
+    cached = sum(count for key, count in parts_in.items() if "cache" in key and "creat" not in key)
+    prompt = sum(parts_in.values()) if parts_in else None
+    generated = sum(parts_out.values()) if parts_out else None
+    total = _first(counts, "total", "total_tokens", "totalTokens")
+    if total is not None and total == (main_in or 0) + (main_out or 0):
+        prompt, generated = main_in, main_out
+    if (prompt or 0) > MAX_TOKENS or (generated or 0) > MAX_TOKENS:
+        return 0, None, None
+    return cached, prompt, generated
+
+
+def _whole_numbers(raw: bytes) -> dict[str, int]:
+    """The numbers of tokens in a JSON object; {} for other texts."""
+    try:
+        found: Any = json.loads(raw) if len(raw) <= _MAX_USAGE else None
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    counts = {
+        key: token_count(value)
+        for key, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {key: count for key, count in counts.items() if count is not None}
+
+
+def _first(counts: Mapping[str, int], *names: str) -> int | None:
+    return next((counts[name] for name in names if name in counts), None)
+
+
+def _milliseconds(value: Scalar) -> Nanoseconds | None:
+    if isinstance(value, bytes) or value is None or not 0 <= value <= _LONGEST / MILLISECOND:
+        return None
+    return Nanoseconds(round(value * MILLISECOND))
 
 
 def as_nanoseconds(value: Scalar) -> Nanoseconds | None:

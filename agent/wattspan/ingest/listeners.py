@@ -76,6 +76,7 @@ def open_receivers(
         latencies=latencies,
         instructions=instructions,
         presets=settings.presets,
+        attributes=settings.attributes,
         keep=bool(settings.forward),
         pools=pools,
     )

@@ -29,15 +29,18 @@ from wattspan.ingest.export_request import (
     too_many_fields,
     too_many_spans,
 )
-from wattspan.ingest.inference_attributes import InferenceFigure, Scalar, as_nanoseconds
+from wattspan.ingest.inference_attributes import (
+    CLIENT_KIND,
+    SERVER_KIND,
+    Scalar,
+    as_nanoseconds,
+    read_figure,
+)
+from wattspan.ingest.token_attributes import InferenceFigure
 from wattspan.ingest.trace_decoder import (
-    COLUMNS,
     MAX_ATTRIBUTES,
     MAX_EVENTS,
     MAX_FIELDS,
-    TOKENS_IN,
-    TOKENS_OUT,
-    WEIGHT,
     DecodedRequest,
     DecoderSettings,
     FieldBudget,
@@ -200,7 +203,7 @@ class JsonTraceDecoder:
 
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings = settings
-        self._keys = [(key.column, key.name) for key in settings.keys]
+        self._weight = next((key.name for key in settings.weight), None)
         self._reports = [(key.column, key.name) for key in settings.inference]
         self._place = ""  # of the message that is decoded
 
@@ -291,17 +294,11 @@ class JsonTraceDecoder:
         if invalid_ids([trace], [own]):
             return None
         values = _scalars(reversed((span.attributes or [])[:MAX_ATTRIBUTES]))
-        columns: list[int | None] = [None] * COLUMNS
-        for column, key in self._keys:
-            if columns[column] is None:
-                columns[column] = as_count(values.get(key))
         figures: list[Scalar] = [None] * len(InferenceFigure)
         for column, key in self._reports:
-            if figures[column] is None:
-                figures[column] = values.get(key)
-        report = reported(figures, (columns[TOKENS_IN], columns[TOKENS_OUT]))
-        if report is not None:
-            columns[TOKENS_OUT] = report[1]
+            if figures[column] is None and key in values:
+                figures[column] = read_figure(column, values[key])
+        report = reported(figures, _kind(span.kind))
         (parent,) = valid_parents([above])
         name = printable((span.name or "").encode(), MAX_NAME)
         amount = next((values.get(key) for key, matching in work if matching in ("", name)), None)
@@ -312,15 +309,16 @@ class JsonTraceDecoder:
             name,
             start,
             end,
-            columns[WEIGHT],
-            columns[TOKENS_IN] or 0,
-            columns[TOKENS_OUT] or 0,
+            None if self._weight is None else as_count(values.get(self._weight)),
+            report.tokens_in,
+            report.tokens_out,
             as_decimal(amount),
-            None if report is None else report[0],
+            report.details,
             _latency(latencies, name, start, values, span.events),
             None
             if instructions is None
             else reported_instruction([values.get(key.name) for key in instructions.keys]),
+            report.role,
         )
 
     def _protobuf(self, kind: Any, message: _Message) -> bytes:
@@ -345,6 +343,14 @@ class JsonTraceDecoder:
         cause, _, path = error.partition(" - at `$")
         place = f"{self._place}{path.rstrip('`')}".lstrip(".")
         return MalformedRequestError(f"{place or 'the request'} is invalid: {cause}")
+
+
+_KINDS = {"SPAN_KIND_SERVER": SERVER_KIND, "SPAN_KIND_CLIENT": CLIENT_KIND}
+
+
+def _kind(kind: int | str | None) -> int:
+    """The number of a kind that is evidence of a role; any other number for the others."""
+    return _KINDS.get(kind, 0) if isinstance(kind, str) else kind or 0
 
 
 def _latency(

@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from wattspan.config.settings import SPAN_PRESETS
+from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.ingest.export_request import (
     MAX_NAME,
     InstructionReport,
@@ -37,14 +37,14 @@ from wattspan.ingest.export_request import (
     too_many_spans,
 )
 from wattspan.ingest.inference_attributes import (
-    INFERENCE_MARKS,
-    InferenceFigure,
+    NO_REPORT,
     Scalar,
+    TokenReport,
     as_nanoseconds,
-    inference_attributes,
-    inference_details,
+    read_figure,
+    token_report,
 )
-from wattspan.spans.inference_requests import InferenceDetails
+from wattspan.ingest.token_attributes import MARKS, InferenceFigure, inference_attributes
 from wattspan.util.protobuf import length_delimited, message_class
 
 MAX_FIELDS = 1 << 17
@@ -69,17 +69,10 @@ _SpanAttributes, _Resource = message_class("SpanAttributes"), message_class("Res
 _SpanEvents = message_class("SpanEvents")
 _KeyValue, _AnyValue = message_class("KeyValue"), message_class("AnyValue")
 
-WEIGHT, TOKENS_IN, TOKENS_OUT = range(COLUMNS := 3)
 _INSTRUCTION_KINDS = {
     **dict.fromkeys(("forward", "fwd", "f"), "forward"),
     **dict.fromkeys(("backward", "bwd", "b"), "backward"),
 }
-_COLUMN_NAMES = (
-    (TOKENS_IN, "gen_ai.usage.input_tokens"),
-    (TOKENS_IN, "gen_ai.usage.prompt_tokens"),  # the name until 2024
-    (TOKENS_OUT, "gen_ai.usage.output_tokens"),
-    (TOKENS_OUT, "gen_ai.usage.completion_tokens"),
-)
 
 
 class AttributeKey(NamedTuple):
@@ -147,8 +140,8 @@ class DecoderSettings:
     and ``instructions`` those that report instructions of a pipeline; of both the first matching
     entry counts. A request has at most ``max_spans`` spans, scopes and resources. ``max_fields``
     bounds the fields that the decoder inspects, and so the CPU time of a request: a field costs
-    less than a microsecond. With ``keep_message`` decoded requests contain their protobuf bytes, to
-    be forwarded.
+    less than a microsecond. ``attributes`` are further names for tokens and other figures. With
+    ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
     """
 
     def __init__(
@@ -159,17 +152,20 @@ class DecoderSettings:
         weight: str = "",
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
+        attributes: Mapping[SpanFigure, Iterable[str]] | None = None,
         latencies: Sequence[LatencyReport] = (),
         instructions: Sequence[InstructionReport] = (),
         keep_message: bool = False,
     ) -> None:
         self.max_spans, self.max_fields = max_spans, max_fields
         self.keep_message = keep_message
-        names = (*_COLUMN_NAMES, (WEIGHT, weight)) if weight else _COLUMN_NAMES
-        self.keys = [AttributeKey.of(column, name) for column, name in names]
+        self.weight = [AttributeKey.of(0, weight)] if weight else []
         self.inference = [
-            AttributeKey.of(each.column, each.name) for each in inference_attributes(presets)
+            AttributeKey.of(each.column, each.name)
+            for each in inference_attributes(presets, attributes)
         ]
+        added = [name.encode() for names in (attributes or {}).values() for name in names]
+        self.marks = (*MARKS, *added)
         self.latencies = [_LatencyKeys.of(each) for each in latencies]
         self.instructions = [InstructionKeys.of(each) for each in instructions]
         self._work_attributes, self._work_keys_of = work, work()
@@ -357,15 +353,11 @@ def _replica_name(value: Scalar) -> str | None:
     return str(value) if isinstance(value, int) else None
 
 
-def reported(
-    values: Sequence[Scalar], tokens: tuple[int | None, int | None]
-) -> tuple[InferenceDetails, int] | None:
-    """The report in the values of all columns, and the generated tokens; None without a report."""
-    if all(value is None for value in values):
-        return None
+def reported(values: Sequence[Scalar], kind: int) -> TokenReport:
+    """The report in the values of all columns of a span of this OTLP ``kind``."""
     model = values[InferenceFigure.MODEL]
     name = printable(model, MAX_NAME) if isinstance(model, bytes) else ""
-    return inference_details(values, tokens, name)
+    return token_report(values, kind, name)
 
 
 def printable(raw: bytes, limit: int) -> str:
@@ -435,9 +427,12 @@ def _attributes_of(raw: bytes, kind: Any) -> Sequence[bytes]:
 
 
 class _AttributeFinder(Generic[Number]):
-    """Finds numbers among the attributes of spans; remembers those of recent attributes."""
+    """Finds numbers among the attributes of spans; remembers those of recent attributes.
 
-    def __init__(self, read: Callable[[Scalar], Number | None]) -> None:
+    ``read`` has the number of a column and a value. A name belongs to one column of a finder.
+    """
+
+    def __init__(self, read: Callable[[int, Scalar], Number | None]) -> None:
         self._read = read
         self._numbers: dict[bytes, Number | None] = {}  # by attribute
 
@@ -471,9 +466,9 @@ class _AttributeFinder(Generic[Number]):
                 except KeyError:
                     pair = _short_pair(attribute)
                     if pair is None or pair[0] != name:
-                        column[i] = self._search(attributes, name, values, budget)
+                        column[i] = self._search(attributes, name, values, budget, column_number)
                     else:
-                        column[i] = self._remember(attribute, pair[1])
+                        column[i] = self._remember(attribute, pair[1], column_number)
         return columns
 
     def _search(
@@ -482,16 +477,17 @@ class _AttributeFinder(Generic[Number]):
         name: bytes,
         values: dict[bytes, bytes],
         budget: FieldBudget,
+        column: int,
     ) -> Number | None:
         """The number of the first attribute ``name``; ``values`` are filled once a span."""
         if not values:
             budget.spend(len(attributes))
             values.update(reversed([*_pairs(attributes)]))
         value = values.get(name)
-        return None if value is None else self._read(_scalar(value))
+        return None if value is None else self._read(column, _scalar(value))
 
-    def _remember(self, attribute: bytes, value: bytes) -> Number | None:
-        number = self._read(_scalar(value))
+    def _remember(self, attribute: bytes, value: bytes, column: int) -> Number | None:
+        number = self._read(column, _scalar(value))
         if len(self._numbers) >= _CACHE_ENTRIES:
             self._numbers.clear()
         self._numbers[attribute] = number
@@ -513,9 +509,15 @@ class TraceDecoder:
 
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings, self._limit = settings, settings.max_spans
-        self._counts, self._amounts = _AttributeFinder(as_count), _AttributeFinder(as_decimal)
-        self._reports: _AttributeFinder[Scalar] = _AttributeFinder(lambda value: value)
-        self._times: _AttributeFinder[int] = _AttributeFinder(as_nanoseconds)
+        self._weights: _AttributeFinder[int] = _AttributeFinder(lambda _, value: as_count(value))
+        self._amounts: _AttributeFinder[float] = _AttributeFinder(
+            lambda _, value: as_decimal(value)
+        )
+        self._reports: _AttributeFinder[Scalar] = _AttributeFinder(read_figure)
+        self._values: _AttributeFinder[Scalar] = _AttributeFinder(lambda _, value: value)
+        self._times: _AttributeFinder[int] = _AttributeFinder(
+            lambda _, value: as_nanoseconds(value)
+        )
 
     def decode(self, body: bytes) -> DecodedRequest:
         """The spans of a request; MalformedRequestError or RequestTooLargeError."""
@@ -531,10 +533,10 @@ class TraceDecoder:
         parts: list[ResourceSpanRecords] = []
         skipped: list[int] = []
         budget = FieldBudget(self._settings.max_fields)
-        keys = [each for each in self._settings.keys if each.prefix in body]
+        keys = [each for each in self._settings.weight if each.prefix in body]
         self._present = (
             [each for each in self._settings.inference if each.prefix in body]
-            if any(mark in body for mark in INFERENCE_MARKS)
+            if any(mark in body for mark in self._settings.marks)
             else []
         )
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
@@ -600,7 +602,15 @@ class TraceDecoder:
                 _check_fields(raw, SPAN, "a span", budget)
         # All spans of a scope at once take half the time of one by one.
         rows = [
-            (each.trace_id, each.span_id, each.parent_span_id, each.name, each.start, each.end)
+            (
+                each.trace_id,
+                each.span_id,
+                each.parent_span_id,
+                each.name,
+                each.kind,
+                each.start,
+                each.end,
+            )
             for each in _ScopeSpanFields.FromString(scope).spans
         ]
         columns = list(zip(*rows, strict=True))
@@ -613,11 +623,11 @@ class TraceDecoder:
             columns = list(zip(*compress(rows, valid), strict=True))
         if not columns:
             return SpanRecordColumns.of([])
-        traces, ids, parents, raw_names, starts, ends = columns
+        traces, ids, parents, raw_names, kinds, starts, ends = columns
         printed = {name: printable(name, MAX_NAME) for name in set(raw_names)}
         names = [printed[name] for name in raw_names]
-        weights, *tokens = self._counts.columns(spans, keys, COLUMNS, budget)
-        inference = self._inference(spans, tokens, budget)
+        (weights,) = self._weights.columns(spans, keys, 1, budget)
+        reports = self._tokens(spans, kinds, budget)
         return SpanRecordColumns(
             traces,
             ids,
@@ -626,27 +636,23 @@ class TraceDecoder:
             starts,
             ends,
             weights,
-            *([count or 0 for count in column] for column in tokens),
+            [each.tokens_in for each in reports],
+            [each.tokens_out for each in reports],
             self._work(spans, names, work, budget),
-            inference,
+            [each.details for each in reports],
             self._latencies(spans, names, starts, latencies, budget),
             self._instructions(spans, instructions, budget),
+            [each.role for each in reports],
         )
 
-    def _inference(
-        self, spans: Sequence[bytes], tokens: Sequence[list[int | None]], budget: FieldBudget
-    ) -> list[InferenceDetails | None]:
-        """The reports of engines; sets missing counts in ``tokens``, of input and of output."""
+    def _tokens(
+        self, spans: Sequence[bytes], kinds: Sequence[int], budget: FieldBudget
+    ) -> Sequence[TokenReport]:
+        """The tokens of each span, and the reports of requests to language models."""
         if not self._present:
-            return [None] * len(spans)
+            return [NO_REPORT] * len(spans)
         columns = self._reports.columns(spans, self._present, len(InferenceFigure), budget)
-        found: list[InferenceDetails | None] = []
-        for i, values in enumerate(zip(*columns, strict=True)):
-            report = reported(values, (tokens[0][i], tokens[1][i]))
-            found.append(None if report is None else report[0])
-            if report is not None:
-                tokens[1][i] = report[1]
-        return found
+        return list(map(reported, zip(*columns, strict=True), kinds))
 
     def _work(
         self,
@@ -693,7 +699,7 @@ class TraceDecoder:
         """The instruction of a pipeline that each span reports."""
         if asked is None:
             return [None] * len(spans)
-        columns = self._reports.columns(spans, asked.keys, len(asked.keys), budget)
+        columns = self._values.columns(spans, asked.keys, len(asked.keys), budget)
         return [reported_instruction(values) for values in zip(*columns, strict=True)]
 
 

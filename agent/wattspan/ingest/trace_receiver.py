@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from wattspan.config.settings import SPAN_PRESETS
+from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.http.limits import FairTurns
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
@@ -89,7 +89,8 @@ class TraceReceiver:
 
     ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
     the spans that report work; the first entry that matches a span counts. ``presets`` name the
-    engines whose requests are recognised, ``latencies`` the spans that report latencies and
+    engines whose requests are recognised, ``attributes`` are further names for tokens and other
+    figures, ``latencies`` the spans that report latencies and
     ``instructions`` those that report instructions of a pipeline. With
     ``keep``, requests are passed on with their message, to be forwarded.
     """
@@ -103,6 +104,7 @@ class TraceReceiver:
         weight: str = "",
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
+        attributes: Mapping[SpanFigure, Iterable[str]] | None = None,
         latencies: Sequence[LatencyReport] = (),
         instructions: Sequence[InstructionReport] = (),
         keep: bool = False,
@@ -120,6 +122,7 @@ class TraceReceiver:
                 weight=weight,
                 work=work,
                 presets=presets,
+                attributes=attributes,
                 latencies=latencies,
                 instructions=instructions,
                 keep_message=keep,

@@ -43,9 +43,10 @@ Payer = Consumer | Remainder
 class GroupKind(ModelEnum):
     """Kinds of groups, from the most to the least specific."""
 
+    VM = "vm"  # a virtual machine that runs on this host
     CONTAINER = "container"
     POD = "pod"
-    JOB = "job"  # a batch job: Slurm
+    JOB = "job"  # a batch job: Slurm, PBS, LSF, OAR, HTCondor, Grid Engine, Flux, Nomad
     UNIT = "unit"  # a systemd unit
     CGROUP = "cgroup"  # none of the above: the bare path
     USER = "user"
@@ -61,6 +62,7 @@ class PayerInfo:
     """Metadata of a payer. ``groups`` holds at most one group of each kind, most specific first.
 
     ``principal`` is None where the kernel proves none, as for a payer from a checkpoint.
+    ``starts_others`` is True for a program that starts unrelated ones, such as a shell.
     """
 
     payer: Payer
@@ -69,6 +71,7 @@ class PayerInfo:
     user: str = ""
     parent: int | None = None
     principal: Principal | None = None
+    starts_others: bool = False
 
     @property
     def group(self) -> str:

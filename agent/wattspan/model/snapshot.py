@@ -9,6 +9,7 @@ from typing import NamedTuple
 from wattspan.model.consumers import Consumer, Group, PayerInfo
 from wattspan.model.fleet import FleetAccounts
 from wattspan.model.measurements import (
+    Certainty,
     Domain,
     GapReason,
     HwType,
@@ -169,6 +170,8 @@ class DomainAccount:
     power was unknown or doubtful. ``idle_power_error`` is the half-width of the 95 % range of a
     learned idle power; None for another one. ``idle_power_doubtful``: it is contradicted by an
     equal device, an earlier run or the range of all devices, which this range includes.
+    ``uncounted`` is the part of ``energy`` that was measured while the domain was outside the
+    cover; None if it has always been in its present place.
     """
 
     domain: Domain
@@ -186,10 +189,44 @@ class DomainAccount:
     idle_power_remembered: bool = False
     idle_power_error: Milliwatts | None = None
     idle_power_doubtful: bool = False
+    uncounted: Microjoules | None = None
+    measured: bool = True  # False: no energy was ever measured, and ``energy`` 0 says nothing
+    silent: bool = False  # no reading is given, now
+
+    @property
+    def counted(self) -> Microjoules:
+        """The part of ``energy`` that was measured while the domain was a member of the cover."""
+        if self.uncounted is not None:
+            return Microjoules(self.energy - self.uncounted)
+        return self.energy if self.domain.in_cover else Microjoules(0)
+
+    @property
+    def energy_certainty(self) -> Certainty:
+        """The certainty of ``energy``: a lower bound after a gap, unknown without any energy."""
+        if not self.measured or (not self.energy and any(self.gaps.values())):
+            return Certainty.UNKNOWN
+        return Certainty.LOWER_BOUND if any(self.gaps.values()) else Certainty.KNOWN
+
+    @property
+    def power_certainty(self) -> Certainty:
+        return Certainty.UNKNOWN if self.power is None else Certainty.KNOWN
 
     @property
     def attributed(self) -> bool:
         return self.domain.resource is not None
+
+    @property
+    def divided(self) -> Microjoules:
+        """The energy that was divided while the domain was attributed."""
+        return Microjoules(self.consumers + self.idle + self.unattributed)
+
+    @property
+    def consumers_certainty(self) -> Certainty:
+        """The certainty of ``consumers``; no consumer runs while the host is suspended."""
+        if self.energy_certainty is Certainty.UNKNOWN:
+            return Certainty.UNKNOWN
+        awake = any(time for reason, time in self.gaps.items() if reason is not GapReason.SUSPEND)
+        return Certainty.LOWER_BOUND if awake or self.withheld else Certainty.KNOWN
 
     @property
     def baseline(self) -> BaselineQuality | None:
@@ -206,21 +243,30 @@ class DomainAccount:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One listed process: energy and recent power, by hardware type."""
+    """One listed process: energy and recent power, by hardware type.
+
+    ``bounded`` are the types of which the energy is a lower bound: the idle power was unknown or
+    the device gave no readings while the process used it.
+    """
 
     info: PayerInfo
     energy: Mapping[HwType, Microjoules]
     power: Mapping[HwType, Milliwatts]
     alive: bool = True
+    bounded: frozenset[HwType] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One group: energy, also of exited processes, and recent power, by hardware type."""
+    """One group: energy, also of exited processes, and recent power, by hardware type.
+
+    ``bounded`` are the types of which the energy is a lower bound, as of a process.
+    """
 
     group: Group
     energy: Mapping[HwType, Microjoules]
     power: Mapping[HwType, Milliwatts] = field(default_factory=dict)
+    bounded: frozenset[HwType] = frozenset()
 
 
 class Exemplar(NamedTuple):
@@ -281,7 +327,8 @@ class SpanRow:
     that the kernel proves for its process. The row of all names without a row has ``"other"`` for
     ``service`` and ``name``, and no owner. ``tokens``
     are by direction, ``input`` and ``output``. ``splits`` have the GPU energy of the spans whose
-    static power was known, by its basis.
+    static power was known, by its basis. ``bounded`` are the types of which the energy is a lower
+    bound: that of a part of a span is unknown.
     """
 
     service: str
@@ -293,6 +340,7 @@ class SpanRow:
     exemplars: Mapping[HwType, Exemplar] = field(default_factory=dict)
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=dict)
     owner: str = ""
+    bounded: frozenset[HwType] = frozenset()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -331,6 +379,28 @@ class InferenceRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmeteredRow:
+    """Requests to one language model of one service whose energy is unknown.
+
+    ``role`` is ``client`` for calls of a model elsewhere, and ``engine`` for an engine of which no
+    process is known to use a GPU. ``service`` and ``model`` are both ``"other"`` in the rows of all
+    without a row. ``tokens`` are by ``input`` and ``output``.
+    """
+
+    service: str
+    model: str
+    role: str
+    requests: int
+    tokens: Mapping[str, int]
+    owner: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The identity of the row: service, model, owner and role."""
+        return self.service, self.model, self.owner, self.role
+
+
+@dataclass(frozen=True, slots=True)
 class SpanAccounts:
     """All totals of spans since the start of the agent; no counter ever falls."""
 
@@ -353,6 +423,7 @@ class SpanAccounts:
     inference: tuple[InferenceRow, ...] = ()
     inference_idle: Microjoules = Microjoules(0)  # of engines without active requests
     inference_waiting: int = 0  # requests whose energy has not settled
+    unmetered: tuple[UnmeteredRow, ...] = ()
 
 
 class TickCounts(NamedTuple):
@@ -426,8 +497,46 @@ class Snapshot:
 
     @property
     def cover(self) -> tuple[DomainAccount, ...]:
-        """The accounts of the cover, which may be summed."""
+        """The accounts of the members of the cover, whose powers may be summed."""
         return tuple(account for account in self.domains if account.domain.in_cover)
+
+    @property
+    def summed(self) -> tuple[DomainAccount, ...]:
+        """The accounts of members, now or earlier: ``counted`` may be summed, and their parts."""
+        return tuple(a for a in self.domains if a.domain.in_cover or a.counted)
+
+    @property
+    def host_energy(self) -> tuple[Microjoules, Certainty]:
+        """The energy counted within the cover, and whether that of a member is unknown."""
+        parts = [account for account in self.summed if account.present or account.measured]
+        total = sum(account.counted for account in parts)
+        return Microjoules(total), Certainty.of_sum(account.energy_certainty for account in parts)
+
+    @property
+    def host_power(self) -> tuple[Milliwatts, Certainty]:
+        """The power of the present members of the cover with a known power."""
+        parts = [account for account in self.cover if account.present]
+        total = sum(account.power or 0 for account in parts)
+        return Milliwatts(total), Certainty.of_sum(account.power_certainty for account in parts)
+
+    @property
+    def attribution_certainty(self) -> dict[HwType, Certainty]:
+        """The certainty of the energy of consumers, by hardware type."""
+        found: dict[HwType, list[Certainty]] = {}
+        for account in self.cover:
+            if account.attributed and (account.present or account.measured):
+                found.setdefault(account.domain.hw_type, []).append(account.consumers_certainty)
+        return {kind: Certainty.of_sum(parts) for kind, parts in found.items()}
+
+    @property
+    def bounded_powers(self) -> frozenset[HwType]:
+        """The types of which the power of consumers is a lower bound, now."""
+        return frozenset(
+            account.domain.hw_type
+            for account in self.cover
+            if account.attributed and account.present
+            if account.power is None or account.idle_power is None
+        )
 
     @property
     def emulated(self) -> bool:
@@ -441,8 +550,8 @@ class Checkpoint:
     The accounts are settled up to ``readings``. The next run measures pending energy again, so no
     energy is lost or counted twice. Readings and the identity of ``processes`` are valid only
     within the boot ``boot_id``; totals are valid in any boot. The sums are those of a Snapshot;
-    ``spans``, ``outside``, ``inference`` and ``inference_idle`` are those of SpanAccounts.
-    ``since`` is None in a checkpoint of an older release.
+    ``spans``, ``outside``, ``inference``, ``inference_idle`` and ``unmetered`` are those of
+    SpanAccounts. ``since`` is None in a checkpoint of an older release.
     """
 
     at: Instant
@@ -459,3 +568,4 @@ class Checkpoint:
     since: Instant | None = None
     inference: tuple[InferenceRow, ...] = ()
     inference_idle: Microjoules = Microjoules(0)
+    unmetered: tuple[UnmeteredRow, ...] = ()

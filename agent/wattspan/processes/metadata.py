@@ -14,6 +14,7 @@ from wattspan.ports import ProcessDirectory
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.scripts import interpreter_of, script_of
+from wattspan.processes.starters import starts_others
 from wattspan.util.text import clean_label
 from wattspan.util.users import user_name
 
@@ -88,6 +89,7 @@ def info_of(
         "" if user_id is None else user_name(user_id),
         stat.parent or None,
         principal,
+        starts_others(stat.comm),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +17,13 @@ from wattspan.model.principals import SHORT_CONTAINER, Principal
 from wattspan.processes.cgroup_names import (
     Authors,
     CgroupNames,
+    cgroup_paths,
     names_of,
     unknown_authors,
 )
+from wattspan.processes.cgroup_patterns import SLUID
 from wattspan.processes.procfs import ProcFs
+from wattspan.processes.slurm_jobs import SlurmJobs
 from wattspan.util.text import clean_label
 from wattspan.util.users import user_name
 
@@ -70,6 +73,14 @@ class CgroupDirectories:
             return os.lstat(child).st_uid  # another writer than root may have made it
         except (OSError, ValueError):
             return _REMOVED
+
+    def above(self, cgroup_text: str, name: str) -> Iterator[str]:
+        """The visible directories ``name`` in the paths of a process."""
+        for controllers, path in cgroup_paths(cgroup_text).items():
+            head, found, _ = f"{path}/".partition(f"/{name}/")
+            mount = self._mount(controllers)
+            if found and mount is not None and ".." not in head.split("/"):
+                yield f"{mount}{head}/{name}"
 
     @property
     def is_unified(self) -> bool:
@@ -199,17 +210,20 @@ class PrincipalResolver:
         self,
         directories: CgroupDirectories | None = None,
         subordinates: SubordinateUsers | None = None,
+        slurm: SlurmJobs | None = None,
         *,
         pods_by_user: bool = False,
     ) -> None:
         self._directories = directories
         self._subordinates = subordinates
+        self._slurm = slurm
         self._pods_by_user = pods_by_user
 
     @classmethod
     def of_host(cls, *, pods_by_user: bool = False) -> PrincipalResolver:
         """The resolver of this host."""
-        return cls(CgroupDirectories(), SubordinateUsers(), pods_by_user=pods_by_user)
+        slurm = SlurmJobs(ProcFs())
+        return cls(CgroupDirectories(), SubordinateUsers(), slurm, pods_by_user=pods_by_user)
 
     def owner_of(self, uid: int) -> int:
         """The user to whom ``uid`` belongs."""
@@ -220,10 +234,20 @@ class PrincipalResolver:
     ) -> tuple[tuple[Group, ...], Principal | None]:
         """The groups of a process, its user's last, and its principal."""
         names = names_of(cgroup_text, self._authors(uid), self._user_label)
-        groups = names.groups
+        groups = tuple(self._numbered(group, cgroup_text) for group in names.groups)
         if uid is not None:
             groups = (*groups, Group(GroupKind.USER, self._user_label(uid)))
         return groups, self._principal(uid, names)
+
+    def _numbered(self, group: Group, cgroup_text: str) -> Group:
+        """The group of a Slurm job by its number, if root's daemon tells it."""
+        if group.kind is not GroupKind.JOB or not SLUID.fullmatch(group.name):
+            return group  # a claimed name begins with its author
+        if self._slurm is None or self._directories is None:
+            return group
+        directories = self._directories.above(cgroup_text, group.name)
+        number = self._slurm.number_of(group.name, directories)
+        return group if number is None else Group(GroupKind.JOB, number)
 
     def principal(self, cgroup_text: str, uid: int | None) -> Principal | None:
         """The principal of a process; None if the kernel proves none."""

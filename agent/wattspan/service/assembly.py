@@ -180,6 +180,7 @@ def build_agent(
             AttributionHistory(config.agent.history, config.agent.history_bytes),
             static_powers.powers,
             ledger.baseline_errors,
+            ledger.missing_until,
         )
         devices = DeviceHistory(
             config.agent.interval, LedgerSettings().absence, config.agent.api_resolution
@@ -233,7 +234,11 @@ def build_agent(
                 ramps=devices.ramps,
                 fleet=fleet.accounts,
             ),
-            observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
+            observers={
+                DEVICES: devices.settle,
+                STATIC_POWERS: static_powers.apply,
+                **tuning.observers,
+            },
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.attribution.history import AttributionHistory, HistoryEntry, unpack_entry
@@ -28,12 +29,13 @@ from wattspan.model import (
     Interval,
     Microjoules,
     Payer,
-    Principal,
+    PayerInfo,
     StaticBasis,
     StaticPower,
     Tick,
 )
-from wattspan.service.process_families import ProcessFamilies
+from wattspan.processes.starters import starts_others
+from wattspan.service.process_families import ProcessFamilies, ServiceProcesses
 from wattspan.spans.process_energy import DomainStep, DomainSteps, ProcessEnergy, append_share
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy
@@ -115,7 +117,8 @@ class EnergyHistory:
 
     ``static_powers`` are those of the GPUs, by domain; profiles have the static part of GPU energy
     while it is known. ``baseline_errors`` are the half-widths of the 95 % ranges of idle powers in
-    milliwatts, by domain; it is called in the poller's thread.
+    milliwatts, by domain; it is called in the poller's thread. ``missing_until`` is the monotonic
+    time until which energy of a payer was in gaps, by type; it is called in any thread.
     """
 
     def __init__(
@@ -123,11 +126,13 @@ class EnergyHistory:
         attributions: AttributionHistory,
         static_powers: Callable[[], Mapping[str, StaticPower]] = dict,
         baseline_errors: Callable[[], Mapping[str, float]] = dict,
+        missing_until: Callable[[Payer], Mapping[HwType, int]] = lambda _: {},
     ) -> None:
         self.lock = threading.RLock()
         self._attributions = attributions
         self._static_powers, self._read_baseline_errors = static_powers, baseline_errors
         self._baseline_errors: Mapping[str, float] = {}
+        self._missing_until = missing_until
         self._dividers: dict[str, StaticDivider] = {}
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
@@ -139,6 +144,7 @@ class EnergyHistory:
         self.merged = 0
         """Number of intervals that profiles have received."""
         self._families = ProcessFamilies(attributions.span + SETTLEMENT_TIMEOUT)
+        self._gpu_users: set[Payer] = set()  # processes that have had energy of a GPU
         self._baseline_unknown: dict[HwType, int] = {}
         self._now = 0
         self._awaited = 0
@@ -168,8 +174,7 @@ class EnergyHistory:
                 self._domains |= {domain.id: domain for domain in domains if domain.in_cover}
             for info in tick.births:
                 if isinstance(info.payer, Consumer) and info.parent is not None:
-                    containers = (g.name for g in info.groups if g.kind is GroupKind.CONTAINER)
-                    self._add_process(info.payer, info.parent, next(containers, ""), info.principal)
+                    self._add_process(info.payer, info.parent, info)
             self._baseline_errors = self._read_baseline_errors()
             for consumer in self._queried:
                 self._watched[consumer].sample()
@@ -203,6 +208,7 @@ class EnergyHistory:
         for payer in tick.exits:
             self._families.end(payer, tick.at.mono)
         if removed := self._families.remove_ended(tick.at.mono):
+            self._gpu_users -= removed
             for consumer in self._queried:
                 watched = self._watched[consumer]
                 if not removed.isdisjoint(watched.members):
@@ -224,10 +230,16 @@ class EnergyHistory:
                 for member in members:
                     self._payees.setdefault(member, []).append((consumer, descended))
 
-    def _add_process(
-        self, consumer: Consumer, parent: int, container: str, principal: Principal | None
-    ) -> None:
-        self._families.add(consumer, parent, container, principal)
+    def _add_process(self, consumer: Consumer, parent: int, info: PayerInfo) -> None:
+        containers = (one.name for one in info.groups if one.kind is GroupKind.CONTAINER)
+        self._families.add(
+            consumer,
+            parent,
+            next(containers, ""),
+            info.principal,
+            groups=tuple(one for one in info.groups if one.kind is not GroupKind.USER),
+            starts_others=info.starts_others or starts_others(info.command),
+        )
         for root in self._queried:
             watched = self._watched[root]
             if watched.with_family and any(
@@ -261,6 +273,8 @@ class EnergyHistory:
         end = interval.end.mono
         if not steps.add(DomainStep.of(domain, interval, divided, error, static)):
             return
+        if domain.hw_type is HwType.GPU:
+            self._gpu_users.update(payer for payer, energy in attribution.shares if energy)
         if not self._payees:
             return
         doubts = itertools.chain(attribution.doubts, itertools.repeat(0))
@@ -302,6 +316,24 @@ class EnergyHistory:
         """
         return dict(self._baseline_unknown)
 
+    def missing_until(self, consumer: Consumer, *, family: bool = False) -> dict[HwType, int]:
+        """The monotonic time until which energy of a process was in gaps, by type.
+
+        With ``family``, that of the process and its descendants. No gap of a device counts that
+        none of them has used.
+        """
+        found: dict[HwType, int] = {}
+        for payer in self.family(consumer) if family else (consumer,):
+            for kind, until in self._missing_until(payer).items():
+                found[kind] = max(until, found.get(kind, until))
+        return found
+
+    def bounded(self, consumer: Consumer, start: int, *, family: bool = False) -> frozenset[HwType]:
+        """The types of which the energy of a process since ``start`` is a lower bound."""
+        missing = self.missing_until(consumer, family=family)
+        ends = (*self._baseline_unknown.items(), *missing.items())
+        return frozenset(kind for kind, until in ends if start < until)
+
     def domains(self) -> Mapping[str, Domain]:
         """The cover's attributed domains, by id."""
         with self.lock:
@@ -312,10 +344,26 @@ class EnergyHistory:
         with self.lock:
             return frozenset(self._families.family(consumer))
 
-    def service_group(self, consumer: Consumer) -> frozenset[Payer]:
-        """The processes of a service: its principal's, by container and descent."""
+    def service_group(
+        self,
+        consumer: Consumer,
+        senders: Mapping[Consumer, str] = MappingProxyType({}),
+        *,
+        launched: bool = True,
+    ) -> ServiceProcesses:
+        """The processes of a sender's service; see :meth:`ProcessFamilies.service`.
+
+        ``senders`` are the services of all senders. Without ``launched``, siblings of the sender
+        are no part of it.
+        """
         with self.lock:
-            return frozenset(self._families.service(consumer))
+            users = self._gpu_users if launched else ()
+            return self._families.service(consumer, users, senders)
+
+    def uses_gpu(self, members: Collection[Payer]) -> bool:
+        """True if one of these processes has had energy of a GPU."""
+        with self.lock:
+            return not self._gpu_users.isdisjoint(members)
 
     def gpu_steps(
         self, groups: Sequence[frozenset[Payer]], since: Callable[[str], int]

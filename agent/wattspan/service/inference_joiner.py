@@ -1,19 +1,23 @@
 """The joiner of requests to language models with the GPU energy of their engine's processes.
 
 The sender of an engine's spans is its API server, but other processes use the GPUs: the workers of
-tensor and pipeline parallelism. The energy of an engine is therefore that of the sender's container
-and of its descendants. An *engine* here is such a group of processes. No process belongs to two
-engines: the first one keeps it.
+tensor and pipeline parallelism. The energy of an engine is therefore that of the service that the
+sender belongs to (:mod:`wattspan.service.process_families`). An *engine* here is such a group of
+processes. No process belongs to two engines: the first one keeps it.
 
-Applications send spans with token counts, too, when they call a model. Where the spans of a group
-have latencies, those without are calls of other services and are left out; a group without GPU
-energy has no energy to divide.
+Applications send spans with token counts, too, when they call a model. A request counts once: that
+of the innermost span of its trace with tokens. Where the spans of a group have latencies of an
+engine, those without are calls of other services; where a span of a server has tokens, those of
+clients are. Requests of a group that uses no GPU, and such calls, have tokens and no energy: they
+are counted apart, and nothing is decided before their energy would have settled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
 from wattspan.ingest.export_request import ResourceSpanRecords
@@ -25,17 +29,26 @@ from wattspan.model import (
     Microjoules,
     Nanoseconds,
     Payer,
+    UnmeteredRow,
 )
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.process_families import ServiceProcesses
 from wattspan.sharing.fair_pool import SharePath
 from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.spans.inference_accounts import InferenceAccounts
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
+from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.prefill_stages import PrefillStages
-from wattspan.spans.request_division import RequestDivision, RequestEnergy
+from wattspan.spans.request_division import (
+    MAX_REQUEST_HOLD,
+    MAX_REQUESTS,
+    RequestDivision,
+    RequestEnergy,
+)
 from wattspan.spans.request_estimate import RequestEstimate, RequestEstimator
 from wattspan.spans.token_power import TokenPowerModel
+from wattspan.spans.token_traces import SpanPlace, TokenTraces
+from wattspan.spans.unmetered_accounts import UnmeteredAccounts, UnmeteredRole
 from wattspan.spans.values import SpanColumns
 from wattspan.spans.weights import GenerationalCache
 
@@ -50,16 +63,38 @@ MAX_ENGINES = POOL_RULES[PoolName.ENGINES].limit
 
 _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
+_WIDEST = {SpanRole.ENGINE: SpanRole.ENGINE, SpanRole.SERVER: SpanRole.CALL}
+"""The widest role of an engine's own spans once it has spans of these roles."""
+
 
 @dataclass(slots=True)
 class _EngineProcesses:
-    """The processes of an engine."""
+    """The processes of an engine.
+
+    ``launcher`` is the process above the sender whose family they are, None for none, and
+    ``related`` are further senders in it with their services. Spans of a role above ``widest`` are
+    calls of other services.
+    """
 
     sender: Consumer
     service: str
     members: frozenset[Payer]
+    launcher: Consumer | None = None
+    related: dict[Consumer, str] = field(default_factory=dict)
     boards: set[str] = field(default_factory=set)
-    latencies: bool = False  # True once a request had any
+    widest: SpanRole = SpanRole.CLIENT
+    serves: bool = False  # True once a request was not a client's
+
+
+class _WaitingRequest(NamedTuple):
+    """A request whose energy has not settled, and its sender's part in it."""
+
+    request: InferenceRequest
+    sender: Consumer
+    place: SpanPlace
+    role: SpanRole
+    owner: SharePath
+    principal: Hashable
 
 
 class InferenceJoiner:
@@ -77,8 +112,10 @@ class InferenceJoiner:
         presets: Collection[str] = SPAN_PRESETS,
         pools: Pools | None = None,
         now: int = 0,
+        traces: TokenTraces | None = None,
     ) -> None:
         pools = pools or Pools()
+        self._traces = traces or TokenTraces()
         self._places = pools.make(PoolName.ENGINES)
         self._history = history
         self._settled = settled
@@ -91,6 +128,13 @@ class InferenceJoiner:
         earlier = checkpoint.inference if checkpoint is not None else ()
         self._accounts = InferenceAccounts(earlier, pools.make(PoolName.INFERENCE_ACCOUNTS), now)
         self._idle = int(checkpoint.inference_idle) if checkpoint is not None else 0
+        self._unmetered = UnmeteredAccounts(
+            checkpoint.unmetered if checkpoint is not None else (),
+            pools.make(PoolName.UNMETERED_ACCOUNTS),
+            now,
+        )
+        self._waiting: dict[int, _WaitingRequest] = {}  # by the identity of the request
+        self._calls: deque[tuple[int, _WaitingRequest]] = deque()  # certain ones, by receipt
         self._turned = 0
         self._estimators: tuple[tuple[frozenset[Payer], str, RequestEstimator], ...] = ()
         self._since = 0  # the start of the newest engine's first request
@@ -98,8 +142,13 @@ class InferenceJoiner:
 
     @property
     def rows(self) -> tuple[InferenceRow, ...]:
-        """The totals of settled requests."""
+        """The totals of settled requests with known energy."""
         return self._accounts.rows()
+
+    @property
+    def unmetered(self) -> tuple[UnmeteredRow, ...]:
+        """The totals of requests whose energy is unknown."""
+        return self._unmetered.rows()
 
     @property
     def idle(self) -> Microjoules:
@@ -109,7 +158,7 @@ class InferenceJoiner:
     @property
     def waiting(self) -> int:
         """Number of requests without their final energy."""
-        return self._division.waiting
+        return self._division.waiting + len(self._calls)
 
     def add(
         self,
@@ -119,13 +168,17 @@ class InferenceJoiner:
         now: int,
         owner: SharePath = (None,),
         label: str = "",
+        principal: Hashable = None,
     ) -> dict[int, InferenceRequest]:
         """Add the requests among received spans of ``sender``; returns them by position.
 
         ``spans`` are those of ``part`` on the monotonic clock. Other spans are ignored. The places
-        of the engine and of its accounts belong to ``owner``, whose label is ``label``.
+        of the engine and of its accounts belong to ``owner``, whose label is ``label``. Spans of
+        one trace are compared within one ``principal``, by default within the sender.
         """
         claim, records = part
+        principal = sender if principal is None else principal
+        self._withdraw(self._traces.add(principal, spans, records.role), principal)
         if self._stages is not None:
             self._stages.add(spans)
         if not any(records.inference):
@@ -135,36 +188,105 @@ class InferenceJoiner:
             return {}
         self._places.touch(engine.sender, now)
         reports = [
-            (i, details) for i, details in enumerate(records.inference) if details is not None
+            (i, _role(details, records.role[i]), details)
+            for i, details in enumerate(records.inference)
+            if details is not None
         ]
-        engine.latencies = engine.latencies or any(_has_latency(each) for _, each in reports)
         found: dict[int, InferenceRequest] = {}
-        for i, details in reports:
+        mine: list[InferenceRequest] = []
+        for i, role, details in reports:
             start, end = spans.start[i], spans.end[i]
             # Runs with the same random seed have the same ids.
             key = b"%b%b%d %d" % (spans.trace[i], spans.id[i], start, engine.sender.pid)
+            place = SpanPlace(spans.trace[i], spans.id[i])
             if not start <= end <= now or key in self._seen:
                 continue
-            if engine.latencies and not _has_latency(details):
-                continue
             self._seen[key] = True
+            if self._traces.has_inner(principal, place):
+                continue
+            self._narrow(engine, role, now)
             tokens = records.tokens_in[i], records.tokens_out[i]
             details = details._replace(
                 model=details.model or claim.model,
                 queue=self._queue(details, spans.trace[i], start, end),
             )
-            found[i] = InferenceRequest.of(
+            request = InferenceRequest.of(
                 spans.id[i], start, end, tokens, details, service=claim.service
             )._replace(owner=label)
-            self._accounts.open(found[i], owner, now)
-        if found and engine.sender not in self._started:
-            # Boards that no engine used were read without dividing their energy.
-            self._started.add(engine.sender)
-            self._since = min(each.start for each in found.values())
-            used = set().union(*(each.boards for each in self._engines.values()))
-            self._read = {board: end for board, end in self._read.items() if board in used}
-        self._division.add(list(found.values()), now, engine=engine.sender)
-        return found
+            waiting = _WaitingRequest(request, engine.sender, place, role, owner, principal)
+            if role > engine.widest:
+                self._call(now, waiting)
+                continue
+            self._waiting[id(request)] = waiting
+            found[i] = request
+            mine.append(request)
+        # A later span of the same request may have narrowed the engine.
+        kept = [each for each in mine if id(each) in self._waiting]
+        if kept and engine.sender not in self._started:
+            self._start(engine, min(each.start for each in kept))
+        self._division.add(kept, now, engine=engine.sender)
+        return {i: each for i, each in found.items() if id(each) in self._waiting}
+
+    def uses_gpu(self, sender: Consumer) -> bool:
+        """True if a process of the sender's engine uses a GPU, as far as is known now."""
+        engine = self._engine_of(sender)
+        if engine is None:
+            return self._history.uses_gpu({sender})
+        return bool(engine.boards) or self._history.uses_gpu(engine.members)
+
+    def _start(self, engine: _EngineProcesses, since: int) -> None:
+        """Read the energy of an engine from ``since`` on.
+
+        Boards that no engine used were read without dividing their energy.
+        """
+        self._started.add(engine.sender)
+        self._since = since
+        used = set().union(*(each.boards for each in self._engines.values()))
+        self._read = {board: end for board, end in self._read.items() if board in used}
+
+    def _narrow(self, engine: _EngineProcesses, role: SpanRole, now: int) -> None:
+        """Leave out the calls of others once an engine has spans that are certainly its own."""
+        engine.serves = engine.serves or role < SpanRole.CLIENT
+        widest = _WIDEST.get(role, SpanRole.CLIENT)
+        if widest >= engine.widest:
+            return
+        engine.widest = widest
+        calls = [
+            each
+            for each in self._waiting.values()
+            if each.sender == engine.sender and each.role > widest
+        ]
+        self._remove(calls)
+        for each in calls:
+            self._call(now, each)
+
+    def _call(self, now: int, waiting: _WaitingRequest) -> None:
+        """Count a request as a client's, once spans in it may have arrived."""
+        self._calls.append((now + MAX_REQUEST_HOLD // 4, waiting))
+        if len(self._calls) > MAX_REQUESTS:
+            self._count_call(self._calls.popleft()[1], now)
+
+    def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
+        if not self._traces.is_repeated(waiting.principal, waiting.place):
+            role = UnmeteredRole.ENGINE if waiting.role is SpanRole.ENGINE else UnmeteredRole.CLIENT
+            self._unmetered.add(waiting.request, role, waiting.owner, now)
+
+    def _withdraw(self, places: set[SpanPlace], principal: Hashable) -> None:
+        """Remove waiting requests whose tokens are those of spans in them."""
+        if places:
+            self._remove(
+                [
+                    each
+                    for each in self._waiting.values()
+                    if each.place in places and each.principal == principal
+                ]
+            )
+
+    def _remove(self, waiting: Sequence[_WaitingRequest]) -> None:
+        if waiting:
+            for each in waiting:
+                del self._waiting[id(each.request)]
+            self._division.withdraw(each.request for each in waiting)
 
     def estimate(self, process: Consumer, request: InferenceRequest) -> RequestEstimate | None:
         """The provisional energy of a request of the engine that ``process`` belongs to.
@@ -190,20 +312,29 @@ class InferenceJoiner:
 
     def turn(self, now: int, *, wait: bool = True) -> None:
         """Read new energy and settle requests, once a second; all requests without ``wait``."""
-        if not self._since or (wait and now - self._turned < TURN_EVERY):
+        if not (self._since or self._calls) or (wait and now - self._turned < TURN_EVERY):
             return
         self._turned = now
         self._refresh(now)
         self._read_steps()
         result = self._division.settle(now - self._division.hold if wait else 2 * now)
         self._idle += result.idle
-        self._accounts.add(result.requests)
+        measured = [each for each in result.requests if each.measured]
+        for each in result.requests:
+            waiting = self._waiting.pop(id(each.request))
+            if each.measured:
+                self._accounts.open(each.request, waiting.owner, now)
+            else:
+                self._count_call(waiting, now)
+        while self._calls and (self._calls[0][0] <= now or not wait):
+            self._count_call(self._calls.popleft()[1], now)
+        self._accounts.add(measured)
         self._estimators = tuple(
             (engine.members, engine.service, estimator)
             for engine in self._engines.values()
             if (estimator := self._division.estimator(engine.sender)) is not None
         )
-        self._settled(result.requests)
+        self._settled(measured)
 
     # --------------------------------------------------------------------------------- engines
 
@@ -211,31 +342,88 @@ class InferenceJoiner:
         self, sender: Consumer, service: str, now: int, owner: SharePath
     ) -> _EngineProcesses | None:
         """The engine that a process belongs to; None for want of room."""
-        for engine in self._engines.values():
-            if sender in engine.members:
+        engine = self._engine_of(sender)
+        if engine is not None:
+            if engine.launcher is None or sender == engine.sender or sender in engine.related:
+                return engine
+            engine.related[sender] = service
+            if self._find_launched(engine).launcher is not None:
+                return engine
+            # An unrelated sender below the same launcher: nobody knows whose the GPU is.
+            del engine.related[sender]
+            self._part(engine)
+            if (engine := self._engine_of(sender)) is not None:
                 return engine
         admission = self._places.admit(sender, owner, now)
         for displaced in admission.displaced:
             self._release(displaced)
         if not admission:
             return None
-        engine = _EngineProcesses(sender, service, self._free_members(sender))
+        engine = _EngineProcesses(sender, service, frozenset((sender,)))
         self._engines[sender] = engine
+        self._find_members(engine)
         return engine
 
-    def _free_members(self, sender: Consumer) -> frozenset[Payer]:
-        """The processes of a service that no other engine has."""
-        members = self._history.service_group(sender)
-        others = (each for each in self._engines.values() if each.sender != sender)
-        return members.difference(*(each.members for each in others))
+    def _engine_of(self, sender: Consumer) -> _EngineProcesses | None:
+        if sender in self._engines:
+            return self._engines[sender]
+        return next((one for one in self._engines.values() if sender in one.members), None)
+
+    def _find_launched(self, engine: _EngineProcesses) -> ServiceProcesses:
+        """The service of an engine's sender, apart from the senders of other services."""
+        senders = {sender: one.service for sender, one in self._engines.items()}
+        for one in self._engines.values():
+            senders |= one.related
+        return self._history.service_group(engine.sender, senders, launched=engine.serves)
+
+    def _find_members(self, engine: _EngineProcesses) -> None:
+        """Find the processes of an engine that no other engine has."""
+        found = self._find_launched(engine)
+        if found.launcher is not None:
+            engine.launcher = found.launcher
+            for other in self._engines.keys() & found.members - {engine.sender}:
+                self._merge(self._engines[other], engine)
+        elif engine.launcher is not None:
+            self._part(engine)
+        others = (each for each in self._engines.values() if each is not engine)
+        # Workers that have exited remain: their energy may not have settled.
+        engine.members |= found.members.difference(*(each.members for each in others))
+
+    def _merge(self, part: _EngineProcesses, into: _EngineProcesses) -> None:
+        """Make the engine of a related sender a part of another one."""
+        for key, each in self._waiting.items():
+            if each.sender == part.sender:
+                self._waiting[key] = each._replace(sender=into.sender)
+        into.members |= part.members
+        into.related |= {part.sender: part.service, **part.related}
+        into.boards |= part.boards
+        self._division.merge(part.sender, into.sender)
+        self._places.remove(part.sender)
+        del self._engines[part.sender]
+        self._started.discard(part.sender)
+
+    def _part(self, engine: _EngineProcesses) -> None:
+        """Take the family of its launcher from an engine: it has unrelated senders, or no GPU."""
+        own = self._history.service_group(engine.sender, launched=False)
+        engine.launcher, engine.members = None, own.members
+        engine.boards.clear()
 
     def _refresh(self, now: int) -> None:
         """Find new workers; release engines without requests."""
         for expired in self._places.expire(now):
             self._release(expired)
-        for engine in self._engines.values():
-            # Workers that have exited remain: their energy may not have settled.
-            engine.members |= self._free_members(engine.sender)
+        for engine in tuple(self._engines.values()):
+            if engine.sender not in self._engines:
+                continue  # it became a part of another one
+            had_gpu = self._history.uses_gpu(engine.members)
+            self._find_members(engine)
+            if not had_gpu and not engine.boards and self._history.uses_gpu(engine.members):
+                starts = [
+                    each.request.start
+                    for each in self._waiting.values()
+                    if each.sender == engine.sender
+                ]
+                self._start(engine, min(starts, default=now))
 
     def _release(self, sender: Consumer) -> None:
         del self._engines[sender]
@@ -265,6 +453,9 @@ class InferenceJoiner:
         self._division.add_steps(boards)
 
 
-def _has_latency(details: InferenceDetails) -> bool:
+def _role(details: InferenceDetails, role: SpanRole) -> SpanRole:
+    """The role of a request: latencies are an engine's unless other evidence contradicts."""
     times = details.queue, details.first_token, details.prefill, details.decode
-    return any(time is not None for time in times)
+    if role is SpanRole.PLAIN and any(time is not None for time in times):
+        return SpanRole.ENGINE
+    return role

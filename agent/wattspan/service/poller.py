@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Generic, ParamSpec
 
+from wattspan.attribution.cover import Cover
 from wattspan.attribution.frozen_counters import FrozenCounters
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
@@ -29,7 +30,6 @@ from wattspan.model import (
     GpuStatus,
     Payer,
     PayerInfo,
-    Reading,
     Snapshot,
     SourceHealth,
     SpanAccounts,
@@ -41,7 +41,6 @@ from wattspan.model import (
 from wattspan.model.fleet import FleetAccounts
 from wattspan.plugins import AwaitedSources
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
-from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.recent_ticks import RecentTicks
 
@@ -123,15 +122,10 @@ class MonitoredSource:
     """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
     def __init__(
-        self,
-        source: CounterSource,
-        clock: Clock,
-        claims: DeviceClaims | None = None,
-        counters: FrozenCounters | None = None,
+        self, source: CounterSource, clock: Clock, counters: FrozenCounters | None = None
     ) -> None:
-        """``claims`` and ``counters`` are shared by all sources of a host."""
+        """``counters`` are shared by all sources of a host."""
         self.source = source
-        self._claims = claims or DeviceClaims()
         self._counters = counters or FrozenCounters()
         self.batch = Batch(domains=())
         self._clock = clock
@@ -156,12 +150,27 @@ class MonitoredSource:
             batch = Batch(domains=self.batch.domains, failures=(failure,))
         self._duration = self._clock.monotonic() - before
         self._reads += 1
-        self.batch = measured(
-            self._claims.without_duplicates(self.source.name, batch), self._counters
+        self.batch = batch = measured(batch, self._counters)
+        self._failed += len(batch.failures)
+        if batch.readings:
+            self._last_reading = batch.readings[-1].at.mono
+        return batch
+
+    def without(self, foreign: Mapping[str, frozenset[str]]) -> Batch:
+        """The last batch without the domains whose ids belong to other sources."""
+        name, batch = self.source.name, self.batch
+        if not (ids := foreign.get(name)):
+            return batch
+        cause = "another source lists a domain of this id"
+        remedy = "Rename the domain, or disable one of the two sources."
+        failures = [Failure(name, one, Trouble.MALFORMED, cause, remedy) for one in sorted(ids)]
+        self.batch = replace(
+            batch,
+            readings=tuple(one for one in batch.readings if one.domain_id not in ids),
+            failures=(*batch.failures, *failures),
+            usages=tuple(one for one in batch.usages if one.resource not in ids),
+            gpus=tuple(one for one in batch.gpus if one.domain_id not in ids),
         )
-        self._failed += len(self.batch.failures)
-        if self.batch.readings:
-            self._last_reading = self.batch.readings[-1].at.mono
         return self.batch
 
     def health(self) -> SourceHealth:
@@ -319,7 +328,7 @@ class Poller:
         self._clock = clock
         self._ledger = ledger
         self.history = history
-        self._claims = DeviceClaims()
+        self._cover = Cover()
         self._counters = FrozenCounters()
         self._sources = [self._monitored(source) for source in sources]
         self._awaited = awaited or AwaitedSources({}, 0)
@@ -346,7 +355,7 @@ class Poller:
         self._settled = self._started.mono
 
     def _monitored(self, source: CounterSource) -> MonitoredSource:
-        return MonitoredSource(source, self._clock, self._claims, self._counters)
+        return MonitoredSource(source, self._clock, self._counters)
 
     def view(self) -> Snapshot:
         """The newest snapshot. Safe from any thread."""
@@ -465,17 +474,20 @@ class Poller:
     def _sample(self, *, settle: bool) -> Tick:
         for found in self._awaited.found(self._clock.monotonic()):
             self._sources.append(self._monitored(found))
-        domains, readings, usages = {}, list[Reading](), list[Usage]()
-        gpus, frozen = list[GpuStatus](), set[str]()
-        for source in self._sources:
-            before, batch = source.batch.domains, source.read()
-            if batch.domains is not before:
-                domains[source.source.name] = batch.domains
-            readings += batch.readings
-            usages += batch.usages
-            gpus += batch.gpus
-            frozen |= batch.frozen
-        self._gpus = tuple(gpus)
+        batches = {source.source.name: source.read() for source in self._sources}
+        changed = self._cover.update(
+            self._clock.monotonic(),
+            {name: batch.domains for name, batch in batches.items()},
+            itertools.chain.from_iterable(batch.readings for batch in batches.values()),
+        )
+        if self._cover.foreign:
+            for source in self._sources:
+                batches[source.source.name] = source.without(self._cover.foreign)
+        domains = {name: self._cover.domains[name] for name in changed}
+        readings = [reading for batch in batches.values() for reading in batch.readings]
+        usages = [usage for batch in batches.values() for usage in batch.usages]
+        frozen = frozenset().union(*(batch.frozen for batch in batches.values()))
+        self._gpus = self._cover.statuses([gpu for one in batches.values() for gpu in one.gpus])
         polled = self._usage.poll(settle=settle)
         self._counters.add_usages(polled.usages)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
@@ -486,7 +498,7 @@ class Poller:
             births,
             (*polled.usages, *usages),
             polled.exited,
-            frozenset(frozen),
+            frozen,
         )
 
     def _unknown_users(

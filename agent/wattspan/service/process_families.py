@@ -1,8 +1,19 @@
-"""Families of processes: the descendants of a process, also those that have ended."""
+"""Families of processes: descendants, also those that have ended, and the services of senders.
+
+The process that sends spans may not be the one that uses a GPU: API servers and GPU workers are
+siblings below a launcher. The *service* of a sender is the smallest subtree that holds the sender
+and a user of a GPU, of one principal, in one group, and with no unrelated sender in it. A program
+that starts unrelated ones (a shell, a multiplexer, a service manager, a step of a scheduler) is no
+launcher: what it starts stays apart.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import NamedTuple
 
 from wattspan.model import SECOND, Consumer, Payer, Principal
 
@@ -11,6 +22,25 @@ MAX_PROCESSES = 20_000
 
 REMOVAL_INTERVAL = 10 * SECOND
 """Ended processes are removed together, because each removal reads all parents."""
+
+_INIT = 1
+_MAX_DEPTH = 64  # launchers above a sender
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    parent: int
+    container: str = ""
+    principal: Principal | None = None
+    groups: tuple[Hashable, ...] = ()
+    starts_others: bool = False
+
+
+class ServiceProcesses(NamedTuple):
+    """The processes of a service; ``launcher`` is the one above the sender, None for none."""
+
+    members: frozenset[Payer]
+    launcher: Consumer | None = None
 
 
 class ProcessFamilies:
@@ -23,14 +53,14 @@ class ProcessFamilies:
     def __init__(self, lifetime: int) -> None:
         """``lifetime``: nanoseconds for which an ended process is kept."""
         self._lifetime = lifetime
-        self._parents: dict[Consumer, int] = {}
-        self._containers: dict[Consumer, str] = {}
-        self._principals: dict[Consumer, Principal] = {}
+        self._known: dict[Consumer, _Member] = {}
+        self._children: dict[int, list[Consumer]] | None = None  # by the parent's pid
+        self._by_pid: dict[int, list[Consumer]] = {}
         self._ended: deque[tuple[int, Payer]] = deque()
         self._removed_at = 0
 
     def __len__(self) -> int:
-        return len(self._parents)
+        return len(self._known)
 
     def add(
         self,
@@ -38,19 +68,26 @@ class ProcessFamilies:
         parent: int,
         container: str = "",
         principal: Principal | None = None,
+        *,
+        groups: tuple[Hashable, ...] = (),
+        starts_others: bool = False,
     ) -> None:
-        """Add a process, or describe it anew."""
-        self._parents.pop(consumer, None)  # it becomes the last one described
-        self._parents[consumer] = parent
-        if container:
-            self._containers[consumer] = container
-        if principal is not None:
-            self._principals[consumer] = principal
-        if len(self._parents) > MAX_PROCESSES:
-            first = next(iter(self._parents))
-            del self._parents[first]
-            self._containers.pop(first, None)
-            self._principals.pop(first, None)
+        """Add a process, or describe it anew.
+
+        ``groups`` identify its cgroup; ``starts_others`` is True for a program whose children are
+        unrelated, such as a shell.
+        """
+        before = self._known.pop(consumer, _Member(parent))  # it becomes the last one described
+        self._known[consumer] = _Member(
+            parent,
+            container or before.container,
+            before.principal if principal is None else principal,
+            groups or before.groups,
+            starts_others or before.starts_others,
+        )
+        self._children = None
+        if len(self._known) > MAX_PROCESSES:
+            del self._known[next(iter(self._known))]
 
     def end(self, payer: Payer, now: int) -> None:
         """The process has ended."""
@@ -65,16 +102,13 @@ class ProcessFamilies:
         while self._ended and now - self._ended[0][0] > self._lifetime:
             removed.add(self._ended.popleft()[1])
         heirs = {
-            one.pid: (one.started, self._parents.pop(one))
+            one.pid: (one.started, self._known.pop(one).parent)
             for one in removed
-            if isinstance(one, Consumer) and one in self._parents
+            if isinstance(one, Consumer) and one in self._known
         }
         if heirs:
+            self._children = None
             self._inherit(heirs)
-            for one in self._containers.keys() & removed:
-                del self._containers[one]
-            for one in self._principals.keys() & removed:
-                del self._principals[one]
         return removed
 
     def _inherit(self, heirs: dict[int, tuple[int, int]]) -> None:
@@ -82,18 +116,16 @@ class ProcessFamilies:
 
         ``heirs``: start and parent of each removed process, by pid.
         """
-        for consumer, parent in self._parents.items():
-            found, born = parent, consumer.started
+        for consumer, member in self._known.items():
+            found, born = member.parent, consumer.started
             while (heir := heirs.get(found)) is not None and heir[0] <= born:
                 born, found = heir
-            if found != parent:
-                self._parents[consumer] = found
+            if found != member.parent:
+                self._known[consumer] = replace(member, parent=found)
 
     def family(self, root: Consumer) -> set[Payer]:
         """``root`` and its descendants. A reused pid has no children older than itself."""
-        children: dict[int, list[Consumer]] = {}
-        for consumer, parent in self._parents.items():
-            children.setdefault(parent, []).append(consumer)
+        children = self._indexed()
         found: set[Payer] = {root}
         queue = [root]
         while queue:
@@ -104,27 +136,97 @@ class ProcessFamilies:
                     queue.append(child)
         return found
 
-    def service(self, consumer: Consumer) -> set[Payer]:
+    def _indexed(self) -> dict[int, list[Consumer]]:
+        """The children by the parent's pid; the processes by pid are renewed with them."""
+        if self._children is None:
+            self._children, self._by_pid = {}, {}
+            for consumer, member in self._known.items():
+                self._children.setdefault(member.parent, []).append(consumer)
+                self._by_pid.setdefault(consumer.pid, []).append(consumer)
+        return self._children
+
+    def service(
+        self,
+        consumer: Consumer,
+        gpu_users: Collection[Payer] = (),
+        senders: Mapping[Consumer, str] | None = None,
+    ) -> ServiceProcesses:
+        """The processes of the service of a sender.
+
+        These are the processes of its principal in its container and its family; if none of them
+        is among ``gpu_users``, those of the nearest launcher whose family has one. ``senders`` are
+        the services of all senders: those of one service with one parent are related.
+        """
+        own = self._own(consumer)
+        if not gpu_users or not own.isdisjoint(gpu_users):
+            return ServiceProcesses(frozenset(own))
+        launcher = consumer
+        for _ in range(_MAX_DEPTH):
+            above = self._launcher(launcher)
+            if above is None:
+                break
+            launcher = above
+            family = self._of_principal(self.family(launcher), self._known[consumer].principal)
+            strangers = family.intersection(senders or ()) - own
+            if not all(self._is_related(consumer, one, senders or {}) for one in strangers):
+                break
+            if not family.isdisjoint(gpu_users):
+                return ServiceProcesses(frozenset(own | family), launcher)
+        return ServiceProcesses(frozenset(own))
+
+    def _launcher(self, consumer: Consumer) -> Consumer | None:
+        """The parent of a process, if it may be the launcher of a service."""
+        own = self._known.get(consumer)
+        if own is None or own.principal is None or own.parent <= _INIT:
+            return None
+        self._indexed()
+        elders = [
+            one for one in self._by_pid.get(own.parent, ()) if one.started <= consumer.started
+        ]
+        if not elders:
+            return None
+        parent = max(elders, key=attrgetter("started"))
+        above = self._known[parent]
+        same = above.principal, above.container, above.groups
+        if above.starts_others or same != (own.principal, own.container, own.groups):
+            return None
+        return parent
+
+    def _is_related(
+        self, consumer: Consumer, other: Payer, senders: Mapping[Consumer, str]
+    ) -> bool:
+        """True for two senders of one service that one process started."""
+        return (
+            isinstance(other, Consumer)
+            and senders.get(consumer) == senders[other]
+            and self._known[consumer].parent == self._known[other].parent
+        )
+
+    def _own(self, consumer: Consumer) -> set[Payer]:
         """The processes of ``consumer``'s principal in its container and its family.
 
         A user may name containers like another's. Root starts processes of other users: all
         descendants of its processes belong to its service.
         """
-        found = self.family(consumer)
-        principal = self._principals.get(consumer)
-        if principal is None:
+        own = self._known.get(consumer)
+        if own is None or own.principal is None:
             return {consumer}
-        if principal.user != 0:
-            found = {
-                one
-                for one in found
-                if isinstance(one, Consumer) and self._principals.get(one) == principal
-            }
-        container = self._containers.get(consumer)
-        if container is not None:
+        found = self.family(consumer)
+        if own.principal.user != 0:
+            found = self._of_principal(found, own.principal)
+        if own.container:
             found.update(
                 one
-                for one, name in self._containers.items()
-                if name == container and self._principals.get(one) == principal
+                for one, member in self._known.items()
+                if member.container == own.container and member.principal == own.principal
             )
         return found
+
+    def _of_principal(self, members: set[Payer], principal: Principal | None) -> set[Payer]:
+        return {
+            one
+            for one in members
+            if isinstance(one, Consumer)
+            and (member := self._known.get(one)) is not None
+            and member.principal == principal
+        }

@@ -15,9 +15,10 @@ from wattspan.service.span_inbox import PendingRequest
 from wattspan.sharing.fair_pool import SharePath, share_path
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.energy_division import ProcessSpans
+from wattspan.spans.inference_requests import SpanRole
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import SpanColumns
-from wattspan.spans.waiting_spans import ReceiptDelay
+from wattspan.spans.waiting_spans import ReceiptDelay, SpanOverlaps
 
 MAX_PROCESSES = 1024
 """Sending processes that are watched."""
@@ -28,7 +29,10 @@ EXPECTED = 15 * SECOND
 
 @dataclass(slots=True)
 class PendingSpans:
-    """Spans of one process from one request, and the positions of their results."""
+    """Spans of one process from one request, and the positions of their results.
+
+    ``roles`` are those of its spans, () if none has tokens.
+    """
 
     pending: PendingRequest
     positions: Sequence[int]
@@ -36,6 +40,7 @@ class PendingSpans:
     start: int
     end: int
     due: int  # time at which they are joined, settled or not
+    roles: Sequence[SpanRole] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +56,7 @@ class SendingProcess:
     service: str = ""
     waiting: deque[PendingSpans] = field(default_factory=deque)
     delay: ReceiptDelay = field(default_factory=ReceiptDelay)
+    overlaps: SpanOverlaps = field(default_factory=SpanOverlaps)
     announces: bool = False
     exited: bool = False
     places: int = 0  # of its announced spans
@@ -64,6 +70,11 @@ class SendingProcess:
         return self.path[0]
 
     @property
+    def proven(self) -> Hashable:
+        """Its principal, else the process itself: spans of others have nothing to do with its."""
+        return self.consumer if self.principal is None else self.principal
+
+    @property
     def path(self) -> SharePath:
         """The levels of its shares of pools, the process itself last."""
         return (*share_path(self.principal), self.consumer)
@@ -75,6 +86,14 @@ class SendingProcess:
     def hold(self, now: int) -> int:
         """Nanoseconds that spans wait for others of the same time."""
         return 0 if self.announces_all(now) else self.delay.hold
+
+    def learn_delay(self, spans: SpanColumns, received: int) -> None:
+        """Learn how long spans wait; not at all where none is open beside another."""
+        if self.overlaps.add(spans):
+            self.delay.add(spans.start, spans.end, received)
+        else:
+            prompt = [received] * len(spans)
+            self.delay.add(prompt, prompt, received)
 
     @property
     def active(self) -> bool:

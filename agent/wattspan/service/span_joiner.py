@@ -46,8 +46,10 @@ from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.power_model import PowerModel
 from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.step_division import StepDivider
+from wattspan.spans.token_traces import SpanPlace, TokenTraces
 from wattspan.spans.values import (
     Outcome,
+    Span,
     SpanColumns,
     SpanEnergyColumns,
     SpanStart,
@@ -143,8 +145,10 @@ class SpanJoiner:
         self._sampled: dict[Consumer, SendingProcess] = {}  # those with a place of the sampler
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
+        self._traces = TokenTraces()
         self._inference = InferenceJoiner(
             history,
+            traces=self._traces,
             checkpoint=checkpoint,
             presets=settings.presets,
             pools=pools,
@@ -236,6 +240,7 @@ class SpanJoiner:
             inference=self._inference.rows,
             inference_idle=self._inference.idle,
             inference_waiting=self._inference.waiting,
+            unmetered=self._inference.unmetered,
         )
         if self._forwarder is not None:
             stats = self._forwarder.stats
@@ -354,13 +359,16 @@ class SpanJoiner:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
         if self._static_powers is not None:
             self._static_powers.add_spans(consumer, spans, now)
-        found = self._inference.add(consumer, spans, part, now, process.path[:-1], process.owner)
+        found = self._inference.add(
+            consumer, spans, part, now, process.path[:-1], process.owner, process.proven
+        )
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
-        process.delay.add(spans.start, spans.end, now)
+        process.learn_delay(spans, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
-        process.waiting.append(PendingSpans(pending, positions, spans, start, end, due))
+        roles = part.spans.role if any(spans.tokens_in) or any(spans.tokens_out) else ()
+        process.waiting.append(PendingSpans(pending, positions, spans, start, end, due, roles))
         process.schedule(now)
         self._waiting[consumer] = process
 
@@ -464,7 +472,7 @@ class SpanJoiner:
                 ready.append(waiting.popleft())
             if not ready:
                 return
-            spans = SpanColumns.joined([chunk.spans for chunk in ready])
+            spans = SpanColumns.joined([self._counted(process, chunk) for chunk in ready])
             until = max(chunk.end for chunk in ready)
             later = [chunk.spans for chunk in waiting if chunk.start < until]
             results = self._settled(process, spans, later, now.mono)
@@ -480,7 +488,28 @@ class SpanJoiner:
             if self._forwarder is not None:
                 for position, result in zip(chunk.positions, rows, strict=False):
                     chunk.pending.energies[position] = result
-        self._totals.add(results, now, process.owner)
+        self._totals.add(results, now, process.owner, self._history.baseline_unknown())
+
+    def _counted(self, process: SendingProcess, chunk: PendingSpans) -> SpanColumns:
+        """The spans without tokens that count elsewhere.
+
+        Those of a caller are no tokens of its own energy, and an outer span repeats those of the
+        spans in it.
+        """
+        spans = chunk.spans
+        if not chunk.roles:
+            return spans
+        calls = not self._inference.uses_gpu(process.consumer)
+        counted = [
+            not (calls and role.is_call)
+            and not self._traces.is_repeated(process.proven, SpanPlace(trace, ident))
+            for role, trace, ident in zip(chunk.roles, spans.trace, spans.id, strict=True)
+        ]
+        columns = spans.columns()
+        for name in ("tokens_in", "tokens_out"):
+            at = Span._fields.index(name)
+            columns[at] = [each * one for each, one in zip(columns[at], counted, strict=True)]
+        return SpanColumns(*columns)
 
     def _merge(self, process: SendingProcess) -> None:
         """Bring the profile up to date; after a failure, spans get the energy that it has."""
@@ -500,9 +529,11 @@ class SpanJoiner:
         try:
             # Only forwarded spans need inclusive energies.
             inclusive = self._forwarder is not None
-            return process.spans.settle(
+            energies = process.spans.settle(
                 spans, process.profile, now, inclusive=inclusive, waiting=later
             )
+            missing = self._history.missing_until(process.consumer)
+            return energies.missing_before(max(missing.values())) if missing else energies
         except Exception as error:  # noqa: BLE001 - one process must not affect others
             self._failures.failure(
                 f"Joining {len(spans)} spans of process {process.consumer.pid}", error

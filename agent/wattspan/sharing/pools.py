@@ -22,6 +22,7 @@ class PoolName(StrEnum):
     OPEN_SPANS = "open_spans"  # announced, not received
     SIDE_CHANNEL = "side_channel"  # processes that announce spans
     SPAN_BUFFER = "span_buffer"  # bytes of received spans that are not joined
+    UNMETERED_ACCOUNTS = "unmetered_accounts"  # services and models of requests without energy
     WAITING_QUERIES = "waiting_queries"  # for energy that has not settled
 
 
@@ -43,6 +44,7 @@ POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.OPEN_SPANS: PoolRule(100_000, Overflow.REFUSE),
     PoolName.SIDE_CHANNEL: PoolRule(256, Overflow.RESERVE),
     PoolName.SPAN_BUFFER: PoolRule(128 << 20, Overflow.RESERVE),
+    PoolName.UNMETERED_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
     PoolName.WAITING_QUERIES: PoolRule(64, Overflow.RESERVE),
 }
 

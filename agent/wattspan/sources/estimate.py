@@ -26,6 +26,8 @@ from wattspan.model import (
     Milliwatts,
     Provenance,
     Reading,
+    Thing,
+    ThingKind,
     Trouble,
     energy_at,
 )
@@ -39,8 +41,6 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.sources.hwmon.source import has_cpu_meter
-from wattspan.sources.rapl.sysfs import has_readable_zone
 from wattspan.util.cpu_topology import CpuTopology
 
 
@@ -136,7 +136,6 @@ class EstimateSource:
         *,
         cpus: CpuTopology,
         dram: int = 0,
-        beside_counters: bool = False,
         provenance: Provenance = Provenance.ESTIMATED,
     ) -> None:
         self._stat = stat
@@ -145,28 +144,33 @@ class EstimateSource:
         self._cpus = cpus
         self._dram = dram
         self._before: tuple[Instant, dict[int, int]] | None = None
-        reason = ": this host has no counter that can be read"
-        if beside_counters:
-            reason = " although there are counters"
 
-        def domain(path: str, hw_type: HwType, resource: str, method: str, what: str) -> Domain:
+        def domain(
+            thing: Thing, path: str, hw_type: HwType, resource: str, method: str, why: str
+        ) -> Domain:
             return Domain(
                 id=f"{NAME}:{path}",
                 hw_type=hw_type,
                 name=path,
                 source=NAME,
                 provenance=provenance,
-                in_cover=not beside_counters,
-                resource=None if beside_counters else resource,
-                method="none" if beside_counters else method,
+                resource=resource,
+                method=method,
                 resolution=SECOND,
-                why=f"{what}, estimated from load{reason}",
+                why=f"{why}, estimated from load",
+                measures=thing,
+                modelled=True,
             )
 
         memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
-        self._of_memory = (domain(*memory),) if dram else ()
+        self._of_memory = (domain(Thing(ThingKind.MEMORY), *memory),) if dram else ()
         self._package = lambda socket: domain(
-            f"package-{socket}", HwType.CPU, f"cpu:{socket}", "cpu-time", "the package"
+            Thing(ThingKind.SOCKET, socket),
+            f"package-{socket}",
+            HwType.CPU,
+            f"cpu:{socket}",
+            "cpu-time",
+            "the package",
         )
         self._domains = self._present()
         self._energies: dict[str, int] = {}  # microjoules, by domain id
@@ -216,9 +220,9 @@ class EstimateSource:
 def open_estimate(settings: EstimateSettings, context: SourceContext) -> CounterSource | None:
     """The source; None unless it is enabled.
 
-    ConfigError without ``tdp_watts``, SourceError where the CPU times cannot be read. Beside
-    readable counters it stays out of the cover: nothing is counted twice, and the estimate can be
-    compared with the measurement.
+    ConfigError without ``tdp_watts``, SourceError where the CPU times cannot be read. Where a
+    counter of the same package is read, the cover has that counter, and the estimate can be
+    compared with it.
     """
     if not settings.enabled:
         return None
@@ -244,14 +248,8 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
         LoadModel(idle, busy, settings.curvature),
         cpus=CpuTopology(sysfs),
         dram=round(settings.dram_gigabytes * settings.dram_watts_per_gigabyte * 1000),
-        beside_counters=_has_counter(sysfs),
         provenance=Provenance.EMULATED if context.emulated else Provenance.ESTIMATED,
     )
-
-
-def _has_counter(sysfs: Path) -> bool:
-    """True if a CPU counter or a power meter of this host can be read."""
-    return has_readable_zone(sysfs) or has_cpu_meter(sysfs)
 
 
 def estimate_advice(settings: EstimateSettings) -> Iterator[str]:

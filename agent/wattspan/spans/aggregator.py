@@ -47,6 +47,9 @@ _MAX_TOTAL = 2**62  # totals fit in 64 bits
 _MEASURED = frozenset({Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE})
 """Outcomes of spans with known energy; others are left out of counts and times."""
 
+_INCOMPLETE = frozenset({Outcome.PARTIAL, Outcome.LATE})
+"""Outcomes of spans whose energy is a lower bound."""
+
 _NO_ACCOUNTS = SpanAccounts()
 
 SpanKey = tuple[str, str, str]
@@ -100,6 +103,7 @@ class _SpanNameAccount:
     tokens_in: int = 0
     tokens_out: int = 0
     splits: dict[StaticBasis, StaticSplit] = field(default_factory=dict)
+    bounded: set[HwType] = field(default_factory=set)
     ranked: int = 0  # energy at the last ranking
     recent: float = 0.0  # energy that decays by half with each ranking
     row: SpanRow | None = None
@@ -139,8 +143,17 @@ class SpanAggregator:
         """The energy of removed accounts; with it no energy is missing from the sum."""
         return dict(self._released)
 
-    def add(self, results: Sequence[SpanEnergy], now: Instant, owner: str = "") -> None:
-        """Add joined spans of a process of ``owner``."""
+    def add(
+        self,
+        results: Sequence[SpanEnergy],
+        now: Instant,
+        owner: str = "",
+        baseline_unknown: Mapping[HwType, int] = MappingProxyType({}),
+    ) -> None:
+        """Add joined spans of a process of ``owner``.
+
+        ``baseline_unknown`` is the monotonic time until which an idle power was unknown, by type.
+        """
         batch = SpanEnergyColumns.of(results)
         spans, known, columns = batch.spans, batch.known, batch.exclusive
         self._now, self._rows = now.mono, None
@@ -173,6 +186,7 @@ class SpanAggregator:
                 spent.energy += energy
                 if sums.end > spent.end and (sums.end > spent.stale or most > spent.most):
                     spent.update_exemplar(spans, at, columns[kind], now.wall - now.mono)
+            account.bounded |= _bounded(batch, at, baseline_unknown)
             if batch.basis:
                 _add_splits(account.splits, batch, at, sums.energy[gpu])
 
@@ -310,6 +324,19 @@ def _sums(
     return _Sums(sum(pick(counts)), sum(pick(times)), max(pick(ends)), energy, most)
 
 
+def _bounded(
+    batch: SpanEnergyColumns, at: Sequence[int], baseline_unknown: Mapping[HwType, int]
+) -> set[HwType]:
+    """The types of which the energy of the spans at these positions is a lower bound."""
+    if any(batch.outcome[i] in _INCOMPLETE for i in at):
+        return set(batch.exclusive)
+    unknown = {kind: end for kind, end in baseline_unknown.items() if kind in batch.exclusive}
+    if not unknown:
+        return set()
+    start = min(batch.spans.start[i] for i in at)
+    return {kind for kind, end in unknown.items() if start < end}
+
+
 def _add_splits(
     splits: dict[StaticBasis, StaticSplit], batch: SpanEnergyColumns, at: Sequence[int], gpu: int
 ) -> None:
@@ -365,6 +392,7 @@ def _restored(row: SpanRow, now: int) -> _SpanNameAccount:
     account.tokens_in = row.tokens.get("input", 0)
     account.tokens_out = row.tokens.get("output", 0)
     account.splits = dict(row.splits)
+    account.bounded = set(row.bounded)
     account.ranked = account.energy
     return account
 
@@ -382,5 +410,6 @@ def _row(key: SpanKey, account: _SpanNameAccount) -> SpanRow:
         {kind: one.exemplar for kind, one in spent if one.exemplar is not None},
         dict(account.splits),
         key[2],
+        frozenset(account.bounded),
     )
     return account.row

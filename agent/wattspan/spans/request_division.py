@@ -77,7 +77,8 @@ class RequestEnergy(NamedTuple):
     ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
     is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
     not known, which it is not for a division by tokens. ``covered`` are the nanoseconds of the
-    request in divided steps.
+    request in divided steps. ``measured`` is False if no board of its engine is known: then its
+    energy is unknown, not 0.
     """
 
     request: InferenceRequest
@@ -87,6 +88,7 @@ class RequestEnergy(NamedTuple):
     uncertainty: Microjoules | None
     method: DivisionMethod
     covered: int
+    measured: bool = True
 
     @property
     def coverage(self) -> float:
@@ -193,6 +195,7 @@ class RequestDivision:
         self._delay = ReceiptDelay(longest=MAX_REQUEST_HOLD, held=MAX_REQUEST_HOLD)
         self._since: int | None = None
         self._count = 0
+        self._withdrawn = 0
         self.received = 0
         """The microjoules of all steps: the sum of requests, idle energy and waiting steps."""
 
@@ -224,6 +227,30 @@ class RequestDivision:
         """Set the boards of an engine, also for its waiting requests."""
         self._engines.setdefault(engine, _Engine()).boards = boards
 
+    def withdraw(self, requests: Iterable[InferenceRequest]) -> None:
+        """Remove these very requests: they are none of the engine's, or other spans report them.
+
+        Energy that they have so far becomes idle energy.
+        """
+        identities = set(map(id, requests))
+        left = []
+        for each in self._open:
+            if id(each.request) in identities:
+                self._withdrawn += each.energy
+            else:
+                left.append(each)
+        self._open = left
+
+    def merge(self, engine: Hashable, into: Hashable) -> None:
+        """Add the requests of an engine to another one, which it is a part of."""
+        part = self._engines.pop(engine, None)
+        if part is not None:
+            whole = self._engines.setdefault(into, _Engine())
+            for each in self._open:
+                if each.engine is part:
+                    each.engine = whole
+            whole.recent += part.recent
+
     def forget(self, engine: Hashable) -> None:
         """Release an engine; its requests remain. Idempotent."""
         self._engines.pop(engine, None)
@@ -252,7 +279,7 @@ class RequestDivision:
     def settle(self, until: int) -> SettledRequests:
         """Divide the steps that end by ``until``, and return the requests that are final."""
         self._update_clocks()
-        idle = 0
+        idle, self._withdrawn = self._withdrawn, 0
         for name, board in self._boards.items():
             ready = []
             while board.steps and board.steps[0].end <= until:
@@ -360,6 +387,7 @@ class RequestDivision:
             uncertainty,
             done.method,
             min(done.covered.values(), default=0),
+            bool(done.engine.boards),
         )
 
     # ---------------------------------------------------------------------------------- divide

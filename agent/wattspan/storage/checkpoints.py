@@ -39,6 +39,7 @@ from wattspan.model import (
     Reading,
     Remainder,
     SpanRow,
+    UnmeteredRow,
 )
 
 
@@ -56,6 +57,7 @@ class _ProcessDocument(msgspec.Struct):
     groups: list[Group]
     energy: dict[HwType, Microjoules]
     alive: bool
+    bounded: list[HwType] = []
 
 
 class _OutsideSpansDocument(msgspec.Struct):
@@ -81,6 +83,7 @@ class _CheckpointDocument(msgspec.Struct):
     since: Instant | None = None
     inference: list[InferenceRow] = []  # absent in files of the first release, as is the next
     inference_idle: Microjoules = Microjoules(0)
+    unmetered: list[UnmeteredRow] = []  # absent in older files
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -106,7 +109,7 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
             replace(account, power=None, pending=Microjoules(0)) for account in checkpoint.accounts
         ],
         readings=list(checkpoint.readings),
-        groups=[GroupRow(row.group, row.energy) for row in checkpoint.groups],
+        groups=[GroupRow(row.group, row.energy, {}, row.bounded) for row in checkpoint.groups],
         processes=[_process_document(row) for row in checkpoint.processes],
         other=dict(checkpoint.other),
         retired=dict(checkpoint.retired),
@@ -119,6 +122,7 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
         since=checkpoint.since,
         inference=list(checkpoint.inference),
         inference_idle=checkpoint.inference_idle,
+        unmetered=list(checkpoint.unmetered),
     )
     try:
         return msgspec.json.encode(document)
@@ -151,6 +155,7 @@ def checkpoint_from_json(text: bytes) -> Checkpoint:
         since=document.since,
         inference=tuple(document.inference),
         inference_idle=document.inference_idle,
+        unmetered=tuple(document.unmetered),
     )
 
 
@@ -164,13 +169,14 @@ def _process_document(row: ProcessRow) -> _ProcessDocument:
         groups=list(info.groups),
         energy=dict(row.energy),
         alive=row.alive,
+        bounded=sorted(row.bounded),
     )
 
 
 def _process_row(row: _ProcessDocument) -> ProcessRow:
     payer: Payer = Remainder(row.payer) if isinstance(row.payer, str) else Consumer(*row.payer)
     info = PayerInfo(payer, row.command, tuple(row.groups), row.user, row.parent)
-    return ProcessRow(info, row.energy, {}, row.alive)
+    return ProcessRow(info, row.energy, {}, row.alive, frozenset(row.bounded))
 
 
 _HEADER_BYTES = 24  # sequence, length, checksum: eight bytes each

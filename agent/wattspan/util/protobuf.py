@@ -39,6 +39,7 @@ _LAYOUT: Mapping[str, Sequence[str]] = {
         "optional bytes span_id = 2",
         "optional bytes parent_span_id = 4",
         "optional bytes name = 5",
+        "optional int32 kind = 6",
         "optional fixed64 start = 7",
         "optional fixed64 end = 8",
     ],

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from wattspan.model import (
     CapRow,
+    Certainty,
     Domain,
     DomainAccount,
     GpuStatus,
@@ -243,6 +244,12 @@ def _dcgm(name: str, text: str, field: Callable[[GpuStatus], int | float | None]
     return Metric(name, GAUGE, "", text, DCGM_LABELS, draw, series=name)
 
 
+def counted_millijoules(row: _DcgmRow) -> int | None:
+    """The energy of a GPU; None if none was ever measured."""
+    known = row.account.energy_certainty is not Certainty.UNKNOWN
+    return row.account.energy // 1000 if known else None
+
+
 def sensor_watts(gpu: GpuStatus) -> float | None:
     """The average power where there is one, as DCGM reports it."""
     milliwatts = gpu.power_average if gpu.power_average is not None else gpu.power_instant
@@ -269,7 +276,7 @@ DCGM = (
     _dcgm("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", sensor_watts),
     Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "",
            "Energy consumption since the agent first saw the GPU (in mJ).", DCGM_LABELS,
-           each(_dcgm_rows, attrgetter("labels"), lambda row: row.account.energy // 1000),
+           each(_dcgm_rows, attrgetter("labels"), counted_millijoules),
            series="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
     _dcgm("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", attrgetter("temperature_celsius")),
     _dcgm("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).",

@@ -55,6 +55,17 @@ def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
         yield (provenances(snapshot).get(HwType.GPU, ""),), snapshot.spans.inference_idle
 
 
+def unmetered_requests(snapshot: Snapshot) -> Iterator[Sample]:
+    for row in snapshot.spans.unmetered:
+        yield row.key, row.requests
+
+
+def unmetered_tokens(snapshot: Snapshot) -> Iterator[Sample]:
+    for row in snapshot.spans.unmetered:
+        for token_type, count in row.tokens.items():
+            yield (*row.key, token_type), count
+
+
 INFERENCE = (
     Metric("wattspan.gen_ai.token.energy", COUNTER, "J",
            "GPU energy of requests to a language model, by prompt and generated tokens.",
@@ -75,4 +86,11 @@ INFERENCE = (
     Metric("wattspan.gen_ai.requests.waiting", UPDOWN, "{request}",
            "Ended requests to language models whose energy has not settled.",
            (), single(attrgetter("spans.inference_waiting"))),
+    Metric("wattspan.gen_ai.unmetered.requests", COUNTER, "{request}",
+           "Requests to a language model whose energy is unknown, by `role`: of a `client`, which "
+           "calls a model elsewhere, or of an `engine` whose GPU is not known.",
+           (*_MODEL, "role"), unmetered_requests, lasting=True),
+    Metric("wattspan.gen_ai.unmetered.tokens", COUNTER, "{token}",
+           "Tokens of requests to a language model whose energy is unknown; cached ones included.",
+           (*_MODEL, "role", "token_type"), unmetered_tokens, lasting=True),
 )  # fmt: skip

@@ -141,7 +141,7 @@ def _flow(flow: FlowGraph) -> FlowEntry:
 
 def _power(snapshot: Snapshot, history: PageHistory) -> PowerEntry:
     step, end, series = history.powers(MAX_POINTS)
-    domains = [account.domain for account in snapshot.cover if account.domain.id in series]
+    domains = [account.domain for account in snapshot.summed if account.domain.id in series]
     return PowerEntry(
         step / 1e9,
         _unix_time(snapshot, end),

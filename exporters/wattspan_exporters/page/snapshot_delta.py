@@ -197,7 +197,7 @@ def delta_between(before: Snapshot, after: Snapshot) -> SnapshotDelta | None:
     return None if min(delta.unlisted) < 0 else delta
 
 
-_ACCOUNTS = attrgetter("energy", "consumers", "idle", "unattributed")
+_ACCOUNTS = attrgetter("counted", "consumers", "idle", "unattributed")
 
 
 def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None:
@@ -226,7 +226,7 @@ def _times(since: DomainAccount, account: DomainAccount, passed: int) -> tuple[i
         return passed, 0, 0
     # The account of a missing device stands still, and jumps when the device is back.
     lasted = moved if since.present and account.present else passed
-    return lasted, moved - gap_time(since, account), account.energy - since.energy
+    return lasted, moved - gap_time(since, account), account.counted - since.counted
 
 
 def settled_time(since: DomainAccount, account: DomainAccount) -> int | None:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattspan.capper.actuators import PowerActuator, actuator_error
-from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.capper.actuators import PowerActuator, actuator_error, load_identity
+from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
 
@@ -238,6 +238,7 @@ class CpuPower(PowerActuator):
             requested=requested,
             enforced=_enforced(package, requested),
             aliases=(package.limit.directory.name, package.name),
+            presence=DevicePresence(load_identity(package.limit.directory, ".")),
         )
 
     def _put_microwatts(self, package: CpuPackage, thing: str, microwatts: int) -> None:

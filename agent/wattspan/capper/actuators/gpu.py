@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from wattspan.capper.actuators import (
@@ -25,11 +27,12 @@ from wattspan.capper.actuators import (
     PowerActuator,
     actuator_error,
     format_setting,
+    load_identity,
 )
-from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
+from wattspan.model import SECOND, CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources import gpu_calls
-from wattspan.sources.nvml.calls import cause_of
+from wattspan.sources.nvml.calls import cause_of, pci_address
 from wattspan.sources.nvml.device import EMULATED_UUID
 
 REJECTED = "the driver rejects the value"
@@ -84,6 +87,7 @@ class NvmlBoard:
     index: int
     model: str
     handle: Any
+    pci: str = ""
 
     @property
     def uuid(self) -> str:
@@ -105,9 +109,12 @@ class NvmlBoards:
     ``generation`` grows whenever the driver was, or may have been, reloaded, and lost its settings.
     """
 
-    def __init__(self, nvml: Any, clock: Clock) -> None:
+    def __init__(self, nvml: Any, clock: Clock, sysfs: Path | None = None) -> None:
+        """``sysfs`` shows the loads of the driver and of the boards; None for an emulated host."""
         self._nvml = nvml
         self._clock = clock
+        self._sysfs = sysfs
+        self._losses: Counter[str] = Counter()  # void handles of each board
         self._begun = False
         self._reinitialize_at: dict[str, int] = {}  # for each lost board
         self._boards: dict[str, NvmlBoard] = {}  # with handles that are not known to be void
@@ -175,6 +182,19 @@ class NvmlBoards:
                 return None
             raise
 
+    def presence(self, device: str) -> DevicePresence:
+        """The evidence of resets of a board, which answers. ActuatorError."""
+        known, ask = self.board(device), self.ask_maybe
+        load, mig = "", ask(device, _READ_LIMITS, "nvmlDeviceGetMigMode")
+        if self._sysfs is not None:
+            driver = f"bus/pci/devices/{known.pci}/driver" if known.pci else ""
+            load = load_identity(self._sysfs, "module/nvidia", *filter(None, (driver,)))
+        return DevicePresence(
+            f"{load}{' mig' if mig and mig[0] else ''}",  # the change of the mode is a reset
+            self.generation + self._losses[device],
+            ask(device, _READ_ENERGY, "nvmlDeviceGetTotalEnergyConsumption"),
+        )
+
     def close(self) -> None:
         """End the session; the next call begins another one."""
         self._boards.clear()
@@ -197,9 +217,11 @@ class NvmlBoards:
         self.generation += 1
 
     def _describe(self, index: int, handle: Any) -> NvmlBoard:
-        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        pci, uuid = "", _text(self._nvml.nvmlDeviceGetUUID(handle))
         model = _text(self._nvml.nvmlDeviceGetName(handle))
-        board = NvmlBoard(GPU_ID_PREFIX + uuid, index, model, handle)
+        with contextlib.suppress(AttributeError, self._nvml.NVMLError):
+            pci = pci_address(self._nvml.nvmlDeviceGetPciInfo(handle))
+        board = NvmlBoard(GPU_ID_PREFIX + uuid, index, model, handle, pci)
         self._boards[board.id], self._names[board.id] = board, board.name
         return board
 
@@ -212,6 +234,7 @@ class NvmlBoards:
         stale = code == gpu_calls.INVALID_ARGUMENT and not with_arguments
         if stale or code in _VOID_HANDLE_ERRORS:
             self._boards.pop(device, None)
+            self._losses[device] += 1
             return True
         return False
 
@@ -265,6 +288,7 @@ def _text(value: Any) -> str:
 
 
 _READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
+_READ_ENERGY = "read the energy counter of"
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
@@ -277,6 +301,8 @@ class GpuSlots(Protocol):
     def slots(self) -> int: ...
 
     def id_at(self, slot: int) -> str | None: ...
+
+    def presence(self, device: str) -> DevicePresence: ...
 
     def close(self) -> None: ...
 
@@ -341,6 +367,7 @@ class GpuPower(GpuActuator[NvmlBoards], PowerActuator):
             requested=int(requested),
             enforced=enforced,
             aliases=board.aliases,
+            presence=self._boards.presence(device),
         )
 
 
@@ -409,6 +436,7 @@ class ClockActuator(GpuActuator[BoardsT]):
             requested=lock,
             enforced=lock if obeyed else None,
             aliases=aliases,
+            presence=self._boards.presence(device),
         )
 
 

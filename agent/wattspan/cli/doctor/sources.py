@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from wattspan.attribution.counter_deltas import energy_between
+from wattspan.attribution.cover import decide, explain
 from wattspan.cli import formatting
 from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
 from wattspan.config import Config
@@ -32,7 +33,6 @@ from wattspan.model import (
 from wattspan.model.settings import Table
 from wattspan.plugins import Plugins, source_advice
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
-from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.poller import FROZEN
 from wattspan.util.cpu_topology import CpuTopology
 
@@ -53,9 +53,8 @@ class EmptyProcessDirectory:
 
 @dataclass(slots=True)
 class SourceProbe:
-    """The result of two reads of a source; ``claims`` are shared by all sources."""
+    """The result of two reads of a source."""
 
-    claims: DeviceClaims = field(default_factory=DeviceClaims)
     domains: tuple[Domain, ...] = ()
     first: dict[str, Reading] = field(default_factory=dict)
     last: dict[str, Reading] = field(default_factory=dict)
@@ -64,10 +63,15 @@ class SourceProbe:
     frozen: frozenset[str] = frozenset()
 
     @property
+    def present(self) -> set[str]:
+        """The domains whose readings measure something."""
+        return self.last.keys() - self.frozen
+
+    @property
     def readable(self) -> int:
         """The number of counters that measure; an estimate is not a counter."""
         estimated = {d.id for d in self.domains if d.provenance is Provenance.ESTIMATED}
-        return len(self.last.keys() - estimated - self.frozen)
+        return len(self.present - estimated)
 
     @property
     def unmoved(self) -> frozenset[str]:
@@ -87,13 +91,10 @@ class SourceProbe:
         return mean_power(change.energy, change.duration) if isinstance(change, Interval) else None
 
     def read(self, source: CounterSource, clock: Clock, done: Callable[[], bool]) -> None:
-        """Read until ``done``, or until the timeout.
-
-        A device that a source before has claimed is that source's, and a failure of this one.
-        """
+        """Read until ``done``, or until the timeout."""
         deadline = clock.monotonic() + _TIMEOUT
         while True:
-            batch = self.claims.without_duplicates(source.name, source.read())
+            batch = source.read()
             self.domains = batch.domains
             self.last |= {reading.domain_id: reading for reading in batch.readings}
             self.failures |= dict.fromkeys(batch.failures)
@@ -140,8 +141,7 @@ def examine_sources(
         for broken in plugins.broken
         if broken.table.startswith("sources.")
     }
-    domains: list[Domain] = []
-    readable, claims = 0, DeviceClaims()
+    probes: dict[str, SourceProbe] = {}
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
         source = _open(plugin, settings, context)
@@ -149,20 +149,50 @@ def examine_sources(
             advice = source_advice(plugins, config, name)
             sections[f"Source {name}"] = [source, *(warning("setting", one) for one in advice)]
             continue
-        probe = SourceProbe(claims)
         sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
-        _probe(probe, name, source, context.clock, interval, partial(work, sysfs))
-        findings = [*_domains(probe), *map(_failure, probe.failures)]
-        sections[f"Source {name}"] = findings or [
-            warning("counters", "it has none, and reports no reason")
-        ]
+        probe = _probe(name, source, context.clock, interval, partial(work, sysfs))
+        probes[name] = probe
+        sections[f"Source {name}"] = []
         if name == "rapl" and probe.last:
             title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
             sections[title] = list(_compare_readers(settings, context, probe, interval))
-        readable += probe.readable
-        domains += probe.domains
-    emulated = any(domain.provenance is Provenance.EMULATED for domain in domains)
-    return Diagnosis(sections, readable, emulated or context.emulated, tuple(domains))
+    domains, cover = _decide_cover(probes)
+    for name, probe in probes.items():
+        findings = [*_domains(probe, domains), *map(_failure, probe.failures)]
+        sections[f"Source {name}"] = findings or [
+            warning("counters", "it has none, and reports no reason")
+        ]
+    if cover:
+        sections["Cover"] = cover
+    emulated = any(domain.provenance is Provenance.EMULATED for domain in domains.values())
+    readable = sum(probe.readable for probe in probes.values())
+    emulated = emulated or context.emulated
+    return Diagnosis(sections, readable, emulated, tuple(domains.values()))
+
+
+def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain], list[Finding]]:
+    """The domains of all sources with the cover chosen, as the agent chooses it, and its reasons.
+
+    An id that two sources list is the first one's.
+    """
+    listed: dict[str, Domain] = {}
+    owners: dict[str, str] = {}
+    findings = []
+    for name, probe in probes.items():
+        for domain in probe.domains:
+            listed.setdefault(domain.id, domain)
+            if (owner := owners.setdefault(domain.id, name)) != name:
+                detail = f"the sources {owner} and {name} list this id: that of {name} is ignored"
+                remedy = "Rename the domain, or disable one of the two sources."
+                findings.append(failure(domain.id, detail, remedy))
+    present = {key for probe in probes.values() for key in probe.present}
+    decided = decide(listed.values(), present)
+    for thing, member, others in explain(decided.values(), listed):
+        counted = f"counted by {member.id}, {member.provenance}"
+        silent = "" if member.id in present else ", which has no reading: its energy is unknown"
+        instead = "".join(f"; not by {one.id}: {one.why}" for one in others)
+        findings.append((warning if silent else ok)(str(thing), f"{counted}{silent}{instead}"))
+    return decided, findings
 
 
 def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
@@ -185,14 +215,10 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
 
 
 def _probe(
-    probe: SourceProbe,
-    name: str,
-    source: CounterSource,
-    clock: Clock,
-    interval: int,
-    work: Callable[[], None],
-) -> None:
+    name: str, source: CounterSource, clock: Clock, interval: int, work: Callable[[], None]
+) -> SourceProbe:
     """Read ``source`` twice, a third time after some work if a counter stands still; close it."""
+    probe = SourceProbe()
     try:
         probe.read(source, clock, lambda: bool(probe.last or probe.failures))
         probe.first = dict(probe.last)
@@ -209,15 +235,17 @@ def _probe(
         probe.failures[Failure(name, "the source", Trouble.MALFORMED, _fault(error))] = None
     finally:
         source.close()
+    return probe
 
 
 def _fault(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _domains(probe: SourceProbe) -> Iterator[Finding]:
+def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Finding]:
     failed = {failure.domain_id for failure in probe.failures}
-    for domain in probe.domains:
+    for listed in probe.domains:
+        domain = decided[listed.id]
         if domain.id in failed and domain.id not in probe.last:
             continue  # its failure is a finding
         if domain.hw_type is HwType.GPU and domain.parent is not None:

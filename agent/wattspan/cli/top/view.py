@@ -31,7 +31,7 @@ from wattspan.cli.top.tables import (
     tuning_rows,
     tuning_table,
 )
-from wattspan.model import BaselineQuality, TuningAccounts
+from wattspan.model import BaselineQuality, Certainty, TuningAccounts
 from wattspan.ports import Clock
 from wattspan.tuning.serialization import accounts_from_json
 from wattspan.util.text import printable
@@ -182,13 +182,17 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
         f"{printable(document.host_name)}  ",
         (formatting.clock_time(document.at_unix_ns), "dim"),
     )
-    started = document.agent.started_unix_ns
-    uptime = document.at_unix_ns - started if started else 0
-    power = document.host.power_watts
+    host = document.host
+    began = document.since_unix_ns or document.agent.started_unix_ns  # of the energy
+    counted = document.at_unix_ns - began if began else 0
+    power = host.least_power_watts
+    watts = f"{formatting.watts(power)}{'' if power is None else ' W'}"
+    joules = formatting.joules_text(host.energy_joules)
     right = Text.assemble(
-        (f"{formatting.watts(power)}{'' if power is None else ' W'}", "bold"),
-        f"  {formatting.joules_text(document.host.energy_joules)}",
-        (f" in {formatting.duration_text(uptime)}" if uptime > 0 else "", "dim"),
+        (formatting.at_least(watts, bounded=host.power_certainty is Certainty.LOWER_BOUND), "bold"),
+        "  ",
+        formatting.at_least(joules, bounded=host.energy_certainty is Certainty.LOWER_BOUND),
+        (f" in {formatting.duration_text(counted)}" if counted > 0 else "", "dim"),
         _footprint_text(document.cost or document.carbon),
     )
     line = Table.grid(expand=True)

@@ -35,7 +35,7 @@ from wattspan.sources.amdsmi.calls import (
     cause_of,
     number,
 )
-from wattspan.sources.amdsmi.energy import EnergyAccumulator
+from wattspan.sources.amdsmi.energy import EnergyAccumulator, accumulated
 from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
 from wattspan.sources.call_interval import CallInterval
 from wattspan.sources.energy_meter import CounterCheck, EnergyMeter
@@ -252,7 +252,7 @@ class BoardSampler:
         if answer is None:
             return None, at
         # Releases before 6.2.1 call the accumulator "power".
-        value = answer.get("energy_accumulator", answer.get("power"))
+        value = accumulated(answer)
         step = answer.get("counter_resolution")
         energy = None
         if isinstance(value, int) and isinstance(step, int | float):

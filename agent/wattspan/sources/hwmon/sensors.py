@@ -27,7 +27,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from wattspan.model import (
@@ -38,7 +38,10 @@ from wattspan.model import (
     ModelEnum,
     Nanoseconds,
     Provenance,
+    Thing,
+    ThingKind,
 )
+from wattspan.util.cpu_topology import number_all
 
 NAME = "hwmon"
 READ_INTERVAL = 100 * MILLISECOND
@@ -112,8 +115,8 @@ class HardwarePart(ModelEnum):
 class Meaning:
     """A rule's result: the part, its socket, the sensors of the same device that contain it.
 
-    ``package``: ``socket`` is a package id of the kernel, not a number. ``powercap``: the driver
-    reads the register that powercap shows as well.
+    ``package``: ``socket`` is a package id of the kernel, not a number. ``yields``: it is never
+    summed beside a sensor that contains it, although the cover takes counters before power.
     """
 
     part: HardwarePart
@@ -121,8 +124,9 @@ class Meaning:
     socket: int | None = None
     within: tuple[str, ...] = ()  # titles, or a chip for the first sensor of another chip
     summed: bool = True
+    whole: bool = False  # all of the socket or the card, not a rail of it
     package: bool = False
-    powercap: bool = False
+    yields: bool = False
 
 
 _ROLE = re.compile(r"(?:cpu(?::\d{1,9})?|memory|gpu|machine|ignore)", re.ASCII)
@@ -160,7 +164,7 @@ def _power_meter(sensor: Sensor) -> Meaning:
         return Meaning(HardwarePart.MACHINE, "the module, its GPU included", socket, summed=False)
     if match[1] == "Grace":
         why = f"socket {socket}'s processor with its memory and regulators"
-        return Meaning(HardwarePart.CPU, why, socket, within=(module,))
+        return Meaning(HardwarePart.CPU, why, socket, within=(module,), whole=True)
     what = "cores" if match[1] == "CPU" else "input and output"
     return Meaning(HardwarePart.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
 
@@ -190,7 +194,7 @@ def _intel_gpu(sensor: Sensor) -> Meaning | None:
     if sensor.quantity is not SensorQuantity.ENERGY:
         return None  # the power of the same parts, or a limit
     if sensor.channel == "energy1" and sensor.chip in ("i915", "xe"):
-        return Meaning(HardwarePart.GPU, "the card's own counter")
+        return Meaning(HardwarePart.GPU, "the card's own counter", whole=True)
     whole = "i915" if sensor.chip.startswith("i915_gt") else "xe"
     return Meaning(HardwarePart.GPU, f"the card's {sensor.title}", within=(whole,))
 
@@ -218,7 +222,8 @@ def _xgene(sensor: Sensor) -> Meaning | None:
 def _altra(sensor: Sensor) -> Meaning | None:
     if sensor.label != ALTRA_CORES:
         return None
-    return Meaning(HardwarePart.CPU, "the counters of all cores", within=("apm_xgene",))
+    why = "the counters of all cores"
+    return Meaning(HardwarePart.CPU, why, within=("apm_xgene",), yields=True)
 
 
 def _amd_energy(sensor: Sensor) -> Meaning | None:
@@ -226,20 +231,19 @@ def _amd_energy(sensor: Sensor) -> Meaning | None:
     if match is None:
         return None
     why = f"socket {match[1]}'s counter, its cores included"
-    return Meaning(HardwarePart.CPU, why, int(match[1]), powercap=True)
+    return Meaning(HardwarePart.CPU, why, int(match[1]), whole=True)
 
 
 def _amd_package(sensor: Sensor) -> Meaning | None:
     # The device is a node of the PCI bus or one for all packages: neither names a socket.
-    return Meaning(HardwarePart.CPU, "the power of a package", powercap=True)
+    return Meaning(HardwarePart.CPU, "the power of a package")
 
 
 def _zenpower(sensor: Sensor) -> Meaning | None:
     match = _ZEN_PACKAGE.fullmatch(sensor.label)
     if match is None:
         return None
-    socket = None if match[1] is None else int(match[1])
-    return Meaning(HardwarePart.CPU, "the power of a package", socket, powercap=True)
+    return Meaning(HardwarePart.CPU, "the power of a package", int(match[1] or 0), whole=True)
 
 
 def _powernv(sensor: Sensor) -> Meaning | None:
@@ -250,7 +254,7 @@ def _powernv(sensor: Sensor) -> Meaning | None:
         return None
     if match[3] is None:
         why = f"processor {match[2]} with its rails"
-        return Meaning(HardwarePart.CPU, why, int(match[2]), package=True)
+        return Meaning(HardwarePart.CPU, why, int(match[2]), whole=True, package=True)
     why = f"rail {match[3]} of processor {match[2]}"
     return Meaning(HardwarePart.CPU, why, int(match[2]), within=(match[1],), package=True)
 
@@ -327,21 +331,21 @@ def resolve_sensors(
     *,
     emulated: bool = False,
     cpus: Sockets | None = None,
-    powercap: bool = False,
 ) -> dict[Sensor, Domain]:
     """The domain of each sensor with a known meaning, in the order of the ids.
 
-    A sensor is summed unless another present one contains it, or its meaning forbids it. A sensor
-    of a GPU has the PCI address of its card, by which a library that reads it too is noticed. The
-    provenance is ``measured`` of counters and ``derived`` of integrated power. A sensor of a socket
-    that is not among ``cpus`` is charged to no process. ``powercap``: it counts the packages.
+    A sensor may be summed unless its meaning forbids it. A sensor of a GPU has the PCI address of
+    its card, by which a library that reads it too is noticed. The provenance is ``measured`` of
+    counters and ``derived`` of integrated power. A sensor of a socket that is not among ``cpus`` is
+    charged to no process.
     """
     known = {
-        sensor: replace(meaning, summed=False) if meaning.powercap and powercap else meaning
+        sensor: meaning
         for sensor in _without_repeated_power(sensors)
         if (meaning := meaning_of(sensor, roles)) is not None
     }
-    sockets = _resources(known.values(), cpus)
+    numbers = _numbers(known.values(), cpus)
+    resources = _resources(numbers, cpus)
     ids = _ids(known)
 
     def container(sensor: Sensor) -> Sensor | None:
@@ -360,9 +364,9 @@ def resolve_sensors(
         meaning = known[sensor]
         above = container(sensor)
         parent = None if above is None else ids[above]
-        summed = meaning.summed and (above is None or not known[above].summed)
+        summed = meaning.summed and (above is None or not meaning.yields)
         charged = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
-        resource = sockets[meaning.socket, meaning.package] if charged else None
+        resource = resources[meaning.socket, meaning.package] if charged else None
         measured = sensor.quantity is SensorQuantity.ENERGY
         is_gpu = meaning.part is HardwarePart.GPU
         domains[sensor] = Domain(
@@ -381,18 +385,23 @@ def resolve_sensors(
             resolution=Nanoseconds(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
-            why=_reason(sensor, meaning, parent, summed=summed),
-            moves_with=_moves_with(meaning, sockets),
+            why=_reason(sensor, meaning, None if summed else parent),
+            moves_with=_moves_with(meaning, resources),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
+            measures=_thing(sensor, meaning, numbers[meaning.socket, meaning.package]),
         )
     return domains
 
 
-def _moves_with(meaning: Meaning, sockets: Mapping[tuple[int | None, bool], str | None]) -> str:
+_Place = tuple[int | None, bool]
+"""The socket that a sensor names, and True if that is a package id."""
+
+
+def _moves_with(meaning: Meaning, resources: Mapping[_Place, str | None]) -> str:
     """The usage that must show in the sensor; a GPU and another rail may be off."""
     if meaning.part in (HardwarePart.GPU, HardwarePart.SUPPLY):
         return ""
-    return sockets[meaning.socket, meaning.package] or "cpu"
+    return resources[meaning.socket, meaning.package] or "cpu"
 
 
 def _contains(name: str, other: Sensor, sensor: Sensor) -> bool:
@@ -419,38 +428,61 @@ def _without_repeated_power(sensors: Iterable[Sensor]) -> list[Sensor]:
     ]
 
 
+def _numbers(meanings: Iterable[Meaning], cpus: Sockets | None) -> dict[_Place, int | None]:
+    """The number of each socket that sensors name, also of a package without CPUs."""
+    places = {(one.socket, one.package) for one in meanings}
+    packages = {socket for socket, package in places if package and socket is not None}
+    by_id = number_all(cpus.sockets_of_packages(packages)) if cpus is not None else {}
+    return {
+        (socket, package): by_id.get(socket, socket) if package and socket is not None else socket
+        for socket, package in places
+    }
+
+
 def _resources(
-    meanings: Iterable[Meaning], cpus: Sockets | None
-) -> dict[tuple[int | None, bool], str | None]:
-    """The resource of each socket or package that sensors name; None of one without CPUs."""
-    named = {(one.socket, one.package) for one in meanings}
-    found: dict[tuple[int | None, bool], str | None] = {}
-    packages = {socket for socket, package in named if package and socket is not None}
-    by_id = cpus.sockets_of_packages(packages) if cpus is not None else {}
-    for socket, package in named:
-        number = by_id.get(socket, socket) if package and socket is not None else socket
-        if socket is None or (cpus is not None and cpus.nameless):
-            found[socket, package] = "cpu"  # the CPUs of the socket are unknown: all CPUs
-        elif number is None or (cpus is not None and cpus.known and number not in cpus.sockets):
-            found[socket, package] = None
-        else:
-            found[socket, package] = f"cpu:{number}"
-    return found
+    numbers: Mapping[_Place, int | None], cpus: Sockets | None
+) -> dict[_Place, str | None]:
+    """The usage by which each socket is charged; None of one without CPUs."""
+
+    def resource(number: int | None) -> str | None:
+        if number is None or (cpus is not None and cpus.nameless):
+            return "cpu"  # the CPUs of the socket are unknown: all CPUs
+        without_cpus = cpus is not None and cpus.known and number not in cpus.sockets
+        return None if without_cpus else f"cpu:{number}"
+
+    return {place: resource(number) for place, number in numbers.items()}
 
 
-def _reason(sensor: Sensor, meaning: Meaning, parent: str | None, *, summed: bool) -> str:
-    how = (
-        ""
-        if sensor.quantity is SensorQuantity.ENERGY
-        else f", integrated from its {sensor.quantity}"
-    )
-    reason = meaning.why + how
-    if summed:
-        return reason
-    if parent is not None and meaning.summed:
-        return f"{reason}; contained in {parent}"
-    if meaning.powercap:
-        return f"{reason}; powercap counts the same register"
+_THINGS = {
+    HardwarePart.CPU: ThingKind.SOCKET,
+    HardwarePart.MEMORY: ThingKind.MEMORY,
+    HardwarePart.SUPPLY: ThingKind.SUPPLY,
+    HardwarePart.GPU: ThingKind.SUPPLY,  # a rail; a card is a board
+}
+
+
+def _thing(sensor: Sensor, meaning: Meaning, socket: int | None) -> Thing | None:
+    """The thing that a sensor measures. Its channels of power and energy measure the same.
+
+    Sensors with one role are different parts, such as the rails of a socket.
+    """
+    if meaning.part is HardwarePart.MACHINE:
+        return Thing(ThingKind.NODE if socket is None else ThingKind.MODULE, socket)
+    place = sensor.title if sensor.label else re.sub(r"\D", "", sensor.channel)
+    part = (NAME, f"{sensor.chip}@{sensor.device}", place)
+    if meaning.part is HardwarePart.GPU:
+        whole = meaning.whole or not meaning.within
+        return Thing(ThingKind.BOARD, pci=sensor.device, part=() if whole else part)
+    return Thing(_THINGS[meaning.part], socket, part=() if meaning.whole else part)
+
+
+def _reason(sensor: Sensor, meaning: Meaning, above: str | None) -> str:
+    if sensor.quantity is SensorQuantity.ENERGY:
+        reason = meaning.why
+    else:
+        reason = f"{meaning.why}, integrated from its {sensor.quantity}"
+    if meaning.summed:
+        return reason if above is None else f"{reason}; contained in {above}"
     return (
         f'{reason}; sources.hwmon.sensors = {{"{sensor.key}" = "cpu"}} would sum it as CPU energy'
     )

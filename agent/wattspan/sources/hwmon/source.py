@@ -47,7 +47,6 @@ from wattspan.sources.hwmon.sensors import (
     role_fault,
     unmatched_names,
 )
-from wattspan.sources.rapl.sysfs import has_readable_zone
 from wattspan.util.cpu_topology import CpuTopology
 from wattspan.util.text import natural_key, printable
 
@@ -159,22 +158,6 @@ def _text(path: Path) -> str:
 def _number(path: Path) -> int:
     text = _text(path)
     return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def has_cpu_meter(sysfs: Path) -> bool:
-    """True if a sensor of a CPU of known kind can be read, without configuration."""
-    sensors = {files.sensor: files for files in scan_sensors(sysfs)}
-    return any(
-        domain.hw_type is HwType.CPU and _readable(sensors[sensor])
-        for sensor, domain in resolve_sensors(sensors, {}).items()
-    )
-
-
-def _readable(files: SensorFiles) -> bool:
-    try:
-        return all(_value(path) >= 0 for path in files.files)
-    except (OSError, ValueError):
-        return False
 
 
 class SensorMeter:
@@ -297,6 +280,11 @@ class HwmonSource:
         if reading is not None:
             readings.append(reading)
 
+    def _is_part(self, domain: Domain) -> bool:
+        """True if another sensor contains this one and may be summed instead."""
+        above = self._meters.get(domain.parent or "")
+        return above is not None and above.domain.in_cover
+
     def _discover(self, now: int) -> None:
         """Look for sensors; a sensor that returns has the next epoch."""
         self._due = now + DISCOVERY_INTERVAL
@@ -307,7 +295,6 @@ class HwmonSource:
             self._roles,
             emulated=self._emulated,
             cpus=self._cpus,
-            powercap=has_readable_zone(self._sysfs),
         )
         unmatched = unmatched_names(found, self._roles)
         self._misconfigured = (
@@ -342,7 +329,7 @@ class HwmonSource:
         uncounted |= {
             meter.files.sensor.device: False
             for meter in self._meters.values()
-            if meter.domain.in_cover
+            if meter.domain.in_cover and not self._is_part(meter.domain)
         }
         self._chips = {
             device: self._chips.get(device)

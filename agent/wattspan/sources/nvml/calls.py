@@ -6,6 +6,7 @@ succeeds although single entries fail. The numbers are those of nvml.h.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from wattspan.model import Failure
@@ -33,6 +34,7 @@ from wattspan.sources.gpu_calls import (
 from wattspan.util.text import printable
 
 SOURCE = "nvml"
+_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
 _CAUSES = {
@@ -116,6 +118,15 @@ def driver_text(value: Any) -> str:
     """Text of the driver, printable. Old bindings return bytes."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return printable(text[:MAX_TEXT])
+
+
+def pci_address(info: Any) -> str:
+    """The address in NVML's structure in the kernel's form: its domain has four digits, not eight.
+
+    "" without a valid one.
+    """
+    found = _BUS_ID.fullmatch(driver_text(getattr(info, "busId", "")).lower())
+    return "" if found is None else f"{int(found[1], 16):04x}:{found[2]}"
 
 
 POWER_AVERAGE = 185

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +46,6 @@ GPUs answer: a GPU that was bound again is not found otherwise."""
 
 MAX_GPUS = 256
 """No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
-
-_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 
 
 def _new_backoff() -> RetryBackoff:
@@ -217,7 +214,7 @@ class NvmlSession:
             model=driver_text(self._library.call("nvmlDeviceGetName", handle)),
             driver=self._driver,
             architecture=self._optional("nvmlDeviceGetArchitecture", handle),
-            pci=_pci_address(self._optional("nvmlDeviceGetPciInfo", handle)),
+            pci=calls.pci_address(self._optional("nvmlDeviceGetPciInfo", handle)),
         )
         lost = self._lost.get(identity.uuid)
         before = None if lost is None else lost.gpu
@@ -328,15 +325,6 @@ def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> 
     cause = f"an unexpected {type(error).__name__}: {error}"
     remedy = "Please report it with the driver's version."
     return Failure(SOURCE, thing, Trouble.MALFORMED, cause, remedy, domain_id)
-
-
-def _pci_address(info: Any) -> str:
-    """The address in NVML's structure in the kernel's form: its domain has four digits, not eight.
-
-    "" without a valid one.
-    """
-    found = _BUS_ID.fullmatch(driver_text(getattr(info, "busId", "")).lower())
-    return "" if found is None else f"{int(found[1], 16):04x}:{found[2]}"
 
 
 class NvmlSource(DriverThreadSource):

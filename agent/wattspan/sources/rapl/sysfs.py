@@ -152,17 +152,6 @@ def scan_zones(sysfs: Path) -> ZoneScan:
     return ZoneScan(zones, tuple(name for name in masked if name not in zones))
 
 
-def has_readable_zone(sysfs: Path) -> bool:
-    """True if a zone below ``sysfs`` shows a value of its counter to this user."""
-    for path in scan_zones(sysfs).zones.values():
-        try:
-            if (path / ENERGY_FILE).read_bytes().strip().isdigit():
-                return True
-        except OSError:
-            continue
-    return False
-
-
 def _collect_all(root: Path, into: dict[str, Path]) -> list[str]:
     """Collect every zone below ``root``; the names of masked ones. OSError without resources."""
     masked = []
