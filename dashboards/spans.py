@@ -12,6 +12,7 @@ from dashboards.shared import SHARE_STEPS, TYPES, provenance
 
 TOP, LISTED = 10, 50
 NAME = "service_name, span_name"
+ONE = f"instance, owner, {NAME}"
 LEGEND = "{{service_name}}: {{span_name}}"
 
 SERVICE = 'service_name=~"$service"'
@@ -33,6 +34,7 @@ JOINED = series("wattspan_span_outcomes_total", 'reason="joined"')
 MODEL_ENERGY = series("wattspan_gen_ai_token_energy_joules_total", SERVICE)
 MODEL_TOKENS = series("wattspan_gen_ai_tokens_total", SERVICE)
 MODEL_REQUESTS = series("wattspan_gen_ai_requests_total", SERVICE)
+UNMETERED = series("wattspan_gen_ai_unmetered_requests_total", SERVICE)
 MODEL_BUCKETS = series("wattspan_gen_ai_request_energy_joules_bucket", SERVICE)
 
 SPLIT = f"({by(NAME, spent(STATIC))} + {by(NAME, spent(DYNAMIC))})"
@@ -89,7 +91,7 @@ def _headline() -> tuple[Place, ...]:
                 f"Of the selected spans with token counts: {ALL_OVER_MADE}, in the range.",
                 palette.JOULE,
                 Ask(each(
-                    f"sum({by(NAME, spent(ENERGY))} and on ({NAME}) {by(NAME, spent(MADE))})",
+                    f"sum({by(ONE, spent(ENERGY))} and on ({ONE}) {by(ONE, spent(MADE))})",
                     f"sum({spent(MADE)})",
                 )),
                 spark=False, decimals=1, empty="no token counts",
@@ -233,7 +235,7 @@ def _models() -> tuple[Place, ...]:
                     "{{model}}: {{token_type}}",
                 ),
                 empty=none,
-            ), 8, 9,
+            ), 6, 9,
         ),
         Place(
             graph(
@@ -248,7 +250,7 @@ def _models() -> tuple[Place, ...]:
                 Ask(_quantile(0.5), "{{model}}: median"),
                 Ask(_quantile(0.95), "{{model}}: p95"),
                 empty=none,
-            ), 8, 9,
+            ), 6, 9,
         ),
         Place(
             graph(
@@ -258,7 +260,18 @@ def _models() -> tuple[Place, ...]:
                 palette.PER_SECOND,
                 Ask(by("division", rate(MODEL_REQUESTS)), "{{division}}"),
                 empty=none,
-            ), 8, 9,
+            ), 6, 9,
+        ),
+        Place(
+            graph(
+                "Requests without known energy",
+                "Requests per second of callers of a model elsewhere (`client`), and of engines of "
+                "which no process is known to use a GPU (`engine`). No other panel has them or "
+                "their tokens.",
+                palette.PER_SECOND,
+                Ask(by("role, model", rate(UNMETERED)), "{{role}}: {{model}}"),
+                empty="none",
+            ), 6, 9,
         ),
     )  # fmt: skip
 

@@ -196,7 +196,10 @@ ATTRIBUTES = {
     "hw.name": "display name of the domain",
     "hw.parent": "absent for members of the cover; else the domain that contains or "
     f"duplicates this one, or `{OUTSIDE_COVER}`",
-    "basis": "origin of the static power: `configured`, `fitted` or `lower_bound`",
+    "basis": "origin of the static power: `configured`, `fitted` or `lower_bound`; of a GPU's "
+    "energy: `counter` or `power`",
+    "sensors": "`agree` or `disagree`: energy counter and integrated power of a GPU, within their "
+    "stated errors; `unknown` in its first minute",
     "hw.type": "`cpu`, `gpu`, `memory` or `enclosure`",
     "in_cover": "`true` if the domain is in the cover, whose sum is the energy of the host",
     "job": "name of the tuned job, at most 100 characters. Prometheus calls it `exported_job`, "

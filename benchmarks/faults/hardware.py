@@ -73,8 +73,8 @@ COUNTERS = (
         zone("freeze"),
         zone("mend"),
         "Firmware or a hypervisor stopped updating the register. Once it has stood "
-        "still for three seconds while CPUs worked, it is reported as frozen and not counted. If it "
-        "advances within ten seconds its energy is counted, and later the time is a gap.",
+        "still for three seconds while CPUs worked, it is reported as frozen and not counted. "
+        "If it advances within ten seconds its energy is counted, and later the time is a gap.",
         [unreadable("rapl", "stuck")],
         lasts=8.0,
         short=4.5,

@@ -17,14 +17,17 @@ from wattspan.util.cpu_topology import CpuTopology
 
 
 def examine(case: FieldCase, root: Path) -> tuple[dict[str, Domain], list[Failure]]:
-    """The domains and failures of powercap and hwmon; of powercap only where it has zones."""
+    """The domains, with the cover decided, and failures of powercap and hwmon.
+
+    Powercap is read only where it has zones.
+    """
     clock = ManualClock()
     batches = [HwmonSource(root, clock, case.get("roles", {})).read()]
     if scan_zones(root).zones:
         batches.append(PowercapSource(root, clock).read())
-    listed = [domain for batch in batches for domain in batch.domains]
-    present = {reading.domain_id for batch in batches for reading in batch.readings}
-    return decide(listed, present), [one for batch in batches for one in batch.failures]
+    domains = [domain for batch in batches for domain in batch.domains]
+    decided = decide(domains, {one.domain_id for batch in batches for one in batch.readings})
+    return decided, [one for batch in batches for one in batch.failures]
 
 
 @pytest.mark.parametrize("case", field_cases("sysfs"))

@@ -534,3 +534,20 @@ def test_capper_memory_is_small(capper: CapperProcess) -> None:
     resident = int(status.split("VmRSS:")[1].split()[0])
     assert resident < 40_000, f"{resident} kB"
     assert "Threads:\t1\n" in status
+
+
+def test_fixed_cap_of_no_device_is_logged_once(
+    host: EmulatedHost, gpu: Gpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[[caps.fixed]]\ndevice = "7"\nwatts = 400\n')
+    with CapperProcess(host, tmp_path, arguments=["--config", str(file)]) as capper:
+        told = '[[caps.fixed]] device = "7" matches nothing: the devices with a gpu_power are'
+        eventually(lambda: told in capper.said, "the capper names it")
+        client = capper.client()
+        for _ in range(3):
+            client.rows()
+        client.close()
+        assert capper.end() == 0
+        assert capper.said.count(told) == 1
+    assert gpu.limit == ORIGINAL

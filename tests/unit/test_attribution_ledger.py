@@ -23,10 +23,17 @@ from wattspan.model import (
     Milliwatts,
     Provenance,
     Reading,
+    Thing,
+    ThingKind,
     Tick,
     Usage,
 )
-from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
+from wattspan.storage.checkpoints import (
+    checkpoint_from_json,
+    checkpoint_to_json,
+    pack_checkpoint,
+    unpack_checkpoint,
+)
 
 TICK = SECOND // 10
 
@@ -480,6 +487,34 @@ def test_withheld_energy_continues_from_a_checkpoint() -> None:
         before = host.turn(TICK, {1: 240}).account(PACKAGE.id)
     after = reopened(host).turn(TICK, {}).account(PACKAGE.id)
     assert 0 < before.withheld <= after.withheld
+
+
+def test_energy_from_outside_the_cover_stays_uncounted_over_a_restart() -> None:
+    outside = replace(DRAM, in_cover=False, resource=None, measures=Thing(ThingKind.MEMORY, 0))
+    host = world()
+    host.apply(domains={"rapl": [PACKAGE, outside]})
+    for _ in range(20):
+        before = host.turn(TICK, {}).account(DRAM.id)
+    assert before.energy > before.counted == 0
+    written = checkpoint_from_json(checkpoint_to_json(checkpoint(host)))
+    assert outside in [one.domain for one in written.accounts]
+    after = reopened(host)
+    after.apply(domains={"rapl": [PACKAGE, replace(outside, in_cover=True)]})
+    for _ in range(20):
+        later = after.turn(TICK, {}).account(DRAM.id)
+    assert before.energy <= later.uncounted < later.energy
+    assert later.counted == later.energy - later.uncounted
+
+
+def test_vanished_member_continues_where_nothing_has_replaced_it() -> None:
+    host = world()
+    for _ in range(5):
+        before = host.turn(TICK, {}).account(DRAM.id)
+    host.apply(domains={"rapl": [PACKAGE]})
+    host.apply(domains={"rapl": [PACKAGE, DRAM]})
+    after = host.turn(TICK, {}).account(DRAM.id)
+    assert after.energy > before.energy
+    assert after.counted == after.energy
 
 
 def test_counted_domain_has_no_baseline() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from support.exporting import serving
+from support.kubelet import Kubelet, encode_claims
 from support.query_server import QueryServer
 from wattspan.cli.doctor.findings import (
     NO_COUNTER_ADVICE,
@@ -24,6 +25,7 @@ from wattspan.cli.doctor.host import (
     examine_configuration,
     examine_directories,
     examine_host,
+    examine_pods,
     hypervisor,
     other_writers,
 )
@@ -32,6 +34,7 @@ from wattspan.cli.doctor.sources import examine_sources, use_all_sockets
 from wattspan.cli.formatting import text_lines
 from wattspan.config import AgentSettings, Config, StoreSettings
 from wattspan.config.loading import DEFAULT_PATH
+from wattspan.config.settings import ProcessesSettings
 from wattspan.model import (
     Domain,
     Failure,
@@ -523,3 +526,30 @@ def test_port_in_use_by_a_running_agent_is_ok() -> None:
 def test_exporter_without_listener_has_no_port_finding() -> None:
     config = Config(exporters={"p": Listening()})
     assert list(examine_ports(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("claims", "mark", "words"),
+    [
+        ([], Severity.OK, "0 devices of pods by the kubelet"),
+        (["gpu-0"], Severity.WARN, "Cannot read the UUID of gpu.nvidia.com/n/gpu-0"),
+    ],
+)
+def test_pods_of_the_kubelet_are_a_finding(
+    tmp_path: Path, claims: list[str], mark: Severity, words: str
+) -> None:
+    path = tmp_path / "kubelet.sock"
+    devices = [{"driver": "gpu.nvidia.com", "pool": "n", "device": name} for name in claims]
+    pod = {"namespace": "ml", "pod": "a", "container": "main", "claims": devices}
+    with Kubelet(path, encode_claims([pod])):
+        settings = ProcessesSettings(pod_resources=str(path))
+        (finding,) = examine_pods(Config(processes=settings))
+    assert (finding.mark, words in finding.detail) == (mark, True), finding
+
+
+def test_node_without_a_kubelet_is_a_finding() -> None:
+    settings = ProcessesSettings(pod_resources="", kubernetes_node="node-1")
+    (finding,) = examine_pods(Config(processes=settings))
+    assert finding.mark is Severity.WARN
+    assert "kubernetes_node has no effect" in finding.detail
+    assert list(examine_pods(Config(processes=ProcessesSettings(pod_resources="")))) == []

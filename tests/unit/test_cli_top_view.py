@@ -56,16 +56,21 @@ def test_first_line_has_energy_and_time_of_one_period_after_a_restart() -> None:
 
 
 def test_first_line_ends_with_the_cost() -> None:
-    def last(footprint: Footprint) -> str:
-        return drawn(replace(busy_host(), footprint=footprint))[0].partition("12s  ")[2]
+    def last(footprint: Footprint, *, gaps: bool = False) -> str:
+        domains = busy_host().domains
+        if not gaps:
+            domains = tuple(replace(account, gaps={}) for account in domains)
+        host = replace(busy_host(), domains=domains, footprint=footprint)
+        return drawn(host)[0].partition("12s  ")[2]
 
     cost = RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 10_012_345)
     carbon = RatedEnergy("g", RateOrigin.CONSTANT, None, 12_300 * 10**9)
     assert last(Footprint(cost, carbon)) == "0.0100 EUR"
     assert last(Footprint(carbon=carbon)) == "12.30 kg CO2e"
     partly = replace(cost, unknown=Microjoules(5))
-    assert last(Footprint(partly)) == ">=0.0100 EUR"
+    assert last(Footprint(partly)) == "≥ 0.0100 EUR"
     assert last(Footprint(replace(partly, total=0))) == "- EUR"
+    assert last(Footprint(cost, carbon), gaps=True) == "≥ 0.0100 EUR", "energy is missing"
 
 
 def test_json_has_cost_and_carbon() -> None:

@@ -5,7 +5,16 @@ from dataclasses import replace
 import pytest
 
 from support.snapshots import busy_host
-from wattspan.model import Certainty, DomainAccount, GapReason, HwType, Microjoules
+from wattspan.model import (
+    Certainty,
+    DomainAccount,
+    Failure,
+    GapReason,
+    HwType,
+    Microjoules,
+    SourceHealth,
+    Trouble,
+)
 
 KNOWN, LOWER_BOUND, UNKNOWN = Certainty
 
@@ -69,3 +78,19 @@ def test_domain_that_is_gone_and_never_was_measured_bounds_no_sum() -> None:
     assert left.host_power[1] is KNOWN
     assert left.attribution_certainty[HwType.CPU] is KNOWN
     assert left.bounded_powers == frozenset()
+
+
+def test_domain_that_its_source_cannot_read_bounds_the_power() -> None:
+    host = busy_host()
+    whole = tuple(replace(account, gaps={}, idle_power=1) for account in host.domains)
+    vanished = replace(whole[0], present=False, power=None, silent=True)
+    removed = replace(host, domains=(vanished, *whole[1:]), health=())
+    assert removed.host_power[1] is KNOWN
+    assert removed.bounded_powers == frozenset()
+    failure = Failure("rapl", "zone", Trouble.ABSENT, "it vanished", domain_id=vanished.domain.id)
+    lost = replace(removed, health=(SourceHealth("rapl", True, 9, 1, (failure,)),))
+    assert lost.lost == {vanished.domain.id}
+    assert lost.host_power == (removed.host_power[0], LOWER_BOUND)
+    assert lost.bounded_powers == {HwType.CPU}
+    field = replace(lost, domains=whole)
+    assert field.lost == frozenset(), "a failing field of a present domain"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,3 +146,96 @@ def test_service_without_a_principal_is_its_process_alone() -> None:
     families.add(engine, 1, "container")
     families.add(other, engine.pid, "container")
     assert families.service(engine).members == {engine}
+
+
+ALICE = Principal(1000)
+LAUNCHER, API, WORKER, SHELL = Consumer(20, 1), Consumer(21, 2), Consumer(22, 3), Consumer(19, 0)
+
+
+def _launched(**launcher: Any) -> ProcessFamilies:
+    """An API server and a worker below a launcher in a shell."""
+    families = ProcessFamilies(LIFETIME)
+    families.add(SHELL, 1, principal=ALICE, starts_others=True)
+    families.add(LAUNCHER, SHELL.pid, **{"principal": ALICE, **launcher})
+    families.add(API, LAUNCHER.pid, principal=ALICE)
+    families.add(WORKER, LAUNCHER.pid, principal=ALICE)
+    return families
+
+
+def test_service_is_the_family_of_the_nearest_launcher_with_a_gpu_user() -> None:
+    found = _launched().service(API, {WORKER}, {API: "vllm"})
+    assert found == ({LAUNCHER, API, WORKER}, LAUNCHER)
+
+
+def test_service_with_a_gpu_user_of_its_own_has_no_launcher() -> None:
+    assert _launched().service(API, {API, WORKER}) == ({API}, None)
+
+
+def test_service_without_gpu_users_is_its_own_family() -> None:
+    assert _launched().service(API) == ({API}, None)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"starts_others": True},
+        {"principal": Principal(1001)},
+        {"principal": None},
+        {"container": "c"},
+        {"groups": ("unit", "other.service")},
+    ],
+    ids=str,
+)
+def test_launcher_of_another_kind_or_owner_is_none(launcher: dict[str, Any]) -> None:
+    assert _launched(**launcher).service(API, {WORKER}) == ({API}, None)
+
+
+def test_shell_and_init_are_no_launchers() -> None:
+    families = _launched()
+    client = Consumer(30, 5)
+    families.add(client, SHELL.pid, principal=ALICE)
+    assert families.service(client, {WORKER}) == ({client}, None)
+    daemon = Consumer(31, 6)
+    families.add(Consumer(1, 0), 0, principal=ALICE)
+    families.add(daemon, 1, principal=ALICE)
+    assert families.service(daemon, {WORKER}) == ({daemon}, None)
+
+
+def test_reused_pid_of_a_parent_is_no_launcher() -> None:
+    families = ProcessFamilies(LIFETIME)
+    families.add(API, 20, principal=ALICE)
+    families.add(Consumer(20, 9), 1, principal=ALICE)
+    families.add(WORKER, 20, principal=ALICE)
+    assert families.service(API, {WORKER}).launcher is None
+
+
+@pytest.mark.parametrize(("service", "related"), [("vllm", True), ("tool", False)])
+def test_only_senders_of_one_service_and_parent_are_related(service: str, *, related: bool) -> None:
+    families = _launched()
+    sibling = Consumer(23, 4)
+    families.add(sibling, LAUNCHER.pid, principal=ALICE)
+    found = families.service(API, {WORKER}, {API: "vllm", sibling: service})
+    assert (found.launcher == LAUNCHER) == related
+
+
+def test_related_sender_has_the_same_parent() -> None:
+    families = _launched()
+    nephew = Consumer(24, 5)
+    families.add(nephew, WORKER.pid, principal=ALICE)
+    assert families.service(API, {WORKER}, {API: "vllm", nephew: "vllm"}).launcher is None
+
+
+def test_launchers_are_searched_to_a_bounded_height() -> None:
+    families = ProcessFamilies(LIFETIME)
+    for pid in range(100, 300):
+        families.add(Consumer(pid, pid), pid - 1, principal=ALICE)
+    families.add(WORKER, 101, principal=ALICE)
+    assert families.service(Consumer(299, 299), {WORKER}).launcher is None
+
+
+def test_process_of_an_unknown_principal_has_no_launcher() -> None:
+    families = _launched()
+    unknown = Consumer(25, 6)
+    families.add(unknown, LAUNCHER.pid)
+    assert families.service(unknown, {WORKER}) == ({unknown}, None)
+    assert families.service(Consumer(99, 9), {WORKER}) == ({Consumer(99, 9)}, None)

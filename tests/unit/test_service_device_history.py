@@ -172,6 +172,39 @@ def test_vanished_device_is_silent_at_once_and_keeps_its_energy() -> None:
     assert host.devices.domains()[GPU.id].resolution == 20 * MILLISECOND
 
 
+def test_device_outside_the_cover_adds_nothing_until_it_joins_again() -> None:
+    host = Host()
+    host.run(11)
+    host.list("nvml", replace(GPU, in_cover=False, resource=None))
+    host.run(1)  # its last reading that counts
+    host.run(5)
+    assert host.devices.silent(GPU.id)
+    assert host.devices.device(GPU.id, START, host.now).energy == {HwType.GPU: 11 * GPU_POWER}
+    host.list("nvml", GPU)
+    host.run(3)
+    found = host.devices.device(GPU.id, START, host.now)
+    assert found.energy == {HwType.GPU: 13 * GPU_POWER}
+    assert found.covered == 13 * TICK
+
+
+def test_device_that_joins_counts_after_the_last_reading_of_the_one_that_leaves() -> None:
+    host = Host()
+    host.run(11)
+    late = replace(GPU, id="late")
+    host.devices.record(
+        Tick(
+            Instant(host.now, 0),
+            {"nvml": (replace(GPU, in_cover=False, resource=None), late)},
+            [Reading("late", Instant(host.now - SECOND, 0), Microjoules(0))],
+        ),
+        (),
+    )
+    for tick in (5, 9, 10, 11):
+        at = Instant(host.now - SECOND + tick * TICK, 0)
+        host.devices.record(Tick(at, {}, [Reading("late", at, Microjoules(tick))]), ())
+    assert host.devices.device("late", START, host.now + SECOND).energy == {HwType.GPU: 1}
+
+
 def test_timeline_has_the_energy_between_readings() -> None:
     host = Host()
     host.run(4)

@@ -36,8 +36,8 @@ from wattspan.model import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
-from wattspan.spans.request_division import FIRST_HOLD, RequestEnergy
+from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
+from wattspan.spans.request_division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
 from wattspan.spans.values import Span, SpanColumns
 
 S, STEP = SECOND, 100 * MILLISECOND
@@ -99,11 +99,15 @@ class Host:
         name: str = "llm_request",
         end: float = 0.0,
         model: str = "",
+        role: SpanRole = SpanRole.PLAIN,
+        parent: int = 0,
     ) -> None:
         """A request or another span from ``start`` to ``end`` seconds ago."""
         begin, until = self.now - round(start * S), self.now - round(end * S)
-        own = b"t" * 16, ident.to_bytes(8, "big"), b""
-        record = SpanRecord(*own, name, begin, until, None, *tokens, None, details)
+        own = b"t" * 16, ident.to_bytes(8, "big"), parent.to_bytes(8, "big") if parent else b""
+        record = SpanRecord(
+            *own, name, begin, until, None, *tokens, None, details, None, None, role
+        )
         span = Span(*own, service, name, begin, until, None, *tokens)
         part = ResourceSpanRecords(
             ResourceClaim(service, model=model), SpanRecordColumns.of([record])
@@ -238,8 +242,9 @@ def test_new_worker_is_found() -> None:
     host.send(2, 1.0)
     host.settle()
 
-    assert host.found[1].energy == 0
     assert host.found[2].energy > 90_000_000
+    assert 1 not in host.found
+    assert host.joiner.unmetered[0].requests == 1
 
 
 def test_repeated_request_counts_once() -> None:
@@ -384,3 +389,159 @@ def test_reported_queue_precedes_stages() -> None:
     host.send(2, 1.0, details=SGLANG._replace(queue=S // 10, first_token=None))
 
     assert host.requests[0].start == host.now - S + S // 10
+
+
+LAUNCHER, SIBLING = Consumer(9, 0), Consumer(12, 3)
+PLAIN = InferenceDetails("m")
+
+
+def _launched(*siblings: Consumer) -> Host:
+    """A server, a worker and further processes below one launcher."""
+    host = Host()
+    host.born(LAUNCHER, 2)
+    for one in (SERVER, WORKER, *siblings):
+        host.born(one, LAUNCHER.pid)
+    return host
+
+
+def test_gpu_user_beside_the_server_has_the_energy_of_waiting_requests() -> None:
+    host = _launched()
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(1, 1.0)
+    host.run(3, {"gpu0": (WORKER,)})
+    host.settle()
+
+    assert host.found[1].energy == 100_000_000
+    assert host.joiner.idle == 300_000_000
+    assert not host.joiner.unmetered
+
+
+def test_requests_before_the_first_gpu_user_of_an_engine_are_unmetered() -> None:
+    host = _launched()
+    host.run(2, {"gpu0": ()})
+    host.send(1, 1.0)
+    host.run(60, {"gpu0": ()})
+
+    assert host.joiner.rows == ()
+    assert host.joiner.waiting == 0
+    (row,) = host.joiner.unmetered
+    assert (row.role, row.requests, row.tokens) == ("engine", 1, {"input": 100, "output": 11})
+
+
+def test_servers_of_one_launcher_become_one_engine() -> None:
+    host = _launched(SIBLING)
+    host.run(2, {"gpu0": ()})
+    host.send(1, 1.0)
+    host.send(2, 1.0, sender=SIBLING)
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(3, 1.0, sender=SIBLING)
+    host.send(4, 1.0)
+    host.settle()
+
+    assert host.found[3].energy + host.found[4].energy == 100_000_000
+    (row,) = host.joiner.rows
+    assert sum(row.requests.values()) == 2
+    assert [one.requests for one in host.joiner.unmetered] == [2]
+
+
+def test_unrelated_sender_below_the_launcher_ends_its_engine() -> None:
+    host = _launched(SIBLING)
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(1, 1.0)
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(2, 1.0, sender=SIBLING, service="tool", details=PLAIN, role=SpanRole.CALL)
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(3, 1.0)
+    host.settle()
+
+    assert host.joiner.rows == ()
+    assert {(row.service, row.role, row.requests) for row in host.joiner.unmetered} == {
+        ("llm", "engine", 2), ("tool", "client", 1),
+    }  # fmt: skip
+
+
+def test_client_span_does_not_look_for_a_launcher() -> None:
+    host = _launched()
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(1, 1.0, details=PLAIN, role=SpanRole.CLIENT)
+    host.settle()
+
+    (row,) = host.joiner.unmetered
+    assert row.role == "client"
+
+
+def test_calls_that_waited_as_requests_are_left_out_of_an_engine() -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 1.0, details=PLAIN, role=SpanRole.CLIENT)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(2, 1.0)
+    host.run(60, {"gpu0": ()})
+
+    assert set(host.found) == {2}
+    (row,) = host.joiner.unmetered
+    assert (row.role, row.requests) == ("client", 1)
+
+
+def test_waiting_request_is_replaced_by_the_one_in_it() -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 2.0, details=PLAIN, role=SpanRole.CALL)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.send(2, 1.9, parent=1, details=PLAIN, role=SpanRole.CALL)
+    host.settle()
+
+    assert set(host.found) == {2}
+    assert not host.joiner.unmetered
+    assert host.found[2].energy + host.joiner.idle == 300_000_000
+
+
+def test_calls_elsewhere_are_counted_once_spans_in_them_may_have_arrived() -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {})
+    host.send(1, 1.0, details=PLAIN, role=SpanRole.REMOTE)
+    host.run(10, {})
+    assert (host.joiner.unmetered, host.joiner.waiting) == ((), 1)
+    host.run(30, {})
+    (row,) = host.joiner.unmetered
+    assert (row.role, row.requests, host.joiner.waiting) == ("client", 1, 0)
+    after = InferenceJoiner(
+        host.history,
+        checkpoint=Checkpoint(host._at(host.now), "boot", unmetered=host.joiner.unmetered),
+    )
+    assert after.unmetered == host.joiner.unmetered
+
+
+def test_calls_beyond_the_limit_are_counted_at_once() -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(1, {})
+    for ident in range(1, MAX_REQUESTS + 4):
+        host.send(ident, 0.5, details=PLAIN, role=SpanRole.REMOTE)
+    assert host.joiner.waiting == MAX_REQUESTS
+    assert host.joiner.unmetered[0].requests == 3
+
+
+@pytest.mark.parametrize(
+    ("gpu", "role", "call"),
+    [
+        (False, SpanRole.CLIENT, True),
+        (False, SpanRole.AGGREGATE, True),
+        (False, SpanRole.PLAIN, False),
+        (False, SpanRole.ENGINE, False),
+        (True, SpanRole.CLIENT, False),
+        (True, SpanRole.REMOTE, True),
+    ],
+)
+def test_tokens_of_a_caller_are_computed_elsewhere(
+    *, gpu: bool, role: SpanRole, call: bool
+) -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(1, {"gpu0": (SERVER,) if gpu else (OTHER,)})
+    assert host.joiner.is_call(SERVER, role) == call
+    host.send(1, 0.5, details=PLAIN, role=SpanRole.CALL)
+    assert host.joiner.is_call(SERVER, role) == call

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.covers import cover_of, decided
 from support.powercap_host import PowercapHost, counters
-from wattspan.attribution.cover import decide
 from wattspan.config import FlagValue, load
 from wattspan.model import HwType, Milliwatts, Provenance, Trouble
 from wattspan.plugins import discover
@@ -125,14 +125,15 @@ def test_missing_cpu_times_are_an_error(host: Host) -> None:
         host.open()
 
 
-def test_estimate_gives_way_to_a_readable_counter(tmp_path: Path) -> None:
+def test_estimate_with_a_readable_counter_is_outside_the_cover(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     shutil.rmtree(host.root / "sys")
     with PowercapHost(host.root / "sys") as powercap:
-        counted = powercap.source.read()
-        domains = host.open().read().domains
-        decided = decide((*counted.domains, *domains), {one.domain_id for one in counted.readings})
-        assert not any(decided[domain.id].in_cover for domain in domains)
+        estimated, measured = host.open().read(), powercap.read_after()
+        domains = decided((*estimated.domains, *measured.domains))
+        assert not any(domains[domain.id].in_cover for domain in estimated.domains)
+        why = domains["estimate:package-0"].why
+        assert why.endswith("; rapl:package-0 measures the same socket 0, and is emulated")
 
 
 def test_estimate_with_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:
@@ -140,7 +141,10 @@ def test_estimate_with_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:
     shutil.rmtree(host.root / "sys")
     with PowercapHost(host.root / "sys", "psys-only") as powercap:
         powercap.engine.deny("intel-rapl:0")
-        assert all(domain.in_cover for domain in host.open().read().domains)
+        batches = host.open().read(), powercap.read_after()
+        readable = [one.domain_id for batch in batches for one in batch.readings]
+        domains = (domain for batch in batches for domain in batch.domains)
+        assert cover_of(domains, readable) == {one.id for one in batches[0].domains}
 
 
 def test_invalid_stat_file_is_a_failure_without_lost_energy(host: Host) -> None:

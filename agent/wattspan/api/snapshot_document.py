@@ -84,6 +84,7 @@ class DomainEntry(Struct, frozen=True):
 
     The energies of consumers, idle and unattributed are null if the domain is not ``attributed``,
     and every energy is if none was ever measured. ``silent``: no reading is given now.
+    ``lost``: it is gone and its source still fails to read it; else it was removed.
     """
 
     hw_id: str
@@ -111,6 +112,7 @@ class DomainEntry(Struct, frozen=True):
     counted_joules: float | None = None  # the part of energy_joules from within the cover
     energy_certainty: Certainty = Certainty.KNOWN
     silent: bool = False
+    lost: bool = False
 
 
 class ListedProcess(Struct, frozen=True):
@@ -283,7 +285,7 @@ def decode_snapshot(body: bytes) -> SnapshotDocument:
 def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
     """The document of ``snapshot``, for a reader who may see everything."""
     gpus = {gpu.domain_id: gpu for gpu in snapshot.gpus}
-    host, bounded = _host(snapshot), snapshot.bounded_powers
+    host, bounded, lost = _host(snapshot), snapshot.bounded_powers, snapshot.lost
     stats = snapshot.stats
     return SnapshotDocument(
         agent_version=version,
@@ -294,7 +296,10 @@ def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
         at_mono_ns=snapshot.at.mono,
         since_unix_ns=None if snapshot.since is None else snapshot.since.wall,
         host=host,
-        domains=[_domain(account, gpus.get(account.domain.id)) for account in snapshot.domains],
+        domains=[
+            _domain(account, gpus.get(account.domain.id), lost=account.domain.id in lost)
+            for account in snapshot.domains
+        ],
         processes=[_process(row, bounded) for row in snapshot.processes],
         other_joules=_joules_by_type(snapshot.other),
         ended_joules=_joules_by_type(snapshot.retired),
@@ -352,9 +357,8 @@ def restrict(
     powers = [one.power_watts for one in domains if one.in_cover and one.present]
     known = [power for power in powers if power is not None]
     least = math.fsum(known) if known else None
-    certainty = Certainty.of_sum(
-        Certainty.UNKNOWN if power is None else Certainty.KNOWN for power in powers
-    )
+    certainties = (Certainty.UNKNOWN if power is None else Certainty.KNOWN for power in powers)
+    certainty = Certainty.of_sum((*certainties, document.host.power_certainty))
     return replace(
         document,
         restricted=True,
@@ -409,7 +413,7 @@ def _host(snapshot: Snapshot) -> HostEntry:
     )
 
 
-def _domain(account: DomainAccount, gpu: GpuStatus | None) -> DomainEntry:
+def _domain(account: DomainAccount, gpu: GpuStatus | None, *, lost: bool) -> DomainEntry:
     domain, attributed = account.domain, account.attributed
     measured = account.energy_certainty is not Certainty.UNKNOWN
     booked = measured and attributed
@@ -431,6 +435,7 @@ def _domain(account: DomainAccount, gpu: GpuStatus | None) -> DomainEntry:
         counted_joules=_joules(account.counted) if measured else None,
         energy_certainty=account.energy_certainty,
         silent=account.silent,
+        lost=lost,
         consumers_joules=_joules(account.consumers) if booked else None,
         idle_joules=_joules(account.idle) if booked else None,
         unattributed_joules=_joules(account.unattributed) if booked else None,

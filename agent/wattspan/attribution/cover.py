@@ -54,15 +54,21 @@ def thing_of(domain: Domain) -> Thing:
     of a processor are parts of the socket by which they are charged.
     """
     if domain.measures is not None:
-        return domain.measures
+        return domain.measures._replace(pci=_address(domain.measures.pci))
     if domain.pci:
-        return Thing(ThingKind.BOARD, pci=domain.pci)
+        return Thing(ThingKind.BOARD, pci=_address(domain.pci))
     if domain.hw_type is HwType.ENCLOSURE and domain.in_cover:
         return Thing(ThingKind.NODE)
     named = _SOCKET.fullmatch(domain.resource or "")
     socket = int(named[1]) if named is not None and named[1] else None
     kind = _OWN_THINGS.get(domain.hw_type, ThingKind.SUPPLY)
     return Thing(kind, socket, part=(domain.source, domain.id))
+
+
+def _address(pci: str) -> str:
+    """One form of a PCI address: libraries write ``00000000:0C:00.0``."""
+    space, separator, rest = pci.lower().partition(":")
+    return f"{space[-4:] if space.startswith('0000') else space}{separator}{rest}"
 
 
 def overlap(one: Thing, other: Thing) -> bool:

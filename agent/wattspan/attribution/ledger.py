@@ -267,9 +267,9 @@ class Ledger:
     def _redefine(self, state: _DomainState, domain: Domain) -> None:
         """Use the new properties; a change of the cover waits for the readings of this tick."""
         if not state.present and state.member:
-            # The next interval begins before others may have joined instead of it.
+            # Others may have joined instead of it after the begin of its next interval.
             last = state.meter.last
-            alone = last is None or self._joined <= last.at.mono
+            alone = last is not None and self._joined <= last.at.mono
             state.member = alone and domain.in_cover
         state.present = True
         if state.member == domain.in_cover:
@@ -584,10 +584,10 @@ class Ledger:
                 present=False,
                 resumed=last is not None,
                 withheld=account.withheld,
-                earlier_idle=account.idle_power,
                 member=domain.in_cover,
                 uncounted=account.energy - account.counted,
                 measured=account.measured and account.energy > 0,
+                earlier_idle=account.idle_power,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:

@@ -288,6 +288,7 @@ class Capper:
             self._ceilings.trouble,
             self._requests.trouble,
             engine.reconciler.unrecovered,
+            *self._requests.unmatched,
         } - {""}
         for trouble in sorted(troubles - self._troubles):
             self._log(trouble)

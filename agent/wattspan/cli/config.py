@@ -20,6 +20,7 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.config import AccessSettings, Config, writing
+from wattspan.config.ineffective import ineffective_settings
 from wattspan.config.settings import FAMILIES
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults, source_advice
@@ -73,7 +74,7 @@ def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool)
     if faults := [*faults, *exporter_faults(loaded.plugins, loaded.config)]:
         raise ConfigError("\n".join(faults))
     path = str(loaded.config.path) if loaded.config.path else None
-    advice = list(inline_secrets(loaded.config))
+    advice = [*inline_secrets(loaded.config), *ineffective_settings(loaded.config)]
     for name in loaded.plugins.sources if not loaded.config.emulation.profile else ():
         advice += source_advice(loaded.plugins, loaded.config, name)
     if as_json:

@@ -248,7 +248,7 @@ def inference_attributes(
 
 def is_aggregate(operation: str) -> bool:
     """True for the operation of an agent, a tool or a workflow; False for that of a model."""
-    name = operation.strip().lower()
+    name = operation.strip(' "').lower()
     return name in _AGGREGATES or name.startswith(_AGGREGATE_PREFIXES)
 
 

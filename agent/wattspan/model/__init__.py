@@ -68,6 +68,8 @@ from wattspan.model.snapshot import StaticSplit as StaticSplit
 from wattspan.model.snapshot import TickCounts as TickCounts
 from wattspan.model.snapshot import Trouble as Trouble
 from wattspan.model.snapshot import UnmeteredRow as UnmeteredRow
+from wattspan.model.snapshot import consumers_certainty as consumers_certainty
+from wattspan.model.snapshot import energy_certainty as energy_certainty
 from wattspan.model.snapshot import service_label as service_label
 from wattspan.model.tuning import CapKey as CapKey
 from wattspan.model.tuning import CapRow as CapRow

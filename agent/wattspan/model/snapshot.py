@@ -98,6 +98,8 @@ class GpuStatus:
     partition_mode: str | None = None  # of a board that can be divided otherwise than by MIG
     integrated_energy: Microjoules | None = None  # from power, to check the counter
     counter_energy: Microjoules | None = None  # in the same period; None without a counter
+    energy_basis: str = ""  # of the energy that counts: "counter" or "power"; "" while unknown
+    energy_disagrees: bool | None = None  # both by more than their errors; None before a minute
     model: str = ""
     driver: str = ""
     index: int | None = None  # of the driver; may change with a reboot
@@ -159,6 +161,23 @@ class BaselineQuality(ModelEnum):
     LEARNED = "baseline_learned"
 
 
+def energy_certainty(energy: int, gaps: Mapping[GapReason, int]) -> Certainty:
+    """The certainty of the energy of a time with ``gaps``: that it is at least 0 says nothing."""
+    if not any(gaps.values()):
+        return Certainty.KNOWN
+    return Certainty.LOWER_BOUND if energy else Certainty.UNKNOWN
+
+
+def consumers_certainty(
+    energy: Certainty, gaps: Mapping[GapReason, int], withheld: int
+) -> Certainty:
+    """That of the consumers' part of ``energy``; none of them runs while the host is suspended."""
+    if energy is Certainty.UNKNOWN:
+        return energy
+    awake = any(time for reason, time in gaps.items() if reason is not GapReason.SUSPEND)
+    return Certainty.LOWER_BOUND if awake or withheld else Certainty.KNOWN
+
+
 @dataclass(frozen=True, slots=True)
 class DomainAccount:
     """The account of one domain since its first reading, up to ``settled``.
@@ -203,9 +222,7 @@ class DomainAccount:
     @property
     def energy_certainty(self) -> Certainty:
         """The certainty of ``energy``: a lower bound after a gap, unknown without any energy."""
-        if not self.measured or (not self.energy and any(self.gaps.values())):
-            return Certainty.UNKNOWN
-        return Certainty.LOWER_BOUND if any(self.gaps.values()) else Certainty.KNOWN
+        return energy_certainty(self.energy, self.gaps) if self.measured else Certainty.UNKNOWN
 
     @property
     def power_certainty(self) -> Certainty:
@@ -222,11 +239,8 @@ class DomainAccount:
 
     @property
     def consumers_certainty(self) -> Certainty:
-        """The certainty of ``consumers``; no consumer runs while the host is suspended."""
-        if self.energy_certainty is Certainty.UNKNOWN:
-            return Certainty.UNKNOWN
-        awake = any(time for reason, time in self.gaps.items() if reason is not GapReason.SUSPEND)
-        return Certainty.LOWER_BOUND if awake or self.withheld else Certainty.KNOWN
+        """The certainty of ``consumers``."""
+        return consumers_certainty(self.energy_certainty, self.gaps, self.withheld)
 
     @property
     def baseline(self) -> BaselineQuality | None:
@@ -328,7 +342,7 @@ class SpanRow:
     ``service`` and ``name``, and no owner. ``tokens``
     are by direction, ``input`` and ``output``. ``splits`` have the GPU energy of the spans whose
     static power was known, by its basis. ``bounded`` are the types of which the energy is a lower
-    bound: that of a part of a span is unknown.
+    bound: a part of that of ``bounded_count`` spans is unknown.
     """
 
     service: str
@@ -341,6 +355,7 @@ class SpanRow:
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=dict)
     owner: str = ""
     bounded: frozenset[HwType] = frozenset()
+    bounded_count: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -506,6 +521,16 @@ class Snapshot:
         return tuple(a for a in self.domains if a.domain.in_cover or a.counted)
 
     @property
+    def lost(self) -> frozenset[str]:
+        """The domains that are gone and that a source still fails to read; others were removed."""
+        failing = {failure.domain_id for source in self.health for failure in source.failures}
+        return frozenset(
+            account.domain.id
+            for account in self.domains
+            if not account.present and account.domain.id in failing
+        )
+
+    @property
     def host_energy(self) -> tuple[Microjoules, Certainty]:
         """The energy counted within the cover, and whether that of a member is unknown."""
         parts = [account for account in self.summed if account.present or account.measured]
@@ -514,8 +539,9 @@ class Snapshot:
 
     @property
     def host_power(self) -> tuple[Milliwatts, Certainty]:
-        """The power of the present members of the cover with a known power."""
-        parts = [account for account in self.cover if account.present]
+        """The power of the members of the cover with a known power; removed ones have none."""
+        lost = self.lost
+        parts = [one for one in self.cover if one.present or one.domain.id in lost]
         total = sum(account.power or 0 for account in parts)
         return Milliwatts(total), Certainty.of_sum(account.power_certainty for account in parts)
 
@@ -531,10 +557,11 @@ class Snapshot:
     @property
     def bounded_powers(self) -> frozenset[HwType]:
         """The types of which the power of consumers is a lower bound, now."""
+        lost = self.lost
         return frozenset(
             account.domain.hw_type
             for account in self.cover
-            if account.attributed and account.present
+            if account.attributed and (account.present or account.domain.id in lost)
             if account.power is None or account.idle_power is None
         )
 

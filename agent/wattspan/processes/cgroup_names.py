@@ -152,6 +152,18 @@ def _innermost(
     (claims if scope else proven)[kind] = _label(scope + name)
 
 
+@lru_cache(maxsize=2048)
+def container_ids(cgroup_text: str) -> frozenset[str]:
+    """The complete names of all containers, nested and claimed ones too, that a process is in."""
+    return frozenset(
+        guest.name
+        for path in cgroup_paths(cgroup_text).values()
+        for parts in [tuple(filter(None, path.split("/")))]
+        for at in range(len(parts))
+        if (guest := guest_in(parts, at)) is not None
+    )
+
+
 def cgroup_paths(cgroup_text: str) -> dict[str, str]:
     """Path by controllers (``""`` is the unified hierarchy), the unified one and systemd's first.
 

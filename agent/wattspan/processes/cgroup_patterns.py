@@ -52,6 +52,7 @@ _CONTAINERS = _patterns(
     rf"lxc(?:\.payload|\.monitor)?/({_SEGMENT})",  # v1, Proxmox, and libvirt's libvirt/lxc
     rf"machine(?:-{_SEGMENT})?\.slice/machine-(?:lxc-[0-9]+-)?({_SEGMENT})\.scope",
     r"buildkit/([0-9a-z]{25})",
+    rf"ecs/{_SEGMENT}/([0-9a-f]{{32}}-[0-9]{{1,20}})",  # a task of Amazon ECS
 )
 _VMS = _patterns(
     # libvirt with and without machined; of a user's session and of an embedded driver as well

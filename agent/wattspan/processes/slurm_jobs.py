@@ -15,10 +15,10 @@ from pathlib import Path
 
 from wattspan.processes.procfs import ProcFs
 
-MAX_STEPS = 256
+MAX_STEPS = 64
 _MAX_JOBS = 4096
 _DAEMON = "slurmstepd"
-_TITLE = re.compile(rb"slurmstepd: \[(?P<job>[0-9]{1,10})(?:\+[0-9]+)?(?:\.[\w+]+)?\]\s*")
+_TITLE = re.compile(rb"slurmstepd: \[(?P<job>[0-9]{1,10})(?![0-9])")
 
 
 class SlurmJobs:
@@ -27,17 +27,28 @@ class SlurmJobs:
     def __init__(self, processes: ProcFs) -> None:
         self._processes = processes
         self._numbers: dict[str, str] = {}
+        self._misses: dict[str, int] = {}
 
     def number_of(self, sluid: str, directories: Iterable[str]) -> str | None:
-        """The number of a job by one of its cgroup directories; None if no daemon names it."""
+        """The number of a job by one of its cgroup directories; None if no daemon names it.
+
+        A job without one is searched at the first, second, fourth call and so on.
+        """
         known = self._numbers.get(sluid)
-        if known is None:
+        if known is not None:
+            return known
+        misses = self._misses.get(sluid, 0) + 1
+        if misses & (misses - 1) == 0:
             found = (self._titled(pid) for path in directories for pid in _daemons(path))
             known = next(filter(None, found), None)
-            if known is not None:
-                if len(self._numbers) >= _MAX_JOBS:
-                    self._numbers.clear()
-                self._numbers[sluid] = known
+        if len(self._numbers) + len(self._misses) >= _MAX_JOBS:
+            self._numbers.clear()
+            self._misses.clear()
+        if known is None:
+            self._misses[sluid] = misses
+        else:
+            self._numbers[sluid] = known
+            self._misses.pop(sluid, None)
         return known
 
     def _titled(self, pid: int) -> str | None:
@@ -46,7 +57,7 @@ class SlurmJobs:
         if stat is None or stat.comm != _DAEMON or self._processes.user_id(pid) != 0:
             return None
         line = self._processes.command_line(pid) or b""
-        match = _TITLE.fullmatch(line.replace(b"\0", b" "))
+        match = _TITLE.match(line)
         return match["job"].decode() if match is not None else None
 
 

@@ -201,7 +201,13 @@ def build_agent(
         footprint = FootprintTracker(config, clock, checkpoint)
         fleet = FleetAssembly(core, tuning, boot_id)
         kubelet = ServiceGroup("pods")
-        pods = None if emulated else open_pod_resources(config.processes.pod_resources)
+        pods = (
+            None
+            if emulated
+            else open_pod_resources(
+                config.processes.pod_resources, config.processes.kubernetes_node
+            )
+        )
         if pods is not None:
             kubelet.add_thread("wattspan-pods", pods.run)
             kubelet.health_checks.append(pods.health)

@@ -12,7 +12,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -44,6 +44,7 @@ _POWER_SCALE = 1_000_000
 """Microjoules per nanosecond in milliwatts."""
 
 MAX_TEMPERATURES = 3600
+_NEVER = 1 << 62
 MAX_WAITING_TICKS = 64
 
 
@@ -89,6 +90,7 @@ class _Device:
     counter: CounterHistory
     since: int
     present: bool = True
+    joins_after: int = 0  # readings from then on count
     status: GpuStatus | None = None
     temperatures: _Temperatures = field(default_factory=_Temperatures)
     settled: tuple[int, int, int] | None = None
@@ -123,7 +125,7 @@ class DeviceHistory:
         self._absence, self._cell = absence, cell
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
-        self._now = 0
+        self._now = self._left = 0
         self._waiting: deque[_DeviceTick | tuple[Attribution, ...]] = deque()
         self._ramps: dict[int, deque[tuple[int, int]]] = {one: deque() for one in RAMP_WINDOWS}
         self._examined = 0
@@ -160,14 +162,11 @@ class DeviceHistory:
         before = {key for key, device in self._devices.items() if device.present}
         for source, domains in tick.domains.items():
             self._register(source, domains)
-        for reading in tick.readings:
-            device = self._devices.get(reading.domain_id)
-            # A device that leaves the cover counts up to this reading, as in the ledger.
-            if device is not None and (device.present or reading.domain_id in before):
-                device.counter.add(reading)
-        for key in before:
-            if not self._devices[key].present:
-                self._devices[key].counter.interrupt()
+        # A device that leaves the cover counts up to this reading, as in the ledger.
+        self._add_readings(one for one in tick.readings if one.domain_id in before)
+        if tick.domains:
+            self._change_cover(before)
+        self._add_readings(one for one in tick.readings if one.domain_id not in before)
         for device in self._devices.values():
             device.counter.absent(tick.at)
         for status in tick.gpus:
@@ -188,6 +187,24 @@ class DeviceHistory:
             else:
                 known.domain, known.present = domain, True
                 known.counter.redefine(domain)
+
+    def _add_readings(self, readings: Iterable[Reading]) -> None:
+        for reading in readings:
+            device = self._devices.get(reading.domain_id)
+            if device is not None and device.joins_after <= reading.at.mono:
+                device.counter.add(reading)
+
+    def _change_cover(self, before: Set[str]) -> None:
+        """A device that joins instead of a former member counts what follows its last reading."""
+        for key in before:
+            device = self._devices[key]
+            if not device.present:
+                device.counter.interrupt()
+                device.joins_after = _NEVER
+                self._left = max(self._left, device.counter.known or 0)
+        for key, device in self._devices.items():
+            if device.present and key not in before:
+                device.joins_after = self._left
 
     def _add_status(self, status: GpuStatus) -> None:
         device = self._devices.get(status.domain_id)

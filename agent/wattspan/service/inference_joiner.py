@@ -227,12 +227,17 @@ class InferenceJoiner:
         self._division.add(kept, now, engine=engine.sender)
         return {i: each for i, each in found.items() if id(each) in self._waiting}
 
-    def uses_gpu(self, sender: Consumer) -> bool:
-        """True if a process of the sender's engine uses a GPU, as far as is known now."""
+    def is_call(self, sender: Consumer, role: SpanRole) -> bool:
+        """True if the tokens of a sender's span of this role are computed by another service.
+
+        As far as is known now.
+        """
         engine = self._engine_of(sender)
-        if engine is None:
-            return self._history.uses_gpu({sender})
-        return bool(engine.boards) or self._history.uses_gpu(engine.members)
+        members = (sender,) if engine is None else engine.members
+        if not (engine is not None and engine.boards) and not self._history.uses_gpu(members):
+            return role.is_call
+        widest = SpanRole.CLIENT if engine is None else engine.widest
+        return role is SpanRole.REMOTE or (widest < SpanRole.CLIENT and role > widest)
 
     def _start(self, engine: _EngineProcesses, since: int) -> None:
         """Read the energy of an engine from ``since`` on.

@@ -499,9 +499,9 @@ class SpanJoiner:
         spans = chunk.spans
         if not chunk.roles:
             return spans
-        calls = not self._inference.uses_gpu(process.consumer)
+        calls = {role: self._inference.is_call(process.consumer, role) for role in set(chunk.roles)}
         counted = [
-            not (calls and role.is_call)
+            not calls[role]
             and not self._traces.is_repeated(process.proven, SpanPlace(trace, ident))
             for role, trace, ident in zip(chunk.roles, spans.trace, spans.id, strict=True)
         ]

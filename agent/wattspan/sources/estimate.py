@@ -162,8 +162,10 @@ class EstimateSource:
                 modelled=True,
             )
 
-        memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
-        self._of_memory = (domain(Thing(ThingKind.MEMORY), *memory),) if dram else ()
+        self._of_memory: tuple[Domain, ...] = ()
+        if dram:
+            memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
+            self._of_memory = (domain(Thing(ThingKind.MEMORY), *memory),)
         self._package = lambda socket: domain(
             Thing(ThingKind.SOCKET, socket),
             f"package-{socket}",

@@ -9,7 +9,7 @@ returns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2s
 from operator import itemgetter, sub
@@ -104,6 +104,7 @@ class _SpanNameAccount:
     tokens_out: int = 0
     splits: dict[StaticBasis, StaticSplit] = field(default_factory=dict)
     bounded: set[HwType] = field(default_factory=set)
+    bounded_count: int = 0
     ranked: int = 0  # energy at the last ranking
     recent: float = 0.0  # energy that decays by half with each ranking
     row: SpanRow | None = None
@@ -186,7 +187,9 @@ class SpanAggregator:
                 spent.energy += energy
                 if sums.end > spent.end and (sums.end > spent.stale or most > spent.most):
                     spent.update_exemplar(spans, at, columns[kind], now.wall - now.mono)
-            account.bounded |= _bounded(batch, at, baseline_unknown)
+            for kinds in _bounded(batch, at, baseline_unknown):
+                account.bounded |= kinds
+                account.bounded_count += 1
             if batch.basis:
                 _add_splits(account.splits, batch, at, sums.energy[gpu])
 
@@ -326,15 +329,16 @@ def _sums(
 
 def _bounded(
     batch: SpanEnergyColumns, at: Sequence[int], baseline_unknown: Mapping[HwType, int]
-) -> set[HwType]:
-    """The types of which the energy of the spans at these positions is a lower bound."""
-    if any(batch.outcome[i] in _INCOMPLETE for i in at):
-        return set(batch.exclusive)
+) -> Iterator[set[HwType]]:
+    """The types of which the energy is a lower bound, of each such span at these positions."""
     unknown = {kind: end for kind, end in baseline_unknown.items() if kind in batch.exclusive}
-    if not unknown:
-        return set()
-    start = min(batch.spans.start[i] for i in at)
-    return {kind for kind, end in unknown.items() if start < end}
+    until = max(unknown.values(), default=0)
+    outcomes, starts = batch.outcome, batch.spans.start
+    for i in at:
+        if outcomes[i] in _INCOMPLETE:
+            yield set(batch.exclusive)
+        elif starts[i] < until and outcomes[i] is Outcome.JOINED:
+            yield {kind for kind, end in unknown.items() if starts[i] < end}
 
 
 def _add_splits(
@@ -392,7 +396,7 @@ def _restored(row: SpanRow, now: int) -> _SpanNameAccount:
     account.tokens_in = row.tokens.get("input", 0)
     account.tokens_out = row.tokens.get("output", 0)
     account.splits = dict(row.splits)
-    account.bounded = set(row.bounded)
+    account.bounded, account.bounded_count = set(row.bounded), row.bounded_count
     account.ranked = account.energy
     return account
 
@@ -411,5 +415,6 @@ def _row(key: SpanKey, account: _SpanNameAccount) -> SpanRow:
         dict(account.splits),
         key[2],
         frozenset(account.bounded),
+        min(account.bounded_count, _MAX_TOTAL),
     )
     return account.row

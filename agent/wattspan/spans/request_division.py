@@ -77,8 +77,8 @@ class RequestEnergy(NamedTuple):
     ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
     is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
     not known, which it is not for a division by tokens. ``covered`` are the nanoseconds of the
-    request in divided steps. ``measured`` is False if no board of its engine is known: then its
-    energy is unknown, not 0.
+    request in divided steps. ``measured`` is False if no step had energy for it: its engine uses no
+    known board, or it was received too late. No request needs 0 J: its energy is unknown.
     """
 
     request: InferenceRequest
@@ -387,7 +387,7 @@ class RequestDivision:
             uncertainty,
             done.method,
             min(done.covered.values(), default=0),
-            bool(done.engine.boards),
+            energy > 0,
         )
 
     # ---------------------------------------------------------------------------------- divide

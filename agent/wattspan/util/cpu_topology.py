@@ -7,7 +7,6 @@ are numbered by the rank of their id among the present packages.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -26,15 +25,6 @@ def number_packages(ids: Iterable[int], expected: int = 0) -> dict[int, int]:
     if len(ordered) < expected and ordered and ordered[-1] < expected:
         return {package: package for package in ordered}
     return {package: number for number, package in enumerate(ordered)}
-
-
-def number_all(sockets: Mapping[int, int | None]) -> dict[int, int]:
-    """A number for each package, also for one without CPUs: one that no socket has."""
-    used = {number for number in sockets.values() if number is not None}
-    free = itertools.count(max(used, default=-1) + 1)
-    return {
-        package: next(free) if number is None else number for package, number in sockets.items()
-    }
 
 
 class CpuTopology:

@@ -63,15 +63,10 @@ class SourceProbe:
     frozen: frozenset[str] = frozenset()
 
     @property
-    def present(self) -> set[str]:
-        """The domains whose readings measure something."""
-        return self.last.keys() - self.frozen
-
-    @property
     def readable(self) -> int:
         """The number of counters that measure; an estimate is not a counter."""
         estimated = {d.id for d in self.domains if d.provenance is Provenance.ESTIMATED}
-        return len(self.present - estimated)
+        return len(self.last.keys() - estimated - self.frozen)
 
     @property
     def unmoved(self) -> frozenset[str]:
@@ -149,9 +144,9 @@ def examine_sources(
             advice = source_advice(plugins, config, name)
             sections[f"Source {name}"] = [source, *(warning("setting", one) for one in advice)]
             continue
+        probe = probes[name] = SourceProbe()
         sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
-        probe = _probe(name, source, context.clock, interval, partial(work, sysfs))
-        probes[name] = probe
+        _probe(probe, name, source, context.clock, interval, partial(work, sysfs))
         sections[f"Source {name}"] = []
         if name == "rapl" and probe.last:
             title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
@@ -185,7 +180,7 @@ def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain],
                 detail = f"the sources {owner} and {name} list this id: that of {name} is ignored"
                 remedy = "Rename the domain, or disable one of the two sources."
                 findings.append(failure(domain.id, detail, remedy))
-    present = {key for probe in probes.values() for key in probe.present}
+    present = {key for probe in probes.values() for key in probe.last.keys() - probe.frozen}
     decided = decide(listed.values(), present)
     for thing, member, others in explain(decided.values(), listed):
         counted = f"counted by {member.id}, {member.provenance}"
@@ -215,10 +210,14 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
 
 
 def _probe(
-    name: str, source: CounterSource, clock: Clock, interval: int, work: Callable[[], None]
-) -> SourceProbe:
+    probe: SourceProbe,
+    name: str,
+    source: CounterSource,
+    clock: Clock,
+    interval: int,
+    work: Callable[[], None],
+) -> None:
     """Read ``source`` twice, a third time after some work if a counter stands still; close it."""
-    probe = SourceProbe()
     try:
         probe.read(source, clock, lambda: bool(probe.last or probe.failures))
         probe.first = dict(probe.last)
@@ -235,7 +234,6 @@ def _probe(
         probe.failures[Failure(name, "the source", Trouble.MALFORMED, _fault(error))] = None
     finally:
         source.close()
-    return probe
 
 
 def _fault(error: Exception) -> str:

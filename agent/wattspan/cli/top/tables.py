@@ -296,7 +296,7 @@ def _provenance(row: NestedDomain) -> Text:
 def _state(row: NestedDomain) -> Text:
     """The attribution method of a domain, or the state of a GPU."""
     domain, gpu = row.domain, row.domain.gpu
-    if not domain.present:
+    if not (domain.present or domain.lost):
         return Text("gone")
     if domain.silent:
         return Text("no reading", "yellow")

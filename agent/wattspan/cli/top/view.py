@@ -193,7 +193,7 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
         "  ",
         formatting.at_least(joules, bounded=host.energy_certainty is Certainty.LOWER_BOUND),
         (f" in {formatting.duration_text(counted)}" if counted > 0 else "", "dim"),
-        _footprint_text(document.cost or document.carbon),
+        _footprint_text(document.cost or document.carbon, host.energy_certainty),
     )
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -202,10 +202,11 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
     yield line
 
 
-def _footprint_text(rated: RateEntry | None) -> str:
+def _footprint_text(rated: RateEntry | None, energy: Certainty) -> str:
+    """The amount so far; a lower bound if the rate or the energy of a part is unknown."""
     if rated is None:
         return ""
-    partial = bool(rated.unknown_joules)
+    partial = bool(rated.unknown_joules) or energy is Certainty.LOWER_BOUND
     return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 

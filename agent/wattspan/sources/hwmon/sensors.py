@@ -41,7 +41,6 @@ from wattspan.model import (
     Thing,
     ThingKind,
 )
-from wattspan.util.cpu_topology import number_all
 
 NAME = "hwmon"
 READ_INTERVAL = 100 * MILLISECOND
@@ -115,8 +114,7 @@ class HardwarePart(ModelEnum):
 class Meaning:
     """A rule's result: the part, its socket, the sensors of the same device that contain it.
 
-    ``package``: ``socket`` is a package id of the kernel, not a number. ``yields``: it is never
-    summed beside a sensor that contains it, although the cover takes counters before power.
+    ``package``: ``socket`` is a package id of the kernel, not a number.
     """
 
     part: HardwarePart
@@ -126,7 +124,6 @@ class Meaning:
     summed: bool = True
     whole: bool = False  # all of the socket or the card, not a rail of it
     package: bool = False
-    yields: bool = False
 
 
 _ROLE = re.compile(r"(?:cpu(?::\d{1,9})?|memory|gpu|machine|ignore)", re.ASCII)
@@ -222,8 +219,7 @@ def _xgene(sensor: Sensor) -> Meaning | None:
 def _altra(sensor: Sensor) -> Meaning | None:
     if sensor.label != ALTRA_CORES:
         return None
-    why = "the counters of all cores"
-    return Meaning(HardwarePart.CPU, why, within=("apm_xgene",), yields=True)
+    return Meaning(HardwarePart.CPU, "the counters of all cores", within=("apm_xgene",))
 
 
 def _amd_energy(sensor: Sensor) -> Meaning | None:
@@ -243,7 +239,9 @@ def _zenpower(sensor: Sensor) -> Meaning | None:
     match = _ZEN_PACKAGE.fullmatch(sensor.label)
     if match is None:
         return None
-    return Meaning(HardwarePart.CPU, "the power of a package", int(match[1] or 0), whole=True)
+    socket = None if match[1] is None else int(match[1])
+    whole = socket is not None
+    return Meaning(HardwarePart.CPU, "the power of a package", socket, whole=whole)
 
 
 def _powernv(sensor: Sensor) -> Meaning | None:
@@ -254,7 +252,7 @@ def _powernv(sensor: Sensor) -> Meaning | None:
         return None
     if match[3] is None:
         why = f"processor {match[2]} with its rails"
-        return Meaning(HardwarePart.CPU, why, int(match[2]), whole=True, package=True)
+        return Meaning(HardwarePart.CPU, why, int(match[2]), package=True, whole=True)
     why = f"rail {match[3]} of processor {match[2]}"
     return Meaning(HardwarePart.CPU, why, int(match[2]), within=(match[1],), package=True)
 
@@ -334,18 +332,15 @@ def resolve_sensors(
 ) -> dict[Sensor, Domain]:
     """The domain of each sensor with a known meaning, in the order of the ids.
 
-    A sensor may be summed unless its meaning forbids it. A sensor of a GPU has the PCI address of
-    its card, by which a library that reads it too is noticed. The provenance is ``measured`` of
-    counters and ``derived`` of integrated power. A sensor of a socket that is not among ``cpus`` is
-    charged to no process.
+    A sensor may be summed unless its meaning forbids it, or a present sensor of another device
+    contains it. A sensor of a GPU has the PCI address of its card, by which a library that reads
+    it too is noticed. The provenance is ``measured`` of counters and ``derived`` of integrated
+    power. A sensor of a socket that is not among ``cpus`` is charged to no process.
     """
     known = {
-        sensor: meaning
-        for sensor in _without_repeated_power(sensors)
-        if (meaning := meaning_of(sensor, roles)) is not None
+        sensor: meaning for sensor in sensors if (meaning := meaning_of(sensor, roles)) is not None
     }
-    numbers = _numbers(known.values(), cpus)
-    resources = _resources(numbers, cpus)
+    sockets = _resources(known.values(), cpus)
     ids = _ids(known)
 
     def container(sensor: Sensor) -> Sensor | None:
@@ -364,9 +359,10 @@ def resolve_sensors(
         meaning = known[sensor]
         above = container(sensor)
         parent = None if above is None else ids[above]
-        summed = meaning.summed and (above is None or not meaning.yields)
+        elsewhere = above is not None and above.device != sensor.device and known[above].summed
+        summed = meaning.summed and not elsewhere
         charged = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
-        resource = resources[meaning.socket, meaning.package] if charged else None
+        resource = sockets[meaning.socket, meaning.package] if charged else None
         measured = sensor.quantity is SensorQuantity.ENERGY
         is_gpu = meaning.part is HardwarePart.GPU
         domains[sensor] = Domain(
@@ -385,23 +381,19 @@ def resolve_sensors(
             resolution=Nanoseconds(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
-            why=_reason(sensor, meaning, None if summed else parent),
-            moves_with=_moves_with(meaning, resources),
+            why=_reason(sensor, meaning, parent if elsewhere else None),
+            moves_with=_moves_with(meaning, sockets),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
-            measures=_thing(sensor, meaning, numbers[meaning.socket, meaning.package]),
+            measures=_thing(sensor, meaning, sockets[meaning.socket, meaning.package]),
         )
     return domains
 
 
-_Place = tuple[int | None, bool]
-"""The socket that a sensor names, and True if that is a package id."""
-
-
-def _moves_with(meaning: Meaning, resources: Mapping[_Place, str | None]) -> str:
+def _moves_with(meaning: Meaning, sockets: Mapping[tuple[int | None, bool], str | None]) -> str:
     """The usage that must show in the sensor; a GPU and another rail may be off."""
     if meaning.part in (HardwarePart.GPU, HardwarePart.SUPPLY):
         return ""
-    return resources[meaning.socket, meaning.package] or "cpu"
+    return sockets[meaning.socket, meaning.package] or "cpu"
 
 
 def _contains(name: str, other: Sensor, sensor: Sensor) -> bool:
@@ -413,44 +405,23 @@ def _contains(name: str, other: Sensor, sensor: Sensor) -> bool:
     return other.chip == sensor.chip and other.title == name
 
 
-def _without_repeated_power(sensors: Iterable[Sensor]) -> list[Sensor]:
-    """Omit the power of what a counter of the same device and label counts."""
-    found = list(sensors)
-    counted = {
-        (one.chip, one.device, one.label) for one in found if one.quantity is SensorQuantity.ENERGY
-    }
-    return [
-        one
-        for one in found
-        if not one.label
-        or one.quantity is SensorQuantity.ENERGY
-        or (one.chip, one.device, one.label) not in counted
-    ]
-
-
-def _numbers(meanings: Iterable[Meaning], cpus: Sockets | None) -> dict[_Place, int | None]:
-    """The number of each socket that sensors name, also of a package without CPUs."""
-    places = {(one.socket, one.package) for one in meanings}
-    packages = {socket for socket, package in places if package and socket is not None}
-    by_id = number_all(cpus.sockets_of_packages(packages)) if cpus is not None else {}
-    return {
-        (socket, package): by_id.get(socket, socket) if package and socket is not None else socket
-        for socket, package in places
-    }
-
-
 def _resources(
-    numbers: Mapping[_Place, int | None], cpus: Sockets | None
-) -> dict[_Place, str | None]:
-    """The usage by which each socket is charged; None of one without CPUs."""
-
-    def resource(number: int | None) -> str | None:
-        if number is None or (cpus is not None and cpus.nameless):
-            return "cpu"  # the CPUs of the socket are unknown: all CPUs
-        without_cpus = cpus is not None and cpus.known and number not in cpus.sockets
-        return None if without_cpus else f"cpu:{number}"
-
-    return {place: resource(number) for place, number in numbers.items()}
+    meanings: Iterable[Meaning], cpus: Sockets | None
+) -> dict[tuple[int | None, bool], str | None]:
+    """The resource of each socket or package that sensors name; None of one without CPUs."""
+    named = {(one.socket, one.package) for one in meanings}
+    found: dict[tuple[int | None, bool], str | None] = {}
+    packages = {socket for socket, package in named if package and socket is not None}
+    by_id = cpus.sockets_of_packages(packages) if cpus is not None else {}
+    for socket, package in named:
+        number = by_id.get(socket, socket) if package and socket is not None else socket
+        if socket is None or (cpus is not None and cpus.nameless):
+            found[socket, package] = "cpu"  # the CPUs of the socket are unknown: all CPUs
+        elif number is None or (cpus is not None and cpus.known and number not in cpus.sockets):
+            found[socket, package] = None
+        else:
+            found[socket, package] = f"cpu:{number}"
+    return found
 
 
 _THINGS = {
@@ -461,11 +432,14 @@ _THINGS = {
 }
 
 
-def _thing(sensor: Sensor, meaning: Meaning, socket: int | None) -> Thing | None:
+def _thing(sensor: Sensor, meaning: Meaning, resource: str | None) -> Thing | None:
     """The thing that a sensor measures. Its channels of power and energy measure the same.
 
-    Sensors with one role are different parts, such as the rails of a socket.
+    Sensors with one role are different parts, such as the rails of a socket. The socket has the
+    number of its CPUs' ``resource``, as in other sources.
     """
+    number = (resource or "").removeprefix("cpu:")
+    socket = int(number) if number.isdecimal() else meaning.socket
     if meaning.part is HardwarePart.MACHINE:
         return Thing(ThingKind.NODE if socket is None else ThingKind.MODULE, socket)
     place = sensor.title if sensor.label else re.sub(r"\D", "", sensor.channel)
@@ -476,13 +450,15 @@ def _thing(sensor: Sensor, meaning: Meaning, socket: int | None) -> Thing | None
     return Thing(_THINGS[meaning.part], socket, part=() if meaning.whole else part)
 
 
-def _reason(sensor: Sensor, meaning: Meaning, above: str | None) -> str:
+def _reason(sensor: Sensor, meaning: Meaning, container: str | None) -> str:
     if sensor.quantity is SensorQuantity.ENERGY:
         reason = meaning.why
     else:
         reason = f"{meaning.why}, integrated from its {sensor.quantity}"
+    if container is not None:
+        return f"{reason}; contained in {container}"
     if meaning.summed:
-        return reason if above is None else f"{reason}; contained in {above}"
+        return reason
     return (
         f'{reason}; sources.hwmon.sensors = {{"{sensor.key}" = "cpu"}} would sum it as CPU energy'
     )

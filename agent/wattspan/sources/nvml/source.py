@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
+from wattspan.model.settings import quoted
 from wattspan.ports import (
     Batch,
     Clock,
@@ -103,7 +105,10 @@ class NvmlSession:
         found = GpuFindings()
         now = self._clock.monotonic()
         if not self._initialised and self._backoff.is_due(now):
-            self._initialise(found)
+            if self._bound.all_suspended():
+                self._down = _ASLEEP
+            else:
+                self._initialise(found)
         elif self._bound.appeared(now) and self._initialised:
             self._reinitialise(found)
         if self._initialised:
@@ -114,6 +119,7 @@ class NvmlSession:
             self._backoff.failed(now)
         if found.readings:
             self._backoff.reset()
+            found.failures.extend(self._unmatched_models())
         if self._down is not None:
             found.failures.append(self._down)
         found.failures.extend(lost.failure for lost in self._lost.values())
@@ -124,6 +130,19 @@ class NvmlSession:
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
         )
+
+    def _unmatched_models(self) -> Iterator[Failure]:
+        """The configured static powers that are of no board."""
+        models = [gpu.identity.model.casefold() for gpu in self._gpus.values()]
+        for name in self._settings.static_powers:
+            if not self._lost and not any(name.casefold() in model for model in models):
+                yield Failure(
+                    SOURCE,
+                    f"static_watts of {quoted(name)}",
+                    Trouble.ABSENT,
+                    "no GPU here has a model with this name",
+                    "Write a part of the name that `nvidia-smi -L` shows.",
+                )
 
     @property
     def current_call(self) -> tuple[str, int] | None:
@@ -161,6 +180,9 @@ class NvmlSession:
 
     def _ask_all(self, found: GpuFindings) -> None:
         for uuid, gpu in list(self._gpus.items()):
+            if self._bound.suspended(gpu.identity.pci):
+                gpu.pause(found)
+                continue
             try:
                 gpu.sample(found)
             except GpuLostError as error:
@@ -318,6 +340,15 @@ _NO_GPU = Failure(
     Trouble.ABSENT,
     "the driver is loaded and finds no GPU",
     "Look at lspci and dmesg; the agent keeps trying.",
+)
+
+
+_ASLEEP = Failure(
+    SOURCE,
+    "NVML",
+    Trouble.ABSENT,
+    "all GPUs are suspended, and a call would wake them",
+    "They are read as soon as a program uses one.",
 )
 
 

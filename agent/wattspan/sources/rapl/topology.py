@@ -36,7 +36,6 @@ from wattspan.model import (
     Thing,
     ThingKind,
 )
-from wattspan.util.cpu_topology import number_all
 from wattspan.util.text import natural_key
 
 
@@ -360,7 +359,6 @@ def resolve_topology(
         if (place := ZoneLocation.of(directory, by_directory)) is not None
     }
     sockets = sockets_of({one.socket for one in placed.values() if one.socket is not None})
-    numbers = number_all(sockets)
     domain_of = _domain_ids(placed, by_directory)
     firsts = _preferred_zones(placed, domain_of)
     pairs = mirrors | find_mirrors(
@@ -395,8 +393,8 @@ def resolve_topology(
             resolution=Nanoseconds(resolution),
             why=meaning.why + unknown,
             model=model,
+            measures=_numbered(meaning.thing, sockets),
             moves_with=_moves_with(place, context, sockets),
-            measures=_numbered(meaning.thing, numbers),
         )
 
     return ZoneTopology(
@@ -410,11 +408,12 @@ def resolve_topology(
     )
 
 
-def _numbered(thing: Thing | None, numbers: Mapping[int, int]) -> Thing | None:
-    """``thing``, whose socket is a package id, with the number of the socket."""
+def _numbered(thing: Thing | None, sockets: Mapping[int, int | None]) -> Thing | None:
+    """``thing`` with the number of its socket, by which other sources name it, for the id."""
     if thing is None or thing.socket is None:
         return thing
-    return thing._replace(socket=numbers.get(thing.socket, thing.socket))
+    number = sockets.get(thing.socket)
+    return thing if number is None else thing._replace(socket=number)
 
 
 def _moves_with(
