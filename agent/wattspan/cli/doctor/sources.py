@@ -255,7 +255,8 @@ def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Find
         power = probe.power(domain)
         if domain.id in probe.frozen:
             name = f"{domain.hw_type} {domain.name}"
-            yield failure(name, f"{FROZEN_CAUSE}: its energy is unknown", FROZEN_REMEDY)
+            mark = failure if domain.in_cover else warning
+            yield mark(name, f"{FROZEN_CAUSE}: its energy is unknown", FROZEN_REMEDY)
             continue
         figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
         constant = power == 0 and domain.in_cover  # some hypervisors show counters like this
