@@ -155,8 +155,14 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
         if source is not None:
             opened[name] = source
         elif getattr(settings, "enabled", None) is not False:
-            awaited[name] = partial(plugin.open, settings, context)
+            awaited[name] = partial(_open_present, plugin, settings, context)
     return OpenedPlugins(sources=opened, failures=tuple(failures), awaited=awaited)
+
+
+def _open_present(
+    plugin: SourcePlugin, settings: Table, context: SourceContext
+) -> CounterSource | None:
+    return plugin.open(settings, context) if plugin.present(context) else None
 
 
 AWAITED_INTERVAL = 5 * SECOND

@@ -382,12 +382,14 @@ class SourcePlugin:
     ``settings`` is the plugin's own table, ``[sources.NAME]``. If there is nothing to read,
     ``open`` raises SourceError with ``enabled = true`` and returns None with ``auto``; it is then
     called again every few seconds, because a driver may be loaded at any time. ``advice`` returns
-    a sentence for each setting that matches nothing on this host; it may read files.
+    a sentence for each setting that matches nothing on this host; it may read files. ``present`` is
+    asked before ``open`` is called again: False while there is certainly nothing to read.
     """
 
     settings: type[Table]
     open: Callable[[Any, SourceContext], CounterSource | None]
     advice: Callable[[Any], Iterable[str]] = lambda _: ()
+    present: Callable[[SourceContext], bool] = lambda _: True
 
 
 class PeerPrincipals(Protocol):

@@ -336,6 +336,13 @@ def test_counter_that_stands_still_while_cpus_work_is_a_failure() -> None:
     assert worked == [Path("/sys")]
 
 
+def test_part_that_stands_still_while_cpus_work_is_a_warning() -> None:
+    part = replace(PACKAGE, moves_with="cpu", in_cover=False, resource=None)
+    batches = [replace(one, domains=(part,)) for one in counting(0, 0)]
+    (finding,), readable = examined(batches, work=lambda _: None)
+    assert (finding.mark, readable) == (Severity.WARN, 0)
+
+
 def test_counter_that_moves_with_work_is_counted() -> None:
     resting = replace(PACKAGE, moves_with="cpu")
     batches = [replace(one, domains=(resting,)) for one in counting(0, 7)]

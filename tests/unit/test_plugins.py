@@ -153,6 +153,25 @@ def test_disabled_source_is_not_awaited() -> None:
     assert [*open_sources(plugins, config, CONTEXT).awaited] == ["on"]
 
 
+def test_awaited_source_is_opened_only_where_something_may_be_present() -> None:
+    opened: list[Table] = []
+    present: list[SourceContext] = []
+
+    def open_source(settings: Table, context: SourceContext) -> CounterSource | None:
+        opened.append(settings)
+        return ReplaySource([]) if present else None
+
+    plugin = SourcePlugin(Table, open_source, present=lambda _: bool(present))
+    plugins = Plugins(sources={"late": plugin})
+    awaited = AwaitedSources(
+        open_sources(plugins, Config(sources={"late": Table()}), CONTEXT).awaited, 0
+    )
+    assert awaited.found(AWAITED_INTERVAL) == []
+    assert len(opened) == 1, "at the start only"
+    present.append(CONTEXT)
+    assert len(awaited.found(2 * AWAITED_INTERVAL)) == 1
+
+
 def test_advice_of_a_faulty_plugin_is_its_fault() -> None:
     def advise(settings: Table) -> Iterable[str]:
         raise ValueError("nonsense")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.model import SECOND, Domain, Provenance, Reading, Usage
+from wattspan.model import SECOND, Domain, Failure, Provenance, Reading, Trouble, Usage
 
 UNMOVED_TIME = 3 * SECOND
 """A counter that stands still for a shorter time is not frozen."""
@@ -32,6 +32,20 @@ CONSTANT_TIME = 60 * SECOND
 LOAD_WINDOW = 10 * SECOND
 LOAD_CHANGE = 0.3
 """The load of all CPUs between two such windows changes the power that a working sensor shows."""
+
+
+FROZEN_CAUSE = "its value does not change while the hardware works"
+FROZEN_REMEDY = (
+    "A hypervisor or firmware does not update it. Its energy is unknown, and it is used again when "
+    "it changes. In a virtual machine, measure on the host, or enable [sources.estimate]."
+)
+
+
+def frozen_failure(domain: Domain) -> Failure:
+    """The failure of a frozen counter."""
+    return Failure(
+        domain.source, domain.name, Trouble.STUCK, FROZEN_CAUSE, FROZEN_REMEDY, domain.id
+    )
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Generic, ParamSpec
 
 from wattspan.attribution.cover import Cover
-from wattspan.attribution.frozen_counters import FrozenCounters
+from wattspan.attribution.frozen_counters import FrozenCounters, frozen_failure
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
     MILLISECOND,
@@ -98,26 +98,12 @@ class Ticker:
         self.ticks += 1
 
 
-FROZEN = Failure(
-    "",
-    "",
-    Trouble.STUCK,
-    "its value does not change while the hardware works",
-    "A hypervisor or firmware does not update it. Its energy is unknown, and it is used again when "
-    "it changes. In a virtual machine, measure on the host, or enable [sources.estimate].",
-)
-
-
 def measured(batch: Batch, counters: FrozenCounters) -> Batch:
     """``batch`` without readings that measure nothing, and with failures of frozen counters."""
     moves = counters.moves(batch.domains, batch.readings)
     if not moves.frozen and len(moves.readings) == len(batch.readings):
         return batch
-    failures = (
-        replace(FROZEN, source=one.source, thing=one.name, domain_id=one.id)
-        for one in batch.domains
-        if one.id in moves.frozen
-    )
+    failures = (frozen_failure(one) for one in batch.domains if one.id in moves.frozen)
     return replace(batch, readings=moves.readings, failures=(*batch.failures, *failures))
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from wattspan.attribution.counter_deltas import energy_between
 from wattspan.attribution.cover import decide, explain
+from wattspan.attribution.frozen_counters import FROZEN_CAUSE, FROZEN_REMEDY
 from wattspan.cli import formatting
 from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
 from wattspan.config import Config
@@ -33,7 +34,6 @@ from wattspan.model import (
 from wattspan.model.settings import Table
 from wattspan.plugins import Plugins, source_advice
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
-from wattspan.service.poller import FROZEN
 from wattspan.util.cpu_topology import CpuTopology
 
 _WORK = 0.3  # seconds of CPU time on each socket
@@ -255,7 +255,8 @@ def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Find
         power = probe.power(domain)
         if domain.id in probe.frozen:
             name = f"{domain.hw_type} {domain.name}"
-            yield failure(name, f"{FROZEN.cause}: its energy is unknown", FROZEN.remedy)
+            mark = failure if domain.in_cover else warning
+            yield mark(name, f"{FROZEN_CAUSE}: its energy is unknown", FROZEN_REMEDY)
             continue
         figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
         constant = power == 0 and domain.in_cover  # some hypervisors show counters like this

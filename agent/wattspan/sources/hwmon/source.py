@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from wattspan.attribution.frozen_counters import frozen_failure
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -54,6 +55,9 @@ HWMON_CLASS = "class/hwmon"
 DISCOVERY_INTERVAL = 5 * SECOND
 MAX_SENSORS = 10_000
 """No host has as many: 2 sockets of 192 cores have 386 counters."""
+AWAKE_UNMOVED = 5 * SECOND
+"""The counter of a card that is awake and stands still for longer is frozen."""
+
 MAX_INTERVAL = 60 * SECOND  # of an average; a longer one is no value of a driver
 _MAX_LABEL = 64
 
@@ -169,6 +173,8 @@ class SensorMeter:
         self.epoch = epoch
         self._integral = PowerIntegral()
         self._last: int | None = None  # a counter's last value
+        self._moved = 0  # when it moved last, or its device slept
+        self.frozen = False
 
     def reading(self, clock: Clock) -> Reading | None:
         """The present energy; None while the counter has not moved.
@@ -179,13 +185,11 @@ class SensorMeter:
         at = clock.now()
         sensor = self.files.sensor
         if sensor.quantity is SensorQuantity.ENERGY:
-            energy = sum(values)
-            unchanged, self._last = energy == self._last, energy
-            # The usage of a GPU is not known here: a repeated value may be late or frozen, and the
-            # next that differs covers the time. A suspended GPU really uses nothing.
-            if unchanged and not self.domain.moves_with and not self._suspended():
-                return None
-            return self._at(at, Microjoules(energy))
+            energy = Microjoules(sum(values))
+            if energy != self._last or self.domain.moves_with:
+                self._last, self._moved, self.frozen = energy, at.mono, False
+                return self._at(at, energy)
+            return self._unmoved(at, energy)
         if sensor.quantity is SensorQuantity.CURRENT:
             power = values[0] * values[1] // 1000  # millivolts times milliamperes: microwatts
         else:
@@ -197,9 +201,17 @@ class SensorMeter:
             self.epoch += 1
         return self._at(middle, self._integral.energy)
 
-    def _suspended(self) -> bool:
-        """True if the kernel has powered the device off, or put it to sleep."""
-        return _text(self.files.files[0].parent / "device/power/runtime_status") == "suspended"
+    def _unmoved(self, at: Instant, energy: Microjoules) -> Reading | None:
+        """The reading of a GPU's counter that has not moved: none, unless the kernel suspended it.
+
+        The next value that differs covers the time. An awake card always uses energy.
+        """
+        status = _text(self.files.files[0].parent / "device/power/runtime_status")
+        if status == "suspended":
+            self._moved, self.frozen = at.mono, False
+            return self._at(at, energy)
+        self.frozen = status == "active" and at.mono - self._moved >= AWAKE_UNMOVED
+        return None
 
     def _at(self, at: Instant, energy: Microjoules) -> Reading:
         return Reading(self.domain.id, at, energy, self.epoch)
@@ -254,6 +266,7 @@ class HwmonSource:
                 for meter in self._meters.values():
                     if meter.files.sensor.device == device:
                         self._read(meter, readings, failures)
+        failures += (frozen_failure(one.domain) for one in self._meters.values() if one.frozen)
         return Batch(self._domains, tuple(readings), tuple(failures))
 
     def close(self) -> None:
