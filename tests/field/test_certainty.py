@@ -24,6 +24,7 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
+    Payer,
     PayerInfo,
     Provenance,
     Reading,
@@ -68,7 +69,7 @@ def usages_at(case: FieldCase, second: int) -> Iterator[Usage]:
     """The worker uses every resource for half of each second."""
     for table in case["domains"]:
         if resource := table.get("resource"):
-            spent = {WORKER: SECOND // 2} if table.get("used", True) else {}
+            spent: dict[Payer, int] = {WORKER: SECOND // 2} if table.get("used", True) else {}
             yield Usage(resource, instant(second - 1), instant(second), spent, 0, SECOND)
 
 
@@ -92,8 +93,8 @@ def played(case: FieldCase) -> Snapshot:
         births = (PayerInfo(WORKER, "worker", (group,)),) if second == 0 else ()
         usages = tuple(usages_at(case, second)) if second else ()
         ledger.apply(Tick(at, listed, readings, births, usages, ()))
-        snapshot = ledger.snapshot(at, "host")
-    return snapshot
+        ledger.snapshot(at, "host")  # ranks the processes
+    return ledger.snapshot(instant(case["seconds"]), "host")
 
 
 def scraped(snapshot: Snapshot) -> dict[str, dict[str, int | float]]:

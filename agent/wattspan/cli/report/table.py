@@ -164,8 +164,11 @@ def _cell_of(line: BreakdownLine, hw_type: HwType, unit: str) -> str:
 
 
 def _bounded(energy: int, certainty: Certainty, unit: str) -> str:
-    """The energy, marked if it is a lower bound; a dash if nothing of it is known."""
-    if certainty is Certainty.UNKNOWN and not energy:
+    """The energy, marked if it is a lower bound; a dash if nothing of it is known.
+
+    That an energy is at least 0 says nothing.
+    """
+    if certainty is not Certainty.KNOWN and not energy:
         return UNKNOWN
     return at_least(_energy(energy, unit), bounded=certainty is not Certainty.KNOWN)
 
