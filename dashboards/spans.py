@@ -265,8 +265,8 @@ def _models() -> tuple[Place, ...]:
         Place(
             graph(
                 "Requests without known energy",
-                "Requests per second of callers of a model elsewhere (`client`), and of engines of "
-                "which no process is known to use a GPU (`engine`). No other panel has them or "
+                "Requests per second of callers of a model elsewhere (`client`), and of engines "
+                "without known energy of a GPU for them (`engine`). No other panel has them or "
                 "their tokens.",
                 palette.PER_SECOND,
                 Ask(by("role, model", rate(UNMETERED)), "{{role}}: {{model}}"),

@@ -175,7 +175,7 @@ ATTRIBUTES = {
     "currency": "currency of the amounts, from `[cost] currency`",
     "direction": "`input` or `output`",
     "model": "language model that the engine reports; `other` beyond 64 pairs of service and model",
-    "role": "`client`: calls a model elsewhere; `engine`: no process of it is known to use a GPU",
+    "role": "`client`: calls a model elsewhere; `engine`: without known energy of a GPU",
     "token_type": "`input` (the prompt) or `output` (generated tokens)",
     "division": "`model`: by the learned energy of the model's tokens; `tokens`: by token counts "
     "while that energy is not known, or by the common energy of the pooled models beyond the eight "

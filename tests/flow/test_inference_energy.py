@@ -117,18 +117,21 @@ def test_energy_of_workers_is_divided_among_the_requests_of_the_server(tmp_path:
         assert len(truth) == REQUESTS
 
         def settled() -> bool:
-            requests = _samples(agent, "wattspan_gen_ai_requests_total")
-            return sum(requests.values()) >= REQUESTS
+            # A request that ended before the driver reported its process has no energy.
+            names = "wattspan_gen_ai_requests_total", "wattspan_gen_ai_unmetered_requests_total"
+            return sum(sum(_samples(agent, name).values()) for name in names) >= REQUESTS
 
         eventually(settled, "all requests have their energy", within=120)
         energy = sum(_samples(agent, "wattspan_gen_ai_token_energy_joules_total").values())
         energy += sum(_samples(agent, "wattspan_gen_ai_idle_energy_joules_total").values())
         tokens = _samples(agent, "wattspan_gen_ai_tokens_total")
+        unmetered = _samples(agent, "wattspan_gen_ai_unmetered_tokens_total")
         requests = _samples(agent, "wattspan_gen_ai_requests_total")
         boards = host.ask(do="truth")["gpus"]
 
     assert all(each["usage"]["prompt_tokens"] > 0 for each in responses)
-    assert sum(tokens.values()) == sum(
+    assert sum(requests.values()) >= 0.9 * REQUESTS
+    assert sum(tokens.values()) + sum(unmetered.values()) == sum(
         each["usage"]["prompt_tokens"] + each["usage"]["completion_tokens"] for each in responses
     )
     divisions = _reported_divisions(agent.state_dir)

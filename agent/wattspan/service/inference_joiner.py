@@ -2,8 +2,7 @@
 
 The sender of an engine's spans is its API server, but other processes use the GPUs: the workers of
 tensor and pipeline parallelism. The energy of an engine is therefore that of the service that the
-sender belongs to (:mod:`wattspan.service.process_families`). An *engine* here is such a group of
-processes. No process belongs to two engines: the first one keeps it.
+sender belongs to (:mod:`wattspan.service.serving_engines`).
 
 Applications send spans with token counts, too, when they call a model. A request counts once: that
 of the innermost span of its trace with tokens. Where the spans of a group have latencies of an
@@ -16,8 +15,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from math import inf
 from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
@@ -33,9 +30,11 @@ from wattspan.model import (
     UnmeteredRow,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.process_families import ServiceProcesses
+from wattspan.service.serving_engines import ENGINE_TIMEOUT as ENGINE_TIMEOUT
+from wattspan.service.serving_engines import MAX_ENGINES as MAX_ENGINES
+from wattspan.service.serving_engines import Engine, ServingEngines
 from wattspan.sharing.fair_pool import SharePath
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.inference_accounts import InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
 from wattspan.spans.interval_pool import CounterStep
@@ -56,36 +55,10 @@ from wattspan.spans.weights import GenerationalCache
 TURN_EVERY = SECOND
 """The period of divisions."""
 
-ENGINE_TIMEOUT = POOL_RULES[PoolName.ENGINES].lifetime
-"""An engine without requests is released after this time."""
-
-MAX_ENGINES = POOL_RULES[PoolName.ENGINES].limit
-"""Engines that are watched; a further one replaces one of the user with most."""
-
 _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
 _WIDEST = {SpanRole.ENGINE: SpanRole.ENGINE, SpanRole.SERVER: SpanRole.CALL}
 """The widest role of an engine's own spans once it has spans of these roles."""
-
-
-@dataclass(slots=True)
-class _EngineProcesses:
-    """The processes of an engine.
-
-    ``launcher`` is the process above the sender whose family they are, None for none, and
-    ``related`` are further senders in it with their services. Spans of a role above ``widest`` are
-    calls of other services.
-    """
-
-    sender: Consumer
-    service: str
-    members: frozenset[Payer]
-    launcher: Consumer | None = None
-    related: dict[Consumer, str] = field(default_factory=dict)
-    boards: set[str] = field(default_factory=set)
-    since: float = inf  # the start of its first request
-    widest: SpanRole = SpanRole.CLIENT
-    serves: bool = False  # True once a request was not a client's
 
 
 class _WaitingRequest(NamedTuple):
@@ -118,12 +91,16 @@ class InferenceJoiner:
     ) -> None:
         pools = pools or Pools()
         self._traces = traces or TokenTraces()
-        self._places = pools.make(PoolName.ENGINES)
         self._history = history
         self._settled = settled
         self._models: dict[str, TokenPowerModel] = {}
         self._division = RequestDivision(self._model)
-        self._engines: dict[Consumer, _EngineProcesses] = {}
+        self._engines = ServingEngines(
+            history,
+            pools.make(PoolName.ENGINES),
+            merged=self._engine_merged,
+            released=self._division.forget,
+        )
         self._stages = PrefillStages() if "sglang" in presets else None
         self._seen: GenerationalCache[bool] = GenerationalCache(_MAX_IDS)
         self._read: dict[str, int] = {}  # end of the last read step, by board
@@ -184,10 +161,9 @@ class InferenceJoiner:
             self._stages.add(spans)
         if not any(records.inference):
             return {}
-        engine = self._engine(sender, claim.service, now, owner)
+        engine = self._engines.find(sender, claim.service, now, owner)
         if engine is None:
             return {}
-        self._places.touch(engine.sender, now)
         reports = [
             (i, _role(details, records.role[i]), details)
             for i, details in enumerate(records.inference)
@@ -233,14 +209,14 @@ class InferenceJoiner:
 
         As far as is known now.
         """
-        engine = self._engine_of(sender)
+        engine = self._engines.of(sender)
         members = (sender,) if engine is None else engine.members
         if not (engine is not None and engine.boards) and not self._history.uses_gpu(members):
             return role.is_call
         widest = SpanRole.CLIENT if engine is None else engine.widest
         return role is SpanRole.REMOTE or (widest < SpanRole.CLIENT and role > widest)
 
-    def _start(self, engine: _EngineProcesses, since: int) -> None:
+    def _start(self, engine: Engine, since: int) -> None:
         """Read the energy of an engine from ``since`` on.
 
         Boards that no engine used were read without dividing their energy. Requests may arrive in
@@ -251,7 +227,7 @@ class InferenceJoiner:
         used.difference_update(self._division.restart(engine.boards, since))
         self._read = {board: end for board, end in self._read.items() if board in used}
 
-    def _narrow(self, engine: _EngineProcesses, role: SpanRole, now: int) -> None:
+    def _narrow(self, engine: Engine, role: SpanRole, now: int) -> None:
         """Leave out the calls of others once an engine has spans that are certainly its own."""
         engine.serves = engine.serves or role < SpanRole.CLIENT
         widest = _WIDEST.get(role, SpanRole.CLIENT)
@@ -345,92 +321,17 @@ class InferenceJoiner:
 
     # --------------------------------------------------------------------------------- engines
 
-    def _engine(
-        self, sender: Consumer, service: str, now: int, owner: SharePath
-    ) -> _EngineProcesses | None:
-        """The engine that a process belongs to; None for want of room."""
-        engine = self._engine_of(sender)
-        if engine is not None:
-            if engine.launcher is None or sender == engine.sender or sender in engine.related:
-                return engine
-            engine.related[sender] = service
-            if self._find_launched(engine).launcher is not None:
-                return engine
-            # An unrelated sender below the same launcher: nobody knows whose the GPU is.
-            del engine.related[sender]
-            self._part(engine)
-            if (engine := self._engine_of(sender)) is not None:
-                return engine
-        admission = self._places.admit(sender, owner, now)
-        for displaced in admission.displaced:
-            self._release(displaced)
-        if not admission:
-            return None
-        engine = _EngineProcesses(sender, service, frozenset((sender,)))
-        self._engines[sender] = engine
-        self._find_members(engine)
-        return engine
-
-    def _engine_of(self, sender: Consumer) -> _EngineProcesses | None:
-        if sender in self._engines:
-            return self._engines[sender]
-        return next((one for one in self._engines.values() if sender in one.members), None)
-
-    def _find_launched(self, engine: _EngineProcesses) -> ServiceProcesses:
-        """The service of an engine's sender, apart from the senders of other services."""
-        senders = {sender: one.service for sender, one in self._engines.items()}
-        for one in self._engines.values():
-            senders |= one.related
-        return self._history.service_group(engine.sender, senders, launched=engine.serves)
-
-    def _find_members(self, engine: _EngineProcesses) -> None:
-        """Find the processes of an engine that no other engine has."""
-        found = self._find_launched(engine)
-        if found.launcher is not None:
-            engine.launcher = found.launcher
-            for other in self._engines.keys() & found.members - {engine.sender}:
-                self._merge(self._engines[other], engine)
-        elif engine.launcher is not None:
-            self._part(engine)
-        others = (each for each in self._engines.values() if each is not engine)
-        # Workers that have exited remain: their energy may not have settled.
-        engine.members |= found.members.difference(*(each.members for each in others))
-
-    def _merge(self, part: _EngineProcesses, into: _EngineProcesses) -> None:
-        """Make the engine of a related sender a part of another one."""
+    def _engine_merged(self, part: Engine, into: Engine) -> None:
         for key, each in self._waiting.items():
             if each.sender == part.sender:
                 self._waiting[key] = each._replace(sender=into.sender)
-        into.members |= part.members
-        into.since = min(into.since, part.since)
-        into.related |= {part.sender: part.service, **part.related}
-        into.boards |= part.boards
         self._division.merge(part.sender, into.sender)
-        self._places.remove(part.sender)
-        del self._engines[part.sender]
-
-    def _part(self, engine: _EngineProcesses) -> None:
-        """Take the family of its launcher from an engine: it has unrelated senders, or no GPU."""
-        own = self._history.service_group(engine.sender, launched=False)
-        engine.launcher, engine.members = None, own.members
-        engine.boards.clear()
 
     def _refresh(self, now: int) -> None:
         """Find new workers; release engines without requests."""
-        for expired in self._places.expire(now):
-            self._release(expired)
-        for engine in tuple(self._engines.values()):
-            if engine.sender not in self._engines:
-                continue  # it became a part of another one
-            had_gpu = self._history.uses_gpu(engine.members)
-            self._find_members(engine)
-            if not had_gpu and not engine.boards and self._history.uses_gpu(engine.members):
-                own = (one for one in self._waiting.values() if one.sender == engine.sender)
-                self._start(engine, min((one.request.start for one in own), default=now))
-
-    def _release(self, sender: Consumer) -> None:
-        del self._engines[sender]
-        self._division.forget(sender)
+        for engine in self._engines.refresh(now):
+            own = (one for one in self._waiting.values() if one.sender == engine.sender)
+            self._start(engine, min((one.request.start for one in own), default=now))
 
     def _model(self, board: str) -> TokenPowerModel:
         return self._models.setdefault(board, TokenPowerModel())

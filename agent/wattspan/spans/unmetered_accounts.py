@@ -1,7 +1,7 @@
 """Requests to language models whose energy is unknown, in a bounded number of accounts.
 
-An application that calls a model elsewhere has tokens and no energy of them, and so has an engine
-whose GPU is not known. Their tokens stay apart from those with energy, which is divided by tokens.
+An application that calls a model elsewhere has tokens and no energy of them. So has an engine while
+no process of it is known to use a GPU. No energy is divided by these tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class UnmeteredRole(ModelEnum):
     """The part that the sender has in a request."""
 
     CLIENT = "client"  # it calls a model elsewhere
-    ENGINE = "engine"  # an engine of which no process is known to use a GPU
+    ENGINE = "engine"  # an engine without known energy of a GPU for it
 
 
 @dataclass(slots=True)

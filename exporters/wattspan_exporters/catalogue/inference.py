@@ -88,7 +88,7 @@ INFERENCE = (
            (), single(attrgetter("spans.inference_waiting"))),
     Metric("wattspan.gen_ai.unmetered.requests", COUNTER, "{request}",
            "Requests to a language model whose energy is unknown, by `role`: of a `client`, which "
-           "calls a model elsewhere, or of an `engine` whose GPU is not known.",
+           "calls a model elsewhere, or of an `engine` without known energy of a GPU for them.",
            (*_MODEL, "role"), unmetered_requests, lasting=True),
     Metric("wattspan.gen_ai.unmetered.tokens", COUNTER, "{token}",
            "Tokens of requests to a language model whose energy is unknown; cached ones included.",
