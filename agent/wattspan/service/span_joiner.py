@@ -39,6 +39,7 @@ from wattspan.service.sending_processes import (
 )
 from wattspan.service.span_announcers import SpanAnnouncers
 from wattspan.service.span_inbox import PendingRequest, SpanInbox
+from wattspan.sharing.fair_pool import FairPool
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
@@ -123,6 +124,7 @@ class SpanJoiner:
         self._resolver = resolver
         self._inbox = SpanInbox(resolver, settings.buffer, pools)
         self._places = pools.make(PoolName.OPEN_SPANS, settings.open_spans)
+        self._clocks: FairPool[Consumer] = pools.make(PoolName.CPU_CLOCKS)
         self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
@@ -431,21 +433,25 @@ class SpanJoiner:
             self._opened.pop(process.consumer, None)
 
     def _grant_sampling(self, process: SendingProcess) -> None:
-        """Let the sampler read the process's CPU clock if it has a place.
+        """Let the sampler read the process's CPU clock, if its owner's share of places permits.
 
         Energy of a process without a place is known at the resolution of ticks, and its uncertainty
         includes that.
         """
         consumer = process.consumer
-        if (
-            self._sampler is not None
-            and consumer not in self._sampled
-            and self._sampler.watch(consumer)
-        ):
+        if self._sampler is None or consumer in self._sampled:
+            return
+        admission = self._clocks.admit(consumer, process.path)
+        for displaced in admission.displaced:
+            self._end_sampling(self._sampled[displaced])
+        if admission and self._sampler.watch(consumer):
             self._sampled[consumer] = process
+        else:
+            self._clocks.remove(consumer)
 
     def _end_sampling(self, process: SendingProcess) -> None:
         if self._sampler is not None and self._sampled.pop(process.consumer, None) is not None:
+            self._clocks.remove(process.consumer)
             self._history.sample(process.consumer)
             self._sampler.unwatch(process.consumer)
 

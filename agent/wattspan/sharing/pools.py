@@ -15,6 +15,7 @@ class PoolName(StrEnum):
 
     BODIES = "bodies"  # bytes of the requests in flight of one server
     CONNECTIONS = "connections"  # of one server
+    CPU_CLOCKS = "cpu_clocks"  # of processes with open spans, read between polls
     DECLARED_JOBS = "declared_jobs"
     ENGINES = "engines"  # whose requests to language models get energy
     HANDSHAKES = "handshakes"  # of TLS, unfinished, of one listener
@@ -40,6 +41,7 @@ class PoolRule(NamedTuple):
 POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.BODIES: PoolRule(64 << 20, Overflow.RESERVE),
     PoolName.CONNECTIONS: PoolRule(256, Overflow.RESERVE),
+    PoolName.CPU_CLOCKS: PoolRule(256, Overflow.REFUSE),
     PoolName.DECLARED_JOBS: PoolRule(128, Overflow.RESERVE),
     PoolName.ENGINES: PoolRule(64, Overflow.REPLACE, 600 * SECOND),
     PoolName.HANDSHAKES: PoolRule(256, Overflow.RESERVE),

@@ -307,8 +307,8 @@ class SpanAggregator:
                 if displaced is not None:
                     self._places.remove(displaced)
                     self._release(self._accounts.pop(displaced))
-                if self._admit(newcomer):
-                    self._open(newcomer)
+                self._admit(newcomer)
+                self._open(newcomer)
 
 
 class _Sums(NamedTuple):
