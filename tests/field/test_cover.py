@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from support.field import FieldCase, build_tree, field_cases
+from wattspan.api.device_energy import selected_domains
+from wattspan.api.energy import energy_response
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
@@ -31,6 +33,7 @@ from wattspan.model import (
     ThingKind,
 )
 from wattspan.ports import Batch, CounterSource, SourceContext
+from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
 from wattspan.sources import estimate
@@ -86,6 +89,7 @@ class Host:
         self.scripted: dict[str, ScriptedSource] = {}
         self.sources: list[CounterSource] = [self._open(name) for name in case["sources"]]
         ledger = Ledger(LedgerSettings(), boot_id="b", now=self.clock.monotonic())
+        self.devices = DeviceHistory(round(STEP * SECOND), 10 * SECOND)
         self.poller = Poller(
             self.clock,
             ledger,
@@ -96,6 +100,7 @@ class Host:
             LatestSnapshot(ledger.snapshot(self.clock.now(), "h")),
             interval=round(STEP * SECOND),
             providers=SnapshotProviders(),
+            recorders={"devices": self.devices.record},
         )
 
     def _open(self, name: str) -> CounterSource:
@@ -134,6 +139,21 @@ class Host:
         if not path.is_symlink():
             path.write_text(f"{round((7 + self._joules.get(meter, 0)) * 1e6)}\n")
 
+    def queried(self) -> dict[str, float]:
+        """The mean watts of the devices that queries list, of three recent seconds."""
+        end = self.clock.monotonic() - 2 * SECOND
+        found = {}
+        for domain in selected_domains(self.devices, None):
+            energy = self.devices.device(domain.id, end - 3 * SECOND, end).energy
+            found[domain.id] = sum(energy.values()) / 3e6
+        return found
+
+    def attributed(self) -> set[str]:
+        """The devices that queries of processes list for the same time."""
+        end = self.clock.monotonic() - 2 * SECOND
+        response = energy_response(self.poller.history, self.devices, end - 3 * SECOND, end)
+        return {device["hw_id"] for device in response["devices"]}
+
     def turn(self) -> Snapshot:
         self.clock.advance(STEP)
         for meter, watts in self.case.get("meters", {}).items():
@@ -167,6 +187,10 @@ def test_host_counts_each_thing_once_and_never_steps(case: FieldCase, tmp_path: 
         watts = sum(one.power or 0 for one in members) / 1000
         assert watts == pytest.approx(phase["watts"], rel=0.03)
         assert booked <= true * 1.001, "energy was counted twice"
+        queried = host.queried()
+        assert sorted(queried) == sorted(phase["cover"])
+        assert sum(queried.values()) == pytest.approx(phase["watts"], rel=0.03)
+        assert host.attributed() <= set(phase["cover"])
         outside = [one for one in snapshot.domains if not one.domain.in_cover]
         assert all(one.domain.why for one in outside), "the choice is not explained"
     assert booked >= true - most * case.get("lost_seconds", 1.5)

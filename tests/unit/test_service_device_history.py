@@ -180,6 +180,7 @@ def test_device_outside_the_cover_adds_nothing_until_it_joins_again() -> None:
     host.run(5)
     assert host.devices.silent(GPU.id)
     assert host.devices.device(GPU.id, START, host.now).energy == {HwType.GPU: 11 * GPU_POWER}
+    assert not host.devices.domains()[GPU.id].in_cover
     host.list("nvml", GPU)
     host.run(3)
     found = host.devices.device(GPU.id, START, host.now)

@@ -160,7 +160,7 @@ def energy_response(
     """
     # Read first: the figures may only be more complete than this time.
     settled = history.settled(consumer)
-    domains = sorted_domains(history.domains().values())
+    domains = sorted_domains(_counted_since(start, history.domains().values(), devices))
     coarse = any(map(grid.hides, domains))
     if coarse:
         settled = min(settled, grid.down(history.settled()))
@@ -186,6 +186,17 @@ def energy_response(
         "process": _process(history, consumer, start, end),
         "family": _process(history, consumer, start, end, family=True) if family else None,
     }
+
+
+def _counted_since(
+    start: int, domains: Iterable[Domain], devices: DeviceQueries
+) -> Iterator[Domain]:
+    """The domains without those that left the cover before ``start``: others count instead."""
+    known = devices.domains()
+    for domain in domains:
+        inside = domain.id not in known or known[domain.id].in_cover
+        if inside or (devices.known(domain.id) or 0) > start:
+            yield domain
 
 
 def sorted_domains(domains: Iterable[Domain]) -> list[Domain]:

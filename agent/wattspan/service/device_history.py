@@ -97,7 +97,7 @@ class _Device:
 
     @property
     def is_part(self) -> bool:
-        return not self.domain.in_cover
+        return _is_division(self.domain)
 
     def settle(self, interval: Interval, energy: Microjoules) -> None:
         """Add the energy that a part has of an interval of its device."""
@@ -168,7 +168,8 @@ class DeviceHistory:
             self._change_cover(before)
         self._add_readings(one for one in tick.readings if one.domain_id not in before)
         for device in self._devices.values():
-            device.counter.absent(tick.at)
+            if device.domain.in_cover or device.is_part:  # the others count elsewhere
+                device.counter.absent(tick.at)
         for status in tick.gpus:
             self._add_status(status)
 
@@ -178,10 +179,11 @@ class DeviceHistory:
             if device.domain.source == source:
                 device.present = False
         for domain in domains:
-            if not domain.in_cover and not _is_division(domain):
-                continue
             known = self._devices.get(domain.id)
-            if known is None:
+            if not domain.in_cover and not _is_division(domain):
+                if known is not None:  # it has left the cover
+                    known.domain = domain
+            elif known is None:
                 counter = CounterHistory(domain, self._absence, self._cell)
                 self._devices[domain.id] = _Device(domain, counter, self._now)
             else:
