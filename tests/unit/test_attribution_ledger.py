@@ -317,6 +317,22 @@ def test_energy_during_a_restart_is_counted_as_unattributed() -> None:
     assert imbalances(after) == []
 
 
+def test_withheld_energy_of_an_undescribed_process_bounds_its_row_only() -> None:
+    host = world()
+    nobody = Consumer(99, 99)
+    for _ in range(40):
+        now = host.clock.now()
+        for true in host.domains.values():
+            true.spend(5_000_000)
+        host.clock.advance(ns=TICK)
+        used = Usage("cpu:0", now, host.clock.now(), {nobody: TICK}, 0, 4 * TICK)
+        host.apply(readings=host.readings(), usages=[used])
+        snapshot = host.ledger.snapshot(host.clock.now(), "h")
+    (row,) = [row for row in snapshot.processes if row.info.payer == nobody]
+    assert HwType.CPU in row.bounded
+    assert not any(group.bounded for group in snapshot.groups)
+
+
 def test_lower_bounds_continue_after_a_restart() -> None:
     host = world()
     host.born(1)
