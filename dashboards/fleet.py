@@ -9,7 +9,7 @@ from dashboards.layout import HOSTS as HOSTS_CHOSEN
 from dashboards.layout import JOB, Place, Row, dashboard, group_kind
 from dashboards.panels import Ask, Column, cell, graph, link, listing, series_label, stat_panel
 from dashboards.promql import JOB as SCRAPED
-from dashboards.promql import KIND, by, series
+from dashboards.promql import KIND, by, remainder, series
 from dashboards.shared import SHARE_STEPS, provenance, with_currencies
 
 SEEN_EVERY = 60
@@ -190,8 +190,10 @@ def _power() -> tuple[Place, ...]:
                 Ask(f"sum({ALL_IDLE})", "idle"),
                 Ask(f"sum({ALL_UNATTRIBUTED})", "unattributed"),
                 Ask(
-                    f"{by('hw_type', ALL_TYPES)} - on (hw_type) {by('hw_type', ALL_IDLE)}"
-                    f" - on (hw_type) {by('hw_type', ALL_UNATTRIBUTED)}",
+                    remainder(
+                        f"{by('hw_type', ALL_TYPES)} - on (hw_type) {by('hw_type', ALL_IDLE)}"
+                        f" - on (hw_type) {by('hw_type', ALL_UNATTRIBUTED)}"
+                    ),
                     "{{hw_type}}",
                 ),
                 stack=True, colours=palette.ACCOUNTS,

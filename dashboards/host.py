@@ -14,6 +14,7 @@ from dashboards.promql import (
     KIND,
     by,
     rate,
+    remainder,
     rest,
     series,
     spent,
@@ -104,9 +105,8 @@ def _headline() -> tuple[Place, ...]:
 
 def _stack() -> tuple[Place, ...]:
     charged = f"(sum({rate(GROUPS)}) or vector(0))"
-    ungrouped = (
-        f"clamp_min(sum({rate(ENERGY)}) - sum({rate(IDLE)}) - sum({rate(UNATTRIBUTED)})"
-        f" - {charged}, 0)"
+    ungrouped = remainder(
+        f"sum({rate(ENERGY)}) - sum({rate(IDLE)}) - sum({rate(UNATTRIBUTED)}) - {charged}"
     )
     return (
         Place(

@@ -74,9 +74,10 @@ HOSTS = Chosen(
 
 
 def group_kind(selector: str) -> Chosen:
+    """The kind is at first that of users: every process has one, on hosts of any kind."""
     return Chosen(
         "group_kind", "Group kind", "Groups of different kinds overlap: one kind at a time.",
-        selector, "group_kind", default="unit",
+        selector, "group_kind", default="user",
     )  # fmt: skip
 
 

@@ -33,8 +33,8 @@ def document() -> dict[str, Any]:
     kinds = group_kind(series("wattspan_group_energy_joules_total"))
     return dashboard(
         uids.PROCESSES,
-        "Energy by process, and by container, pod, job, unit or user. The Host dashboard shows "
-        f"idle and unattributed energy, which has no process. {INNERMOST}",
+        "Energy by process, and by virtual machine, container, pod, job, unit or user. The Host "
+        f"dashboard shows idle and unattributed energy, which has no process. {INNERMOST}",
         (JOB, FEW_HOSTS, kinds, group, TYPES),
         (
             Row("", (*_headline(), *_groups())),

@@ -66,4 +66,12 @@ def top(count: int, labels: str, selector: str) -> str:
 def rest(count: int, labels: str, selector: str) -> str:
     """Total power of the series that ``top`` leaves out."""
     everything, chosen = f"sum({rate(selector)})", f"sum({top(count, labels, selector)})"
-    return f"clamp_min(round({everything} - {chosen}, 0.001), 0)"  # sums of floats are not exact
+    return remainder(f"{everything} - {chosen}")
+
+
+def remainder(difference: str) -> str:
+    """A difference of powers in whole milliwatts: sums of floats are not exact, and may be -4e-14.
+
+    A remainder is never negative.
+    """
+    return f"clamp_min(round({difference}, 0.001), 0)"

@@ -33,6 +33,20 @@ names follow OpenTelemetry's translation rules; an exception is marked with an a
 joules, power in milliwatts, time in nanoseconds. A figure that is not known is absent, never
 zero.
 
+**Certain, or said not to be.** A figure is known, a lower bound (a part of it is unknown) or
+unknown. `wattspan_host_certainty_info`, `wattspan_domain_certainty_info` and
+`wattspan_attribution_certainty_info` say so for the host, each domain, and the energy of processes,
+groups and spans. The counter of a device that gives no more readings stands still: its
+`wattspan_domain_up` is 0, its power is absent, and `wattspan_gap_seconds_total` counts the time.
+A rate over such time is a lower bound too:
+
+```promql
+# hosts whose power is incomplete now
+wattspan_host_certainty_info{figure="power", certainty!="known"}
+# joules of processes that the unknown idle power may hide
+wattspan_baseline_unknown_energy_joules_total
+```
+
 **Summing.** Domains overlap: a package contains its cores, a platform its packages. Only the
 *cover* is disjoint, and its members are the ones without `hw_parent`:
 
@@ -154,6 +168,8 @@ CHAPTERS = (
 ATTRIBUTES = {
     "applied": "`true` if the tuner applies the job's decisions, `false` for advice only",
     "bound": "`lower` or `upper` end of the interval",
+    "certainty": "`known`; `lower_bound`: a part is unknown, and the true figure is not smaller; "
+    "`unknown`: there is no number",
     "clock": "`sm` or `memory`",
     "command": "command of the process; `other` for all processes without their own series",
     "currency": "currency of the amounts, from `[cost] currency`",
@@ -166,11 +182,12 @@ ATTRIBUTES = {
     "most active ones of a GPU",
     "emulated": "`true` on an emulated host; its figures are not measurements",
     "exporter": "name of the exporter",
+    "figure": "`energy` or `power`",
     "footprint": "`cost` or `carbon`",
-    "group": "name of the container, pod, job, unit, cgroup or user; below a delegated cgroup or "
-    "inside a container it begins with its author: `alice/foo.service`, "
+    "group": "name of the virtual machine, container, pod, job, unit, cgroup or user; below a "
+    "delegated cgroup or inside a container it begins with its author: `alice/foo.service`, "
     "`0123456789ab/nginx.service`",
-    "group_kind": "`container`, `pod`, `job`, `unit`, `cgroup` or `user`",
+    "group_kind": "`vm`, `container`, `pod`, `job`, `unit`, `cgroup` or `user`",
     "host.name": "name of the host",
     "holder": "owner of the cap: a job, `operator` for a fixed cap, `budget` for the power budget",
     "hw.driver_version": "driver version of the device",
@@ -179,7 +196,10 @@ ATTRIBUTES = {
     "hw.name": "display name of the domain",
     "hw.parent": "absent for members of the cover; else the domain that contains or "
     f"duplicates this one, or `{OUTSIDE_COVER}`",
-    "basis": "origin of the static power: `configured`, `fitted` or `lower_bound`",
+    "basis": "origin of the static power: `configured`, `fitted` or `lower_bound`; of a GPU's "
+    "energy: `counter` or `power`",
+    "sensors": "`agree` or `disagree`: energy counter and integrated power of a GPU, within their "
+    "stated errors; `unknown` in its first minute",
     "hw.type": "`cpu`, `gpu`, `memory` or `enclosure`",
     "in_cover": "`true` if the domain is in the cover, whose sum is the energy of the host",
     "job": "name of the tuned job, at most 100 characters. Prometheus calls it `exported_job`, "
@@ -206,7 +226,8 @@ ATTRIBUTES = {
     "provenance": "origin of the figure: `measured` by an energy counter (for a power "
     "sensor: by the sensor), `derived` from measured power, `estimated` by a load model, "
     "`emulated` on an emulated host; for a sum, the least reliable of its parts",
-    "quality": "`baseline_learned`, `baseline_remembered` or `baseline_unknown`",
+    "quality": "`baseline_learned`, `baseline_remembered`, `baseline_doubtful` or "
+    "`baseline_unknown`",
     "reason": "reason, one of a fixed set of each metric",
     "slo": "key of a latency limit in `slo`, such as `ttft_p99`",
     "resolution": "update interval of the counter",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import TypeVar
 
 from wattspan.config import TABLES, Config, ConfigSchema
-from wattspan.model import Failure, Trouble
+from wattspan.model import SECOND, Failure, Trouble
 from wattspan.model.settings import Table, keys
 from wattspan.ports import (
     CounterSource,
@@ -120,11 +121,15 @@ _REPORT = "This is a fault of the plugin: report it to its authors, or set enabl
 
 @dataclass(frozen=True, slots=True)
 class OpenedPlugins:
-    """Opened sources and exporters by name, and failures."""
+    """Opened sources and exporters by name, and failures.
+
+    ``awaited`` opens the sources that found nothing to read: a driver may be loaded at any time.
+    """
 
     sources: Mapping[str, CounterSource] = field(default_factory=dict)
     exporters: Mapping[str, Exporter] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
+    awaited: Mapping[str, Callable[[], CounterSource | None]] = field(default_factory=dict)
 
 
 def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> OpenedPlugins:
@@ -134,10 +139,12 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
     closed. Any other error becomes a failure of that source.
     """
     opened: dict[str, CounterSource] = {}
+    awaited: dict[str, Callable[[], CounterSource | None]] = {}
     failures = [_failure(broken.table, broken.cause, broken.remedy) for broken in plugins.broken]
     for name, plugin in plugins.sources.items():
+        settings = config.sources[name]
         try:
-            source = plugin.open(config.sources[name], context)
+            source = plugin.open(settings, context)
         except WattspanError:
             for each in opened.values():
                 each.close()
@@ -147,7 +154,68 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
             continue
         if source is not None:
             opened[name] = source
-    return OpenedPlugins(sources=opened, failures=tuple(failures))
+        elif getattr(settings, "enabled", None) is not False:
+            awaited[name] = partial(_open_present, plugin, settings, context)
+    return OpenedPlugins(sources=opened, failures=tuple(failures), awaited=awaited)
+
+
+def _open_present(
+    plugin: SourcePlugin, settings: Table, context: SourceContext
+) -> CounterSource | None:
+    return plugin.open(settings, context) if plugin.present(context) else None
+
+
+AWAITED_INTERVAL = 5 * SECOND
+"""Interval between two attempts to open a source that found nothing to read."""
+
+
+class AwaitedSources:
+    """Opens sources whose driver is loaded while the agent runs. For one thread."""
+
+    def __init__(
+        self,
+        openers: Mapping[str, Callable[[], CounterSource | None]],
+        now: int,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``now`` is monotonic, the time at which none of them found anything."""
+        self._openers = dict(openers)
+        self._due = now + AWAITED_INTERVAL
+        self._log = log
+        self._failures: dict[str, Failure] = {}
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Those of the last attempts."""
+        return tuple(self._failures.values())
+
+    def found(self, now: int) -> list[CounterSource]:
+        """The sources that can be read now, each once; tried again every few seconds."""
+        if now < self._due or not self._openers:
+            return []
+        self._due = now + AWAITED_INTERVAL
+        found: list[CounterSource] = []
+        for name, open_source in [*self._openers.items()]:
+            try:
+                source = open_source()
+            except Exception as error:  # noqa: BLE001 - a failing source must not affect others
+                cause = f"it does not open, {_cause(error)}"
+                self._failures[name] = _failure(f"sources.{name}", cause)
+                continue
+            self._failures.pop(name, None)
+            if source is not None:
+                del self._openers[name]
+                found.append(source)
+                self._log(f"The source {name} has found counters, and is read from now on.")
+        return found
+
+
+def source_advice(plugins: Plugins, config: Config, name: str) -> Iterator[str]:
+    """A sentence for each setting of the source ``name`` that matches nothing on this host."""
+    try:
+        yield from plugins.sources[name].advice(config.sources[name])
+    except Exception as error:  # noqa: BLE001 - the check of others continues
+        yield f"[sources.{name}] cannot be checked, {_cause(error)}. {_REPORT}"
 
 
 def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -> OpenedPlugins:

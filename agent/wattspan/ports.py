@@ -18,6 +18,7 @@ from wattspan.model import (
     Domain,
     Failure,
     GpuStatus,
+    HwType,
     Instant,
     Knob,
     KnobState,
@@ -32,6 +33,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.model.settings import Table
+from wattspan.sharing.pools import Pools
 from wattspan.spans.values import IntervalEnergy
 
 
@@ -65,6 +67,12 @@ class Batch:
     failures: tuple[Failure, ...] = ()
     usages: tuple[Usage, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Ids of the domains whose counters do not move while their hardware works."""
+        stuck = (one.domain_id for one in self.failures if one.trouble is Trouble.STUCK)
+        return frozenset(one for one in stuck if one is not None)
 
 
 @runtime_checkable
@@ -185,12 +193,19 @@ class EnergyQueries(Protocol):
         """The energy of a process, or of its family."""
         ...
 
+    def bounded(self, consumer: Consumer, start: int, *, family: bool = False) -> frozenset[HwType]:
+        """The types of which the energy of a process since ``start`` is a lower bound.
+
+        A device that it uses was in a gap, or an idle power was unknown; coverage says the rest.
+        """
+        ...
+
 
 class DeviceQueries(Protocol):
     """The energy of devices from readings, before it is settled. Safe from any thread.
 
-    Times are monotonic nanoseconds. ``domains`` are those of the cover, by id; the other calls
-    raise KeyError for an unknown one.
+    Times are monotonic nanoseconds. ``domains`` are those of the cover and their MIG instances, by
+    id; the other calls raise KeyError for an unknown one.
     """
 
     def domains(self) -> Mapping[str, Domain]: ...
@@ -273,6 +288,7 @@ class CapTotals(NamedTuple):
     """All limits were restored on request; the capper writes none until its next start."""
     shared: str = ""
     """The socket, if the capper is that of another agent of the host."""
+    resets: int = 0
 
 
 class Caps(Protocol):
@@ -363,12 +379,17 @@ class SourceContext:
 class SourcePlugin:
     """The value of a ``wattspan.sources`` entry point.
 
-    ``settings`` is the plugin's own table, ``[sources.NAME]``. ``open`` is called once. If there is
-    nothing to read, it raises SourceError with ``enabled = true`` and returns None with ``auto``.
+    ``settings`` is the plugin's own table, ``[sources.NAME]``. If there is nothing to read,
+    ``open`` raises SourceError with ``enabled = true`` and returns None with ``auto``; it is then
+    called again every few seconds, because a driver may be loaded at any time. ``advice`` returns
+    a sentence for each setting that matches nothing on this host; it may read files. ``present`` is
+    asked before ``open`` is called again: False while there is certainly nothing to read.
     """
 
     settings: type[Table]
     open: Callable[[Any, SourceContext], CounterSource | None]
+    advice: Callable[[Any], Iterable[str]] = lambda _: ()
+    present: Callable[[SourceContext], bool] = lambda _: True
 
 
 class PeerPrincipals(Protocol):
@@ -392,6 +413,8 @@ class ExporterContext:
     """Returns the counter of rejections of a listener, which is called with the reason."""
     principals: PeerPrincipals | None = None
     """Finds the principals of peers; by default, by user id alone."""
+    pools: Pools | None = None
+    """Makes the bounded pools that peers fill, whose counters the agent exports."""
 
 
 @dataclass(frozen=True, slots=True)

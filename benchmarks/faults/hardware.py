@@ -72,9 +72,9 @@ COUNTERS = (
         "one counter stands still, then catches up",
         zone("freeze"),
         zone("mend"),
-        "Firmware or a hypervisor stopped updating the register. After three seconds the "
-        "counter is reported as stuck and not counted; when it advances again its energy is "
-        "counted if that is plausible, and a gap otherwise.",
+        "Firmware or a hypervisor stopped updating the register. Once it has stood "
+        "still for three seconds while CPUs worked, it is reported as frozen and not counted. "
+        "If it advances within ten seconds its energy is counted, and later the time is a gap.",
         [unreadable("rapl", "stuck")],
         lasts=8.0,
         short=4.5,

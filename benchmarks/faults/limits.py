@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -159,10 +160,10 @@ def no_more_memory() -> Fault:
 class LimitStage(Stage):
     """A stage whose agent has, where that can be, a control group with the unit's MemoryMax."""
 
-    def __init__(self, **chosen: Any) -> None:
+    def __init__(self, *, within: Sequence[str] = (), **chosen: Any) -> None:
         self.memory = MemoryLimit("wattspan-faults")
         try:
-            super().__init__(within=self.memory.within, **chosen)
+            super().__init__(within=[*self.memory.within, *within], **chosen)
         except BaseException:
             self.memory.close()
             raise

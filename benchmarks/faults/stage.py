@@ -49,14 +49,20 @@ class Stage(Closeable):
         settings: Mapping[str, object] | None = None,
         jobs: bool = True,
         every: float = 0.1,
+        configuration: str = "",
     ) -> None:
-        """``within`` is the command that runs the agent, ``environ`` is the host's as well."""
+        """``within`` is the command that runs the agent, ``environ`` is the host's as well.
+
+        ``configuration`` is the text of the agent's file.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="wattspan-"))
         self.state, self.run = self.folder / "state", self.folder / "run"
         self.run.mkdir()
         self.profile = profile
         self.within, self.environ = list(within), dict(environ or {})
         self.settings = dict(settings or {})
+        self._configuration = self.folder / "config.toml"
+        self._configuration.write_text(configuration)
         self.wall_offset = 0.0  # seconds by which a fault has set the agent's wall clock
         self.asleep = 0.0  # seconds for which the host slept, as its clocks tell
         self._lives = 0
@@ -93,7 +99,10 @@ class Stage(Closeable):
                 [*self.within, *program, "run", "--emulate", self.profile, *words],
                 env=clean
                 | self.environ
-                | {"WATTSPAN_CONFIG": os.devnull, "PYTHONPATH": os.pathsep.join(map(str, path))},
+                | {
+                    "WATTSPAN_CONFIG": str(self._configuration),
+                    "PYTHONPATH": os.pathsep.join(map(str, path)),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

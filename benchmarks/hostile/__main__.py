@@ -2,8 +2,9 @@
 
     .venv/bin/python -m benchmarks.hostile [--only WORDS] [--quick] [--json FILE] [--docs]
 
-Needs root. It exits with 1 if an attack was not withstood. Without --quick and --only the result is
-stored next to this file; --docs writes the stored result to docs/reference/attacks.md.
+Needs root. It exits with 1 if an attack was not withstood. The result of each chapter that was run
+whole, without --quick, is stored next to this file: `--only trust` is one of them. --docs writes
+the stored results to docs/reference/attacks.md.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.hostile import ROOT, capping, intake
+from benchmarks.hostile import ROOT, capping, intake, trust
 from benchmarks.hostile.judge import Finding
-from benchmarks.hostile.schedule import Attack, Terms, judged
+from benchmarks.hostile.schedule import Attack, Chapter, Terms, judged
 from benchmarks.hostile.stage import HostileStage
 from benchmarks.hostile.table import HEAD, Judged, Run, load, page, save
 from wattspan.ports import WattspanError
 
-KEPT = Path(__file__).with_name("results.json")
+HERE = Path(__file__).parent
 PAGE = ROOT / "docs" / "reference" / "attacks.md"
-ATTACKS = [*intake.ATTACKS, *capping.ATTACKS]
+CHAPTERS = [
+    Chapter("attacks", HERE / "results.json", [*intake.ATTACKS, *capping.ATTACKS]),
+    Chapter("trust", HERE / "trust.json", trust.ATTACKS),
+]
+ATTACKS = [one for chapter in CHAPTERS for one in chapter.attacks]
 
 
 def chosen(only: Sequence[str]) -> list[Attack]:
@@ -82,7 +88,10 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=1, help="of the random choices")
     told = options.parse_args()
     if told.docs:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), load(KEPT)), encoding="utf-8")
+        text = PAGE.read_text(encoding="utf-8")
+        for chapter in CHAPTERS:
+            text = page(text, chapter.name, load(chapter.kept))
+        PAGE.write_text(text, encoding="utf-8")
         return
     if os.geteuid() != 0:
         options.error("the attackers are other users: run this as root")
@@ -92,8 +101,11 @@ def main() -> None:
     result = run(attacks, Terms(told.quick, told.seed))
     if told.json is not None:
         save(told.json, result)
-    if not told.quick and not told.only:
-        save(KEPT, result)
+    for chapter in CHAPTERS:
+        names = {one.name for one in chapter.attacks}
+        rows = [row for row in result.rows if row.finding.attack in names]
+        if not told.quick and len(rows) == len(names):
+            save(chapter.kept, replace(result, rows=rows))
     if failed := [row.finding.attack for row in result.rows if row.wrong]:
         sys.exit(f"not withstood: {', '.join(failed)}")
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from benchmarks.hostile.judge import MEGABYTE, Finding, Rule, services, verdict
 from benchmarks.hostile.stage import HostileStage
@@ -56,6 +57,15 @@ class Attack:
     run: Callable[[HostileStage, Terms], Done]
     rule: Rule = field(default_factory=Rule)
     stage: Callable[[], HostileStage] = HostileStage
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Attacks with a table of their own, and the file of their result."""
+
+    name: str
+    kept: Path
+    attacks: Sequence[Attack]
 
 
 def judged(stage: HostileStage, attack: Attack, terms: Terms) -> Judged:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from benchmarks.faults.limits import LimitStage
@@ -88,8 +88,17 @@ class HostileStage(LimitStage):
     The capper is not a child of the agent, and survives it.
     """
 
-    def __init__(self, *, budget: int = 0, pace: float = 0.1, lease: str = "2s") -> None:
-        """``budget`` is that of [caps], in watts; 0 imposes none."""
+    def __init__(
+        self,
+        *,
+        budget: int = 0,
+        pace: float = 0.1,
+        lease: str = "2s",
+        within: Sequence[str] = (),
+        settings: Mapping[str, object] | None = None,
+        configuration: str = "",
+    ) -> None:
+        """``budget`` is that of [caps], in watts; 0 imposes none. The rest is the agent's."""
         http, grpc, metrics = free_ports(3)
         self.caps = {
             "caps.users": f'["{TUNER}", "{OTHER}"]',
@@ -101,13 +110,16 @@ class HostileStage(LimitStage):
         self.cappers = 0
         self.sizes: SizeWatch | None = None
         super().__init__(
+            within=within,
             jobs=False,
+            configuration=configuration,
             settings={
                 "spans.http": f"127.0.0.1:{http}",
                 "spans.grpc": f"127.0.0.1:{grpc}",
                 "exporters.prometheus.listen": f"127.0.0.1:{metrics}",
                 "caps.capper": "false",
                 **self.caps,
+                **(settings or {}),
             },
         )
         try:

@@ -15,7 +15,6 @@ HEAD = (
     "| attack | wedged | killed | largest size | remains | others: p99, longest "
     "| others: not served | result |\n|---|---|---|---|---|---|---|---|"
 )
-BEGIN, END = "<!-- begin attacks -->", "<!-- end attacks -->"
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,9 @@ def _finite(facts: Any) -> Any:
     return None if isinstance(facts, float) and math.isinf(facts) else facts
 
 
-def page(text: str, run: Run) -> str:
-    """The page with the run between its marks."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{run}\n\n{END}{tail}"
+def page(text: str, chapter: str, run: Run) -> str:
+    """The page with the run of a chapter between its marks."""
+    begin, end = f"<!-- begin {chapter} -->", f"<!-- end {chapter} -->"
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n\n{run}\n\n{end}{tail}"

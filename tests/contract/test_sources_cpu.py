@@ -16,6 +16,7 @@ from wattspan.ports import CounterSource
 from wattspan.sources.estimate import EstimateSource, LoadModel
 from wattspan.sources.hwmon.source import HwmonSource
 from wattspan.sources.rapl.pyrapl import PyRaplSource
+from wattspan.util.cpu_topology import CpuTopology
 
 Open = Callable[[PowercapHost], CounterSource]
 
@@ -33,7 +34,7 @@ def estimate(host: PowercapHost) -> CounterSource:
         Path("/proc/stat"),
         host.clock,
         LoadModel(30_000, 100_000),  # type: ignore[arg-type]
-        sockets={0: 0, 1: 1},
+        cpus=CpuTopology(host.tree.root),
         provenance=Provenance.EMULATED,
     )
 

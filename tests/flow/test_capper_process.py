@@ -19,6 +19,7 @@ from support.capper_process import CapperProcess, Gpu, finish
 from support.emulated_faults import FaultyHost
 from support.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
 from support.requirements import ROOT
+from support.two_users import CgroupsOfTest, NoCgroupError
 from support.waiting import eventually
 from wattspan.capper.journal import Journal, open_capper_host
 from wattspan.capper.protocol import CapperClient
@@ -52,6 +53,40 @@ def caps(
         check=False,
         timeout=60,
     )
+
+
+# --------------------------------------------------------------------------------- root of what
+
+HIDDEN = [
+    "unshare", "--mount", "sh", "-c",
+    "mount --make-rprivate / && mount -t proc -o hidepid=invisible proc /proc && "
+    'exec setpriv --bounding-set=-all,+sys_admin --inh-caps=-all "$@"',
+    "sh",
+]  # fmt: skip
+"""Runs a capper that sees processes as its unit's sandbox shows them."""
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("within", [[], HIDDEN], ids=["procfs", "hidden procfs"])
+def test_root_of_a_container_is_not_root_of_the_host(
+    host: EmulatedHost, tmp_path: Path, within: Sequence[str]
+) -> None:
+    with (
+        CgroupsOfTest() as cgroups,
+        CapperProcess(host, tmp_path, autotune__floor=0.3, within=within) as capper,
+    ):
+        try:
+            directories = list(map(str, cgroups.container()))
+        except NoCgroupError as error:
+            pytest.skip(f"no cgroup can be made here: {error}")
+        join = (
+            f'for one in {" ".join(directories)}; do echo $$ >"$one/cgroup.procs"; done; exec "$@"'
+        )
+        capper.ready()
+        inside = caps(capper, "restore", within=["sh", "-c", join, "sh"])
+        assert inside.returncode != 0
+        assert "Root of a container is not root of this host" in inside.stderr
+        assert caps(capper, "restore").returncode == 0
 
 
 # ----------------------------------------------------------------------- the capper itself ends
@@ -370,13 +405,22 @@ def test_gpu_lost_during_a_kill_is_restored_later(
     assert gpu.limit == ORIGINAL
 
 
-def test_reloaded_driver_keeps_its_default(
+def test_reloaded_driver_is_capped_again_and_keeps_its_default_at_the_end(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
     hold(client, gpu)
     host.ask(do="fault", gpu=0, fault="reload_driver")
-    eventually(lambda: capper.row(gpu.key).holder == "", "it is noticed")
+
+    def original() -> int | None:
+        rows = {row.state.key: row for row in client.rows(renew=True)}
+        return rows[gpu.key].original
+
+    eventually(lambda: original() == 700_000, "the reset is noticed")
+    eventually(lambda: gpu.limit == CAP, "the cap is applied again")
+    assert client.state is not None
+    assert client.state.resets == 1
+    eventually(lambda: "was off: the device or its driver was absent" in capper.said, "it is said")
     client.close()
     assert capper.end() == 0
     assert gpu.limit == 700_000
@@ -526,3 +570,20 @@ def test_capper_memory_is_small(capper: CapperProcess) -> None:
     resident = int(status.split("VmRSS:")[1].split()[0])
     assert resident < 40_000, f"{resident} kB"
     assert "Threads:\t1\n" in status
+
+
+def test_fixed_cap_of_no_device_is_logged_once(
+    host: EmulatedHost, gpu: Gpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[[caps.fixed]]\ndevice = "7"\nwatts = 400\n')
+    with CapperProcess(host, tmp_path, arguments=["--config", str(file)]) as capper:
+        told = '[[caps.fixed]] device = "7" matches nothing: the devices with a gpu_power are'
+        eventually(lambda: told in capper.said, "the capper names it")
+        client = capper.client()
+        for _ in range(3):
+            client.rows()
+        client.close()
+        assert capper.end() == 0
+        assert capper.said.count(told) == 1
+    assert gpu.limit == ORIGINAL

@@ -185,3 +185,33 @@ def test_program_without_an_agent_goes_on_and_logs_no_energy(tmp_path: Path) -> 
     assert header == "start_time,window_name,elapsed_time,gpu0_energy"
     assert line.split(",")[1] == "step"
     assert line.endswith(",")
+
+
+def test_mig_instance_of_the_program_has_a_part_of_the_energy_of_its_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Running(tmp_path, emulate="h100-mig") as running:
+        measures(running)
+        now = monotonic_ns()
+        listed = reader(running.run_dir)(now, now, parts=True)
+        first, *others = (one for one in listed if one.parent is not None)
+        assert others
+        assert all(one.parent is None for one in reader(running.run_dir)(now, now))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first.uuid or "")
+        monitor = monitor_of(running.run_dir)
+        eventually(lambda: _newest(running, first.id), "the instance has energy", within=60)
+        monitor.begin_window("step", sync_execution=False)
+        eventually(lambda: monotonic_ns() - now > 3 * 10**9, "time passes")
+        window = monitor.finish_window("step", sync_execution=False)
+        whole = reader(running.run_dir)(*window.period, [first.parent or ""], timeout=5.0)[0]
+        assert monitor.gpu_indices == [0]
+        assert window.coverage == 1.0
+        assert whole.joules is not None
+        assert 0 < window.gpu_energy[0] < whole.joules
+        running.end()
+
+
+def _newest(running: Running, key: str) -> bool:
+    now = monotonic_ns()
+    (found,) = reader(running.run_dir)(now - 10 * 10**9, now, [key])
+    return bool(found.joules)

@@ -375,10 +375,59 @@ def test_unknown_power_is_a_dash(browser: Browser) -> None:
             (gpu,) = (text for text in nodes if "H100" in text)
             assert "–" in gpu
             assert "0 W" not in gpu.replace("\u00a0", " ")
-        assert tab.text("#figures .big") == "–"
+        assert tab.text("#figures .big").replace("\u00a0", " ") == "≥ 185 W"
         assert "unknown for NVIDIA H100 80GB HBM3 0" in tab.text("#figures")
-        assert tab.page.title().startswith("–")
+        assert "≥" in tab.texts("#figures .big")[1]
+        assert tab.page.title().startswith("≥")
         assert "NaN" not in tab.page.content()
+
+
+def test_problems_stand_at_the_top(browser: Browser) -> None:
+    told = page_worlds.blind()
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        banner = tab.text("#problems")
+        assert banner.startswith("3 problems")
+        assert "NVIDIA H100 80GB HBM3 0 gives no readings" in banner
+        assert "ipmi is down: Cannot open /dev/ipmi0" in banner
+    told["snapshot"]["sources"] += [page_worlds.source(f"otlp{n}", False, 0) for n in range(2)]
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        assert "2 more in Health" in tab.text("#problems")
+    with PageServer(page_worlds.quiet()) as server, opened(browser, server.url) as tab:
+        assert not tab.page.locator("#problems").is_visible()
+
+
+# painted pixels of the plot in the middle of each of so many steps
+HEIGHTS = """(steps) => {
+  const canvas = document.querySelector('#plot canvas');
+  const [box, over] = [canvas, document.querySelector('#plot .u-over')]
+    .map(e => e.getBoundingClientRect());
+  const scale = canvas.width / box.width;
+  const [left, top] = [over.left - box.left, over.top - box.top].map(v => Math.round(v * scale));
+  const [wide, tall] = [over.width, over.height].map(v => Math.round(v * scale));
+  const pixels = canvas.getContext('2d').getImageData(left, top, wide, tall).data;
+  const coloured = (at) => Math.max(...pixels.slice(at, at + 3))
+    - Math.min(...pixels.slice(at, at + 3)) > 40 && pixels[at + 3] > 200;
+  return [...Array(steps).keys()].map((step) => {
+    const column = Math.round(wide * (step + 0.5) / steps);
+    return [...Array(tall).keys()].filter(row => coloured(4 * (row * wide + column))).length;
+  });
+}"""
+
+
+def test_first_step_of_the_chart_is_that_of_the_known_devices(browser: Browser) -> None:
+    """One device of the stack is known a step later than the others."""
+    told = page_worlds.world(page_worlds.two_packages())
+    for one in told["power"]["series"]:
+        one["watts"] = [None, *one["watts"][-4:]]
+    told["power"]["series"][1]["watts"][1] = None
+    sums = [
+        sum(one["watts"][step] or 0.0 for one in told["power"]["series"]) for step in range(1, 5)
+    ]
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        heights = tab.page.evaluate(HEIGHTS, 5)[1:]
+    assert [high / heights[-1] for high in heights] == pytest.approx(
+        [one / sums[-1] for one in sums], abs=0.03
+    )
 
 
 def test_gaps_are_gaps_and_the_chart_is_read_by_keyboard(browser: Browser) -> None:

@@ -111,10 +111,11 @@ def test_table_names_unit_provenance_idle_and_gaps(
     assert lines[0].endswith("by the minute, in J")
     assert lines[3].split() == ["process", "group", "cpu", "gpu", "total", "share"]
     assert lines[4].split() == ["measured", "derived", "derived"]
-    assert lines[5].split() == ["job1", "c1", "100.00", "100.00", "200.00", "50%"]
+    # Energy of the CPU is withheld from processes, and that of the GPU in its gap is missing.
+    assert lines[5].split() == ["job1", "c1", "≥", "100.00", "≥", "100.00", "≥", "200.00", "50%"]
     names = [line.split("  ")[0] for line in lines[5:11]]
     assert names == ["job1", "job2", "job3", "other processes", "idle", "unattributed"]
-    assert lines[11].split() == ["total", "200.00", "200.00", "400.00", "100%"]
+    assert lines[11].split() == ["total", "200.00", "≥", "200.00", "≥", "400.00", "100%"]
     assert lines[-1] == "  GPU-0: 10.0 s reset"
     assert "EMULATED" not in "".join(lines)
 

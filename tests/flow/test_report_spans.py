@@ -117,10 +117,10 @@ def test_table_is_for_people(tmp_path: Path, host: Books, report: Report) -> Non
         *("J/call", "time", "tokens", "in", "out", "J/token"),
     ]
     assert cells("chat") == [
-        *("llm", "chat", "40", "0.040", "0.360", "0.400", "12%"),
-        *("10.0", "J", "40.0", "s", "5120", "1280", "312", "mJ"),
+        *("llm", "chat", "40", "≥", "0.040", "≥", "0.360", "≥", "0.400", "12%"),
+        *("≥", "10.0", "J", "40.0", "s", "5120", "1280", "≥", "312", "mJ"),
     ]
-    assert cells("POST /pay")[-4:] == ["2.50", "mJ", "6m", "40s"]
+    assert cells("POST /pay")[-5:] == ["≥", "2.50", "mJ", "6m", "40s"]
     assert "without spans" in "\n".join(lines)
 
 

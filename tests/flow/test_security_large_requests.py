@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import closing
 from http.client import HTTPConnection
@@ -16,7 +15,7 @@ from support.repeated import holds_once
 from support.web import PATIENCE
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
-from wattspan.ingest.trace_receiver import LARGE_REQUEST, MAX_JSON
+from wattspan.ingest.trace_receiver import LARGE_REQUEST
 
 pytestmark = pytest.mark.alone
 
@@ -26,7 +25,7 @@ OFTEN = ServerLimits(rate=100_000)  # consecutive small requests are not refused
 
 def hostile() -> bytes:
     """A request that takes as long to read as any that is taken."""
-    return PERMITTED_JSON["permitted lists"](MAX_JSON)
+    return PERMITTED_JSON["permitted lists"](8 << 20)
 
 
 def answered(running: Receiving, body: bytes) -> tuple[int, float]:
@@ -63,8 +62,12 @@ def delays(running: Receiving) -> list[str]:
     return [] if slowest < seconds / 2 else [f"one of {slowest:.2f} s beside {seconds:.2f} s"]
 
 
-def test_json_requests_have_a_separate_bound(tmp_path: Path) -> None:
-    with receiving(tmp_path, max_request=64 << 20) as running:
-        body = json.dumps({"resourceSpans": [], "padding": "x" * MAX_JSON}).encode()
-        assert answered(running, body)[0] == 413
-    assert LARGE_REQUEST < MAX_JSON
+@pytest.mark.parametrize("max_request", [4 << 20, 24 << 20])
+def test_json_requests_have_the_bound_of_the_setting(tmp_path: Path, max_request: int) -> None:
+    with receiving(tmp_path, ServerLimits(body=64 << 20), max_request=max_request) as running:
+        around = len(b'{"resourceSpans":[],"padding":""}')
+        for size, status in ((max_request, 200), (max_request + 1, 413)):
+            body = b'{"resourceSpans":[],"padding":"%b"}' % (b"x" * (size - around))
+            assert len(body) == size
+            assert answered(running, body)[0] == status
+    assert max_request > LARGE_REQUEST

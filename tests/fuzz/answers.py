@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 from dataclasses import replace
+from pathlib import Path
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
@@ -22,6 +23,8 @@ from wattspan.otlp.transport import (
     result_of_grpc,
     result_of_http,
 )
+from wattspan.processes.cdi import NodeGpus, decode_specification
+from wattspan.processes.resource_slices import SlicesError, decode_slices
 from wattspan.util.protobuf import (
     encode_export_response,
     encode_status,
@@ -220,3 +223,53 @@ def retry_after(data: bytes) -> None:
     for text in (data.decode("latin-1"), data.decode("utf-8", "replace")):
         delay = parse_retry_after(text, _NOW)
         assert delay is None or 0 <= delay <= MAX_RETRY_DELAY
+
+
+@target(
+    "cdi-specification",
+    whose="drivers of devices on the node, and administrators",
+    holds="device nodes by qualified names, or ValueError",
+    watched=("wattspan.processes.cdi", "wattspan.util.yaml_subset"),
+    samples=(
+        b"---\ncdiVersion: 0.5.0\ndevices:\n- containerEdits:\n    deviceNodes:\n"
+        b"    - hostPath: /run/dev/nvidia0\n      path: /dev/nvidia0\n  name: gpu-0\nkind: v/c\n",
+        b'{"kind": "v/c", "devices": [{"name": "0", "containerEdits": {"deviceNodes": ['
+        b'{"path": "/dev/dri/card0"}]}}]}',
+        b"kind: \"v/c\"\ndevices:\n  - name: '0' # first\n    containerEdits: {}\na: |\n  b: c\n",
+    ),
+    words=(b"- ", b": ", b"\n  ", b"\n", b"'", b'"', b" #", b"|", b"---\n", b"[" * 3000, b"\t"),
+)
+def cdi_specification(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    for is_json in (True, False):
+        try:
+            found = decode_specification(text, is_json=is_json)
+        except ValueError:
+            continue
+        for name, nodes in found.items():
+            assert "=" in name
+            assert all(isinstance(node, str) for node in nodes)
+            NodeGpus(Path("/nonexistent"), Path("/nonexistent")).of(nodes)
+
+
+@target(
+    "resource-slices",
+    whose="the Kubernetes API server, with attributes by drivers of devices",
+    holds="one identity for each device, or one sentence",
+    watched=("wattspan.processes.resource_slices",),
+    samples=(
+        b'{"items": [{"spec": {"driver": "gpu.nvidia.com", "pool": {"name": "n", "generation": 2},'
+        b' "devices": [{"name": "gpu-0", "attributes": {"uuid": {"string": "GPU-a"}}}]}}]}',
+        b'{"items": [{"spec": {"driver": "d", "pool": {"name": "n"}, "devices": [{"name": "g", '
+        b'"basic": {"attributes": {"pciAddr": {"string": "0:1"}}}}]}}]}',
+    ),
+    words=(b"null", b"[]", b"{}", b'""', b"[" * 3000, b"1e400", b'"\\ud800"', b'"generation": 3'),
+)
+def resource_slices(data: bytes) -> None:
+    try:
+        found = decode_slices(data)
+    except SlicesError as error:
+        one_line(str(error), 300)
+        return
+    assert all(found.values())
+    assert all(isinstance(part, str) for key in found for part in key)

@@ -251,6 +251,7 @@ def _look(proc: Path) -> None:
     watched=(
         "wattspan.processes.metadata",
         "wattspan.processes.cgroup_names",
+        "wattspan.processes.cgroup_patterns",
         "wattspan.ingest.identity_verification",
     ),
     samples=(
@@ -261,6 +262,8 @@ def _look(proc: Path) -> None:
         b"0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0\n",
         b"0::/machine.slice/systemd-nspawn@a\\x2db.service/payload\n",
         b"0::/lxc.payload.web/init.scope\n",
+        b"0::/machine.slice/machine-qemu\\x2d6\\x2dvm1.scope/libvirt/vcpu0\n",
+        b"0::/pbs_jobs.service/jobs/7[3].server\n",
     ),
     words=(_HEX, b"job_", b"lxc/", b".scope", b"..", b"\n", b"\\x0a", b"\\xff", b":", b"kubepods"),
 )

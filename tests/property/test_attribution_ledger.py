@@ -7,7 +7,7 @@ from support.history import shares
 from support.simulated_host import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.model import SECOND, IdlePolicy, Payer, energy_at
+from wattspan.model import SECOND, Certainty, IdlePolicy, Payer, energy_at
 
 pids = st.integers(1, 12)
 loads = st.dictionaries(pids, st.integers(0, 100), max_size=6)
@@ -164,3 +164,37 @@ def test_history_is_in_order_and_within_its_bounds(history: list[object], limit:
                 ends = entry.interval.end.mono
                 charged = sum(shares(world.timeline, entry).values())
                 assert charged + entry.idle + entry.unattributed == entry.interval.energy
+
+
+absences = st.one_of(
+    st.tuples(st.just("born"), pids),
+    st.tuples(st.sampled_from(["relabel", "vanish", "return"]), st.integers(0, 3)),
+    st.tuples(st.just("suspend"), st.integers(1, 3600)),
+)
+
+
+@given(history=st.lists(st.one_of(turns, absences), max_size=60))
+def test_energy_is_known_only_if_none_is_missing(history: list[object]) -> None:
+    """Counters vanish, return, restart and sleep; an undetectable reset is left out."""
+    world = World(Ledger(LedgerSettings(), now=0))
+    for event in history:
+        if isinstance(event, dict):
+            snapshot = world.turn(**event)
+        else:
+            assert isinstance(event, tuple)
+            happen(world, *event)
+            continue
+        for account in snapshot.domains:
+            true = world.domains[account.domain.id]
+            booked = account.energy + account.pending
+            if account.energy_certainty is Certainty.UNKNOWN:
+                assert account.energy == 0
+            assert booked <= true.spent
+            if true.readable and account.energy_certainty is Certainty.KNOWN:
+                assert booked == true.spent
+                assert not account.silent
+        energy, certainty = snapshot.host_energy
+        parts = [world.domains[account.domain.id] for account in snapshot.cover]
+        if certainty is Certainty.KNOWN and all(true.readable for true in parts):
+            pending = sum(account.pending for account in snapshot.cover)
+            assert energy + pending == sum(true.spent for true in parts)

@@ -113,6 +113,12 @@ class Host(RuleBasedStateMachine):
     def somebody_writes_while_we_journal(self, number: int, value: int) -> None:
         self.bench.journal.meanwhile = lambda: self.somebody_writes(number, value)
 
+    @rule(number=BOARDS)
+    def device_is_reset(self, number: int) -> None:
+        """No program has a limit on it afterwards: a capped board is capped again."""
+        self.somebody_writes(number, DEFAULT)
+        self.bench.board(number).session += 1
+
     @rule(number=BOARDS, fault=FAULTS)
     def device_fails(self, number: int, fault: Trouble | None) -> None:
         self.bench.board(number).fault = fault

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.covers import cover_of, decided
 from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
 
 
@@ -83,7 +84,7 @@ def registered(machine: Machine, order: list[int]) -> tuple[list[Zone], dict[str
 
 
 def members(topology: ZoneTopology) -> list[str]:
-    return [domain.id for domain in topology.domains if domain.in_cover]
+    return sorted(cover_of(topology.domains))
 
 
 MACHINE_AND_ORDER = machines().flatmap(
@@ -117,9 +118,7 @@ def test_cover_members_are_disjoint_and_only_they_are_charged(
     case: tuple[Machine, list[int]],
 ) -> None:
     machine, order = case
-    domains = {
-        domain.id: domain for domain in resolve_topology(registered(machine, order)[0]).domains
-    }
+    domains = decided(resolve_topology(registered(machine, order)[0]).domains)
     for domain in domains.values():
         above = domain.parent
         seen = {domain.id}

@@ -14,6 +14,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
+from wattspan.ports import PeerPrincipals
 from wattspan.sdk.span_processor import SpanProcessor
 from wattspan.spans.values import SpanEnd, SpanStart
 
@@ -30,8 +31,10 @@ tracer = trace.get_tracer("application")
 
 
 @contextmanager
-def listening(run_dir: Path, **bounds: int) -> Iterator[SideChannelServer]:
-    feed = SideChannelServer(run_dir / "feed.sock", **bounds)
+def listening(
+    run_dir: Path, principals: PeerPrincipals | None = None, **bounds: int
+) -> Iterator[SideChannelServer]:
+    feed = SideChannelServer(run_dir / "feed.sock", principals, **bounds)
     feed.start()
     try:
         yield feed

@@ -15,7 +15,7 @@ from wattspan.capper.journal_entries import JournalEntry
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.reconciler import Reconciler
-from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
 
@@ -41,6 +41,7 @@ class Board:
     inert: bool = False  # takes a value and keeps the old one
     late: bool = False  # carries a write out, and then fails
     unit: int = 1
+    session: int = 0  # grows when the device returns from a reset
 
 
 @dataclass
@@ -79,6 +80,7 @@ class FakeActuator:
             requested=None if self.knob is Knob.GPU_CLOCK else board.stands,
             enforced=board.stands if board.obeys is None else board.obeys,
             aliases=(device.removeprefix("gpu"),),
+            presence=DevicePresence(session=board.session),
         )
 
     def write(self, device: str, value: int | None) -> KnobState:

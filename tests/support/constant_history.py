@@ -82,6 +82,7 @@ class ConstantPast:
     silenced: set[str] = field(default_factory=set)
     asked_cells: set[str] = field(default_factory=set)
     gpus: dict[str, GpuStatus] = field(default_factory=dict)
+    bounds: dict[HwType, int] = field(default_factory=dict)  # time before which energy is missing
 
     def expect(self, end: int) -> None:
         pass
@@ -158,6 +159,9 @@ class ConstantPast:
         static = energy_at(milliwatts, spent.covered)
         dynamic = Microjoules(spent.energy[HwType.GPU] - static)
         return spent._replace(split=(StaticSplit(static, dynamic), basis))
+
+    def bounded(self, consumer: Consumer, start: int, *, family: bool = False) -> frozenset[HwType]:
+        return frozenset(kind for kind, until in self.bounds.items() if start < until)
 
     def _spent(self, powers: Mapping[HwType, int], start: int, end: int) -> IntervalEnergy:
         covered = max(0, min(end, self.until) - max(start, self.horizon))

@@ -45,6 +45,8 @@ class FakeGpu:
     joules: float = 1000.0
     since: int = 0
     frozen_at: int | None = None
+    module_watts: float = 0.0  # of a superchip's CPU and memory; 0: no superchip
+    counts_module: bool = True  # a superchip's energy counter is the module's
 
 
 class FakeNvml:
@@ -60,6 +62,7 @@ class FakeNvml:
         self.seen: list[int] = []  # the time stamps that utilisation was asked from
         self.fields_asked: list[int] = []
         self.kinds: dict[int, int] = {}  # fields that answer with another value type
+        self.answers: dict[str, Callable[..., Any]] = {}  # of a test, instead of the usual ones
         self.initialised = 0
         self.generation = 0
         self.before: Callable[[str], None] = lambda _name: None
@@ -78,7 +81,8 @@ class FakeNvml:
 
     def _joules(self, gpu: FakeGpu) -> float:
         elapsed = self.clock.monotonic() - gpu.since
-        return gpu.joules + gpu.watts * (elapsed // gpu.step_ns * gpu.step_ns) / 1e9
+        watts = gpu.watts + (gpu.module_watts if gpu.counts_module else 0.0)
+        return gpu.joules + watts * (elapsed // gpu.step_ns * gpu.step_ns) / 1e9
 
     def _handle(self, name: str, gpu: FakeGpu) -> tuple[FakeGpu, int]:
         code = self.errors.get((name, gpu.uuid), 0) or self.errors.get(gpu.uuid, 0)
@@ -133,7 +137,7 @@ class FakeNvml:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def __getattr__(self, name: str) -> Any:
-        answer = _ANSWERS.get(name)
+        answer = self.answers.get(name) or _ANSWERS.get(name)
         if answer is None:
             raise AttributeError(name)
 
@@ -143,10 +147,14 @@ class FakeNvml:
 
         return call
 
-    def fields(self, gpu: FakeGpu, numbers: list[int]) -> list[SimpleNamespace]:
-        milliwatts = round(gpu.watts * 1000)
+    def fields(self, gpu: FakeGpu, asked: list[Any]) -> list[SimpleNamespace]:
+        scopes = {scope for one in asked if isinstance(one, tuple) for scope in one[1:]}
+        numbers = [one[0] if isinstance(one, tuple) else one for one in asked]
+        milliwatts = round(1000 * (gpu.watts + (gpu.module_watts if scopes else 0.0)))
         known = {185: milliwatts, 186: milliwatts, **gpu.limits, **gpu.throttled}
-        self.fields_asked += numbers
+        if scopes and not gpu.module_watts:
+            known = {}
+        self.fields_asked += [] if scopes else numbers
         entries = []
         for number in numbers:
             code = self.errors.get(number, 0) or (0 if number in known else 3)

@@ -17,7 +17,8 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
 Build = Callable[[int], bytes]
 
-_IDS = length_delimited(1, bytes(range(1, 17))) + length_delimited(2, b"\1" * 8)
+_TIMES = b"\x39" + b"\1" * 8 + b"\x41" + b"\1" * 8  # fixed64 start and end
+_IDS = length_delimited(1, bytes(range(1, 17))) + length_delimited(2, b"\1" * 8) + _TIMES
 _ROOM = 512  # bytes of the flood's envelope
 
 

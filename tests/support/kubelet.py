@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +46,34 @@ def encode_pods(pods: Pods) -> bytes:
                 [text(1, "nvidia.com/gpu"), *(text(2, one) for one in ids), (3, b"\n\x00")]
             )
             pod += length_delimited(3, encode_message([text(1, container), (2, devices)]))
+        body += length_delimited(1, pod)
+    return body
+
+
+def encode_claims(pods: Iterable[Mapping[str, Any]]) -> bytes:
+    """Pods of a ListPodResourcesResponse with devices of Dynamic Resource Allocation.
+
+    Each has ``namespace``, ``pod``, ``container`` and ``claims`` with ``driver``, ``pool``,
+    ``device``, ``cdi`` and perhaps ``share``, as Kubernetes 1.34 and later send them.
+    """
+
+    def text(number: int, value: str) -> tuple[int, bytes]:
+        return number, value.encode()
+
+    body = b""
+    for one in pods:
+        container = encode_message([text(1, one["container"])])
+        for claim in one["claims"]:
+            device = encode_message(
+                [
+                    *((1, encode_message([text(1, name)])) for name in claim.get("cdi", ())),
+                    *(text(n, claim[k]) for n, k in ((2, "driver"), (3, "pool"), (4, "device"))),
+                    *([text(5, claim["share"])] if "share" in claim else ()),
+                ]
+            )
+            resource = encode_message([text(2, "claim"), text(3, one["namespace"]), (4, device)])
+            container += length_delimited(5, resource)
+        pod = encode_message([text(1, one["pod"]), text(2, one["namespace"]), (3, container)])
         body += length_delimited(1, pod)
     return body
 

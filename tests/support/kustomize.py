@@ -25,7 +25,7 @@ _KNOWN = {
     "configMapGenerator",
     "patches",
 }
-_CLUSTERED = {"Namespace"}
+_CLUSTERED = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
 
 
 def built(folder: Path) -> list[Resource]:

@@ -20,13 +20,20 @@ INTERVAL = 0.1
 class Bench:
     """Remembers everything that all turns yielded."""
 
-    def __init__(self, *gpus: FakeGpu, nested: bool = False, emulated: bool = False) -> None:
+    def __init__(
+        self,
+        *gpus: FakeGpu,
+        nested: bool = False,
+        emulated: bool = False,
+        settings: NvmlSettings | None = None,
+    ) -> None:
         self.clock = ManualClock()
         self.gpus = gpus or (FakeGpu("GPU-a"),)
         self.nvml = FakeNvml(self.clock, *self.gpus)
         self.directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
         context = SourceContext(self.clock, self.directory, emulated=emulated)
-        self.session = NvmlSession(self.nvml, NvmlSettings(), context, nested=nested)
+        settings = settings or NvmlSettings()
+        self.session = NvmlSession(self.nvml, settings, context, nested=nested)
         self.batch = Batch(())
         self.readings: list[Reading] = []
         self.usages: list[Usage] = []

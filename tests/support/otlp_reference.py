@@ -22,7 +22,8 @@ def expected(whole: ExportTraceServiceRequest) -> tuple[list[SpanRecord], set[in
         one for each in whole.resource_spans for scope in each.scope_spans for one in scope.spans
     ]
     for position, one in enumerate(spans):
-        if not usable(one.trace_id, 16) or not usable(one.span_id, 8):
+        ids = usable(one.trace_id, 16) and usable(one.span_id, 8)
+        if not (ids and one.start_time_unix_nano and one.end_time_unix_nano):
             skipped.add(position)
             continue
         told.append(

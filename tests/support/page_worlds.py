@@ -74,6 +74,8 @@ def flow(devices: Sequence[Json], jobs: Sequence[Job], spans: Json, seconds: flo
         "seconds": seconds,
         "joules": whole * seconds,
         "watts": whole,
+        "least_watts": whole,
+        "bounded": False,
         "nodes": list(nodes.values()),
         "links": drawn,
     }
@@ -251,6 +253,7 @@ def domain(one: Json) -> Json:
         "hw_name": one["name"],
         "in_cover": True,
         "present": one["present"],
+        "silent": one["present"] and one["watts"] is None,
         "provenance": one["provenance"],
         "power_watts": one["watts"],
         "idle_power_watts": one["idle_watts"],
@@ -349,6 +352,7 @@ def unknown() -> Json:
     """State of an agent before its first measurement."""
     told = quiet()
     nothing = {"seconds": 0.0, "joules": 0.0, "watts": None, "nodes": [], "links": []}
+    nothing |= {"least_watts": None, "bounded": False}
     told["now"] = nothing
     told["snapshot"]["domains"] = []
     return told
@@ -363,7 +367,13 @@ def blind() -> Json:
     for link in told["now"]["links"]:
         if "GPU" in link["source"]:
             link["watts"] = None
+    devices = [one for one in told["now"]["nodes"] if one["layer"] == "device"]
     told["now"]["watts"] = None
+    told["now"]["least_watts"] = sum(one["watts"] or 0.0 for one in devices)
+    told["hour"]["bounded"] = True
+    for one in told["snapshot"]["domains"]:
+        if one["hw_type"] == "gpu":
+            one |= {"power_watts": None, "silent": True}
     return told
 
 

@@ -149,7 +149,8 @@ def full_host() -> Snapshot:
         memory_used=63 * 2**30, memory_total=80 * 2**30,
         throttled={"sw_power_cap": 12_345_678_901, "hw_thermal": 0}, throttling=("sw_power_cap",),
         mig=False, integrated_energy=Microjoules(99_000_000),
-        counter_energy=Microjoules(100_000_000), model="NVIDIA H100 80GB HBM3", driver="570.86.10",
+        counter_energy=Microjoules(100_000_000), energy_basis="counter", energy_disagrees=False,
+        model="NVIDIA H100 80GB HBM3", driver="570.86.10",
     )  # fmt: skip
     return Snapshot(
         at=at,
@@ -193,6 +194,7 @@ def full_host() -> Snapshot:
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
             exporter_drops={"otlp": 4}, refusals={("prometheus", "token"): 5, ("http", "tls"): 0},
             pool_refusals={("open_spans", "displaced"): 3},
+            pools_used={"open_spans": 0.25},
         ),
     )  # fmt: skip
 

@@ -179,6 +179,9 @@ class SyntheticKernel:
     def pid_max(self) -> int:
         return self._pid_max
 
+    def shows_all(self) -> bool:
+        return not self.hidden
+
     def stat(self, pid: int) -> Stat | None:
         life = self.alive.get(pid)
         if life is None or pid in self.hidden:
@@ -200,8 +203,8 @@ class SyntheticKernel:
     def read_clock(self, clock_id: int) -> int:
         if clock_id == OWN_THREAD_CLOCK:
             return self.own_cpu_time
-        life = self.alive.get(~(clock_id >> 3))
-        if life is None or life.pid in self.hidden:
+        life = self.alive.get(~(clock_id >> 3))  # also of a hidden process, as in Linux
+        if life is None:
             raise OSError(22, "Invalid argument")
         after = self.after_read.pop(life.pid, None)
         if after is not None:

@@ -27,7 +27,7 @@ from wattspan.api.requests import parse_time
 from wattspan.api.service import MAX_SAMPLED, MAX_WAITING, MAX_WATCHED, WatchList
 from wattspan.config.settings import AgentSettings
 from wattspan.http.sockets import Peer
-from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Principal
+from wattspan.model import SECOND, Consumer, HwType, Instant, PayerInfo, Principal
 from wattspan.model.settings import Duration, keys
 
 ROOT = local_peer(9, 0)
@@ -83,6 +83,24 @@ def test_unmeasured_energy_is_null(asked: Asked) -> None:
     assert gpu["joules"] is None
     assert gpu["uncertainty_joules"] is None
     assert told["host"]["coverage"] == 0.0
+
+
+def test_figures_have_their_certainty(asked: Asked) -> None:
+    asked.past.bounds = {HwType.CPU: asked.now - SECOND}
+    told = asked.energy(2.0, pid=OURS.pid)
+    assert told["process"]["certainty"] == {"cpu": "lower_bound", "memory": "known"}
+    assert told["host"]["certainty"] == {"cpu": "known", "memory": "known"}
+    later = asked.energy(0.5, pid=OURS.pid)
+    assert later["process"]["certainty"] == {"cpu": "known", "memory": "known"}
+    partial = asked.energy(1.0, end=f"mono:{asked.now + SECOND}", pid=OURS.pid)
+    assert set(partial["process"]["certainty"].values()) == {"lower_bound"}
+    assert set(partial["host"]["certainty"].values()) == {"lower_bound"}
+    asked.past.known_domains = (DRAM, GPU)
+    told = asked.energy(2.0)
+    assert told["host"]["certainty"] == {"gpu": "unknown", "memory": "known"}
+    assert {one["hw_type"]: one["certainty"] for one in told["devices"]} == {
+        "gpu": "unknown", "memory": "known",
+    }  # fmt: skip
 
 
 def test_window_before_the_history_has_no_energy(asked: Asked) -> None:

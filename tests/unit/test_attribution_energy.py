@@ -87,6 +87,25 @@ def test_absence_needs_a_reading_and_elapsed_time() -> None:
     assert meter.last == reading(2, 5)
 
 
+def test_first_reading_is_awaited_from_the_time_at_which_it_is_expected() -> None:
+    meter = CounterMeter(PACKAGE, SECOND)
+    expected, patient, late, first = (Instant(second * SECOND, 0) for second in (1, 2, 3, 4))
+    meter.expect(expected)
+    assert meter.absent(patient) is None
+    assert not meter.silent
+    assert meter.absent(late) == Gap(PACKAGE.id, expected, late, GapReason.ABSENT)
+    assert meter.silent
+    assert meter.advance(reading(4, 0)) == Gap(PACKAGE.id, late, first, GapReason.ABSENT)
+    assert not meter.silent
+
+
+def test_meter_expects_nothing_of_a_domain_without_a_counter() -> None:
+    meter = CounterMeter(PACKAGE, SECOND)
+    meter.expect(Instant(SECOND, 0))
+    meter.expect(None)
+    assert meter.absent(Instant(99 * SECOND, 0)) is None
+
+
 @pytest.mark.parametrize("weights", [[], [0, 0], [3, -1]])
 def test_split_without_weight_raises(weights: list[int]) -> None:
     with pytest.raises(ValueError, match="weights"):

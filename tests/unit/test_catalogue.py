@@ -12,7 +12,9 @@ from support.scrapes import full_host
 from support.snapshots import CPU, GPU, MEMORY, account, busy_host, process
 from wattspan.model import (
     Consumer,
+    DevicePod,
     GapReason,
+    HwType,
     Instant,
     Microjoules,
     PayerInfo,
@@ -250,6 +252,21 @@ def test_sum_without_parents_counts_every_joule_once() -> None:
     assert [cover] == list(drawn("hw_host_energy_joules_total", full_host()).values())
 
 
+def test_energy_from_outside_the_cover_is_a_series_of_its_own() -> None:
+    first, *rest = full_host().domains
+    moved = replace(first, energy=Microjoules(first.energy + 5), uncounted=Microjoules(5))
+    for in_cover in (True, False):
+        place = replace(first.domain, in_cover=in_cover, resource=None)
+        snapshot = replace(full_host(), domains=(replace(moved, domain=place), *rest))
+        energies = drawn("hw_energy_joules_total", snapshot)
+        series = {labels[3]: value for labels, value in energies.items() if labels[0] == place.id}
+        assert series == {"": first.energy, "outside-cover": 5}
+        cover = sum(value for labels, value in energies.items() if labels[3] == "")
+        assert [cover] == list(drawn("hw_host_energy_joules_total", snapshot).values())
+        idle = drawn("wattspan_idle_energy_joules_total", snapshot)
+        assert place.id in {labels[0] for labels in idle}, "a counter has ended"
+
+
 def test_contained_domain_names_its_enclosing_domain() -> None:
     parents = {labels[0]: labels[3] for labels in drawn("hw_power_watts", full_host())}
     parents |= {labels[0]: labels[3] for labels in drawn("hw_energy_joules_total", full_host())}
@@ -373,3 +390,13 @@ def test_failing_source_is_itself_a_figure() -> None:
     unreadable = drawn("wattspan_source_unreadable", full_host())
     assert {trouble: count for (_, trouble), count in unreadable.items() if count} == {"denied": 1}
     assert len(unreadable) == 5
+
+
+def test_pod_of_a_device_is_found_by_uuid_and_by_pci_address_once() -> None:
+    host = full_host()
+    board, *others = (one for one in host.domains if one.domain.hw_type is HwType.GPU)
+    board = replace(board, domain=replace(board.domain, pci="0000:c1:00.0"))
+    ids = (board.domain.id.removeprefix("gpu:"), "0000:c1:00.0", "0000:ff:00.0", "GPU-absent")
+    pods = tuple(DevicePod(one, "ml", "a", "main") for one in ids)
+    snapshot = replace(host, domains=(board, *others), device_pods=pods)
+    assert drawn("wattspan_device_pod_info", snapshot) == {(board.domain.id, "ml", "a", "main"): 1}

@@ -181,6 +181,21 @@ def test_config_check_reads_the_named_token_files(tmp_path: Path) -> None:
     assert wattspan("config", "check", str(path), *off).exit_code == 0
 
 
+def test_config_check_warns_of_sensors_that_this_host_does_not_have(tmp_path: Path) -> None:
+    path, chip = tmp_path / "c.toml", tmp_path / "sys/class/hwmon/hwmon0"
+    chip.mkdir(parents=True)
+    (chip / "name").write_text("ina260\n")
+    (chip / "power1_input").write_text("5000000\n")
+    settings = f'[sources.hwmon]\nsysfs = "{tmp_path / "sys"}"\n[sources.hwmon.sensors]\n'
+    path.write_text(settings + '"ina260/power1" = "cpu"\n"ina26/power1" = "gpu"\n')
+    told = wattspan("config", "check", str(path))
+    assert told.exit_code == 0
+    assert told.stderr == (
+        'wattspan: warning: sources.hwmon.sensors: "ina26/power1": no sensor has this name'
+        " (found: ina260/power1)\n"
+    )
+
+
 def test_config_check_refuses_an_endless_file() -> None:
     result = wattspan("config", "check", "/dev/zero")
     assert result.exit_code == 2

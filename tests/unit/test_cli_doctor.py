@@ -1,13 +1,15 @@
 import os
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from support.exporting import serving
+from support.kubelet import Kubelet, encode_claims
 from support.query_server import QueryServer
 from wattspan.cli.doctor.findings import (
     NO_COUNTER_ADVICE,
@@ -23,14 +25,16 @@ from wattspan.cli.doctor.host import (
     examine_configuration,
     examine_directories,
     examine_host,
+    examine_pods,
     hypervisor,
     other_writers,
 )
 from wattspan.cli.doctor.network import examine_ports
-from wattspan.cli.doctor.sources import examine_sources
+from wattspan.cli.doctor.sources import examine_sources, use_all_sockets
 from wattspan.cli.formatting import text_lines
 from wattspan.config import AgentSettings, Config, StoreSettings
 from wattspan.config.loading import DEFAULT_PATH
+from wattspan.config.settings import ProcessesSettings
 from wattspan.model import (
     Domain,
     Failure,
@@ -286,7 +290,10 @@ def counting(*watts: float) -> list[Batch]:
 
 
 def examined(
-    batches: Iterable[Batch] | None, settings: Table | None = None, refusal: str = ""
+    batches: Iterable[Batch] | None,
+    settings: Table | None = None,
+    refusal: str = "",
+    work: Callable[[Path], None] = use_all_sockets,
 ) -> tuple[list[Finding], int]:
     def open_(settings: Switch, context: SourceContext) -> CounterSource | None:
         if batches is not None:
@@ -298,9 +305,8 @@ def examined(
     plugins = Plugins(sources={"x": SourcePlugin(Switch, open_)})
     config = Config(sources={"x": settings or Switch()})
     context = SourceContext(ManualClock(), FakeDirectory())
-    result = examine_sources(plugins, config, context)
-    (findings,) = result.sections.values()
-    return findings, result.readable
+    result = examine_sources(plugins, config, context, work=work)
+    return result.sections["Source x"], result.readable
 
 
 def test_counter_is_listed_with_watts_and_reason_for_the_sum() -> None:
@@ -315,6 +321,39 @@ def test_constant_counter_is_a_warning() -> None:
     (finding,), _ = examined(counting(0))
     assert finding.mark is Severity.WARN
     assert "it does not move" in finding.detail
+
+
+def test_counter_that_stands_still_while_cpus_work_is_a_failure() -> None:
+    frozen = replace(PACKAGE, moves_with="cpu")
+    batches = [replace(one, domains=(frozen,)) for one in counting(0, 0)]
+    worked = list[Path]()
+    (finding,), readable = examined(batches, work=worked.append)
+    assert (finding.mark, readable) == (Severity.FAIL, 0)
+    assert finding.detail == (
+        "its value does not change while the hardware works: its energy is unknown"
+    )
+    assert "[sources.estimate]" in finding.remedy
+    assert worked == [Path("/sys")]
+
+
+def test_part_that_stands_still_while_cpus_work_is_a_warning() -> None:
+    part = replace(PACKAGE, moves_with="cpu", in_cover=False, resource=None)
+    batches = [replace(one, domains=(part,)) for one in counting(0, 0)]
+    (finding,), readable = examined(batches, work=lambda _: None)
+    assert (finding.mark, readable) == (Severity.WARN, 0)
+
+
+def test_counter_that_moves_with_work_is_counted() -> None:
+    resting = replace(PACKAGE, moves_with="cpu")
+    batches = [replace(one, domains=(resting,)) for one in counting(0, 7)]
+    (finding,), readable = examined(batches, work=lambda _: None)
+    assert (finding.mark, readable) == (Severity.OK, 1)
+
+
+def test_work_on_all_sockets_ends(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    use_all_sockets(tmp_path)
+    assert os.sched_getaffinity(0) == before
 
 
 def test_unreadable_counter_is_a_failure_with_a_remedy() -> None:
@@ -368,7 +407,7 @@ def test_silent_source_is_waited_for_with_a_timeout() -> None:
     assert "no figure yet" in findings[0].detail
 
 
-def test_device_of_two_sources_is_counted_by_the_first_one() -> None:
+def test_device_of_two_sources_is_counted_once_and_the_cover_is_explained() -> None:
     """AMD SMI and a sensor of hwmon may read one board."""
     domains = {
         name: Domain(f"{name}:1", HwType.GPU, name, name, Provenance.MEASURED, pci="0000:0c:00.0")
@@ -384,10 +423,41 @@ def test_device_of_two_sources_is_counted_by_the_first_one() -> None:
     config = Config(sources=dict.fromkeys(domains, Switch()))
     result = examine_sources(plugins, config, SourceContext(ManualClock(), FakeDirectory()))
     (finding,) = result.sections["Source hwmon"]
-    assert finding.mark is Severity.WARN
-    assert "whose device the source amdsmi reads" in finding.detail
-    assert "sources.hwmon.enabled = false" in finding.remedy
-    assert (result.readable, result.domains) == (1, (domains["amdsmi"],))
+    assert "not summed: amdsmi:1 measures the same board 0000:0c:00.0" in finding.detail
+    assert result.sections["Cover"] == [
+        Finding(
+            Severity.OK,
+            "board 0000:0c:00.0",
+            "counted by amdsmi:1, measured; "
+            "not by hwmon:1: amdsmi:1 measures the same board 0000:0c:00.0",
+        )
+    ]
+    assert [domain.in_cover for domain in result.domains] == [True, False]
+
+
+def test_id_of_two_sources_is_a_failure() -> None:
+    def opened(name: str) -> SourcePlugin:
+        return SourcePlugin(Switch, lambda *_: ReplaySource(counting(1), name))
+
+    plugins = Plugins(sources={"x": opened("x"), "y": opened("y")})
+    config = Config(sources={"x": Switch(), "y": Switch()})
+    result = examine_sources(plugins, config, SourceContext(ManualClock(), FakeDirectory()))
+    mark, what, detail, remedy = msgspec.structs.astuple(result.sections["Cover"][0])
+    assert (mark, what) == (Severity.FAIL, "p")
+    assert "that of y is ignored" in detail
+    assert "Rename the domain" in remedy
+
+
+def test_setting_that_matches_nothing_is_a_finding_of_a_source_without_counters() -> None:
+    absent = SourcePlugin(Switch, lambda *_: None, lambda _: ["sources.x.sysfs: no directory /x"])
+    context = SourceContext(ManualClock(), FakeDirectory())
+    found = examine_sources(
+        Plugins(sources={"x": absent}), Config(sources={"x": Switch()}), context
+    )
+    assert [(one.mark, one.what) for one in found.sections["Source x"]] == [
+        (Severity.NOTE, "nothing to read"),
+        (Severity.WARN, "setting"),
+    ]
 
 
 def test_broken_source_plugin_has_its_own_section() -> None:
@@ -463,3 +533,30 @@ def test_port_in_use_by_a_running_agent_is_ok() -> None:
 def test_exporter_without_listener_has_no_port_finding() -> None:
     config = Config(exporters={"p": Listening()})
     assert list(examine_ports(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("claims", "mark", "words"),
+    [
+        ([], Severity.OK, "0 devices of pods by the kubelet"),
+        (["gpu-0"], Severity.WARN, "Cannot read the UUID of gpu.nvidia.com/n/gpu-0"),
+    ],
+)
+def test_pods_of_the_kubelet_are_a_finding(
+    tmp_path: Path, claims: list[str], mark: Severity, words: str
+) -> None:
+    path = tmp_path / "kubelet.sock"
+    devices = [{"driver": "gpu.nvidia.com", "pool": "n", "device": name} for name in claims]
+    pod = {"namespace": "ml", "pod": "a", "container": "main", "claims": devices}
+    with Kubelet(path, encode_claims([pod])):
+        settings = ProcessesSettings(pod_resources=str(path))
+        (finding,) = examine_pods(Config(processes=settings))
+    assert (finding.mark, words in finding.detail) == (mark, True), finding
+
+
+def test_node_without_a_kubelet_is_a_finding() -> None:
+    settings = ProcessesSettings(pod_resources="", kubernetes_node="node-1")
+    (finding,) = examine_pods(Config(processes=settings))
+    assert finding.mark is Severity.WARN
+    assert "kubernetes_node has no effect" in finding.detail
+    assert list(examine_pods(Config(processes=ProcessesSettings(pod_resources="")))) == []

@@ -14,6 +14,7 @@ import pytest
 
 from support.fake_actuators import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
+from support.query_server import QueryServer
 from wattspan.capper.host_directory import HostClaim
 from wattspan.capper.journal import Journal
 from wattspan.capper.journal_entries import JournalEntry
@@ -29,11 +30,13 @@ from wattspan.config import (
     FleetSettings,
     TunedJobSettings,
 )
+from wattspan.config.tuning_settings import FixedCapSettings
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
-from wattspan.model import Domain, HwType, Knob, Provenance
+from wattspan.model import Domain, HwType, Knob, Provenance, TuningAccounts
 from wattspan.model.settings import Table
 from wattspan.ports import SourceContext
 from wattspan.testing import ManualClock
+from wattspan.tuning.missing_jobs import MissingJobs
 
 W = 1000
 GPU = "gpu:GPU-a"
@@ -471,3 +474,33 @@ def test_invalid_journal_is_not_removed(text: str, host: Host) -> None:
     finding = host.told()["left behind"]
     assert finding.mark is Severity.WARN
     assert path.read_text() == text
+
+
+def test_setting_that_matches_no_device_is_a_finding(host: Host) -> None:
+    host.caps = CapsSettings(fixed=(FixedCapSettings(device="7", watts=400),))
+    finding = host.told()["settings"]
+    assert finding.mark is Severity.WARN
+    assert '[[caps.fixed]] device = "7" matches nothing' in finding.detail
+    host.caps = CapsSettings(fixed=(FixedCapSettings(device="0", watts=400),))
+    assert "settings" not in host.told()
+
+
+def test_device_that_the_budget_cannot_limit_is_a_finding(host: Host) -> None:
+    host.caps = CapsSettings(budget_watts=900)
+    laptop = Domain("gpu:GPU-b", HwType.GPU, "RTX 4070 Laptop", "nvml", Provenance.MEASURED)
+    dram = Domain("rapl:dram", HwType.MEMORY, "dram", "rapl", Provenance.MEASURED)
+    told = host.told(laptop, dram)
+    assert told["power budget"].detail.startswith("it does not limit RTX 4070 Laptop: ")
+    assert "reserve_watts" in told["power budget"].remedy
+    assert "power budget" not in host.told(dram)
+
+
+def test_job_without_units_in_the_running_agent_is_a_finding(host: Host) -> None:
+    host.autotune = AutotuneSettings(mode="advise", job=(TunedJobSettings(service="trainer"),))
+    assert "tuned job" not in host.told()  # no agent answers
+    missing = MissingJobs(host.autotune, host.clock.now(), lambda sentence: None)
+    rows = tuple(missing.rows((), (), host.clock.now()))
+    with QueryServer(host.run_dir, tuning=lambda: TuningAccounts("advise", rows)):
+        finding = host.told()["tuned job"]
+    assert finding.mark is Severity.WARN
+    assert finding.detail.startswith('trainer/*: No span of the service "trainer" was received')

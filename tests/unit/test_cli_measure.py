@@ -223,6 +223,8 @@ def test_figures_before_the_loss_of_the_agent_are_shown() -> None:
     one.miss(SECOND, "No wattspan agent answers.")
     text = shown(one, notes=(one.trouble,))
     assert "Only 75.0% of the time" in text
+    assert "≥ 3.00 J" in text
+    assert "≥ 3.00 J" not in shown(a_run(spent(3.0, gpu=1.0)))
     assert "No wattspan agent answers." in text
 
 
@@ -265,7 +267,7 @@ def test_table_shows_energy_uncertainty_power_and_provenance() -> None:
     text = shown(a_run(spent(2.0, gpu=50.0)))
     assert "Energy of `train 'a b'` on testhost:" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["cpu", "2.00", "J", "0.50", "J", "1.0", "W", "measured"] in rows
+    assert ["cpu", "2.00", "J", "500", "mJ", "1.0", "W", "measured"] in rows
     assert ["gpu", "GPU", "0", "50.0", "J", "50.0", "J", "25.0", "W", "measured"] in rows
     assert "2.000 s elapsed, 0.250 s of CPU time" in text
     assert "EMULATED" not in text
@@ -275,7 +277,7 @@ def test_table_shows_energy_uncertainty_power_and_provenance() -> None:
 def test_several_runs_show_mean_and_deviation() -> None:
     text = shown(a_run(spent(1.0)), a_run(spent(3.0), code=5))
     rows = [line.split() for line in text.splitlines()]
-    assert ["cpu", "2.00", "J", "±70.7%", "0.50", "J", "1.0", "W", "measured"] in rows
+    assert ["cpu", "2.00", "J", "±70.7%", "500", "mJ", "1.0", "W", "measured"] in rows
     assert "2.000 s (±70.7%) elapsed, 0.250 s (±0.0%) of CPU time; means of 2 runs" in text
     assert "exit code 5" in text
 

@@ -66,9 +66,31 @@ def test_status_as_json_has_the_sizes(store: Path) -> None:
         "batch_size": 32,
         "runs": 1,
         "reached": 1,
+        "running": 0,
+        "lost": 0,
         "cost_joules": 6000.0,
         "energy_joules": 5000.0,
     }
+
+
+def test_runs_in_the_head_of_a_status_are_those_of_its_rows(store: Path) -> None:
+    run(store, "next", "nightly", *TERMS)
+    run(store, "report", "nightly", "reached", *END)
+    size = run(store, "next", "nightly").output.strip()
+    head, titles, *rows = run(store, "status", "nightly").output.splitlines()
+    assert f"2 runs (1 running with batch size {size}), pruning: " in head
+    assert titles.split() == ["batch", "size", "runs", "reached", "cost/run", "energy/run"]
+    counts = [int(row.split()[1]) for row in rows if row.split()[0].isdigit()]
+    assert sum(counts) == 2
+    assert any(row.startswith("The cost is 0.5 x energy + 0.5 x time") for row in rows)
+    assert "not been tried" not in rows[-1]
+
+
+def test_status_of_one_run_is_singular(store: Path) -> None:
+    run(store, "next", "nightly", *TERMS, "--eta", "1")
+    text = run(store, "status", "nightly").output
+    assert "nightly: 1 run (1 running with batch size 32), pruning" in text
+    assert "The cost is" not in text
 
 
 def test_status_counts_the_jobs_that_it_does_not_show(store: Path) -> None:

@@ -5,14 +5,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from support.snapshots import NOON, busy_host
+from support.snapshots import NOON, busy_host, serving_host
 from support.top_view import document, drawn, line_with
 from wattspan.api.snapshot_document import SnapshotDocument, restrict
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.cli.top.tables import device_tree, select_rows
 from wattspan.cli.top.view import BANNER, render_snapshot
 from wattspan.model import (
+    Certainty,
     Footprint,
+    GapReason,
     HwType,
     Instant,
     Microjoules,
@@ -42,21 +44,33 @@ def test_view_shows_devices_groups_and_processes_with_watts_and_joules() -> None
 def test_first_line_shows_the_host_totals() -> None:
     first = drawn(busy_host())[0]
     assert first.split() == [
-        "wattspan", "node7", "22:17:32Z", "818.5", "W", "120", "kJ", "in", "4m", "12s",
+        "wattspan", "node7", "22:17:32Z", "818.5", "W", "≥", "120", "kJ", "in", "4m", "12s",
     ]  # fmt: skip
 
 
+def test_first_line_has_energy_and_time_of_one_period_after_a_restart() -> None:
+    snapshot = busy_host()
+    day = 24 * 3600 * 10**9
+    resumed = replace(snapshot, since=Instant(0, snapshot.at.wall - day - 5 * 3600 * 10**9))
+    assert drawn(resumed)[0].endswith("120 kJ in 1d 05h")
+
+
 def test_first_line_ends_with_the_cost() -> None:
-    def last(footprint: Footprint) -> str:
-        return drawn(replace(busy_host(), footprint=footprint))[0].partition("12s  ")[2]
+    def last(footprint: Footprint, *, gaps: bool = False) -> str:
+        domains = busy_host().domains
+        if not gaps:
+            domains = tuple(replace(account, gaps={}) for account in domains)
+        host = replace(busy_host(), domains=domains, footprint=footprint)
+        return drawn(host)[0].partition("12s  ")[2]
 
     cost = RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 10_012_345)
     carbon = RatedEnergy("g", RateOrigin.CONSTANT, None, 12_300 * 10**9)
     assert last(Footprint(cost, carbon)) == "0.0100 EUR"
     assert last(Footprint(carbon=carbon)) == "12.30 kg CO2e"
     partly = replace(cost, unknown=Microjoules(5))
-    assert last(Footprint(partly)) == ">=0.0100 EUR"
+    assert last(Footprint(partly)) == "≥ 0.0100 EUR"
     assert last(Footprint(replace(partly, total=0))) == "- EUR"
+    assert last(Footprint(cost, carbon), gaps=True) == "≥ 0.0100 EUR", "energy is missing"
 
 
 def test_json_has_cost_and_carbon() -> None:
@@ -69,12 +83,63 @@ def test_json_has_cost_and_carbon() -> None:
     assert told["carbon"] is None
 
 
-def test_host_power_is_unknown_if_a_devices_power_is() -> None:
+def test_host_power_is_a_lower_bound_if_a_devices_power_is_unknown() -> None:
     snapshot = busy_host()
     first, *others = snapshot.domains
-    unknown = replace(snapshot, domains=(replace(first, power=None), *others))
-    assert " - " in drawn(unknown)[0].replace("  ", " ")
-    assert document(unknown).host.power_watts is None
+    partial = replace(snapshot, domains=(replace(first, power=None), *others))
+    assert " ≥ " in drawn(partial)[0]
+    host = document(partial).host
+    assert host.power_watts is None
+    assert host.least_power_watts is not None
+    assert host.power_certainty is Certainty.LOWER_BOUND
+
+
+def test_host_power_is_a_dash_if_every_power_is_unknown() -> None:
+    snapshot = busy_host()
+    unknown = tuple(replace(account, power=None) for account in snapshot.domains)
+    nothing = replace(snapshot, domains=unknown)
+    assert " - " in drawn(nothing)[0].replace("  ", " ")
+    assert document(nothing).host.power_certainty is Certainty.UNKNOWN
+
+
+def test_bounded_energy_and_power_of_rows_are_marked() -> None:
+    snapshot = serving_host()
+    bounded = frozenset({HwType.GPU})
+    trainer, *processes = snapshot.processes
+    group, *groups = snapshot.groups
+    step, *spans = snapshot.spans.rows
+    marked = replace(
+        snapshot,
+        processes=(replace(trainer, bounded=bounded), *processes),
+        groups=(replace(group, bounded=bounded), *groups),
+        spans=replace(snapshot.spans, rows=(replace(step, bounded=bounded), *spans)),
+    )
+
+    def cells(drawing: Snapshot, name: str) -> list[str]:
+        *_, line = [line for line in drawn(drawing, width=180) if name in line]
+        return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+    assert [cell for cell in cells(marked, "train.py") if "≥" in cell] == [
+        "≥ 540.1", "≥ 601.3", "≥ 90.1 kJ",
+    ]  # fmt: skip
+    assert [cell for cell in cells(marked, "train_step") if "≥" in cell] == [
+        "≥ 80.1 kJ", "≥ 88.0 kJ", "≥ 2.13 J",
+    ]  # fmt: skip
+    for name in ("tritonserver", "chat gpt-oss", "containerd.service"):
+        assert "≥" not in " ".join(cells(marked, name))
+
+
+def test_domain_without_readings_says_so_and_has_no_energy() -> None:
+    snapshot = busy_host()
+    first, *others = snapshot.domains
+    never = replace(
+        first, energy=Microjoules(0), power=None, measured=False, silent=True,
+        gaps={GapReason.ABSENT: 75 * 10**9},
+    )  # fmt: skip
+    lines = drawn(replace(snapshot, domains=(never, *others)), width=160)
+    row = line_with("no reading", lines)
+    assert " 0 J" not in row
+    assert any("unknown (absent)" in line for line in lines)
 
 
 def test_domain_outside_the_cover_is_marked_below_its_parent() -> None:

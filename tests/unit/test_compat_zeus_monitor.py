@@ -105,6 +105,7 @@ def test_extensions_have_uncertainty_coverage_provenance_and_all_energy(
     window = measured(monitor)
     assert window.uncertainty == {i: pytest.approx(j / 100) for i, j in window.gpu_energy.items()}
     assert window.coverage == 1.0
+    assert window.certainty == window.all_energy.certainty == "known"
     assert window.provenance == {
         **{one.name: "emulated" for one in GPUS},
         "package-0": "measured",
@@ -214,6 +215,7 @@ def test_partial_energy_warns_and_states_its_coverage(
     with pytest.warns(RuntimeWarning, match=r"window 'step' is partial: 2\d% of .* was measured"):
         assert window.gpu_energy[1] == meter.joules(GPUS[1].id, began, meter.lost[GPUS[1].id])
     assert window.coverage == pytest.approx(0.25, abs=0.01)
+    assert window.certainty == "lower_bound"
 
 
 def test_unmeasured_energy_is_an_error_and_never_zero(

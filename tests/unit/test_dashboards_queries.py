@@ -137,3 +137,20 @@ def test_first_vector_gives_the_result_labels(expr: str, kept: bool) -> None:
 def test_ranking_function_is_parsed_with_its_operands() -> None:
     expr = "x{} and on (a) topk(3, sum by (a) (y{})) or bottomk by (a) (2, z{}"
     assert ranked(expr) == {"topk(3, sum by (a) (y{}))", "bottomk by (a) (2, z{}"}
+
+
+@pytest.mark.parametrize("uid", sorted(documents()))
+def test_differences_of_powers_are_whole_milliwatts_and_never_negative(uid: str) -> None:
+    """A difference of equal sums of floats was "-38.9 fW"."""
+    for panel in panels(documents()[uid]):
+        unit = panel.get("fieldConfig", {}).get("defaults", {}).get("unit")
+        for target in panel.get("targets", ()):
+            expr = target.get("expr", "")
+            if unit == "watt" and ") - " in expr:
+                assert expr.startswith("clamp_min(round("), panel["title"]
+
+
+@pytest.mark.parametrize("uid", sorted(documents()))
+def test_first_group_kind_is_one_that_every_process_has(uid: str) -> None:
+    chosen = documents()[uid]["templating"]["list"]
+    assert {one["current"]["value"] for one in chosen if one["name"] == "group_kind"} <= {"user"}

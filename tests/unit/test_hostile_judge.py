@@ -20,7 +20,7 @@ from benchmarks.hostile.judge import (
     verdict,
     worst_service,
 )
-from benchmarks.hostile.table import BEGIN, END, Judged, Run, load, page, save
+from benchmarks.hostile.table import Judged, Run, load, page, save
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 WELL = Finding("an attack", "a topic", 5.0, before=60_000_000, peak=90_000_000, after=61_000_000)
@@ -145,7 +145,7 @@ def test_stored_run_reads_back_unchanged(tmp_path: Path) -> None:
 
 def test_page_update_preserves_text_around_its_table() -> None:
     run = Run("a machine", "cgroup v2", [Judged(WELL, [])])
-    text = page(f"before\n{BEGIN}\nold\n{END}\nafter\n", run)
-    assert text.startswith(f"before\n{BEGIN}\n\n1 of 1 attacks")
-    assert text.endswith(f"{END}\nafter\n")
+    text = page("before\n<!-- begin a -->\nold\n<!-- end a -->\nafter\n", "a", run)
+    assert text.startswith("before\n<!-- begin a -->\n\n1 of 1 attacks")
+    assert text.endswith("<!-- end a -->\nafter\n")
     assert "old" not in text

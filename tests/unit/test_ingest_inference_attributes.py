@@ -34,7 +34,8 @@ VLLM_DETAILS = InferenceDetails(
 def _json(attributes: dict[str, Any]) -> bytes:
     kinds = {str: "stringValue", int: "intValue", float: "doubleValue"}
     pairs = [{"key": k, "value": {kinds[type(v)]: v}} for k, v in attributes.items()]
-    one = {"traceId": "0a" * 16, "spanId": "0b" * 8, "name": "x", "attributes": pairs}
+    times = {"startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+    one = {"traceId": "0a" * 16, "spanId": "0b" * 8, "name": "x", **times, "attributes": pairs}
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]}).encode()
 
 

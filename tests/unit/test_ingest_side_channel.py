@@ -6,6 +6,7 @@ import array
 import fcntl
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from support.announcing import ends, listening, processor_of, starts, telling
-from wattspan.ingest.side_channel import MAX_RING_RECORDS, SideChannelServer
+from wattspan.http.sockets import UserPrincipals
+from wattspan.ingest.side_channel import (
+    MAX_OWNER_RECORDS,
+    MAX_RING_RECORDS,
+    SideChannelServer,
+)
 from wattspan.model import Principal
 from wattspan.ports import ListenError
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITE_FORMAT
@@ -115,9 +121,10 @@ def test_overwritten_records_are_counted(feed: SideChannelServer, tmp_path: Path
         tracer = provider.get_tracer("application")
         for _ in range(RECORDS):  # two records each: twice the capacity of the ring
             tracer.start_span("work").end()
-        (report,) = feed.drain()
-        assert len(report.records) + report.lost == 2 * RECORDS
-        assert len(report.records) >= RECORDS * 3 // 4
+        turns = iter(lambda: sum(((len(r.records), r.lost) for r in feed.drain()), ()), ())
+        records, lost = map(sum, zip(*turns, strict=True))
+        assert records + lost == 2 * RECORDS
+        assert records >= RECORDS * 3 // 4
         tracer.start_span("work").end()
         assert [(len(r.records), r.lost) for r in feed.drain()] == [(2, 0)]
 
@@ -273,8 +280,9 @@ def test_every_user_may_connect(feed: SideChannelServer, tmp_path: Path) -> None
     assert (tmp_path / "feed.sock").stat().st_mode & 0o777 == 0o666
 
 
-def test_records_of_one_turn_are_bounded_and_fair(tmp_path: Path) -> None:
-    with listening(tmp_path, max_records=600) as feed, ExitStack() as stack:
+@pytest.mark.parametrize("bound", ["max_records", "max_owner_records"])
+def test_records_of_one_turn_are_bounded_and_fair(tmp_path: Path, bound: str) -> None:
+    with listening(tmp_path, **{bound: 600}) as feed, ExitStack() as stack:
         for first in (0, 1 << 20):
             ring = stack.enter_context(memory(4096 * RECORD_SIZE))
             hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4096)
@@ -287,6 +295,31 @@ def test_records_of_one_turn_are_bounded_and_fair(tmp_path: Path) -> None:
         assert len(told) == len(set(told)) == 6000
         first_two = {one.id[5] >= 16 for turn in turns[:2] for one in turn}
         assert first_two == {True, False}
+
+
+class PrincipalsByTurn(UserPrincipals):
+    """The first who connects is a user of its own, and those after it are another."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+
+    def connected(self, pid: int | None, uid: int | None) -> Principal | None:
+        self.connections += 1
+        return Principal(min(2, self.connections))
+
+
+def test_flood_of_one_owner_leaves_the_records_of_another_to_their_turn(tmp_path: Path) -> None:
+    with listening(tmp_path, PrincipalsByTurn()) as feed, ExitStack() as stack:
+        for count in (20_000, 500, 500):
+            ring = stack.enter_context(memory(20_001 * RECORD_SIZE))
+            hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 20_001)
+            stack.enter_context(guest(tmp_path, hello, [ring]))
+            os.pwrite(ring, b"".join(map(record, range(1, count + 1))), RECORD_SIZE)
+        read: Counter[Principal | None] = Counter()
+        for report in feed.drain():
+            read[report.principal] += len(report.records)
+        assert read[Principal(2)] == 1000
+        assert read[Principal(1)] < MAX_OWNER_RECORDS + 512 + 16
 
 
 def test_all_records_of_an_ended_process_are_read(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from click.testing import CliRunner
 from support.kustomize import Resource, built, documents, kustomization, of_kind
 from support.requirements import ROOT
 from wattspan.cli import cli
+from wattspan.processes.cdi import DIRECTORIES
+from wattspan.processes.pod_resources import SOCKET
+from wattspan.processes.resource_slices import ACCOUNT
 
 pytestmark = pytest.mark.slow
 
@@ -338,18 +341,46 @@ def test_pods_have_no_api_access(resources: list[Resource]) -> None:
     (account,) = of_kind(resources, "ServiceAccount")
     assert account["automountServiceAccountToken"] is False
     assert pod_of(resources)["automountServiceAccountToken"] is False
-    assert not [one for one in resources if "Role" in one["kind"]]
+    volumes = {volume["name"] for volume in pod_of(resources)["volumes"]}
+    asks = "service-account" in volumes
+    assert bool([one for one in resources if "Role" in one["kind"]]) is asks
     (policy,) = of_kind(resources, "NetworkPolicy")
     opened = {
         (
-            rule["to"][0]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"],
+            rule["to"][0]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+            if "to" in rule
+            else "",
             p["port"],
         )
         for rule in policy["spec"]["egress"]
         for p in rule["ports"]
     }
-    in_a_fleet = "fleet" in {volume["name"] for volume in pod_of(resources)["volumes"]}
-    assert opened == ({("etcd", 2379), ("kube-system", 53)} if in_a_fleet else set())
+    expected = {("etcd", 2379), ("kube-system", 53)} if "fleet" in volumes else set()
+    assert opened == expected | ({("", 443), ("", 6443)} if asks else set())
+
+
+def test_resource_slices_grant_the_agent_one_right(tmp_path: Path) -> None:
+    made = built(chosen("with resource-slices", tmp_path))
+    (role,) = of_kind(made, "ClusterRole")
+    (binding,) = of_kind(made, "ClusterRoleBinding")
+    (account,) = of_kind(made, "ServiceAccount")
+    assert role["rules"] == [
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]}
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    names = {key: account["metadata"][key] for key in ("name", "namespace")}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", **names}]
+    agent = containers(made)["agent"]
+    paths = {mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert {str(ACCOUNT), str(SOCKET.parent), *map(str, DIRECTORIES)} <= paths
+    environment = {one["name"]: one.get("valueFrom") for one in agent["env"]}
+    assert environment["WATTSPAN_PROCESSES_KUBERNETES_NODE"] == {
+        "fieldRef": {"fieldPath": "spec.nodeName"}
+    }
+    done = CliRunner().invoke(
+        cli, ["config", "show"], env={"WATTSPAN_PROCESSES_KUBERNETES_NODE": "node-1"}
+    )
+    assert 'kubernetes_node = "node-1"' in done.output
 
 
 def test_containers_have_limits_and_liveness_probes(resources: list[Resource]) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -22,6 +23,7 @@ from wattspan.ingest.export_request import (
     WorkAttribute,
 )
 from wattspan.ingest.trace_receiver import RejectedSpans
+from wattspan.util.protobuf import length_delimited
 
 PEER = Peer(pid=7, uid=0)
 
@@ -251,10 +253,63 @@ def test_attribute_with_a_long_value_is_not_a_count() -> None:
     assert told(span(gen_ai__usage__input_tokens="7" * 200))[0].tokens_in == 0
 
 
-def test_attribute_that_is_cut_short_is_malformed() -> None:
-    body = request(span(gen_ai__usage__input_tokens=5)).SerializeToString()
-    with pytest.raises(MalformedRequestError):
-        Receiver().take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
+def test_attribute_that_is_cut_short_costs_its_span_only() -> None:
+    receiver = Receiver(keep=True)
+    body = request(span(1), span(2, gen_ai__usage__input_tokens=5), span(3)).SerializeToString()
+    rejected = receiver.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
+    assert rejected.spans == receiver.sink.refused["malformed"] == 1
+    assert "resource_spans[0].scope_spans[0].spans[1] is invalid" in rejected.reason
+    (delivery,) = receiver.sink.deliveries
+    assert [one.name for one in delivery.parts[0].spans] == ["work 1", "work 3"]
+    assert delivery.message == request(span(1), span(3)).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("place", "good", "refused"),
+    [((0,), ["work 3"], 1), ((0, 0), ["work 3"], 1), ((0, 0, 0), ["work 2", "work 3"], 1),
+     ((0, -1), ["work 3"], 2)],
+)  # fmt: skip
+def test_malformed_message_costs_its_own_spans_only(
+    place: tuple[int, ...], good: list[str], refused: int
+) -> None:
+    """A place of (0, -1) is the resource of the first two spans."""
+    cut = b"\x0a\x7f"  # a field of 127 bytes that are not there
+    first, second = (length_delimited(2, span(at).SerializeToString()) for at in (1, 2))
+    if len(place) == 3:
+        first = length_delimited(2, cut)
+    scope = cut if place == (0, 0) else first + second
+    resource = length_delimited(1, length_delimited(1, cut)) if place[-1] < 0 else b""
+    outer = cut if place == (0,) else resource + length_delimited(2, scope)
+    whole = length_delimited(1, outer) + request(span(3)).SerializeToString()
+    receiver = Receiver(keep=True)
+    rejected = receiver.take(whole, PEER)
+    assert rejected.spans == refused
+    parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
+    assert [one.name for part in parts for one in part.spans] == good
+    message = ExportTraceServiceRequest.FromString(receiver.sink.deliveries[0].message or b"")
+    forwarded = [
+        one.name
+        for each in message.resource_spans
+        for inner in each.scope_spans
+        for one in inner.spans
+    ]
+    assert forwarded == good
+
+
+def test_request_of_a_single_malformed_resource_is_malformed() -> None:
+    with pytest.raises(MalformedRequestError, match=r"resource_spans\[0\] is invalid"):
+        Receiver().take(length_delimited(1, b"\x0a\x7f"), PEER)
+
+
+@pytest.mark.parametrize("field", ["start_time_unix_nano", "end_time_unix_nano"])
+def test_span_without_a_time_is_refused_alone(field: str) -> None:
+    bad = span(2)
+    bad.ClearField(field)  # type: ignore[arg-type]
+    receiver = Receiver()
+    rejected = receiver.take(request(span(1), bad).SerializeToString(), PEER)
+    assert (rejected.spans, receiver.sink.refused) == (1, {"invalid_time": 1})
+    assert "a start and an end" in rejected.reason
+    assert [one.name for one in receiver.sink.deliveries[0].parts[0].spans] == ["work 1"]
 
 
 def test_empty_value_is_neither_count_nor_text() -> None:

@@ -43,7 +43,7 @@ def test_document_holds_the_snapshot_of_the_api(snapshot: Snapshot) -> None:
 def test_document_of_a_host_without_counters_has_unknown_values() -> None:
     facts = built(Snapshot(Instant(0, 0), 0, ""))
     empty = {"seconds": 0.0, "joules": 0.0, "watts": None, "nodes": [], "links": []}
-    assert facts["now"] == empty
+    assert facts["now"] == empty | {"least_watts": None, "bounded": False}
     assert facts["hour"] is facts["since"] is facts["agent_cpu"] is None
     assert facts["hour_spans"] == facts["power"]["series"] == facts["snapshot"]["domains"] == []
 

@@ -180,6 +180,32 @@ def test_device_power_is_known_two_seconds_after_start() -> None:
     assert told == {1: None, 2: None, 3: 100, 4: 100}
 
 
+def test_known_powers_are_a_lower_bound_of_the_sum() -> None:
+    memory = PageHistory()
+    for second in range(BEGIN, BEGIN + 60):
+        board = account("gpu", GPU, "gpu", None, (0, 0, 0))
+        never = replace(board, measured=False, silent=True)
+        snapshot = host(at(second), device("cpu", 0, at(second)), never)
+        memory.record(snapshot)
+    told = seen(memory, snapshot)
+    for flow in ("now", "hour"):
+        assert (told[flow]["watts"], told[flow]["least_watts"]) == (None, 100)
+        assert told[flow]["bounded"] is True
+
+
+def test_energy_is_a_lower_bound_while_a_gap_is_in_the_period() -> None:
+    memory = PageHistory()
+    for second in range(BEGIN, BEGIN + 40):
+        now = at(second)
+        one = device("cpu", 0, now)
+        lost = {GapReason.LOST: 4 * SECOND} if second >= BEGIN + 15 else {}
+        snapshot = host(now, replace(one, gaps=lost))
+        memory.record(snapshot)
+    told = seen(memory, snapshot)
+    assert (told["now"]["bounded"], told["hour"]["bounded"]) == (False, True)
+    assert told["now"]["least_watts"] == told["now"]["watts"]
+
+
 def test_total_power_excludes_only_removed_devices() -> None:
     def last(**changes: object) -> float | None:
         memory = PageHistory()

@@ -6,9 +6,25 @@ import pytest
 from support import plugin_bench
 from wattspan.config import Config
 from wattspan.model.settings import Table
-from wattspan.plugins import EXPORTERS, SOURCES, Plugins, discover, open_exporters, open_sources
-from wattspan.ports import ExporterContext, SourceContext, SourceError
-from wattspan.testing import FakeDirectory, ManualClock
+from wattspan.plugins import (
+    AWAITED_INTERVAL,
+    EXPORTERS,
+    SOURCES,
+    AwaitedSources,
+    Plugins,
+    discover,
+    open_exporters,
+    open_sources,
+    source_advice,
+)
+from wattspan.ports import (
+    CounterSource,
+    ExporterContext,
+    SourceContext,
+    SourceError,
+    SourcePlugin,
+)
+from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
 
 
 def installed(
@@ -111,3 +127,56 @@ def test_exporter_that_raises_at_opening_does_not_affect_others() -> None:
     opened = open_exporters(plugins, configured(plugins), EXPORTER_CONTEXT)
     assert opened.exporters == {}
     assert "exporters.bad" in str(opened.failures[0])
+
+
+def test_late_source_that_fails_does_not_keep_others_from_being_found() -> None:
+    answers: list[CounterSource | None] = [None, ReplaySource([])]
+
+    def broken() -> CounterSource | None:
+        raise OSError("no bus")
+
+    awaited = AwaitedSources({"broken": broken, "late": lambda: answers.pop(0)}, 0)
+    assert awaited.found(AWAITED_INTERVAL - 1) == []
+    assert awaited.found(AWAITED_INTERVAL) == []
+    assert [one.cause for one in awaited.failures] == ["it does not open, OSError: no bus"]
+    assert [one.name for one in awaited.found(2 * AWAITED_INTERVAL)] == ["replay"]
+    assert awaited.found(3 * AWAITED_INTERVAL) == []
+
+
+def test_disabled_source_is_not_awaited() -> None:
+    class Switch(Table, frozen=True):
+        enabled: bool = True
+
+    plugin = SourcePlugin(settings=Switch, open=lambda settings, context: None)
+    plugins = Plugins(sources={"off": plugin, "on": plugin})
+    config = Config(sources={"off": Switch(enabled=False), "on": Switch()})
+    assert [*open_sources(plugins, config, CONTEXT).awaited] == ["on"]
+
+
+def test_awaited_source_is_opened_only_where_something_may_be_present() -> None:
+    opened: list[Table] = []
+    present: list[SourceContext] = []
+
+    def open_source(settings: Table, context: SourceContext) -> CounterSource | None:
+        opened.append(settings)
+        return ReplaySource([]) if present else None
+
+    plugin = SourcePlugin(Table, open_source, present=lambda _: bool(present))
+    plugins = Plugins(sources={"late": plugin})
+    awaited = AwaitedSources(
+        open_sources(plugins, Config(sources={"late": Table()}), CONTEXT).awaited, 0
+    )
+    assert awaited.found(AWAITED_INTERVAL) == []
+    assert len(opened) == 1, "at the start only"
+    present.append(CONTEXT)
+    assert len(awaited.found(2 * AWAITED_INTERVAL)) == 1
+
+
+def test_advice_of_a_faulty_plugin_is_its_fault() -> None:
+    def advise(settings: Table) -> Iterable[str]:
+        raise ValueError("nonsense")
+
+    plugins = Plugins(sources={"odd": SourcePlugin(Table, lambda *_: None, advise)})
+    config = Config(sources={"odd": Table()})
+    (sentence,) = source_advice(plugins, config, "odd")
+    assert sentence.startswith("[sources.odd] cannot be checked, ValueError: nonsense.")

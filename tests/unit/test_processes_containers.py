@@ -3,7 +3,7 @@
 import pytest
 
 from wattspan.model import Group, GroupKind
-from wattspan.processes.cgroup_names import MAX_LABEL, names_of
+from wattspan.processes.cgroup_names import MAX_LABEL, container_ids, names_of
 from wattspan.util.text import clean_label
 
 ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
@@ -84,7 +84,7 @@ PATHS = {
     "nspawn": ("0::/machine.slice/systemd-nspawn@deb.service/payload",
         [container("deb"), (GroupKind.UNIT, "systemd-nspawn@deb.service")]),
     "machine scope": ("0::/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/emulator",
-        [container("qemu-1-vm"), (GroupKind.UNIT, "machine-qemu-1-vm.scope")]),
+        [(GroupKind.VM, "vm"), (GroupKind.UNIT, "machine-qemu-1-vm.scope")]),
     "LXC's own unit": ("0::/system.slice/lxc.service", [(GroupKind.UNIT, "lxc.service")]),
     "Incus' own unit": (
         "0::/system.slice/incus-lxc.service", [(GroupKind.UNIT, "incus-lxc.service")]),
@@ -131,3 +131,20 @@ def test_very_long_path_keeps_both_ends() -> None:
 
 def test_clean_text_is_unchanged() -> None:
     assert clean_label("naïve-Größe", 64) == "naïve-Größe"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"0::/docker/{OUTER}/docker/{ID}\n", {OUTER, ID}),
+        (f"2:cpu:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/\n", {ID}),
+        (f"0::/../../kubepods/burstable/pod{POD}/{ID}\n", {ID}),
+        (f"0::/ecs/{'ab' * 16}/{'ab' * 16}-1234567890\n", {f"{'ab' * 16}-1234567890"}),
+        (f"0::/machine.slice/libpod-conmon-{ID}.scope\n", set()),
+        (f"0::/system.slice/{ID}.service\n", set()),
+        (f"0::/system.slice/var-lib-docker-overlay2-{ID}-merged.mount\n", set()),
+        ("", set()),
+    ],
+)
+def test_containers_of_a_process_are_whole_directories(text: str, expected: set[str]) -> None:
+    assert container_ids(text) == expected

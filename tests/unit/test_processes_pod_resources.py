@@ -14,15 +14,19 @@ from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.kubelet import Kubelet, Pods, encode_pods
+from support.kubelet import Kubelet, Pods, encode_claims, encode_pods
 from wattspan.model import DevicePod
+from wattspan.processes.cdi import NodeGpus
 from wattspan.processes.pod_resources import (
+    Claim,
+    ClaimedGpus,
     PodResources,
     PodResourcesError,
-    decode_devices,
-    list_devices,
+    decode_allotments,
+    list_allotments,
     open_pod_resources,
 )
+from wattspan.processes.resource_slices import DeviceKey, ResourceSlices, SlicesError
 
 MIG = "MIG-11111111-2222-3333-4444-555555555555"
 PODS: Pods = {
@@ -40,7 +44,7 @@ def path() -> Iterator[Path]:
 
 
 def test_each_pod_of_a_device_is_listed_once() -> None:
-    assert decode_devices(encode_pods(PODS)) == (
+    assert decode_allotments(encode_pods(PODS)).devices == (
         DevicePod("GPU-a", "ml", "notebook", "main"),
         DevicePod("GPU-a", "web", "server", "main"),
         DevicePod(MIG, "ml", "trainer-0", "main"),
@@ -48,13 +52,13 @@ def test_each_pod_of_a_device_is_listed_once() -> None:
 
 
 def test_node_without_pods_has_no_devices() -> None:
-    assert decode_devices(b"") == ()
+    assert decode_allotments(b"") == ((), ())
 
 
 @given(st.binary() | st.binary(max_size=40).map(lambda noise: encode_pods(PODS)[:-3] + noise))
 def test_no_answer_breaks_the_decoder(body: bytes) -> None:
     try:
-        devices = decode_devices(body)
+        devices, _ = decode_allotments(body)
     except PodResourcesError:
         return
     assert all(len(part) <= 253 for one in devices for part in one)
@@ -62,13 +66,17 @@ def test_no_answer_breaks_the_decoder(body: bytes) -> None:
 
 def test_kubelet_is_asked_over_its_socket(path: Path) -> None:
     with Kubelet(path, encode_pods(PODS)):
-        assert {one.pod for one in list_devices(path)} == {"trainer-0", "notebook", "server"}
+        assert {one.pod for one in list_allotments(path).devices} == {
+            "trainer-0",
+            "notebook",
+            "server",
+        }
 
 
 def test_long_answer_is_read_whole(path: Path) -> None:
     pods: Pods = {("ml", f"pod-{i}"): {"main": [f"GPU-{i}"]} for i in range(900)}
     with Kubelet(path, encode_pods(pods)):
-        assert len(list_devices(path)) == 900
+        assert len(list_allotments(path).devices) == 900
 
 
 def test_refusal_and_silence_are_reported_and_recovered_from(path: Path) -> None:
@@ -103,7 +111,7 @@ def test_other_protocols_are_refused(path: Path, answer: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(PodResourcesError):
-            list_devices(path, timeout=5)
+            list_allotments(path, timeout=5)
         thread.join()
 
 
@@ -125,10 +133,43 @@ def test_server_that_never_ends_its_answer_is_left_at_the_deadline(path: Path) -
         thread.start()
         try:
             with pytest.raises(PodResourcesError, match="timed out"):
-                list_devices(path, timeout=0.3)
+                list_allotments(path, timeout=0.3)
         finally:
             ended.set()
             thread.join()
+
+
+def test_claims_of_the_kubelet_are_resolved_and_missing_ones_reported(path: Path) -> None:
+    claim = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0", "cdi": ["v/c=gpu-0"]}
+    pod = {"namespace": "ml", "pod": "a", "container": "main", "claims": [claim]}
+    known: dict[str, tuple[str, ...]] = {}
+    renders = path.parent / "class/drm/renderD128"
+    (path.parent / "0000:0c:00.0").mkdir()
+    renders.mkdir(parents=True)
+    (renders / "device").symlink_to(path.parent / "0000:0c:00.0")
+    pods = PodResources(path, ClaimedGpus(lambda: known, NodeGpus(path.parent, path.parent)))
+    with Kubelet(path, encode_pods(PODS) + encode_claims([pod])):
+        pods.read()
+        (health,) = pods.health()
+        assert health.up
+        assert "gpu.nvidia.com/n/gpu-0" in str(health.failures[0])
+        assert len(pods.devices()) == 3, "a claim that is not found costs no others"
+        known["v/c=gpu-0"] = ("/dev/kfd", "/dev/dri/renderD128")
+        pods.read()
+        assert pods.health()[0].failures == ()
+        assert DevicePod("0000:0c:00.0", "ml", "a", "main") in pods.devices()
+
+
+def test_failure_of_the_api_server_is_reported_and_costs_no_known_device() -> None:
+    def fetch(_: str) -> dict[DeviceKey, str]:
+        raise SlicesError("it answers HTTP 403")
+
+    slices = ResourceSlices("node-1", fetch)
+    claim = Claim("ml", "a", "main", DeviceKey("gpu.nvidia.com", "n", "gpu-0"))
+    devices, failures = ClaimedGpus(dict, slices=slices).find((claim,))
+    assert devices == ()
+    assert "HTTP 403" in str(failures[0])
+    assert "gpu-0" in str(failures[1])
 
 
 def test_setting_selects_the_socket(path: Path) -> None:

@@ -244,3 +244,68 @@ def test_cgroup_of_a_socket_is_found_by_its_inode(tree: Path) -> None:
     assert resolved.of_socket(ALICE, (tree / "a").stat().st_ino) == Principal(ALICE)
     assert resolved.of_socket(ALICE, None) is None
     assert resolved.of_socket(ALICE, 2**63) is None
+
+
+# ------------------------------------------------------------ the namespace of a container
+
+POD_NAME = "0b7e5a2c-8d7b-4d5e-9f53-1f6f0f3c2a11"
+OTHER_POD = "6f1c0000-8d7b-4d5e-9f53-1f6f0f3c2a11"
+
+
+def slices(pod: str, container: str) -> str:
+    burstable = "kubepods.slice/kubepods-burstable.slice"
+    name = f"kubepods-burstable-pod{pod.replace('-', '_')}.slice"
+    return f"{burstable}/{name}/cri-containerd-{container}.scope"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The hierarchy of a node with two pods, which the agent's container sees at /host/sys."""
+    (tmp_path / "cgroup.controllers").touch()
+    for path in (slices(POD_NAME, VICTIM), slices(OTHER_POD, "ab" * 32), "system.slice/k.service"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / slices(POD_NAME, VICTIM) / "cgroup.type").touch()
+    return tmp_path
+
+
+@pytest.mark.needs_root
+def test_agent_in_a_container_knows_the_pods_of_the_node(node: Path) -> None:
+    resolved = PrincipalResolver(CgroupDirectories.of_host(node / slices(POD_NAME, VICTIM), node))
+    above = "/../../../.."
+    assert resolved.principal("0::/", 1000) == Principal(None, pod=POD_NAME)
+    other = f"0::{above}/{slices(OTHER_POD, 'ab' * 32)}\n"
+    assert resolved.principal(other, 1000) == Principal(None, pod=OTHER_POD)
+    sidecar = f"0::/../cri-containerd-{'cd' * 32}.scope\n"
+    (node / slices(POD_NAME, "cd" * 32)).mkdir()
+    assert resolved.principal(sidecar, 0) == Principal(None, pod=POD_NAME)
+    groups, principal = resolved.describe(f"0::{above}/system.slice/k.service\n", 0)
+    assert principal == Principal(0)
+    assert Group(GroupKind.UNIT, "k.service") in groups
+
+
+@pytest.mark.needs_root
+def test_name_that_a_user_of_another_pod_chose_is_a_claim(node: Path) -> None:
+    import os
+
+    resolved = PrincipalResolver(CgroupDirectories.of_host(node / slices(POD_NAME, VICTIM), node))
+    delegated = node / "user.slice" / f"kubepods-burstable-pod{POD_NAME.replace('-', '_')}.slice"
+    delegated.mkdir(parents=True)
+    os.chown(node / "user.slice", ALICE, ALICE)
+    text = f"0::/../../../../user.slice/{delegated.name}"
+    assert resolved.principal(text, ALICE) == Principal(ALICE)
+
+
+def test_whole_hierarchy_or_no_view_of_the_host_leaves_paths_as_they_are(node: Path) -> None:
+    (node / slices(POD_NAME, VICTIM) / "cgroup.type").unlink()
+    text = "0::/../x\n"
+    for own in (node / slices(POD_NAME, VICTIM), node / "missing"):
+        assert CgroupDirectories.of_host(own, node).absolute(text) == text
+    assert CgroupDirectories(node, node / "missing").absolute(text) == text
+    (elsewhere := node / "elsewhere").mkdir()
+    assert CgroupDirectories(elsewhere, node).absolute(text) == text
+
+
+def test_other_hierarchies_are_not_relative_to_the_view(node: Path) -> None:
+    directories = CgroupDirectories(node, node / "system.slice")
+    found = directories.absolute("1:cpu:/a\n0::/k.service\n")
+    assert found == "0::/system.slice/k.service\n1:cpu:/a\n"

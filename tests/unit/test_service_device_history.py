@@ -11,12 +11,17 @@ from support.simulated_host import CORE, GPU, PACKAGE
 from wattspan.model import (
     MILLISECOND,
     SECOND,
+    Attribution,
+    Consumer,
     Domain,
     GpuStatus,
     HwType,
     Instant,
+    Interval,
     Microjoules,
+    PartEnergy,
     Reading,
+    Share,
     Tick,
 )
 from wattspan.service.device_history import (
@@ -167,6 +172,50 @@ def test_vanished_device_is_silent_at_once_and_keeps_its_energy() -> None:
     assert host.devices.domains()[GPU.id].resolution == 20 * MILLISECOND
 
 
+def test_device_outside_the_cover_adds_nothing_until_it_joins_again() -> None:
+    host = Host()
+    host.run(11)
+    host.list("nvml", replace(GPU, in_cover=False, resource=None))
+    host.run(1)  # its last reading that counts
+    host.run(5)
+    assert host.devices.silent(GPU.id)
+    assert host.devices.device(GPU.id, START, host.now).energy == {HwType.GPU: 11 * GPU_POWER}
+    host.list("nvml", GPU)
+    host.run(3)
+    found = host.devices.device(GPU.id, START, host.now)
+    assert found.energy == {HwType.GPU: 13 * GPU_POWER}
+    assert found.covered == 13 * TICK
+
+
+def test_device_that_joins_counts_after_the_last_reading_of_the_one_that_leaves() -> None:
+    host = Host()
+    host.run(11)
+    late = replace(GPU, id="late")
+    host.devices.record(
+        Tick(
+            Instant(host.now, 0),
+            {"nvml": (replace(GPU, in_cover=False, resource=None), late)},
+            [Reading("late", Instant(host.now - SECOND, 0), Microjoules(0))],
+        ),
+        (),
+    )
+    for tick in (5, 9, 10, 11):
+        at = Instant(host.now - SECOND + tick * TICK, 0)
+        host.devices.record(Tick(at, {}, [Reading("late", at, Microjoules(tick))]), ())
+    assert host.devices.device("late", START, host.now + SECOND).energy == {HwType.GPU: 1}
+
+
+def test_device_without_readings_leaves_the_cover_without_a_trace() -> None:
+    host = Host()
+    silent = replace(GPU, id="silent")
+    host.list("nvml", GPU, silent)
+    host.run(3)
+    host.list("nvml", GPU, replace(silent, in_cover=False, resource=None))
+    host.run(3)
+    assert host.devices.device("silent", START, host.now).covered == 0
+    assert host.devices.device(GPU.id, START, host.now).covered == 5 * TICK
+
+
 def test_timeline_has_the_energy_between_readings() -> None:
     host = Host()
     host.run(4)
@@ -272,3 +321,59 @@ def test_window_of_less_than_two_readings_has_no_ramp() -> None:
     for _ in range(30):
         host.second()
     assert host.second() == {10 * SECOND: 0}
+
+
+# ------------------------------------------------------------------------------------ parts
+
+MIG = replace(
+    GPU,
+    id="gpu:MIG-1",
+    name=f"{GPU.name}, 1g.10gb 3",
+    in_cover=False,
+    parent=GPU.id,
+    resource=None,
+)
+
+
+def settle(host: Host, start: float, end: float, energy: int, of: int) -> None:
+    """The GPU's energy between two seconds after the start is attributed."""
+    begin, stop = (Instant(START + round(at * SECOND), 0) for at in (start, end))
+    interval = Interval(GPU.id, begin, stop, Microjoules(of))
+    part = PartEnergy(MIG.id, Microjoules(energy), Microjoules(0), Microjoules(0))
+    rest = PartEnergy("gpu:MIG-2", Microjoules(0), Microjoules(of - energy), Microjoules(0))
+    shares = (Share(Consumer(1, 0), Microjoules(energy)),)
+    attribution = Attribution(
+        interval, shares, Microjoules(of - energy), Microjoules(0), parts=(part, rest)
+    )
+    host.devices.settle(Tick(stop, {}, ()), [attribution])
+
+
+def test_instance_has_the_energy_that_its_board_was_attributed() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    settle(host, 1, 2, 5_000, 10_000)
+    spent = host.devices.device(MIG.id, START, START + 2 * SECOND)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+    assert host.devices.known(MIG.id) == START + 2 * SECOND
+
+
+def test_time_without_attribution_is_no_energy_of_an_instance() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    settle(host, 4, 5, 5_000, 10_000)
+    spent = host.devices.device(MIG.id, START, START + 5 * SECOND)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+
+
+def test_instance_is_awaited_for_longer_and_counts_in_no_ramp() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    host.run(80)
+    assert not host.devices.silent(MIG.id)
+    assert host.devices.ramps()

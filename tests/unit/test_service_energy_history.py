@@ -112,6 +112,20 @@ def test_family_is_the_process_and_its_descendants() -> None:
     assert (alone.energy[HwType.CPU], whole.energy[HwType.CPU]) == (20_000, 60_000)
 
 
+def test_energy_is_missing_of_a_family_if_it_is_of_one_member() -> None:
+    gaps = {CHILD: {HwType.GPU: 7}, GRANDCHILD: {HwType.GPU: 9, HwType.CPU: 3}}
+    past = EnergyHistory(
+        AttributionHistory(300 * SECOND, 10**7),
+        missing_until=lambda payer: gaps.get(payer, {}),  # type: ignore[call-overload]
+    )
+    past.apply(Tick(Instant(0, 0), births=tuple(family())), ())
+    assert past.missing_until(SHELL) == {}
+    assert past.missing_until(SHELL, family=True) == {HwType.GPU: 9, HwType.CPU: 3}
+    assert past.bounded(SHELL, 0) == set()
+    assert past.bounded(SHELL, 3, family=True) == {HwType.GPU}
+    assert past.bounded(GRANDCHILD, 2) == {HwType.GPU, HwType.CPU}
+
+
 def test_watched_family_includes_later_children() -> None:
     host = Host(CPU)
     host.born(*family()[:1])

@@ -126,7 +126,11 @@ class Agent:
         self, buffer: int = 10**6, open_spans: int = 1000, remembered: int = 10**6
     ) -> None:
         self.clock = ManualClock()
-        self.past = EnergyHistory(AttributionHistory(HISTORY, 10**7))
+        self.gaps: dict[Consumer, dict[HwType, int]] = {}
+        self.past = EnergyHistory(
+            AttributionHistory(HISTORY, 10**7),
+            missing_until=lambda payer: self.gaps.get(payer, {}),  # type: ignore[call-overload]
+        )
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
         self.resolver, self.pools = Resolver(), Pools()
@@ -217,6 +221,20 @@ def test_span_waits_until_its_energy_has_settled() -> None:
     assert agent.energy() == pytest.approx(100_000, abs=2)
 
 
+def test_spans_of_a_process_whose_gpu_is_not_measured_are_partial() -> None:
+    agent = Agent()
+    agent.gaps[APP] = {HwType.GPU: agent.clock.monotonic() + SECOND}
+    agent.send(agent.span(1, -1.0, 0.0, name="gap"))
+    agent.send(agent.span(2, -1.0, 0.0, name="other"), pid=11)
+    agent.run(2.3)
+    agent.send(agent.span(3, -0.3, 0.0, name="after"))
+    agent.run(2.3)
+    assert agent.outcomes() == {"partial": 1, "joined": 2}
+    assert {row.name: set(row.bounded) for row in agent.accounts.rows} == {
+        "gap": {HwType.CPU}, "other": set(), "after": set(),
+    }  # fmt: skip
+
+
 def exported(agent: Agent, batches: int, every: float) -> None:
     """Batches of overlapping spans of 0.2 s, two a tick, as an unmodified exporter sends them."""
     ident = 0
@@ -246,6 +264,24 @@ def test_span_waits_for_the_usual_delay_of_its_sender() -> None:
     assert agent.outcomes() == {"joined": 120}
     agent.run(1.0)
     assert agent.outcomes() == {"joined": 121}
+
+
+def test_spans_of_a_sender_that_works_on_one_thing_do_not_wait_for_others() -> None:
+    """Batches of 4 s with two steps and their children; the last step of the first comes later."""
+    agent = Agent()
+    agent.run(4.0)
+    spans: list[SpanRecord] = []
+    for joined in (3, 8, 12):
+        for start in (-4.0, -2.0):
+            step = 2 * len(spans) + joined * 100
+            spans.append(agent.span(step + 1, start + 0.5, start + 1.0, parent=step))
+            spans.append(agent.span(step, start, start + 2.0))
+        last = [spans.pop()] if joined == 3 else []
+        agent.send(*spans)
+        spans = last
+        agent.run(0.7)
+        assert agent.outcomes() == {"joined": joined}
+        agent.run(3.3)
 
 
 def test_spans_of_an_announcing_process_do_not_wait_for_others() -> None:
@@ -534,7 +570,7 @@ def test_span_ids_of_the_largest_sender_are_forgotten_first() -> None:
 
 def test_failure_of_a_join_affects_only_its_batch() -> None:
     agent = Agent()
-    agent.send(agent.span(1, -1.0, 0.0)._replace(parent=[1]))  # type: ignore[arg-type]
+    agent.send(agent.span(1, -1.0, 0.0)._replace(weight="heavy"))  # type: ignore[arg-type]
     agent.send(agent.span(2, -1.0, 0.0), pid=11)
     agent.run(2.0)
     agent.send(agent.span(3, -1.0, 0.0))

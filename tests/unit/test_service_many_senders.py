@@ -48,6 +48,7 @@ from wattspan.testing import ManualClock
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 TICK = 100 * MILLISECOND
 USER = Principal(1000)
+OF_ANOTHER = 100_000  # pids from this one on belong to another user
 POWER = 10_000  # uJ a tick of a busy process
 HISTORY = 60 * SECOND
 CROWD = range(1000, 1000 + 3 * MAX_PROCESSES)
@@ -64,7 +65,7 @@ class Resolver:
         return self.identify(pid)
 
     def principal(self, consumer: Consumer) -> Principal:
-        return USER
+        return Principal(1000 + consumer.pid // OF_ANOTHER)
 
     def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
         return False
@@ -213,6 +214,21 @@ def test_process_without_a_place_gets_the_next_free_one() -> None:
     assert host.sampler.watched == {Consumer(2, 1)}
 
 
+def test_sampled_processes_of_a_user_leave_a_place_to_another_users() -> None:
+    host = Host(places=256)
+    host.run(5)
+    for number in range(300):
+        host.send(OF_ANOTHER + number)
+    host.run(0.5)
+    assert len(host.sampler.watched) == 256
+    host.send(1)
+    host.run(0.5)
+    assert Consumer(1, 1) in host.sampler.watched
+    assert len(host.sampler.watched) == 256
+    host.run(5)
+    assert host.accounts.outcomes["joined"] == 301
+
+
 def test_displaced_process_loses_no_span() -> None:
     host = Host(busy=CROWD[:4])
     host.run(5)
@@ -270,6 +286,7 @@ def test_failed_merge_of_one_process_leaves_the_spans_of_others() -> None:
     host.run(5)
     host.send(1)
     host.send(2)
+    host.send(2)  # at the same time, so that both wait
     host.run(0.1)
     host.history.forget(Consumer(2, 1))
     host.run(10)

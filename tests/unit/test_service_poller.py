@@ -138,6 +138,17 @@ def test_tick_is_recorded_when_sampled_and_before_it_is_settled() -> None:
     assert [tick.at for tick in recorded] == [clock.now()]
 
 
+def test_id_of_two_sources_is_read_from_the_first_one_and_is_a_failure() -> None:
+    clock = ManualClock()
+    source, other = Burning(clock, watts=50), Burning(clock, watts=70)
+    other.name = "plugin"
+    snapshot = ticks(clock, poller(clock, [source, other], source), 30)
+    assert snapshot.account(PACKAGE.id).power == 50_000
+    (failure,) = snapshot.health[1].failures
+    assert (failure.source, failure.thing) == ("plugin", PACKAGE.id)
+    assert "another source lists a domain of this id" in failure.cause
+
+
 def ticks(clock: ManualClock, one: Poller, n: int) -> Snapshot:
     for _ in range(n):
         clock.advance(ns=TICK)

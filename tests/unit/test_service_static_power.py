@@ -27,6 +27,7 @@ from wattspan.model import (
     Share,
     Snapshot,
     SpanAccounts,
+    SpanRow,
     StaticBasis,
     StaticPower,
     Tick,
@@ -56,6 +57,7 @@ class Host:
         self.utilisation: float | None = 1.0
         self.status = True
         self.senders: dict[str, tuple[Consumer, ...]] = {"train": (TRAIN,)}
+        self.owners: tuple[str, ...] = ()
         self.learner = StaticPowerLearner(("all_reduce", "recv"), self.view)
         self.history = EnergyHistory(AttributionHistory(300 * SECOND, 10**7), self.learner.powers)
         self.apply(Tick(Instant(self.now, 0), domains={"nvml": [domain], "fake": [CPU]}), ())
@@ -70,7 +72,10 @@ class Host:
         return Snapshot(
             Instant(self.now, 0), 1, "host", (self.account,),
             gpus=(status,) if self.status else (),
-            spans=SpanAccounts(senders=self.senders),
+            spans=SpanAccounts(
+                senders=self.senders,
+                rows=tuple(SpanRow("train", "step", {}, owner=owner) for owner in self.owners),
+            ),
         )  # fmt: skip
 
     def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
@@ -219,6 +224,22 @@ def test_use_keeps_its_service_after_the_process_has_ended() -> None:
     (use,) = host.learner.facts()[0].uses
     assert use.service == "train"
     assert not host.learner.facts()[0].in_use
+
+
+def test_service_has_its_owner_only_where_services_have_several_owners() -> None:
+    host = Host()
+    host.senders = {"train@alice": (TRAIN,)}
+    host.run(5, (0.5,))
+
+    def service() -> str:
+        (use,) = host.learner.facts()[0].uses
+        return use.service
+
+    assert service() == "train@alice"
+    host.owners = ("alice", "alice")
+    assert service() == "train"
+    host.owners = ("alice", "bob")
+    assert service() == "train@alice"
 
 
 def test_clock_is_not_sampled_while_the_board_rests() -> None:

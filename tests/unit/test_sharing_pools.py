@@ -59,3 +59,13 @@ def test_counters_of_pools_of_one_name_are_summed() -> None:
         full = pools.make(PoolName.CONNECTIONS, 0)
         assert not full.acquire(MODEST)
     assert pools.refusals() == {("connections", "full"): 2, ("connections", "displaced"): 0}
+
+
+def test_used_part_is_that_of_the_fullest_pool_of_a_name() -> None:
+    pools = Pools()
+    for used in (1, 3):
+        pool = pools.make(PoolName.HANDSHAKES, 4)
+        for _ in range(used):
+            pool.force(MODEST)
+    pools.make(PoolName.ENGINES, 0)
+    assert pools.used() == {"handshakes": 0.75, "engines": 0.0}

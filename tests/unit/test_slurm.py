@@ -133,6 +133,14 @@ def test_epilog_without_a_valid_start_writes_all_job_energy(
     assert len(written.splitlines()) == 2
 
 
+def test_epilog_finds_a_job_by_its_sluid(tmp_path: Path, state: Path) -> None:
+    written, said = epilog(
+        tmp_path, program(state), SLURM_JOB_ID="99", SLURM_JOB_SLUID="4711"
+    )  # the store has the name that a node without numbers would have
+    assert [line.split(",")[0::5] for line in written.splitlines()] == [["99", "30.000000"]] * 2
+    assert said == ""
+
+
 def test_epilog_file_is_private(tmp_path: Path, state: Path) -> None:
     epilog(tmp_path, program(state), SLURM_JOB_ID="4711")
     assert stat.S_IMODE((tmp_path / "jobs.csv").stat().st_mode) == 0o640
@@ -159,11 +167,16 @@ def test_epilog_never_fails(tmp_path: Path, failing: str, job: str, why: str) ->
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", "/slurm/uid_1000/job_4711"],
+    ("path", "job"),
+    [
+        ("/system.slice/slurmstepd.scope/job_4711/", "4711"),
+        ("/slurm/uid_1000/job_4711/", "4711"),
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/", "s5K1KKYAYG5D00"),
+    ],
 )
-def test_cgroups_that_the_guide_names_lead_to_the_job(path: str) -> None:
-    assert Group(GroupKind.JOB, "4711") in names_of(f"0::{path}\n").groups
+def test_cgroups_that_the_guide_names_lead_to_the_job(path: str, job: str) -> None:
+    assert path.removeprefix("/").removeprefix("system.slice/") in GUIDE
+    assert Group(GroupKind.JOB, job) in names_of(f"0::{path}step_0/user/task_0\n").groups
 
 
 def test_every_shell_block_of_the_guide_parses() -> None:

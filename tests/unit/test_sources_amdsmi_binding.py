@@ -9,7 +9,7 @@ import pytest
 
 import amdsmi_library
 from wattspan.ports import SourceContext, SourceError
-from wattspan.sources.amdsmi.calls import BindingError, load_binding
+from wattspan.sources.amdsmi.calls import BindingError, load_binding, sdk_modules
 from wattspan.sources.amdsmi.device import AmdSmiSettings
 from wattspan.sources.amdsmi.source import open_amdsmi
 from wattspan.testing import FakeDirectory, ManualClock
@@ -80,3 +80,89 @@ def test_source_is_absent_without_the_library_unless_it_is_required(package: Pat
 def test_deadline_is_longer_than_the_interval() -> None:
     with pytest.raises(ValueError, match="longer than the interval"):
         AmdSmiSettings(deadline=AmdSmiSettings().interval)
+
+
+# ------------------------------------------------------------------------------- SDK of ROCm
+
+
+def sdk(root: Path, text: str = "here = __file__") -> Path:
+    """A root of ROCm 10, whose module is shipped and not installed."""
+    package = root / "share/amd_smi/amdsmi"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(text)
+    return root
+
+
+@pytest.fixture
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The installed package of PyPI, which cannot load the library; the path is restored."""
+    package.write_text("raise OSError('libamd_smi.so.27: cannot open shared object file')")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return package
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "amdsmi"]:
+        del sys.modules[name]
+
+
+def test_module_of_the_sdk_replaces_a_package_that_does_not_load(
+    installed: Path, tmp_path: Path
+) -> None:
+    root = sdk(tmp_path / "rocm")
+    module = load_binding([tmp_path / "none", root])
+    assert module.here == str(root / "share/amd_smi/amdsmi/__init__.py")
+    assert load_binding([]) is module
+    forget()
+
+
+def test_sdk_is_found_by_the_variable_of_rocm(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROCM_HOME", raising=False)
+    monkeypatch.setenv("ROCM_PATH", str(sdk(tmp_path / "rocm")))
+    assert load_binding().here.startswith(str(tmp_path / "rocm"))
+    forget()
+
+
+def test_sdk_in_pythons_own_packages_is_found(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pip installs it: below _rocm_sdk_core."""
+    sdk(tmp_path / "_rocm_sdk_core")
+    for name in ("ROCM_HOME", "ROCM_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert "_rocm_sdk_core" in load_binding().here
+    forget()
+
+
+def test_next_sdk_is_tried_and_every_failure_is_named(installed: Path, tmp_path: Path) -> None:
+    old, new = sdk(tmp_path / "a", "raise AttributeError('x: undefined symbol: f')"), tmp_path / "b"
+    with pytest.raises(BindingError, match=r"a/share/amd_smi \(libamd_smi\.so has no f"):
+        load_binding([old])
+    assert str(old / "share/amd_smi") not in sys.path
+    assert load_binding([old, sdk(new)]).here.startswith(str(new))
+    forget()
+
+
+def test_package_that_loads_has_precedence(package: Path, tmp_path: Path) -> None:
+    package.write_text("here = 'installed'")
+    assert load_binding([sdk(tmp_path / "rocm")]).here == "installed"
+    forget()
+
+
+def test_remedy_names_the_path_to_add(installed: Path) -> None:
+    with pytest.raises(BindingError) as caught:
+        load_binding([])
+    assert "add <root>/share/amd_smi to PYTHONPATH" in caught.value.remedy
+
+
+@pytest.mark.parametrize("place", ["share/amd_smi", "share/amd_smi/amdsmi"])
+def test_directory_that_others_may_write_is_not_imported(
+    installed: Path, tmp_path: Path, place: str
+) -> None:
+    root = sdk(tmp_path / "rocm")
+    (root / place).chmod(0o777)
+    assert sdk_modules([root]) == []
+    with pytest.raises(BindingError):
+        load_binding([root])

@@ -6,10 +6,8 @@ import math
 
 import pytest
 
-from wattspan.model import SECOND, Instant, Microjoules
-from wattspan.sources.amdsmi.device import MAX_RATIO
+from wattspan.model import SECOND, Instant
 from wattspan.sources.amdsmi.energy import EnergyAccumulator
-from wattspan.sources.energy_meter import CounterCheck
 
 STEP = 15.300000190734863  # as a C float
 POWER = 1_500_000  # mW
@@ -72,31 +70,3 @@ def test_invalid_resolution_has_no_energy(step: float) -> None:
 
 def test_negative_value_has_no_energy() -> None:
     assert EnergyAccumulator().advance(at(0), -1, STEP, POWER) is None
-
-
-def judged(integrated: int, counted: int) -> bool:
-    check = CounterCheck(MAX_RATIO)
-    check.observe((Microjoules(integrated), Microjoules(counted)))
-    return check.misreports
-
-
-@pytest.mark.parametrize(("percent", "misreports"), [(60, True), (95, False), (150, True)])
-def test_counter_far_from_the_power_misreports(percent: int, misreports: bool) -> None:
-    energy = 10_000_000_000
-    assert judged(energy, energy * percent // 100) is misreports
-
-
-def test_counter_is_not_judged_before_enough_energy() -> None:
-    check = CounterCheck(MAX_RATIO)
-    check.observe(None)
-    assert not check.misreports
-    assert not judged(4_000_000_000, 0)
-
-
-def test_time_of_a_frozen_counter_is_not_compared() -> None:
-    check = CounterCheck(MAX_RATIO)
-    check.observe((Microjoules(9_000_000_000), Microjoules(0)), frozen=True)
-    check.observe((Microjoules(15_000_000_000), Microjoules(6_000_000_000)))
-    assert not check.misreports
-    check.observe((Microjoules(15_000_000_000), Microjoules(1_000_000_000)))
-    assert check.misreports

@@ -263,3 +263,26 @@ def test_hanging_driver_is_reported_as_stuck_by_the_source(tmp_path: Path) -> No
         eventually(lambda: source.read().readings and not stuck(), "the board is read again")
         source.close()
     assert not [t for t in threading.enumerate() if t.name == "wattspan-amdsmi"]
+
+
+def test_library_is_called_by_one_thread_only(tmp_path: Path) -> None:
+    """Below release 26.2 it is not safe across threads."""
+    clock, callers = SystemClock(), set[int]()
+
+    class Watched(ScriptedAmdSmi):
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("amdsmi_"):
+                callers.add(threading.get_ident())
+            return super().__getattr__(name)
+
+    with EmulatedGpus(tmp_path / "gpus", [MI300X], clock) as gpus:
+        context = SourceContext(
+            clock, FakeDirectory(), emulated=True, amdsmi=Watched(gpus.path, clock)
+        )
+        settings = AmdSmiSettings(interval=Duration.parse("10ms"))
+        source = open_amdsmi(settings, context)
+        assert source is not None
+        eventually(lambda: source.read().readings, "the board is read")
+        source.close()
+    assert len(callers) == 1
+    assert threading.get_ident() not in callers

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.covers import cover_of, decided
 from support.powercap_host import PowercapHost, counters
 from wattspan.config import FlagValue, load
 from wattspan.model import HwType, Milliwatts, Provenance, Trouble
@@ -127,10 +128,12 @@ def test_missing_cpu_times_are_an_error(host: Host) -> None:
 def test_estimate_with_a_readable_counter_is_outside_the_cover(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     shutil.rmtree(host.root / "sys")
-    with PowercapHost(host.root / "sys"):
-        domains = host.open().read().domains
-        assert not any(domain.in_cover for domain in domains)
-        assert "although there are counters" in domains[0].why
+    with PowercapHost(host.root / "sys") as powercap:
+        estimated, measured = host.open().read(), powercap.read_after()
+        domains = decided((*estimated.domains, *measured.domains))
+        assert not any(domains[domain.id].in_cover for domain in estimated.domains)
+        why = domains["estimate:package-0"].why
+        assert why.endswith("; rapl:package-0 measures the same socket 0, and is emulated")
 
 
 def test_estimate_with_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:
@@ -138,7 +141,10 @@ def test_estimate_with_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:
     shutil.rmtree(host.root / "sys")
     with PowercapHost(host.root / "sys", "psys-only") as powercap:
         powercap.engine.deny("intel-rapl:0")
-        assert all(domain.in_cover for domain in host.open().read().domains)
+        batches = host.open().read(), powercap.read_after()
+        readable = [one.domain_id for batch in batches for one in batch.readings]
+        domains = (domain for batch in batches for domain in batch.domains)
+        assert cover_of(domains, readable) == {one.id for one in batches[0].domains}
 
 
 def test_invalid_stat_file_is_a_failure_without_lost_energy(host: Host) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.covers import cover_of, decided
 from support.waiting import eventually
 from wattspan.attribution.counter_deltas import energy_between
 from wattspan.model import MILLISECOND, SECOND, HwType, Interval, Provenance, Trouble
@@ -28,6 +29,7 @@ from wattspan.sources.hwmon.source import (
     SensorSession,
     SensorThread,
     open_hwmon,
+    plugin,
     scan_sensors,
 )
 from wattspan.testing import FakeDirectory, ManualClock
@@ -90,7 +92,7 @@ def source(tree: Tree, clock: ManualClock, roles: Mapping[str, str] | None = Non
 
 
 def summed(batch: Batch) -> set[str]:
-    return {domain.id for domain in batch.domains if domain.in_cover}
+    return cover_of(batch.domains)
 
 
 def write(path: Path, value: object) -> None:
@@ -131,7 +133,7 @@ def test_machine_meter_is_summed_by_configuration_only(tree: Tree, clock: Manual
 def test_ignored_socket_meter_lets_its_rails_be_summed(tree: Tree, clock: ManualClock) -> None:
     tree.grace()
     batch = source(tree, clock, {"power_meter/Grace Power Socket 0": "ignore"}).read()
-    assert {domain.name for domain in batch.domains if domain.in_cover} == {
+    assert {one.name for one in decided(batch.domains).values() if one.in_cover} == {
         "CPU Power Socket 0",
         "SysIO Power Socket 0",
     }
@@ -225,7 +227,7 @@ def test_average_power_is_integrated(tree: Tree, clock: ManualClock) -> None:
     for _ in range(10):
         clock.advance(0.1)
         batch = reader.read()
-    (domain,) = (domain for domain in batch.domains if domain.in_cover)
+    (domain,) = (domain for domain in decided(batch.domains).values() if domain.in_cover)
     before = next(reading for reading in first.readings if reading.domain_id == domain.id)
     after = next(reading for reading in batch.readings if reading.domain_id == domain.id)
     step = energy_between(domain, before, after)
@@ -458,6 +460,7 @@ _HOSTS = st.lists(
 def test_no_summed_sensor_contains_another(sensors: list[Sensor], roles: dict[str, str]) -> None:
     domains = {domain.id: domain for domain in resolve_sensors(sensors, roles).values()}
     assert len(domains) <= len(sensors)
+    domains = decided(domains.values())
     for domain in domains.values():
         above = domain.parent
         seen = {domain.id}
@@ -473,3 +476,15 @@ def test_ids_are_unique_and_printable(sensors: list[Sensor]) -> None:
     domains = resolve_sensors(sensors, {})
     assert len({domain.id for domain in domains.values()}) == len(domains)
     assert all(" " not in domain.id and domain.why for domain in domains.values())
+
+
+def test_advice_names_sensors_and_roots_that_do_not_exist(tree: Tree, tmp_path: Path) -> None:
+    tree.meter(0, "Grace Power Socket 0", 1)
+    names = {"power_meter/Grace Power Socket 0": "cpu:0", "power_meter/Grace Socket 0": "cpu"}
+    settings = HwmonSettings(sensors=names, sysfs=str(tree.root))
+    (sentence,) = plugin.advice(settings)
+    assert '"power_meter/Grace Socket 0"' in sentence
+    assert "found: power_meter/Grace Power Socket 0" in sentence
+    assert [*plugin.advice(msgspec.structs.replace(settings, enabled=False))] == []
+    (root, _, _) = plugin.advice(msgspec.structs.replace(settings, sysfs=str(tmp_path / "none")))
+    assert root == f"sources.hwmon.sysfs: there is no directory {tmp_path / 'none'}"

@@ -8,6 +8,7 @@ import pytest
 from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench
 from wattspan.model import Trouble
+from wattspan.sources.nvml.device import NvmlSettings
 
 LOST = 15
 NOT_LOADED = 9
@@ -290,3 +291,13 @@ def test_close_releases_the_gpus() -> None:
     assert bench.nvml.initialised == 0
     bench.session.close()
     assert bench.nvml.initialised == 0
+
+
+def test_static_power_of_no_board_is_named() -> None:
+    settings = NvmlSettings(static_watts={"H100": 115.0, "A1OO": 85.0})
+    bench = Bench(FakeGpu("GPU-a"), settings=settings)
+    bench.turn()
+    bench.run(1)
+    (failure,) = bench.batch.failures
+    assert failure.thing == 'static_watts of "A1OO"'
+    assert failure.cause == "no GPU here has a model with this name"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.covers import cover_of, cover_of_batch
 from support.descriptors import no_free_descriptor
 from support.powercap_host import PowercapHost, counters, epochs
-from wattspan.model import SECOND, Provenance, Trouble
+from wattspan.model import Provenance, Trouble
 from wattspan.ports import Batch
 from wattspan.sources.rapl.powercap import PowercapSource
-from wattspan.sources.rapl.sysfs import CounterFile, access_failure
-from wattspan.sources.rapl.topology import Zone
+from wattspan.sources.rapl.sysfs import access_failure
 from wattspan.testing import ManualClock
 
 PACKAGE, MEMORY = "intel-rapl:0", "intel-rapl:0:0"
@@ -253,27 +252,27 @@ def test_zones_that_only_limit_power_are_no_counters(tmp_path: Path) -> None:
 def test_mirrored_dies_are_detected_by_their_counters(tmp_path: Path) -> None:
     for layout, members in (("mirrored-dies", 1), ("multi-die", 8)):
         with PowercapHost(tmp_path / layout, layout) as host:
-            domains = host.read_after().domains
-            assert len([domain for domain in domains if domain.in_cover]) == members
+            assert len(cover_of_batch(host.read_after())) == members
 
 
-def test_mirrors_stay_out_of_the_cover_while_their_original_is_unreadable(tmp_path: Path) -> None:
+def test_one_mirror_counts_while_the_original_is_unreadable(tmp_path: Path) -> None:
     with PowercapHost(tmp_path, "mirrored-dies") as host:
         host.read_after()
         host.engine.deny("intel-rapl:0")
         for seconds in (0.1, 6, 6):
-            domains = host.read_after(seconds).domains
-            assert [d.id for d in domains if d.in_cover] == ["rapl:package-0-die-0"]
+            batch = host.read_after(seconds)
+            assert cover_of_batch(batch) == {"rapl:package-0-die-1"}
+            assert cover_of(batch.domains) == {"rapl:package-0-die-0"}
 
 
 def test_dies_are_compared_when_they_become_readable(tmp_path: Path) -> None:
     with PowercapHost(tmp_path, "mirrored-dies") as host:
         for die in range(4):
             host.engine.deny(f"intel-rapl:{die}")
-        assert len([d for d in host.read_after().domains if d.in_cover]) == 4
+        assert len(cover_of_batch(host.read_after())) == 4
         for die in range(4):
             host.engine.mend(f"intel-rapl:{die}")
-        assert len([d for d in host.read_after(6).domains if d.in_cover]) == 1
+        assert len(cover_of_batch(host.read_after(6))) == 1
 
 
 def test_close_leaves_no_descriptor_open(tmp_path: Path) -> None:
@@ -328,57 +327,3 @@ def test_scan_without_descriptors_keeps_the_counters(tmp_path: Path) -> None:
         batch = host.read_after(60)
         assert set(epochs(batch).values()) == {0}
         assert not batch.failures
-
-
-def test_unchanged_counter_is_reported_as_stuck_without_readings(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        host.read_after()
-        before = counters(host.read_after())["rapl:package-0"]
-        host.engine.freeze(PACKAGE)
-        for _ in range(30):
-            batch = host.read_after()
-            assert counters(batch).keys() == ALL - {"rapl:package-0"}, "no zero is made up"
-            assert not batch.failures
-        assert only_failure(host.read_after()) == (Trouble.STUCK, "rapl:package-0")
-        host.engine.mend(PACKAGE)
-        batch = host.read_after()
-        assert counters(batch)["rapl:package-0"] > before, "the next one tells of all the time"
-        assert not batch.failures
-        assert set(epochs(batch).values()) == {0}
-
-
-def test_counter_that_never_moved_is_not_stuck(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        host.engine.freeze(PACKAGE)
-        for _ in range(5):
-            batch = host.read_after()
-            assert counters(batch).keys() == ALL
-            host.pass_time(2)
-        assert not batch.failures
-
-
-def test_coarse_counter_is_stuck_only_after_a_long_pause(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        for _ in range(4):  # it changes every two seconds and a half
-            host.engine.freeze(PACKAGE)
-            for _ in range(24):
-                assert not host.read_after().failures
-            host.engine.mend(PACKAGE)
-            assert counters(host.read_after()).keys() == ALL
-        host.engine.freeze(PACKAGE)
-        host.read_after(0.1)
-        assert not host.read_after(9.5).failures
-        assert only_failure(host.read_after(1)) == (Trouble.STUCK, "rapl:package-0")
-
-
-def test_counter_outside_the_cover_is_never_stuck(tmp_path: Path) -> None:
-    with PowercapHost(tmp_path) as host:
-        domain = next(one for one in host.read_after().domains if one.in_cover)
-        path = host.tree.path(PACKAGE)
-        counter = CounterFile(path / "energy_uj", Zone(PACKAGE, "package-0"))
-        counter.assign(domain, 0)
-        counter.record(1, 0)
-        counter.record(2, SECOND)
-        assert counter.unchanged_for(2, 2 * SECOND) == SECOND
-        counter.assign(replace(domain, in_cover=False, resource=None), 0)
-        assert counter.unchanged_for(2, 2 * SECOND) is None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
+from support.covers import cover_of, decided
 from wattspan.model import HwType
 from wattspan.sources.rapl.topology import (
     Zone,
@@ -28,7 +29,7 @@ def zones(*lines: str) -> list[Zone]:
 
 
 def cover(topology: ZoneTopology) -> set[str]:
-    return {domain.id for domain in topology.domains if domain.in_cover}
+    return cover_of(topology.domains)
 
 
 class Host(NamedTuple):
@@ -140,7 +141,7 @@ def test_zone_discovery_order_has_no_effect(host: Host) -> None:
 def explained(zones: list[Zone], vendor: str | None = "intel") -> str:
     """The golden form: the explanation of `doctor`, one line per domain."""
     lines = []
-    for domain in resolve_topology(zones, vendor=vendor).domains:
+    for domain in decided(resolve_topology(zones, vendor=vendor).domains).values():
         mark = "+" if domain.in_cover else "-"
         lines.append(f"{mark} {domain.id}: {domain.why}")
     return "\n".join(lines)
@@ -158,11 +159,13 @@ def test_client_is_explained() -> None:
             )
         )
         == """\
-- rapl-mmio:package-0: shows the counter of rapl:package-0 through another interface
+- rapl-mmio:package-0: shows the counter of rapl:package-0 through another interface; \
+rapl:package-0 measures the same socket 0
 + rapl:package-0: socket 0's own counter, cores and uncore included
 - rapl:package-0/core: the cores, contained in rapl:package-0
 - rapl:package-0/uncore: mostly the integrated graphics, contained in rapl:package-0
-- rapl:psys: contains the packages and parts of the board that differ by vendor"""
+- rapl:psys: the packages and parts of the board that differ by vendor; \
+it may contain rapl:package-0, which is counted instead"""
     )
 
 
@@ -180,7 +183,8 @@ def test_amd_host_with_mirrored_dies_is_explained() -> None:
 + rapl:package-0-die-0: die 0 of socket 0, a counter of its own
 - rapl:package-0-die-0/core: one core's counter, not the sum of the socket's cores; \
 rapl:package-0-die-0 contains it
-- rapl:package-0-die-1: shows the same counter as rapl:package-0-die-0"""
+- rapl:package-0-die-1: shows the same counter as rapl:package-0-die-0; \
+rapl:package-0-die-0 measures the same socket 0 die-0"""
     )
 
 
@@ -190,16 +194,19 @@ def test_server_with_memory_and_psys_is_explained() -> None:
         == """\
 + rapl:package-0: socket 0's own counter, cores and uncore included
 + rapl:package-0/dram: memory has a counter of its own: package-0 does not contain it
-- rapl:psys: contains the packages and parts of the board that differ by vendor"""
+- rapl:psys: the packages and parts of the board that differ by vendor; \
+it may contain rapl:package-0, which is counted instead"""
     )
 
 
 def test_platform_without_packages_is_explained() -> None:
     assert explained(zones("intel-rapl:0 psys", "intel-rapl:1 psys-1", "intel-rapl:2 dram")) == (
         """\
-- rapl:dram: rapl:psys may contain it, and is counted instead
-+ rapl:psys: the whole platform; no package has a counter
-- rapl:psys-1: its overlap with rapl:psys is unknown"""
+- rapl:dram: memory has a counter of its own, outside every package; \
+it may be contained in rapl:psys, which is counted instead
++ rapl:psys: the packages and parts of the board that differ by vendor
+- rapl:psys-1: the packages and parts of the board that differ by vendor; \
+it may overlap with rapl:psys, which is counted instead"""
     )
 
 
@@ -216,7 +223,7 @@ def test_energy_is_charged_by_the_cpu_time_of_its_socket() -> None:
 
 
 def test_platform_in_the_cover_is_charged_by_all_cpu_time() -> None:
-    (psys,) = resolve_topology(zones("intel-rapl:0 psys")).domains
+    (psys,) = decided(resolve_topology(zones("intel-rapl:0 psys")).domains).values()
     assert (psys.resource, psys.method, psys.hw_type) == (
         "cpu",
         "cpu-time-proxy",

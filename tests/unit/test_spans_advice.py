@@ -58,6 +58,16 @@ def test_waiting_time_costs_the_static_power() -> None:
     assert "20.0% of its time on A100 0, at 100 W" in one.sentence
 
 
+def test_waiting_energy_names_its_idle_part_which_no_span_has() -> None:
+    (one,) = advise([board()])
+    assert one.idle == 7_200 * 10**6
+    assert one.energy - one.idle == 40 * 120 * 10**6, "(static - idle power) x waiting time"
+    (unknown,) = advise([board(idle_power=None)])
+    assert unknown.idle is None
+    (cooler,) = advise([board(idle_power=Milliwatts(130_000))])
+    assert cooler.idle == cooler.energy
+
+
 def test_precise_fit_gives_high_confidence() -> None:
     (one,) = advise([board(fit=FIT._replace(half_width=Milliwatts(1_000)))])
     assert one.confidence is Confidence.HIGH

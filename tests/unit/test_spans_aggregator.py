@@ -55,6 +55,28 @@ def test_spans_of_one_name_add_up() -> None:
     assert rows(totals)["shop", "ship"].tokens == {}
 
 
+def test_spans_with_a_missing_part_bound_the_row_of_their_name() -> None:
+    totals = SpanAggregator(MANY)
+    totals.add(
+        [
+            joined("cut", {CPU: 5, GPU: 7}, outcome=Outcome.PARTIAL),
+            joined("late", {CPU: 1}, outcome=Outcome.LATE),
+            joined("early", {CPU: 1, GPU: 1}, start=2, end=3),
+            joined("whole", {CPU: 1, GPU: 1}, start=5, end=6),
+        ],
+        moment(9),
+        "",
+        {GPU: moment(4).mono, HwType.MEMORY: moment(9).mono},
+    )
+    assert {name: row.bounded for (_, name), row in rows(totals).items()} == {
+        "cut": {CPU, GPU}, "late": {CPU, GPU}, "early": {GPU}, "whole": set(),
+    }  # fmt: skip
+    totals.add([joined("cut", {CPU: 5}, start=5, end=6)], moment(10))
+    assert rows(totals)["shop", "cut"].bounded == {CPU, GPU}
+    restored = SpanAggregator(MANY, totals.accounts().rows)
+    assert rows(restored)["shop", "early"].bounded == {GPU}
+
+
 def test_same_name_in_two_services_is_two_rows() -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("get", {CPU: 1}), joined("get", {CPU: 2}, service="bank")], moment(0))
@@ -266,14 +288,32 @@ def test_stale_name_is_removed_and_restarts_at_zero() -> None:
     assert rows(totals)["shop", "a"].energy == {CPU: 2}
 
 
-def test_stale_names_are_searched_once_a_second() -> None:
-    totals = full(SpanAggregator(MANY))
-    last = moment(STALE_AFTER // S)
-    totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(STALE_AFTER // S - 1))
-    just_before = last._replace(mono=last.mono - 1)
-    totals.add([joined("e", {CPU: 1})], just_before)
-    totals.add([joined("e", {CPU: 1})], last)
-    assert "e" not in names(totals)
+def test_many_names_of_a_user_leave_another_users_names_their_accounts() -> None:
+    totals = SpanAggregator(MANY)
+    totals.add([joined(name, {CPU: 1}) for name in "abcdefgh"], moment(0), "eve")
+    totals.add([joined("x", {CPU: 7}), joined("y", {CPU: 1})], moment(1), "alice")
+    for second in range(2, 200, 10):
+        flood = [joined(f"{second}-{number}", {CPU: 10**6}) for number in range(50)]
+        totals.add(flood, moment(second), "eve/0123456789ab")
+        totals.accounts()
+    found = {(row.name, row.owner) for row in totals.accounts().rows}
+    assert {("x", "alice"), ("y", "alice")} <= found
+    assert len(found) <= MANY + 1
+
+
+def test_services_of_a_user_leave_another_users_service_its_outside_account() -> None:
+    totals = SpanAggregator(2)
+    for number in range(20):
+        totals.outside(f"s{number}", CPU, 1, "eve")
+    totals.outside("shop", CPU, 5, "alice")
+    assert totals.accounts().outside["shop", "alice", CPU] == 5
+
+
+def test_restored_accounts_beyond_the_limit_are_released() -> None:
+    rows = full(SpanAggregator(MANY)).accounts().rows
+    again = SpanAggregator(MANY - 1, rows)
+    assert len(again.accounts().rows) == MANY - 1
+    assert again.released == {CPU: 10}
 
 
 def test_name_with_most_of_the_energy_displaces_the_least_at_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.joined_spans import CPU, GPU, joined
-from wattspan.spans.values import Span, SpanColumns, SpanEnergy, SpanEnergyColumns
+from wattspan.spans.values import Outcome, Span, SpanColumns, SpanEnergy, SpanEnergyColumns
 
 SPANS = [
     Span(bytes(16), ident.to_bytes(8), b"", "shop", f"n{ident}", ident, 2 * ident)
@@ -57,3 +57,16 @@ def test_unknown_energies_are_zero_in_their_column() -> None:
         GPU: [0, 2],
     }
     assert columns.known == [(CPU,), (GPU,)]
+
+
+def test_joined_energies_with_a_missing_part_are_partial() -> None:
+    spans = [
+        joined("before", {CPU: 1}, start=1, end=3),
+        joined("after", {CPU: 1}, start=2, end=3),
+        joined("nothing", {}, start=1, end=3, outcome=Outcome.NO_ENERGY),
+    ]
+    energies = SpanEnergyColumns.of(spans).missing_before(spans[1].span.start)
+    assert energies.outcome == [Outcome.PARTIAL, Outcome.JOINED, Outcome.NO_ENERGY]
+    assert [
+        one._replace(outcome=two.outcome) for one, two in zip(energies, spans, strict=True)
+    ] == spans

@@ -8,7 +8,14 @@ from wattspan.model import MILLISECOND, SECOND, HwType, Instant, Interval, Micro
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanColumns
-from wattspan.spans.waiting_spans import MAX_HELD_DURATION, MAX_HOLD, ReceiptDelay
+from wattspan.spans.waiting_spans import (
+    CLOCK_ERROR,
+    MAX_AWAITED_PARENTS,
+    MAX_HELD_DURATION,
+    MAX_HOLD,
+    ReceiptDelay,
+    SpanOverlaps,
+)
 
 CPU = HwType.CPU
 NEVER = 2**70
@@ -65,6 +72,72 @@ def test_first_span_of_a_large_batch_is_examined() -> None:
     assert delay.hold >= ends[-1]
 
 
+# ------------------------------------------------------------------------------------ overlaps
+
+
+def span(ident: int, start: int, end: int) -> Span:
+    """From and to milliseconds."""
+    own = ident.to_bytes(8)
+    return Span(bytes(16), own, b"", "s", "n", start * MILLISECOND, end * MILLISECOND)
+
+
+def child(ident: int, parent: int, start: int, end: int) -> Span:
+    return span(ident, start, end)._replace(parent=parent.to_bytes(8))
+
+
+def beside(*batches: list[Span]) -> list[bool]:
+    """For each batch, if one of its spans was open beside others."""
+    overlaps = SpanOverlaps()
+    return [overlaps.add(SpanColumns.of(batch)) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        ([span(1, 0, 10), span(2, 10, 20), span(3, 25, 30)], False),
+        ([span(1, 0, 10), span(2, 9, 20)], True),
+        ([span(1, 0, 10), span(2, 2, 8)], True),
+        ([child(2, 1, 2, 8), span(1, 0, 10)], False),
+        ([child(2, 1, 0, 10), span(1, 0, 10)], False),
+        ([child(3, 2, 3, 4), child(2, 1, 2, 8), span(1, 0, 10)], False),
+        ([child(3, 2, 3, 4), span(1, 0, 10)], True),
+        ([child(2, 1, 2, 5), child(3, 1, 4, 8), span(1, 0, 10)], True),
+        ([child(2, 1, 2, 12), span(1, 0, 10)], True),
+        ([span(1, 0, 10), span(2, 5, 5), span(3, 8, 2)], False),
+        ([], False),
+    ],
+    ids=[
+        "in turn", "crossing", "within another", "child", "child of the same time", "grandchild",
+        "grandchild of an unknown parent", "children together", "longer than its parent",
+        "without time", "none",
+    ],
+)  # fmt: skip
+def test_spans_of_a_batch_are_open_beside_others(batch: list[Span], found: bool) -> None:
+    assert beside(batch) == [found]
+
+
+def test_span_that_began_before_the_end_of_an_earlier_batch_is_beside_it() -> None:
+    error = CLOCK_ERROR // MILLISECOND
+    assert beside([span(1, 0, 10)], [span(2, 10, 20)], [span(3, 15, 25)]) == [False, False, True]
+    assert beside([span(1, 0, 10)], [span(2, 10 - error, 20)]) == [False, False]
+
+
+def test_parents_after_their_children_are_not_beside_them() -> None:
+    batches = [
+        [child(4, 3, 3, 5)],
+        [child(5, 3, 6, 8), child(3, 2, 2, 9)],
+        [child(2, 1, 1, 10), span(1, 0, 11)],
+        [span(6, 12, 13)],
+    ]
+    assert beside(*batches) == [False] * 4
+
+
+def test_only_the_newest_parents_are_awaited() -> None:
+    children = [child(1000 + n, n, n * 10, n * 10 + 5) for n in range(1, MAX_AWAITED_PARENTS + 2)]
+    for parent, found in ((2, False), (1, True)):
+        assert beside(children, [span(parent, 1, 2000)]) == [False, found]
+
+
 # -------------------------------------------------------------------------------------- shares
 
 
@@ -75,12 +148,6 @@ def known() -> EnergyProfile:
     edges = Instant(0, 0), Instant(SECOND, 0)
     profile.add(CPU, CPU, Interval(CPU, *edges, Microjoules(0)), SECOND, 0)
     return profile
-
-
-def span(ident: int, start: int, end: int) -> Span:
-    """From and to milliseconds."""
-    own = ident.to_bytes(8)
-    return Span(bytes(16), own, b"", "s", "n", start * MILLISECOND, end * MILLISECOND)
 
 
 def test_span_of_a_later_batch_has_its_whole_share() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from support.known_totals import GPU, PACKAGE, Books, J
 from wattspan.model import (
     Checkpoint,
+    Domain,
     DomainAccount,
     Group,
     GroupKind,
@@ -94,6 +95,29 @@ def test_newly_attributed_domain_counts_its_energy_once() -> None:
     third = _books(DomainAccount(counted, Microjoules(130)))
     (spent,) = delta_between(second, third).domains
     assert (spent.energy, spent.consumers, spent.idle, spent.unattributed) == (20, 0, 0, 0)
+
+
+def test_energy_from_before_a_change_of_the_cover_is_apart() -> None:
+    outside = replace(PACKAGE, in_cover=False, resource=None, method="none")
+
+    def books(domain: Domain, energy: int, uncounted: int, consumers: int) -> Checkpoint:
+        used = Microjoules(consumers)
+        return _books(
+            DomainAccount(domain, Microjoules(energy), used, uncounted=Microjoules(uncounted))
+        )
+
+    def rows(one: Checkpoint, other: Checkpoint) -> list[tuple[bool, bool, int, int]]:
+        deltas = delta_between(one, other).domains
+        return [(d.domain.in_cover, d.attributed, d.energy, d.consumers) for d in deltas]
+
+    inside, left = books(PACKAGE, 100, 0, 100), books(outside, 130, 20, 110)
+    assert rows(inside, left) == [(False, False, 20, 0), (True, True, 10, 10)]
+    late = books(outside, 137, 20, 117)  # an interval of the member settled later
+    assert rows(left, late) == [(True, True, 7, 7)]
+    again = books(PACKAGE, 150, 30, 120)
+    assert rows(late, again) == [(True, True, 3, 3), (False, False, 10, 0)]
+    undone = books(PACKAGE, 160, 36, 124)
+    assert rows(again, undone) == [(True, True, 4, 4), (False, False, 6, 0)]
 
 
 def test_names_that_claim_more_than_there_was_are_dropped_and_the_whole_stays() -> None:

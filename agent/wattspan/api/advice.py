@@ -54,6 +54,7 @@ def _advice(one: Advice) -> dict[str, Any]:
         "static_basis": one.basis,
         "provenance": one.provenance,
         "sentence": one.sentence,
+        "idle_joules": None if one.idle is None else one.idle / 1e6,
     }
 
 

@@ -39,14 +39,20 @@ def _of(text: str) -> str:
 
 PARAMETERS: Mapping[str, Parameter] = {
     "of": Parameter(_of, 'Write "devices", or leave it out for devices and processes.'),
+    "parts": Parameter(flag, "Write 1 or 0."),
     "hw_id": Parameter(_ids, "Write the hw_id of devices as in GET /v1/status, with commas."),
     "timeline": Parameter(flag, "Write 1 or 0."),
     "wait": WAIT,
 }
 
 
-def selected_domains(devices: DeviceQueries, ids: Sequence[str] | None) -> list[Domain]:
-    """The named devices, or all of the cover. ProblemError for an unknown one."""
+def selected_domains(
+    devices: DeviceQueries, ids: Sequence[str] | None, *, parts: bool = False
+) -> list[Domain]:
+    """The named devices and parts, or all of the cover, with their ``parts`` if wanted.
+
+    ProblemError for an unknown one.
+    """
     known = devices.domains()
     for one in ids or ():
         if one not in known:
@@ -56,7 +62,9 @@ def selected_domains(devices: DeviceQueries, ids: Sequence[str] | None) -> list[
                 "the agent has no such device",
                 suggestion(one, known),
             )
-    return energy.sorted_domains(known.values() if ids is None else [known[one] for one in ids])
+    if ids is not None:
+        return energy.sorted_domains(known[one] for one in ids)
+    return energy.sorted_domains(one for one in known.values() if parts or one.in_cover)
 
 
 class DeviceEnergyQuery(NamedTuple):
@@ -113,7 +121,9 @@ class DeviceEnergyQuery(NamedTuple):
             "complete": complete,
             "silent": silent,
             "known_mono_ns": self.grid.down(known) if hidden and known is not None else known,
-            "index": _package(domain) if status is None else status.index,
+            "index": _number(domain) if status is None else status.index,
+            "parent": domain.parent,
+            "partition_mode": None if status is None else status.partition_mode,
             "model": domain.model if status is None else status.model,
             "uuid": domain.id.removeprefix("gpu:") if domain.hw_type is HwType.GPU else None,
             "temperature_celsius": None if status is None else status.temperature_celsius,
@@ -135,10 +145,11 @@ class DeviceEnergyQuery(NamedTuple):
         }
 
 
-_PACKAGE = re.compile(r"package-(\d+)")
+_PACKAGE, _INSTANCE = re.compile(r"package-(\d+)"), re.compile(r"g\.\S+ (\d+)$")
 
 
-def _package(domain: Domain) -> int | None:
-    """The number of the CPU package of a domain, from its name."""
-    found = _PACKAGE.search(domain.name)
+def _number(domain: Domain) -> int | None:
+    """The number of a CPU package, or of the MIG instance of a GPU, from the domain's name."""
+    kind = _INSTANCE if domain.hw_type is HwType.GPU else _PACKAGE
+    found = kind.search(domain.name)
     return None if found is None else int(found[1])

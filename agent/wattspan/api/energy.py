@@ -5,17 +5,25 @@ get the energy of devices by the cells of one fixed grid, so that no two windows
 to get a finer figure. Within a cell power is assumed constant, so figures of neighbouring windows
 add up.
 
-Joules are numbers; unknown figures are null, never 0. Devices are disjoint: they add up to the
-host.
+Joules are numbers; unknown figures are null, never 0. ``certainty`` is that of each figure. Devices
+are disjoint: they add up to the host.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from wattspan.model import MILLISECOND, Consumer, Domain, HwType, Microjoules, Provenance
+from wattspan.model import (
+    MILLISECOND,
+    Certainty,
+    Consumer,
+    Domain,
+    HwType,
+    Microjoules,
+    Provenance,
+)
 from wattspan.ports import DeviceQueries, EnergyQueries
 from wattspan.spans.values import IntervalEnergy
 
@@ -200,6 +208,7 @@ def _host(devices: list[tuple[Domain, IntervalEnergy]], start: int, end: int) ->
     """Sums of the devices by type; the coverage is that of the least covered device."""
     energy: dict[HwType, int | None] = {}
     uncertainty: dict[HwType, int] = {}
+    bounded = {domain.hw_type for domain, spent in devices if spent.covered < end - start}
     for domain, spent in devices:
         kind = domain.hw_type
         known = _measured(spent.energy, spent, end - start).get(kind)
@@ -208,18 +217,20 @@ def _host(devices: list[tuple[Domain, IntervalEnergy]], start: int, end: int) ->
             energy[kind] = (energy[kind] or 0) + known
             uncertainty[kind] = uncertainty.get(kind, 0) + spent.uncertainty.get(kind, 0)
     covered = min((spent.covered for _, spent in devices), default=0)
-    return _figures(energy, uncertainty, covered, end - start)
+    return _figures(energy, uncertainty, covered, end - start, bounded)
 
 
 def device_figures(domain: Domain, spent: IntervalEnergy, length: int) -> JsonObject:
     """The energy of one device in a period of ``length`` nanoseconds."""
     kind = domain.hw_type
+    joules = _measured(spent.energy, spent, length).get(kind)
     return {
         "hw_id": domain.id,
         "hw_type": kind,
         "hw_name": domain.name,
         "provenance": domain.provenance,
-        "joules": _joules(_measured(spent.energy, spent, length).get(kind)),
+        "joules": _joules(joules),
+        "certainty": _certainty(joules, bounded=spent.covered < length),
         "uncertainty_joules": _joules(_measured(spent.uncertainty, spent, length).get(kind)),
         **_coverage(spent.covered, length),
     }
@@ -232,6 +243,7 @@ def _process(
         return None
     spent = history.process(consumer, start, end, family=family)
     split, basis = spent.split or (None, None)
+    kinds = set(spent.energy) if spent.covered < end - start else frozenset[HwType]()
     return {
         "pid": consumer.pid,
         "started": consumer.started,
@@ -243,6 +255,7 @@ def _process(
             _measured(spent.uncertainty, spent, end - start),
             spent.covered,
             end - start,
+            kinds | history.bounded(consumer, start, family=family),
         ),
     }
 
@@ -259,12 +272,22 @@ def _figures(
     uncertainty: Mapping[HwType, int],
     covered: int,
     length: int,
+    bounded: Collection[HwType],
 ) -> JsonObject:
     return {
         "joules": {kind: _joules(amount) for kind, amount in energy.items()},
+        "certainty": {
+            kind: _certainty(amount, bounded=kind in bounded) for kind, amount in energy.items()
+        },
         "uncertainty_joules": {kind: _joules(amount) for kind, amount in uncertainty.items()},
         **_coverage(covered, length),
     }
+
+
+def _certainty(amount: int | None, *, bounded: bool) -> Certainty:
+    if amount is None:
+        return Certainty.UNKNOWN
+    return Certainty.LOWER_BOUND if bounded else Certainty.KNOWN
 
 
 def _coverage(covered: int, length: int) -> JsonObject:

@@ -444,7 +444,9 @@ class QueryService:
         values, start, end = self._period(request, device_energy.PARAMETERS)
         query = device_energy.DeviceEnergyQuery(
             self._devices,
-            device_energy.selected_domains(self._devices, values.get("hw_id")),
+            device_energy.selected_domains(
+                self._devices, values.get("hw_id"), parts=values.get("parts", False)
+            ),
             start,
             end,
             energy.UNQUANTIZED
@@ -453,6 +455,8 @@ class QueryService:
             values.get("timeline", False),
         )
         wait = values.get("wait", device_energy.DEFAULT_WAIT)
+        if not all(domain.in_cover for domain in query.domains):  # parts have no readings
+            self._energy_history.expect(end)
         await self._wait_until(lambda: query.answerable, wait, request.peer.quota_owner)
         return json_response({"host_name": self._host, **query.response()})
 

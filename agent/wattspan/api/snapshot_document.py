@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from wattspan.model import (
     BaselineQuality,
+    Certainty,
     Consumer,
     DomainAccount,
     GpuStatus,
@@ -49,13 +50,20 @@ Watts = dict[HwType, float]
 
 
 class HostEntry(Struct, frozen=True):
-    """Sums over the cover. ``power_watts`` is null while the power of a present device is."""
+    """Sums over the cover. ``power_watts`` is null while the power of a present device is.
+
+    ``least_power_watts`` is the sum of the known powers: a lower bound where ``power_certainty`` is
+    not ``known``, null if none is. ``energy_joules`` is null only if all energy is unknown.
+    """
 
     power_watts: float | None
     energy_joules: float | None
     consumers_joules: float | None
     idle_joules: float | None
     unattributed_joules: float | None
+    least_power_watts: float | None = None
+    power_certainty: Certainty = Certainty.UNKNOWN
+    energy_certainty: Certainty = Certainty.KNOWN
 
 
 class GpuEntry(Struct, frozen=True):
@@ -72,9 +80,11 @@ class GpuEntry(Struct, frozen=True):
 
 
 class DomainEntry(Struct, frozen=True):
-    """One domain. Only those with ``in_cover`` may be summed.
+    """One domain. Only powers of those with ``in_cover`` may be summed, and all ``counted_joules``.
 
-    The energies of consumers, idle and unattributed are null if the domain is not ``attributed``.
+    The energies of consumers, idle and unattributed are null if the domain is not ``attributed``,
+    and every energy is if none was ever measured. ``silent``: no reading is given now.
+    ``lost``: it is gone and its source still fails to read it; else it was removed.
     """
 
     hw_id: str
@@ -99,10 +109,18 @@ class DomainEntry(Struct, frozen=True):
     baseline: BaselineQuality | None = None  # of idle_power_watts
     baseline_unknown_joules: float | None = None  # the part of unattributed_joules without it
     idle_power_error_watts: float | None = None  # half of the 95 % range; null unless learned
+    counted_joules: float | None = None  # the part of energy_joules from within the cover
+    energy_certainty: Certainty = Certainty.KNOWN
+    silent: bool = False
+    lost: bool = False
 
 
 class ListedProcess(Struct, frozen=True):
-    """One listed process; ``pid`` is null for the short-lived processes of a cgroup together."""
+    """One listed process; ``pid`` is null for the short-lived processes of a cgroup together.
+
+    ``bounded`` are the types of which ``energy_joules`` is a lower bound, ``power_bounded`` those
+    of ``power_watts``; so they are of groups and spans.
+    """
 
     pid: int | None
     started: int | None  # clock ticks since boot
@@ -112,6 +130,8 @@ class ListedProcess(Struct, frozen=True):
     alive: bool
     energy_joules: Joules
     power_watts: Watts
+    bounded: list[HwType] = []
+    power_bounded: list[HwType] = []
 
 
 class GroupEntry(Struct, frozen=True):
@@ -119,6 +139,8 @@ class GroupEntry(Struct, frozen=True):
     name: str
     energy_joules: Joules
     power_watts: Watts
+    bounded: list[HwType] = []
+    power_bounded: list[HwType] = []
 
 
 class SpanEntry(Struct, frozen=True):
@@ -135,6 +157,7 @@ class SpanEntry(Struct, frozen=True):
     static_joules: dict[StaticBasis, float] = {}
     dynamic_joules: dict[StaticBasis, float] = {}
     owner: str = ""  # of its processes, as the kernel proves it
+    bounded: list[HwType] = []
 
 
 class InferenceEntry(Struct, frozen=True):
@@ -262,7 +285,7 @@ def decode_snapshot(body: bytes) -> SnapshotDocument:
 def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
     """The document of ``snapshot``, for a reader who may see everything."""
     gpus = {gpu.domain_id: gpu for gpu in snapshot.gpus}
-    host = _host(snapshot)
+    host, bounded, lost = _host(snapshot), snapshot.bounded_powers, snapshot.lost
     stats = snapshot.stats
     return SnapshotDocument(
         agent_version=version,
@@ -273,11 +296,14 @@ def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
         at_mono_ns=snapshot.at.mono,
         since_unix_ns=None if snapshot.since is None else snapshot.since.wall,
         host=host,
-        domains=[_domain(account, gpus.get(account.domain.id)) for account in snapshot.domains],
-        processes=list(map(_process, snapshot.processes)),
+        domains=[
+            _domain(account, gpus.get(account.domain.id), lost=account.domain.id in lost)
+            for account in snapshot.domains
+        ],
+        processes=[_process(row, bounded) for row in snapshot.processes],
         other_joules=_joules_by_type(snapshot.other),
         ended_joules=_joules_by_type(snapshot.retired),
-        groups=list(map(_group, snapshot.groups)),
+        groups=[_group(row, bounded) for row in snapshot.groups],
         spans=_spans(snapshot.spans),
         tuning=accounts_to_json(snapshot.tuning),
         sources=[
@@ -320,15 +346,29 @@ def restrict(
             one
             if one.hw_type is HwType.GPU
             else replace(
-                one, power_watts=coarse_watts.get(one.hw_id), pending_joules=None, **_NO_ENERGIES
+                one,
+                power_watts=coarse_watts.get(one.hw_id),
+                pending_joules=None,
+                counted_joules=None,
+                **_NO_ENERGIES,
             )
             for one in domains
         ]
     powers = [one.power_watts for one in domains if one.in_cover and one.present]
+    known = [power for power in powers if power is not None]
+    least = math.fsum(known) if known else None
+    certainties = (Certainty.UNKNOWN if power is None else Certainty.KNOWN for power in powers)
+    certainty = Certainty.of_sum((*certainties, document.host.power_certainty))
     return replace(
         document,
         restricted=True,
-        host=HostEntry(power_watts=_sum(powers), **_NO_ENERGIES),
+        host=HostEntry(
+            power_watts=least if certainty is Certainty.KNOWN else None,
+            least_power_watts=least,
+            power_certainty=certainty,
+            energy_certainty=Certainty.UNKNOWN,
+            **_NO_ENERGIES,
+        ),
         domains=domains,
         processes=[
             one
@@ -352,18 +392,31 @@ _NO_ENERGIES = dict.fromkeys(
 
 
 def _host(snapshot: Snapshot) -> HostEntry:
-    cover = snapshot.cover
+    summed = snapshot.summed
+    energy, energy_certainty = snapshot.host_energy
+    power, certainty = snapshot.host_power
+    measured = energy_certainty is not Certainty.UNKNOWN
+    parts = (
+        sum(account.consumers for account in summed),
+        sum(account.idle for account in summed),
+        sum(account.unattributed for account in summed),
+    )
     return HostEntry(
-        _sum([_watts(account.power) for account in cover if account.present]),
-        _joules(sum(account.energy for account in cover)),
-        _joules(sum(account.consumers for account in cover)),
-        _joules(sum(account.idle for account in cover)),
-        _joules(sum(account.unattributed for account in cover)),
+        power_watts=_watts(power) if certainty is Certainty.KNOWN else None,
+        energy_joules=_joules(energy) if measured else None,
+        consumers_joules=_joules(parts[0]) if measured else None,
+        idle_joules=_joules(parts[1]) if measured else None,
+        unattributed_joules=_joules(parts[2]) if measured else None,
+        least_power_watts=_watts(None if certainty is Certainty.UNKNOWN else power),
+        power_certainty=certainty,
+        energy_certainty=energy_certainty,
     )
 
 
-def _domain(account: DomainAccount, gpu: GpuStatus | None) -> DomainEntry:
+def _domain(account: DomainAccount, gpu: GpuStatus | None, *, lost: bool) -> DomainEntry:
     domain, attributed = account.domain, account.attributed
+    measured = account.energy_certainty is not Certainty.UNKNOWN
+    booked = measured and attributed
     return DomainEntry(
         hw_id=_text(domain.id),
         hw_type=domain.hw_type,
@@ -378,13 +431,17 @@ def _domain(account: DomainAccount, gpu: GpuStatus | None) -> DomainEntry:
         power_watts=_watts(account.power),
         idle_power_watts=_watts(account.idle_power),
         idle_power_error_watts=_watts(account.idle_power_error),
-        energy_joules=_joules(account.energy),
-        consumers_joules=_joules(account.consumers) if attributed else None,
-        idle_joules=_joules(account.idle) if attributed else None,
-        unattributed_joules=_joules(account.unattributed) if attributed else None,
-        baseline_unknown_joules=_joules(account.withheld) if attributed else None,
+        energy_joules=_joules(account.energy) if measured else None,
+        counted_joules=_joules(account.counted) if measured else None,
+        energy_certainty=account.energy_certainty,
+        silent=account.silent,
+        lost=lost,
+        consumers_joules=_joules(account.consumers) if booked else None,
+        idle_joules=_joules(account.idle) if booked else None,
+        unattributed_joules=_joules(account.unattributed) if booked else None,
+        baseline_unknown_joules=_joules(account.withheld) if booked else None,
         baseline=account.baseline,
-        pending_joules=_joules(account.pending),
+        pending_joules=_joules(account.pending) if measured else None,
         gap_seconds={reason: lasted / 1e9 for reason, lasted in account.gaps.items() if lasted},
         gpu=None if gpu is None else _gpu(gpu),
     )
@@ -403,7 +460,7 @@ def _gpu(gpu: GpuStatus) -> GpuEntry:
     )
 
 
-def _process(row: ProcessRow) -> ListedProcess:
+def _process(row: ProcessRow, bounded: frozenset[HwType]) -> ListedProcess:
     payer = row.info.payer
     consumer = payer if isinstance(payer, Consumer) else None
     group: Group | None = row.info.groups[0] if row.info.groups else None
@@ -416,15 +473,19 @@ def _process(row: ProcessRow) -> ListedProcess:
         row.alive,
         _joules_by_type(row.energy),
         _watts_by_type(row.power),
+        sorted(row.bounded),
+        sorted(row.bounded & bounded),
     )
 
 
-def _group(row: GroupRow) -> GroupEntry:
+def _group(row: GroupRow, bounded: frozenset[HwType]) -> GroupEntry:
     return GroupEntry(
         row.group.kind,
         _text(row.group.name),
         _joules_by_type(row.energy),
         _watts_by_type(row.power),
+        sorted(row.bounded),
+        sorted(row.bounded & bounded),
     )
 
 
@@ -489,6 +550,7 @@ def _span(row: SpanRow) -> SpanEntry:
         {basis: _joules(split.static) for basis, split in row.splits.items()},
         {basis: _joules(split.dynamic) for basis, split in row.splits.items()},
         _text(row.owner),
+        sorted(row.bounded),
     )
 
 
@@ -504,12 +566,6 @@ def _rate(rated: RatedEnergy | None, power_watts: float | None) -> RateEntry | N
         rated.total / 1e9,
         _joules(rated.unknown),
     )
-
-
-def _sum(powers: list[float | None]) -> float | None:
-    """The sum of at least one power, all of them known."""
-    known = [power for power in powers if power is not None]
-    return math.fsum(known) if known and len(known) == len(powers) else None
 
 
 def _joules(microjoules: int) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from wattspan.attribution.idle_acceptance import LearnedIdle
 from wattspan.attribution.power_curve import Extrapolation, PowerCurve, largest_idle
 from wattspan.model import MILLISECOND, SECOND, HwType, Milliwatts, Usage
 
@@ -83,6 +84,7 @@ class LoadIntercept:
         self._error = 0.0
         self._observed = 0  # nanoseconds
         self._rested = False  # the bin near zero load has full confidence
+        self._at_rest = False  # the result was observed near zero load, not extrapolated
         self.remembered = remembered is not None
 
     @property
@@ -103,6 +105,21 @@ class LoadIntercept:
         """
         bound = min(self._upper, self._curve.upper_bound)
         return Milliwatts(math.ceil(bound)) if self._curve.observed else None
+
+    @property
+    def learned(self) -> LearnedIdle | None:
+        """The idle power with its evidence; None before it is learned."""
+        seen = [one for one in self._bins if one.weight > 0]
+        if self._power is None or self.remembered or not seen:
+            return None
+        weight = sum(one.weight for one in seen)
+        return LearnedIdle(
+            self._power,
+            self._error,
+            self._at_rest,
+            sum(one.power * one.weight for one in seen) / weight,
+            min(largest_idle(one.load, one.power) for one in seen),
+        )
 
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
         """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
@@ -157,7 +174,9 @@ class LoadIntercept:
         rise = slope * lowest.load
         corrected = lowest.power - (rise if narrow else 0.0)
         error = rise * (_TANGENT_ERROR if narrow else 1.0)
-        if quiet >= FULL_CONFIDENCE_WEIGHT or (quiet >= _MIN_WEIGHT and not narrow):
+        at_rest = quiet >= FULL_CONFIDENCE_WEIGHT or (quiet >= _MIN_WEIGHT and not narrow)
+        self._at_rest = at_rest
+        if at_rest:
             self._error = error
             return corrected
         if found is None or not narrow:
@@ -217,6 +236,9 @@ class UnusedDevicePower:
     @property
     def power(self) -> Milliwatts | None:
         return Milliwatts(round(self._mean)) if self._seen >= 1 else None
+
+    learned = None
+    """As of a LoadIntercept that has nothing to accept: it is always observed at rest."""
 
     error = 0.0
     """As that of a LoadIntercept: a mean of the power at rest, whose error is negligible."""

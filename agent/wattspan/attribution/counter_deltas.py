@@ -69,7 +69,8 @@ def energy_between(domain: Domain, earlier: Reading, later: Reading) -> Interval
 class CounterMeter:
     """The state of one domain's counter.
 
-    Intervals and gaps of a meter tile the time from its first reading on, without overlap.
+    Intervals and gaps of a meter tile the time from its first reading on, without overlap; if that
+    is late, from the time at which it was expected.
     """
 
     def __init__(self, domain: Domain, patience: int, last: Reading | None = None) -> None:
@@ -80,16 +81,32 @@ class CounterMeter:
         self._domain = domain
         self._patience = patience
         self._last = last
+        self._expected: Instant | None = None
         self._absent_since: Instant | None = None
+        self._reason = GapReason.ABSENT
 
     @property
     def last(self) -> Reading | None:
         """The newest reading from which a difference may be taken."""
         return self._last
 
+    @property
+    def silent(self) -> bool:
+        """True if readings are absent for longer than the patience, now."""
+        return self._absent_since is not None
+
     def redefine(self, domain: Domain) -> None:
         """Replace the properties of the domain, such as its resolution or maximum power."""
         self._domain = domain
+
+    def interrupt(self) -> None:
+        """Make the time up to the next reading a gap: its energy is counted elsewhere."""
+        if self._last is not None:
+            self._absent_since, self._last = self._last.at, None
+
+    def expect(self, since: Instant | None) -> None:
+        """Expect a first reading from ``since`` on; None: none will be given."""
+        self._expected = since
 
     def advance(self, reading: Reading) -> Interval | Gap | None:
         """Add a reading; None for the first one and for one that is not newer."""
@@ -98,7 +115,7 @@ class CounterMeter:
             self._last = reading
             if reading.at.mono <= since.mono:
                 return None
-            return Gap(self._domain.id, since, reading.at, GapReason.ABSENT)
+            return Gap(self._domain.id, since, reading.at, self._reason)
         last = self._last
         if last is None:
             self._last = reading
@@ -108,21 +125,23 @@ class CounterMeter:
         self._last = reading
         return energy_between(self._domain, last, reading)
 
-    def absent(self, now: Instant) -> Gap | None:
+    def absent(self, now: Instant, *, frozen: bool = False) -> Gap | None:
         """The gap up to ``now`` once readings have been absent for longer than the patience.
 
-        The energy of a shorter absence is not lost: the next reading includes it.
+        The energy of a shorter absence is not lost: the next reading includes it. ``frozen`` is
+        the reason of the absence: the counter does not move while its hardware works.
         """
         since = self._absent_since
         if since is None:
-            if self._last is None or now.mono - self._last.at.mono <= self._patience:
+            since = self._expected if self._last is None else self._last.at
+            if since is None or now.mono - since.mono <= self._patience:
                 return None
-            since = self._last.at
         if now.mono <= since.mono:
             return None
         self._last = None
         self._absent_since = now
-        return Gap(self._domain.id, since, now, GapReason.ABSENT)
+        self._reason = GapReason.FROZEN if frozen else GapReason.ABSENT
+        return Gap(self._domain.id, since, now, self._reason)
 
 
 POWER_WINDOW = SECOND

@@ -129,6 +129,10 @@ class CounterHistory:
         elif period is not None:
             self._extend(period)
 
+    def interrupt(self) -> None:
+        """Record a gap from the last reading to the next one, which another domain measures."""
+        self._meter.interrupt()
+
     def absent(self, now: Instant) -> None:
         """Record a gap up to ``now`` if readings have been absent for longer than the patience."""
         gap = self._meter.absent(now)

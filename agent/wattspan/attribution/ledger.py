@@ -10,12 +10,15 @@ settled, so that every snapshot balances; until then it is pending.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wattspan.attribution.baseline import IdleModel, idle_model
 from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
+from wattspan.attribution.idle_acceptance import AcceptedIdle, LearnedIdle, accept_idle
+from wattspan.attribution.missing import MissingEnergy
 from wattspan.attribution.part_powers import WINDOW, PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
 from wattspan.attribution.top_n import (
@@ -54,6 +57,7 @@ from wattspan.model import (
 )
 
 RANK_EVERY = 2 * SECOND
+ACCEPT_EVERY = SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +90,46 @@ class _DomainState:
     settled_reading: Reading | None = None
     unsettled: deque[Reading] = field(default_factory=deque)
     present: bool = True
+    member: bool = True  # of the cover; a vanished domain, when it was listed
+    joins_after: int = 0  # only intervals that begin later are of the cover, monotonic time
+    uncounted: int = 0  # the part of the energy from outside the cover
     resumed: bool = False  # the last reading of the meter is from a checkpoint
     idle_deficit: int = 0
     withheld: int = 0
+    measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
+    earlier_idle: Milliwatts | None = None  # of an earlier run
+    accepted: AcceptedIdle | None = None  # of a learned idle power
+
+    @property
+    def idle_error(self) -> float:
+        """Half-width of the 95 % range of the idle power in milliwatts."""
+        return self.idle_model.error if self.accepted is None else self.accepted.error
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the learned idle power is contradicted."""
+        return self.accepted is not None and not self.accepted.firm
 
     def baseline_energy(self, interval: Interval, usage: Usage | None) -> tuple[int, int]:
-        """The idle energy of the interval, and the energy that may be idle: one of them is 0.
+        """The idle energy of the interval, and the further energy that may be idle.
 
         Each is a power × time, plus the deficit: the baseline, or its upper bound while it is
-        unknown. Without the capacity of a resource there is no load, and all energy is active.
+        unknown; if it is doubtful, both. Without the capacity of a resource there is no load, and
+        all energy is active.
         """
         power = self.idle_model.power
         if power is not None:
-            return self._due(power, interval), 0
+            above = 0 if self.accepted is None else self.accepted.above
+            return self._due(power, interval), energy_at(above, interval.duration)
         if usage is None or not usage.capacity:
             return 0, 0
         upper = self.idle_model.upper
         return 0, int(interval.energy) if upper is None else self._due(upper, interval)
+
+    def counts(self, interval: Interval) -> bool:
+        """True if the domain was a member of the cover throughout ``interval``."""
+        return self.member and interval.start.mono >= self.joins_after
 
     def learnable(self, usage: Usage | None) -> Usage | None:
         """``usage``, if it is of parts and known often enough to learn their powers; else None."""
@@ -148,10 +174,15 @@ class Ledger:
         self._infos: dict[Payer, PayerInfo] = {}
         self._exited: deque[tuple[int, Payer]] = deque()
         self._charges: dict[HwType, dict[Payer, int]] = {}
+        self._missing = MissingEnergy()
         self._row_powers: AveragePowers[Payer] = AveragePowers()
         self._ranked = now
+        self._accepted = now
         self._sequence = 0
         self._since: Instant | None = None
+        self._joined = 0  # when a domain last became a member
+        self._left = 0  # the last reading that counted, of all former members
+        self._moving: list[tuple[_DomainState, Domain]] = []
         if checkpoint is not None:
             self._resume(checkpoint, now)
 
@@ -160,47 +191,107 @@ class Ledger:
     def apply(self, tick: Tick) -> list[Attribution]:
         """Update all accounts; returns the attributions of the intervals that are now settled.
 
-        Readings of domains that no source has listed are ignored.
+        Readings of domains that no source has listed are ignored. Where the cover changes, this
+        tick's readings are those of the cover before: a former member counts up to its reading, and
+        a new one from a later reading on.
         """
         for source, domains in tick.domains.items():
-            self._register(source, domains)
+            self._register(source, domains, tick.at)
         for reading in tick.readings:
             state = self._domains.get(reading.domain_id)
             if state is not None:
                 self._update(state, reading)
+        self._change_cover(tick.at.mono)
         for info in tick.births:
             self._infos[info.payer] = info
         for usage in tick.usages:
             self._settlement.add_usage(usage)
+            self._missing.used(usage)
         for payer in tick.exits:
             self._rows.exit(payer, tick.at.mono)
             self._exited.append((tick.at.mono, payer))
+        for key, state in self._domains.items():
+            if frozen := key in tick.frozen:
+                state.power.reset()
+            self._book(state, state.meter.absent(tick.at, frozen=frozen), None)
+        due = self._settlement.due(tick.at)
+        if due and tick.at.mono - self._accepted >= ACCEPT_EVERY:
+            self._accepted = tick.at.mono
+            self._accept_idle_powers()
+        return [self._settle(settled) for settled in due]
+
+    def _accept_idle_powers(self) -> None:
+        """Compare the learned idle powers of equal devices, and of an earlier run."""
+        equals: dict[tuple[str, ...], list[tuple[_DomainState, LearnedIdle]]] = {}
         for state in self._domains.values():
-            self._book(state, state.meter.absent(tick.at), None)
-        return [self._settle(settled) for settled in self._settlement.due(tick.at)]
+            learned = state.idle_model.learned
+            state.accepted = None
+            if learned is not None:
+                equals.setdefault(_device_class(state.domain), []).append((state, learned))
+        for same in equals.values():
+            for state, learned in same:
+                others = [one for other, one in same if other is not state and other.present]
+                state.accepted = accept_idle(learned, others, state.earlier_idle)
 
     def knows(self, payer: Payer) -> bool:
         """True if ``payer`` has been described."""
         return payer in self._infos
 
-    def _register(self, source: str, domains: Iterable[Domain]) -> None:
+    def _register(self, source: str, domains: Iterable[Domain], at: Instant) -> None:
         """Replace the list of domains of ``source``; accounts of absent domains remain."""
         known = {domain.id: domain for domain in domains}
         for state in self._domains.values():
             if state.domain.source == source and state.domain.id not in known:
                 state.present = False
                 state.power.reset()
+                self._end_counting(state)
+                state.meter.expect(None)
         for domain in known.values():
             registered = self._domains.get(domain.id)
             if registered is None:
                 meter = CounterMeter(domain, self._settings.absence)
-                self._domains[domain.id] = _DomainState(domain, meter, self._idle_model(domain))
+                meter.expect(at)
+                state = _DomainState(domain, meter, self._idle_model(domain))
+                state.member = False
+                self._domains[domain.id] = state
+                self._moving.append((state, domain))
             else:
+                if not registered.present:
+                    registered.meter.expect(at)
                 if not _same_hardware(registered.domain, domain):
                     registered.idle_model = self._idle_model(domain)
-                registered.domain = domain
-                registered.present = True
+                    registered.accepted = registered.earlier_idle = None
+                self._redefine(registered, domain)
                 registered.meter.redefine(domain)
+
+    def _redefine(self, state: _DomainState, domain: Domain) -> None:
+        """Use the new properties; a change of the cover waits for the readings of this tick."""
+        if not state.present and state.member:
+            # Others may have joined instead of it after the begin of its next interval.
+            last = state.meter.last
+            alone = last is not None and self._joined <= last.at.mono
+            state.member = alone and domain.in_cover
+        state.present = True
+        if state.member == domain.in_cover:
+            state.domain = domain
+        else:
+            self._moving.append((state, domain))
+
+    def _change_cover(self, now: int) -> None:
+        moving, self._moving = self._moving, []
+        for state, _ in moving:
+            self._end_counting(state)
+        for state, domain in moving:
+            if domain.in_cover:
+                self._joined = now
+                if state.idle_model.power is None:
+                    state.idle_model = self._idle_model(domain)
+            state.domain, state.member, state.joins_after = domain, domain.in_cover, self._left
+
+    def _end_counting(self, state: _DomainState) -> None:
+        """A domain that joins instead of this one counts what follows its last reading."""
+        if state.member and state.meter.last is not None:
+            self._left = max(self._left, state.meter.last.at.mono)
 
     def _idle_model(self, domain: Domain, learned: Milliwatts | None = None) -> IdleModel:
         """A model that begins with the result of an earlier run, or the configured power."""
@@ -211,8 +302,10 @@ class Ledger:
 
     def _update(self, state: _DomainState, reading: Reading) -> None:
         if state.resumed:  # epochs are counted per run of the agent
-            state.resumed = False
             last = state.meter.last
+            if last is not None and state.domain.moves_with and last.counter == reading.counter:
+                return  # a counter that has not moved since the earlier run measures nothing yet
+            state.resumed = False
             if last is not None:
                 last = last._replace(epoch=reading.epoch)
                 state.meter = CounterMeter(state.domain, self._settings.absence, last)
@@ -226,13 +319,18 @@ class Ledger:
             state.gaps[period.reason] = state.gaps.get(period.reason, 0) + period.duration
             state.power.reset()
             state.settled = period.end  # its energy stays unknown: nothing waits for it
+            if state.domain.resource is not None and period.reason is not GapReason.SUSPEND:
+                self._missing.gap(state.domain, period.end.mono)
         elif period is not None:
+            state.measured = True
             state.power.add(period.energy, period.duration)
-            if state.domain.resource is not None and reading is not None:
+            counts = state.counts(period)
+            if counts and state.domain.resource is not None and reading is not None:
                 state.unsettled.append(reading)
                 self._settlement.add(period, state.domain.resource)
                 return
             state.energy += period.energy
+            state.uncounted += 0 if counts else period.energy
             state.settled = period.end
         if reading is not None and not state.unsettled:
             state.settled_reading = reading
@@ -268,6 +366,8 @@ class Ledger:
             state.settled = interval.end
         while state.unsettled and state.unsettled[0].at.mono <= interval.end.mono:
             state.settled_reading = state.unsettled.popleft()
+        if attribution.withheld and usage is not None:
+            self._missing.withheld(state.domain.hw_type, usage)
         charges = self._charges.setdefault(state.domain.hw_type, {})
         for payer, energy in attribution.shares:
             charges[payer] = charges.get(payer, 0) + energy
@@ -278,7 +378,10 @@ class Ledger:
         state = self._domains.get(part.domain_id)
         if state is None:
             return
+        state.measured = True
+        state.meter.expect(None)  # it has no counter of its own
         state.energy += part.energy
+        state.uncounted += part.energy
         state.consumers += part.consumers
         state.idle += part.idle
         state.unattributed += part.unattributed
@@ -301,6 +404,10 @@ class Ledger:
             for groups, energy in by_groups.items():
                 self._groups.charge(groups, kind, energy, now)
         self._charges = {}
+        for payer, kind in self._missing.take((*self._rows.rows, *infos)):
+            self._rows.bound(payer, kind)
+            if (info := infos.get(payer)) is not None:
+                self._groups.bound(info.groups, kind)
 
     # ------------------------------------------------------------------------------- reports
 
@@ -338,7 +445,7 @@ class Ledger:
         return Checkpoint(
             at=snapshot.at,
             boot_id=self._boot_id,
-            accounts=snapshot.domains,
+            accounts=tuple(self._remembered(account) for account in snapshot.domains),
             readings=tuple(reading for reading in readings if reading is not None),
             groups=snapshot.groups,
             processes=snapshot.processes,
@@ -353,11 +460,29 @@ class Ledger:
             unmetered=snapshot.spans.unmetered,
         )
 
+    def _remembered(self, account: DomainAccount) -> DomainAccount:
+        """The account for the next run, without an idle power that is doubtful."""
+        if not account.idle_power_doubtful:
+            return account
+        return replace(
+            account,
+            idle_power=self._domains[account.domain.id].earlier_idle,
+            idle_power_error=None,
+            idle_power_doubtful=False,
+        )
+
     def baseline_errors(self) -> dict[str, float]:
         """Half-widths of the 95 % ranges of idle powers in milliwatts, by domain."""
         if self._settings.idle is not IdlePolicy.SEPARATE:
             return {}
-        return {key: state.idle_model.error for key, state in self._domains.items()}
+        return {key: state.idle_error for key, state in self._domains.items()}
+
+    def missing_until(self, payer: Payer) -> dict[HwType, int]:
+        """The monotonic time until which energy of a payer was in gaps, by hardware type.
+
+        Safe from any thread.
+        """
+        return self._missing.until(payer)
 
     @property
     def late_usages(self) -> int:
@@ -387,7 +512,11 @@ class Ledger:
             present=state.present,
             withheld=Microjoules(state.withheld),
             idle_power_remembered=model.remembered,
-            idle_power_error=Milliwatts(math.ceil(model.error)) if learned else None,
+            idle_power_error=Milliwatts(math.ceil(state.idle_error)) if learned else None,
+            idle_power_doubtful=learned and state.doubtful,
+            uncounted=Microjoules(state.uncounted),
+            measured=state.measured,
+            silent=state.meter.silent,
         )
 
     def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:
@@ -396,6 +525,7 @@ class Ledger:
             frozen_energies(row.energy),
             self._row_powers.of(payer),
             alive=row.exited is None,
+            bounded=frozenset(row.bounded),
         )
 
     def _provenance(self) -> dict[HwType, Provenance]:
@@ -403,7 +533,7 @@ class Ledger:
         worst: dict[HwType, Provenance] = {}
         for state in self._domains.values():
             kind, one = state.domain.hw_type, state.domain.provenance
-            if state.domain.in_cover:
+            if state.domain.in_cover or state.energy > state.uncounted:
                 worst[kind] = one.worse(worst.get(kind, one))
         return worst
 
@@ -432,6 +562,7 @@ class Ledger:
                 self._exited.append((now, payer))
             else:
                 self._infos.pop(payer, None)
+                self._missing.forget(payer)
 
     def _resume(self, checkpoint: Checkpoint, now: int) -> None:
         # Checkpoints of older releases have no `since`: their accounts are at least as old as they.
@@ -453,15 +584,25 @@ class Ledger:
                 present=False,
                 resumed=last is not None,
                 withheld=account.withheld,
+                member=domain.in_cover,
+                uncounted=account.energy - account.counted,
+                measured=account.measured and account.energy > 0,
+                earlier_idle=account.idle_power,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:
             if same_boot and row.alive and len(self._rows.rows) < self._settings.top:
                 self._infos[row.info.payer] = row.info
-                self._rows.restore(row.info.payer, row.energy, now)
+                self._rows.restore(row.info.payer, row.energy, now, row.bounded)
             else:
                 self._rows.retire(row.energy)
         self._groups = GroupAccounts(self._settings.groups, checkpoint.groups, now)
+
+
+def _device_class(domain: Domain) -> tuple[str, ...]:
+    """Equal for devices that should have about the same idle power, such as two packages."""
+    kind = re.sub(r"\d+", "", domain.name)
+    return domain.source, domain.hw_type, domain.model, domain.provenance, domain.method, kind
 
 
 def _same_hardware(before: Domain, now: Domain) -> bool:

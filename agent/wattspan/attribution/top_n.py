@@ -93,6 +93,7 @@ class ListedPayer:
     since: int
     energy: dict[HwType, int] = field(default_factory=dict)
     exited: int | None = None
+    bounded: set[HwType] = field(default_factory=set)
 
 
 class TopPayers:
@@ -119,9 +120,20 @@ class TopPayers:
     def rows(self) -> Mapping[Payer, ListedPayer]:
         return self._rows
 
-    def restore(self, payer: Payer, energy: Mapping[HwType, int], now: int) -> None:
+    def restore(
+        self,
+        payer: Payer,
+        energy: Mapping[HwType, int],
+        now: int,
+        bounded: Iterable[HwType] = (),
+    ) -> None:
         """Restore the row of a checkpoint."""
-        self._rows[payer] = ListedPayer(now, dict(energy))
+        self._rows[payer] = ListedPayer(now, dict(energy), bounded=set(bounded))
+
+    def bound(self, payer: Payer, kind: HwType) -> None:
+        """Note that energy of ``kind`` is missing in the payer's row, if it has one."""
+        if (row := self._rows.get(payer)) is not None:
+            row.bounded.add(kind)
 
     def retire(self, energy: Mapping[HwType, int]) -> None:
         """Book the energy of a row that has ended."""
@@ -185,6 +197,7 @@ OTHER = "other"
 class _GroupAccount:
     energy: dict[HwType, int] = field(default_factory=dict)
     charged: int = 0  # monotonic time of the last charge
+    bounded: set[HwType] = field(default_factory=set)
 
 
 class GroupAccounts:
@@ -198,7 +211,9 @@ class GroupAccounts:
     def __init__(self, limit: int, rows: Iterable[GroupRow] = (), now: int = 0) -> None:
         """``rows`` are from a checkpoint."""
         self._limit = limit
-        self._accounts = {row.group: _GroupAccount(dict(row.energy), now) for row in rows}
+        self._accounts = {
+            row.group: _GroupAccount(dict(row.energy), now, set(row.bounded)) for row in rows
+        }
         self._powers: AveragePowers[Group] = AveragePowers()
         self.unnamed = 0  # charges to `other` for want of room
 
@@ -214,6 +229,12 @@ class GroupAccounts:
             account.energy[kind] = account.energy.get(kind, 0) + energy
             account.charged = now
 
+    def bound(self, groups: Iterable[Group], kind: HwType) -> None:
+        """Note that energy of ``kind`` is missing in the accounts of ``groups``."""
+        for group in groups:
+            if (account := self._accounts.get(group)) is not None:
+                account.bounded.add(kind)
+
     def update_powers(self, kind: HwType, settled: int) -> None:
         """Update the powers of ``kind``, whose charges are complete up to ``settled``."""
         self._powers.update(
@@ -223,7 +244,12 @@ class GroupAccounts:
     def rows(self) -> tuple[GroupRow, ...]:
         """All accounts."""
         return tuple(
-            GroupRow(group, frozen_energies(account.energy), self._powers.of(group))
+            GroupRow(
+                group,
+                frozen_energies(account.energy),
+                self._powers.of(group),
+                frozenset(account.bounded),
+            )
             for group, account in self._accounts.items()
         )
 

@@ -32,6 +32,7 @@ class AuditAction(ModelEnum):
     REFUSE = "refuse"
     FOREIGN = "foreign"  # another program has set the knob, which is left to it
     VOID = "void"  # an entry that does not apply any more
+    RESET = "reset"  # the device or its driver returned without the setting
     FAIL = "fail"  # a device failed
     CEILING = "ceiling"  # a ceiling was set
     LIFT = "lift"  # a ceiling was lifted

@@ -7,11 +7,22 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from wattspan.attribution.counter_deltas import SUSPENDED
 from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
 from wattspan.capper.protocol import RefusalReason
-from wattspan.model import MILLISECOND, SECOND, CapKey, Knob, KnobState, Trouble
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    CapKey,
+    DevicePresence,
+    Instant,
+    Knob,
+    KnobState,
+    ModelEnum,
+    Trouble,
+)
 from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SlottedActuator
 from wattspan.sources.amdsmi.calls import BindingError
 from wattspan.sources.amdsmi.calls import load_binding as load_amd_binding
@@ -44,8 +55,8 @@ def open_actuators(
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
         if nvml is None and amdsmi is None and not emulated:
             nvml, amdsmi = load_binding(), _amd_binding()
-        boards = None if nvml is None else NvmlBoards(nvml, clock)
-        amd_boards = None if amdsmi is None else AmdBoards(amdsmi, clock)
+        boards = None if nvml is None else NvmlBoards(nvml, clock, sysfs)
+        amd_boards = None if amdsmi is None else AmdBoards(amdsmi, clock, sysfs)
         if boards is not None and Knob.GPU_POWER in knobs:
             found.append(GpuPower(boards, clock))
         if amd_boards is not None and Knob.GPU_POWER in knobs:
@@ -81,6 +92,9 @@ class ConcurrentActuator(Actuator, Protocol):
 
 
 _FIRST_DELAY, _MAX_DELAY = SECOND, 60 * SECOND
+_MAX_ABSENT_DELAY = 5 * SECOND
+_RESUMING = 30 * SECOND
+"""Firmware may set its limits this long after the host resumed."""
 _FIRST_PERSISTENT_DELAY, _MAX_PERSISTENT_DELAY = 60 * SECOND, 3600 * SECOND
 _PERSISTENT = (RefusalReason.NO_PERMISSION, RefusalReason.LOCKED, RefusalReason.NOT_HONOURED)
 """A missing permission is not corrected within seconds; a locked register stays so until boot."""
@@ -92,10 +106,22 @@ class _RetryDelay(NamedTuple):
     error: CapsError
 
 
+_NO_ANSWER = (Trouble.RETRY, Trouble.ABSENT, Trouble.STUCK)
+
+
+class Absence(ModelEnum):
+    """The evidence that a device may have lost its settings since they were last confirmed."""
+
+    NONE = "none"
+    UNANSWERED = "unanswered"  # a call failed: it may have been absent, or busy
+    RESET = "reset"  # the device, its driver or the host was gone, and has returned
+
+
 class ManagedDevices:
     """Calls the actuator of a knob. Errors are CapsErrors.
 
-    Keeps the last state of each knob, and the delay after which a failed one is tried again.
+    Keeps the last state of each knob, the delay after which a failed one is tried again, and
+    whether its device was absent.
     """
 
     def __init__(self, actuators: Sequence[ConcurrentActuator], clock: Clock) -> None:
@@ -105,6 +131,9 @@ class ManagedDevices:
         """Knobs whose last call did not return within its deadline."""
         self._clock = clock
         self._delays: dict[CapKey, _RetryDelay] = {}
+        self._unanswered: set[CapKey] = set()
+        self._resumed: dict[CapKey, int] = {}
+        self._confirmed: dict[CapKey, tuple[DevicePresence, Instant]] = {}
         self._actuators = {actuator.knob: actuator for actuator in actuators}
         self._unlisted: dict[Knob, ActuatorError] = {}
 
@@ -148,11 +177,42 @@ class ManagedDevices:
                 self._actuators[knob].prefetch(key.device for key in group)
 
     def read(self, key: CapKey) -> KnobState:
-        return self._call(key, lambda actuator: actuator.read(key.device))
+        try:
+            return self._call(key, lambda actuator: actuator.read(key.device))
+        except DeviceError as error:
+            if error.trouble in _NO_ANSWER:
+                self._unanswered.add(key)
+            raise
 
     def write(self, key: CapKey, value: int | None) -> KnobState:
         """Set one knob, and read it back."""
         return self._call(key, lambda actuator: actuator.write(key.device, value))
+
+    # ----------------------------------------------------------------------------- presence
+
+    def absence(self, key: CapKey, recorded: DevicePresence) -> Absence:
+        """The evidence since ``confirm``; before the first one, since ``recorded``."""
+        now, (confirmed, at) = self.knobs[key].presence, self._confirmed.get(key, (None, None))
+        if confirmed is None or at is None:
+            was_reset = now.was_reset(recorded, same_process=False)
+        else:
+            was_reset = self._has_slept(at) or now.was_reset(confirmed, same_process=True)
+        if was_reset:
+            return Absence.RESET
+        resumed = self._resumed.get(key)
+        settling = resumed is not None and self._clock.monotonic() - resumed < _RESUMING
+        return Absence.UNANSWERED if settling or key in self._unanswered else Absence.NONE
+
+    def confirm(self, key: CapKey) -> None:
+        """Begin to look for an absence anew: the knob's setting is known."""
+        _, before = self._confirmed.get(key, (None, None))
+        if before is not None and self._has_slept(before):
+            self._resumed[key] = self._clock.monotonic()
+        self._confirmed[key] = self.knobs[key].presence, self._clock.now()
+        self._unanswered.discard(key)
+
+    def _has_slept(self, since: Instant) -> bool:
+        return self._clock.now().asleep - since.asleep > SUSPENDED
 
     # ------------------------------------------------------------------------- retry delays
 
@@ -174,6 +234,8 @@ class ManagedDevices:
         longest = _MAX_PERSISTENT_DELAY if persistent else _MAX_DELAY
         if key in self.stuck:  # another call costs nothing: its worker still waits
             longest = _FIRST_DELAY
+        elif key in self._unanswered:  # once it returns, it has no cap
+            longest = _MAX_ABSENT_DELAY
         earlier = self._delays.get(key)
         length = first if earlier is None else max(first, min(2 * earlier.length, longest))
         self._delays[key] = _RetryDelay(self._clock.monotonic() + length, length, error)

@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
-from wattspan.model import CapKey, Knob, ModelEnum
+from wattspan.model import CapKey, DevicePresence, Knob, ModelEnum
 
 PREFIX, COPIES, FIRST_VERSION = "journal-", (".a.jsonl", ".b.jsonl"), ".json"
 VERSION: Final = 2
@@ -48,6 +48,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     then shows ``before``, an earlier value of the capper. ``foreign`` is the setting of another
     program, to which the knob is left; of a lost entry, the limit when the loss was found.
     ``imposed`` is the limit of a fixed cap or of a power budget, which stays when the capper ends.
+    ``presence`` is the device's at the last write.
     """
 
     knob: Knob
@@ -64,6 +65,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     since: int = 0  # Unix time in nanoseconds
     imposed: int | None = None
     source: EntrySource = EntrySource.RECORDED
+    presence: DevicePresence = DevicePresence()
 
     @property
     def key(self) -> CapKey:
@@ -141,7 +143,9 @@ def _decode_line(line: bytes) -> JournalRecord | None:
 
 
 _OPENING = frozenset({AuditAction.WRITE, AuditAction.SNAPSHOT})
-_CLOSING = frozenset({AuditAction.RESTORE, AuditAction.FOREIGN, AuditAction.VOID})
+_CLOSING = frozenset(
+    {AuditAction.RESTORE, AuditAction.FOREIGN, AuditAction.VOID, AuditAction.RESET}
+)
 
 AuditedWrites = Mapping[CapKey, JournalEntry | None]
 """The last write of each knob that the audit log has; None if a later row ends it."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from wattspan.capper.actuators import is_honoured
 from wattspan.capper.audit import AuditAction
+from wattspan.capper.devices import Absence
 from wattspan.capper.journal_entries import EntrySource, JournalEntry
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import Knob, KnobState, ModelEnum
@@ -45,16 +46,27 @@ class Ownership(NamedTuple):
 
 
 def review_entry(
-    entry: JournalEntry, state: KnobState, *, inherited: bool, wanted: bool, quiet: bool, now: int
+    entry: JournalEntry,
+    state: KnobState,
+    *,
+    inherited: bool,
+    wanted: bool,
+    quiet: bool,
+    now: int,
+    absence: Absence = Absence.NONE,
 ) -> Ownership:
     """Compare an entry with its device. Pure.
 
     ``inherited``: a former capper made the entry, and this is the first comparison. ``wanted``: a
     cap is wanted, so another program restored the original. ``quiet``: no other program changed
-    the setting for a while. ``now`` is Unix time in nanoseconds.
+    the setting for a while. ``now`` is Unix time in nanoseconds. ``absence`` is that of the device
+    since the last comparison.
     """
     if entry.lost:
         return _review_lost(entry, state)
+    reset = review_absence(entry, state, absence)
+    if reset is not None:
+        return reset
     if entry.foreign is not None:
         return _review_foreign(entry, state, quiet=quiet)
     owner = setting_owner(entry, state)
@@ -74,6 +86,42 @@ def review_entry(
     if owner is SettingOwner.ORIGINAL and (inherited or not (wanted and entry.written)):
         return Ownership(None)
     return release_to_other(entry, state)
+
+
+def review_absence(entry: JournalEntry, state: KnobState, absence: Absence) -> Ownership | None:
+    """The ownership of a knob that returned without our setting; None if it did not.
+
+    A device that was absent has its own default, or what was there before our first write, without
+    any other program. Our setting and another program's are gone alike, so nothing is held there.
+    A lock that cannot be read back is taken to be gone, and is still to be removed at the end.
+    """
+    if absence is Absence.NONE or entry.source is not EntrySource.RECORDED:
+        return None
+    present = state.requested
+    if not is_readable(entry.knob):
+        if not entry.written or (absence is Absence.UNANSWERED and present == entry.value):
+            return None
+        unlocked = replace(entry, before=None, written=False)
+        return Ownership(unlocked, None, AuditAction.RESET, entry.value, None, _RESET)
+    if absence is Absence.RESET and entry.written and _is_switched_off(entry, state):
+        off = replace(entry, before=entry.value, written=False)
+        return Ownership(off, None, AuditAction.RESET, entry.value, present, _RESET)
+    own = (entry.original, entry.default if state.default is None else state.default)
+    if present is None or (present == entry.value and entry.foreign is None):
+        return None
+    if not any(is_honoured(one, present) for one in own if one is not None):
+        return None
+    old = entry.value if entry.foreign is None else entry.foreign
+    return Ownership(None, None, AuditAction.RESET, old, present, _RESET)
+
+
+def _is_switched_off(entry: JournalEntry, state: KnobState) -> bool:
+    """True for a package that shows our limit and does not keep it, as after a driver's reload."""
+    ours = entry.foreign is None and state.requested == entry.value
+    return ours and entry.knob is Knob.CPU_POWER and state.enforced is None
+
+
+_RESET = "the device or its driver was absent, and returned without the cap"
 
 
 def release_to_other(entry: JournalEntry, state: KnobState) -> Ownership:
@@ -136,6 +184,7 @@ def new_entry(state: KnobState, now: int) -> JournalEntry:
         minimum=state.minimum,
         maximum=state.maximum,
         since=now,
+        presence=state.presence,
     )
 
 
@@ -215,8 +264,9 @@ def foreign_limit_error(entry: JournalEntry) -> CapsError:
         return unrecovered_limit_error(entry)
     return CapsError(
         f"The {entry.knob} of {entry.name or entry.device} is not written: another program has set"
-        f" it to {entry.foreign} {entry.knob.unit}. Find that program (`nvidia-smi`, DCGM, a Slurm"
-        " prolog), or take its limit as the new original with `wattspan caps accept`.",
+        f" it to {entry.foreign} {entry.knob.unit}, and no cap is in force. Find that program"
+        " (`nvidia-smi`, DCGM, a Slurm prolog), or take its limit as the new original with"
+        " `wattspan caps accept`.",
         RefusalReason.FOREIGN,
         entry.device,
     )
@@ -237,6 +287,24 @@ def unreadable_error(state: KnobState) -> CapsError:
     return CapsError(
         f"{state.name} does not report its {state.key.knob}, so it could not be restored;"
         " it is not written. Look for errors of the driver in the kernel's log.",
+        RefusalReason.LOST,
+        state.key.device,
+    )
+
+
+def reset_notice(entry: JournalEntry, result: Ownership) -> str:
+    """The news of a reset, for the log."""
+    shown = "is not known" if result.new is None else f"is {result.new} {entry.knob.unit}"
+    return (
+        f"The cap on the {entry.knob} of {entry.name or entry.device} was off: {result.why}. The"
+        f" limit {shown} now; the cap is applied again if it is still wanted."
+    )
+
+
+def reset_error(state: KnobState) -> CapsError:
+    return CapsError(
+        f"{state.name} was reset, or its driver was, while its {state.key.knob} was about to be"
+        " written. It is written at the next turn.",
         RefusalReason.LOST,
         state.key.device,
     )

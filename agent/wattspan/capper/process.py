@@ -20,6 +20,7 @@ from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.host_directory import HostClaim, HostDirectoryError, HostHeldError
+from wattspan.capper.host_root import HostRoot
 from wattspan.capper.journal import (
     CapperHost,
     CapperLock,
@@ -159,6 +160,11 @@ def _permitted_users(config: Config, log: Log) -> frozenset[int]:
     return frozenset(permitted)
 
 
+def _is_root_named(config: Config) -> bool:
+    """True if the operator accepts root of every container that has the socket."""
+    return 0 in uids_of(config.caps.users)[0]
+
+
 class Capper:
     """One capper, ready to ``run``."""
 
@@ -217,9 +223,18 @@ class Capper:
             agent,
         )
         permitted = _permitted_users(config, log)
+        self._host_root, self._is_root_named = HostRoot(clock), _is_root_named(config)
         self.server = CapperSocketServer(
-            listening.socket, self._requests, clock, permitted, alive=self._turned
+            listening.socket,
+            self._requests,
+            clock,
+            permitted,
+            alive=self._turned,
+            refusal=self._root_refusal,
         )
+
+    def _root_refusal(self, peer: PeerCredentials) -> str | None:
+        return None if self._is_root_named else self._host_root.refusal(peer)
 
     @property
     def status(self) -> str:
@@ -242,6 +257,7 @@ class Capper:
         """
         self._engine.audit.size = _file_size(config)
         self.server.permit(_permitted_users(config, self._log))
+        self._is_root_named = _is_root_named(config)
         self._engine.manager.reconfigure(_operator_limits(config))
         self._fleet.enabled = config.fleet.is_enabled
         self._requests.reconfigure(config.caps)
@@ -288,7 +304,11 @@ class Capper:
             self._ceilings.trouble,
             self._requests.trouble,
             engine.reconciler.unrecovered,
+            *self._requests.unmatched,
+            *engine.reconciler.foreign,
         } - {""}
+        while engine.reconciler.news:
+            self._log(engine.reconciler.news.pop(0))
         for trouble in sorted(troubles - self._troubles):
             self._log(trouble)
         self._troubles = troubles

@@ -239,6 +239,8 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag=
     ceiling: int | None = None
     writes: int = 0
     restores: int = 0
+    resets: int = 0
+    """Settings that a reset of their device or driver removed."""
     version: int = VERSION
     pid: int = 0
     agent: int = 0
@@ -349,7 +351,9 @@ class CapperClient:
         if state is None:
             return CapTotals()
         shared = str(self.address.path) if self.address.shared else ""
-        return CapTotals(state.writes, state.restores, state.ceiling, state.suspended, shared)
+        return CapTotals(
+            state.writes, state.restores, state.ceiling, state.suspended, shared, state.resets
+        )
 
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
         return self._rows(RenewRequest() if renew else StatusRequest())

@@ -31,6 +31,9 @@ from wattspan.capper.ownership import (
     not_honoured_error,
     recorded_state,
     release_to_other,
+    reset_error,
+    reset_notice,
+    review_absence,
     review_entry,
     unreadable_error,
     unrecovered_limit_error,
@@ -88,6 +91,9 @@ class Reconciler:
     ) -> None:
         self.writes = 0
         self.restores = 0
+        self.resets = 0
+        self.news: list[str] = []
+        """A sentence for each reset since the list was last cleared."""
         self.journal_trouble = ""
         self.devices, self._journal = devices, journal
         self._clock, self._record = clock, record
@@ -124,6 +130,13 @@ class Reconciler:
             f"The journal was damaged, and the original limit is unknown: {lost}. Set each limit by"
             " hand, or take the present ones as the originals with `wattspan caps accept`."
         )
+
+    @property
+    def foreign(self) -> Iterator[str]:
+        """A sentence for each knob that is left to another program."""
+        for entry in self._state.entries.values():
+            if entry.foreign is not None and not entry.lost:
+                yield str(foreign_limit_error(entry))
 
     def outstanding(self) -> Iterator[AuditEvent]:
         """A row for each cap in force, from the original to the present value."""
@@ -265,6 +278,7 @@ class Reconciler:
             raise unrecovered_limit_error(every)
         found, now = self.devices.read(key), self._clock.monotonic()
         if entry is None:
+            self.devices.confirm(key)
             return
         quiet = state.quiet.get(key)
         if entry.foreign is not None and not entry.lost and quiet is None:
@@ -276,9 +290,11 @@ class Reconciler:
             wanted=wanted,
             quiet=quiet is not None and now - quiet.since >= quiet.needed,
             now=self._clock.now().wall,
+            absence=self.devices.absence(key, entry.presence),
         )
         if found.requested is not None or not is_readable(key.knob):
             state.inherited.discard(key)
+            self.devices.confirm(key)
         self._adopt(key, entry, result)
         if result.error is not None:
             raise result.error
@@ -290,6 +306,10 @@ class Reconciler:
             self._state.entries[key] = result.entry
         if result.action is None:
             return
+        if result.action is AuditAction.RESET:
+            self.resets += 1
+            self.news.append(reset_notice(entry, result))
+            self._state.quiet.pop(key, None)
         if result.action is AuditAction.FOREIGN:  # the next quiet period must be longer
             quiet = self._state.quiet.get(key)
             needed = QUIET_PERIOD if quiet is None else min(2 * quiet.needed, MAX_QUIET_PERIOD)
@@ -338,6 +358,7 @@ class Reconciler:
                     value=value,
                     written=False,
                     source=EntrySource.RECORDED,
+                    presence=state.presence,
                 )
             elif is_readable(key.knob) and state.requested is None:
                 raise JournalError(str(unreadable_error(state)))
@@ -369,6 +390,7 @@ class Reconciler:
             value = shown
         self._state.entries[key] = replace(entry, value=value, before=None, written=True)
         self.devices.succeed(key)
+        self.devices.confirm(key)
         self.writes += 1
         self._note(AuditAction.WRITE, entry, present, value, cause)
 
@@ -410,7 +432,11 @@ class Reconciler:
             self._state.entries[entry.key] = undone
 
     def _overtaken(self, entry: JournalEntry, state: KnobState) -> CapsError:
-        """Another program wrote between the observation and the write."""
+        """The setting changed between the observation and the write."""
+        reset = review_absence(entry, state, self.devices.absence(entry.key, entry.presence))
+        if reset is not None:
+            self._adopt(entry.key, entry, reset)
+            return reset_error(state)
         if entry.before is None:  # the capper had set nothing there
             self._state.forget(entry.key)
         else:

@@ -14,6 +14,7 @@ from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import imposed_limits, power_range
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply, knob_row
 from wattspan.capper.reconciler import Reconciler
+from wattspan.capper.unmatched import unmatched_settings
 from wattspan.config import CapsSettings
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey
@@ -45,6 +46,8 @@ class RequestHandler:
         self.ending = False
         self.trouble = ""
         """The cause if imposed limits cannot be kept, else ""."""
+        self.unmatched: frozenset[str] = frozenset()
+        """A sentence for each setting that matches no device now."""
         self._manager, self._reconciler = manager, reconciler
         self._ceilings, self._settings = ceilings, settings
         self._refused_before: dict[int, str] = {}
@@ -84,6 +87,10 @@ class RequestHandler:
         self._manager.find_devices()
         self._impose()
         self._manager.turn()
+        planner = self._manager.planner()
+        if not planner.hidden:
+            names, states = planner.demand.limits.tunable, planner.states.values()
+            self.unmatched = frozenset(unmatched_settings(self._settings, states, names))
 
     @property
     def next_expiry(self) -> int | None:
@@ -99,6 +106,7 @@ class RequestHandler:
             ceiling=self._ceilings.limit,
             writes=self._reconciler.writes,
             restores=self._reconciler.restores,
+            resets=self._reconciler.resets,
             pid=os.getpid(),
             agent=self._agent,
             suspended=self._manager.suspended,

@@ -91,10 +91,14 @@ class CapperSocketServer:
         allowed: frozenset[int],
         *,
         alive: Callable[[], None] = lambda: None,
+        refusal: Callable[[PeerCredentials], str | None] = lambda _: None,
     ) -> None:
-        """``alive`` is called every turn, for a watchdog."""
+        """``alive`` is called every turn, for a watchdog.
+
+        ``refusal`` is the reason why a peer of user 0 is not root of this host, None if it is.
+        """
         self._listener, self._requests, self._clock = listener, requests, clock
-        self._allowed, self._alive = allowed, alive
+        self._allowed, self._alive, self._not_root = allowed, alive, refusal
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _ClientConnection] = {}
         self._numbers = 0
@@ -211,7 +215,7 @@ class CapperSocketServer:
         full = len(self._connections) >= MAX_CONNECTIONS
         if full or (peer.uid and same >= MAX_CONNECTIONS_PER_USER):
             return "The capper has too many connections; close some."
-        return None
+        return self._not_root(peer) if peer.uid == 0 else None
 
     def _serve(self, connection: _ClientConnection, mask: int) -> None:
         try:

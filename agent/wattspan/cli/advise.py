@@ -80,6 +80,13 @@ def advice_lines(found: Mapping[str, Any]) -> Iterator[str]:
         observed = duration_text(round(one["observed_seconds"] * 1e9))
         yield f"{joules}{span} in {observed}, confidence {one['confidence']}, {one['provenance']}"
         yield f"  {printable(one['sentence'])}"
+        idle = one.get("idle_joules")
+        if idle is not None:
+            rest = joules_text(one["joules"] - idle)
+            yield (
+                f"  Of it {rest} are energy of its spans, and {joules_text(idle)} idle energy of"
+                " the board, as `wattspan report` counts them."
+            )
     if found["boards"]:
         yield ""
         yield from _boards(found["boards"])

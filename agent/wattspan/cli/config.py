@@ -20,9 +20,10 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.config import AccessSettings, Config, writing
+from wattspan.config.ineffective import ineffective_settings
 from wattspan.config.settings import FAMILIES
 from wattspan.model.settings import Table, redacted
-from wattspan.plugins import discover, exporter_faults
+from wattspan.plugins import discover, exporter_faults, source_advice
 from wattspan.ports import ConfigError
 from wattspan.service.configuration import forward_faults
 from wattspan.util.text import printable
@@ -63,7 +64,8 @@ def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool)
     """Check FILE, or the file of `wattspan run`, with the environment on top.
 
     Lists all faults at once, including those of the tariff, token, certificate and header files
-    that it names. The exit code is then 2. Opens no port and no connection.
+    that it names. The exit code is then 2. Opens no port and no connection. Warns of settings
+    that match nothing on this host.
     """
     loaded = configuration._replace(file=file or configuration.file).load()
     tariffs = (loaded.config.cost, loaded.config.carbon)
@@ -72,7 +74,9 @@ def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool)
     if faults := [*faults, *exporter_faults(loaded.plugins, loaded.config)]:
         raise ConfigError("\n".join(faults))
     path = str(loaded.config.path) if loaded.config.path else None
-    advice = list(inline_secrets(loaded.config))
+    advice = [*inline_secrets(loaded.config), *ineffective_settings(loaded.config)]
+    for name in loaded.plugins.sources if not loaded.config.emulation.profile else ():
+        advice += source_advice(loaded.plugins, loaded.config, name)
     if as_json:
         echo_json({"ok": True, "file": path, "warnings": [*loaded.config.warnings, *advice]})
     else:

@@ -20,6 +20,11 @@ _PREFIXES = ("µ", "m", "", "k", "M", "G", "T", "P")
 _NONE = _PREFIXES.index("")
 
 
+def at_least(text: str, *, bounded: bool) -> str:
+    """``text``, marked as a lower bound if ``bounded``: ``"≥ 4.3 W"``."""
+    return f"≥ {text}" if bounded and text not in ("", UNKNOWN) else text
+
+
 def watts(watts: float | None) -> str:
     """``"84.2"``: without the unit, for a column that names it."""
     if watts is None:
@@ -28,10 +33,10 @@ def watts(watts: float | None) -> str:
 
 
 def joules(microjoules: float | None) -> str:
-    """``"12.3 kJ"``: three digits and a prefix."""
+    """``"12.3 kJ"``, ``"4.30 mJ"``: three digits and a prefix."""
     if microjoules is None:
         return UNKNOWN
-    return f"{_scaled(microjoules / 1e6, _NONE)}J"
+    return f"{_scaled(microjoules, 0) if microjoules else '0.00 '}J"
 
 
 def joules_text(joules_: float | None) -> str:
@@ -40,7 +45,7 @@ def joules_text(joules_: float | None) -> str:
 
 
 def amount_text(total: float, unit: str, *, partial: bool) -> str:
-    """``"0.0034 EUR"``, ``"12.3 kg CO2e"`` for grams; ``>=`` if ``partial``: a part is unknown."""
+    """``"0.0034 EUR"``, ``"12.3 kg CO2e"`` for grams; ``≥`` if ``partial``: a part is unknown."""
     if partial and not total:
         return f"{UNKNOWN} {unit}"
     if unit == "g":
@@ -48,7 +53,7 @@ def amount_text(total: float, unit: str, *, partial: bool) -> str:
     digits = 2
     while digits < 6 and 0 < total < 10 ** (2 - digits):
         digits += 1  # until there are three significant digits
-    return f"{'>=' if partial else ''}{total:.{digits}f} {unit}"
+    return at_least(f"{total:.{digits}f} {unit}", bounded=partial)
 
 
 def share(part: float, whole: float) -> str:
@@ -107,14 +112,25 @@ def count(number: int) -> str:
     return str(number) if number <= 9999 else _scaled(number, _NONE).replace(" ", "")
 
 
+def unit_prefix(value: float) -> tuple[str, float]:
+    """The prefix in which ``value`` of a base unit has one to three digits, and its factor."""
+    place = _NONE
+    while abs(value) >= 999.5 and place < len(_PREFIXES) - 1:
+        value, place = value / 1000, place + 1
+    while 0 < abs(value) < 0.9995 and place > 0:
+        value, place = value * 1000, place - 1
+    return _PREFIXES[place], 1000.0 ** (place - _NONE)
+
+
 def _scaled(value: float, prefix: int) -> str:
-    while value >= 999.5 and prefix < len(_PREFIXES) - 1:
+    while abs(value) >= 999.5 and prefix < len(_PREFIXES) - 1:
         value, prefix = value / 1000, prefix + 1
     return f"{_three_digits(value)} {_PREFIXES[prefix]}"
 
 
 def _three_digits(value: float) -> str:
-    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    size = abs(value)
+    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
     return f"{value:.{digits}f}"
 
 

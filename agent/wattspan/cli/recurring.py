@@ -168,22 +168,51 @@ def forget(job: str, store: Path | None, as_json: bool) -> None:
     click.echo(f"The runs of {printable(job)} are deleted.")
 
 
+_PHASES = {
+    "pruning": "every size is tried, and those that miss the target or cost too much are left out",
+    "sampling": "sizes are chosen by the costs so far",
+}
+
+
 def _status_lines(job: Mapping[str, Any]) -> list[str]:
-    running = f", {job['running']} running" if job["running"] else ""
     title = f"{job['job']} on {job['gpus']}" if job["gpus"] else job["job"]
-    rows = [("batch size", "runs", "reached", "cost", "energy")]
+    # The agent may be older than this command.
+    running = {one["batch_size"]: one.get("running", 0) for one in job["sizes"]}
+    others = ", ".join(
+        f"{count} {state}"
+        for state, count in (
+            (_running(running, job["running"]), job["running"]),
+            ("lost", sum(one.get("lost", 0) for one in job["sizes"])),
+        )
+        if count
+    )
+    rows = [("batch size", "runs", "reached", "cost/run", "energy/run")]
     rows += [
         (
             str(one["batch_size"]),
-            str(one["runs"]),
+            str(one["runs"] + running[one["batch_size"]]),
             str(one["reached"]),
             UNKNOWN if one["cost_joules"] is None else joules_text(one["cost_joules"]),
             UNKNOWN if one["energy_joules"] is None else joules_text(one["energy_joules"]),
         )
         for one in job["sizes"]
     ]
-    head = f"{title}: {job['runs']} runs{running}, {job['phase']}"
-    return [head, *table_lines(rows, left=()), job["sentence"]]
+    runs = f"{job['runs']} run{'' if job['runs'] == 1 else 's'}{f' ({others})' if others else ''}"
+    head = f"{title}: {runs}, {job['phase']}: {_PHASES[job['phase']]}"
+    return [head, *table_lines(rows, left=()), *_cost_note(job["terms"]), job["sentence"]]
+
+
+def _running(sizes: Mapping[int, int], count: int) -> str:
+    found = ", ".join(str(size) for size, number in sizes.items() if number)
+    return f"running with batch size {found}" if found and count else "running"
+
+
+def _cost_note(terms: Mapping[str, Any]) -> list[str]:
+    """The meaning of the cost, which is energy only for an eta of 1."""
+    eta = terms["eta_knob"]
+    if eta == 1:
+        return []
+    return [f"The cost is {eta:g} x energy + {1 - eta:g} x time x highest power of the devices."]
 
 
 def _sizes(text: str) -> list[int]:

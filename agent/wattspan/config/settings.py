@@ -102,6 +102,14 @@ class ProcessesSettings(Table, frozen=True):
             'use it and `wattspan[grpc]` is installed; `""`: none.'
         ),
     ] = "auto"
+    kubernetes_node: Annotated[
+        str,
+        about(
+            "Name of this node in Kubernetes. With it the agent asks the API server for the "
+            "ResourceSlices of the node, where no CDI specification names a GPU that Dynamic "
+            'Resource Allocation gave to a pod. `""`: it asks no API server.'
+        ),
+    ] = ""
     idle: Annotated[
         IdlePolicy,
         about(

@@ -481,7 +481,10 @@ class CapsSettings(Table, frozen=True):
     ] = "auto"
     users: Annotated[
         tuple[str, ...],
-        about("Users whose processes may use the capper, besides root and the capper's own user."),
+        about(
+            "Users whose processes may use the capper, besides root of this host and the capper's "
+            "own user. `root` adds root of containers that have the socket."
+        ),
     ] = ("wattspan",)
     ceiling_users: Annotated[
         tuple[str, ...],

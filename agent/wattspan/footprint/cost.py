@@ -69,16 +69,16 @@ class CoverEnergy:
     """
 
     def __init__(self, accounts: Iterable[DomainAccount] = ()) -> None:
-        self._seen = {account.domain.id: int(account.energy) for account in accounts}
+        self._seen = {account.domain.id: int(account.counted) for account in accounts}
 
     def spent(self, accounts: Iterable[DomainAccount]) -> int:
-        """The increase of the cover's members; other domains count once they are members."""
+        """The increase of the energy that counts; that from outside the cover never does."""
         spent = 0
         for account in accounts:
-            rise = account.energy - self._seen.get(account.domain.id, 0)
+            rise = account.counted - self._seen.get(account.domain.id, 0)
             if rise > 0:
-                self._seen[account.domain.id] = int(account.energy)
-                spent += rise if account.domain.in_cover else 0
+                self._seen[account.domain.id] = int(account.counted)
+                spent += rise
         return spent
 
 

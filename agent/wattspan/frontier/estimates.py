@@ -34,6 +34,10 @@ class ConfidenceInterval(NamedTuple):
     def __str__(self) -> str:
         return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
 
+    def scaled(self, factor: float) -> ConfidenceInterval:
+        """The same interval in another unit."""
+        return ConfidenceInterval(self.value * factor, self.low * factor, self.high * factor)
+
 
 _POOLING = 0.25
 """The p-value above which differences of blocks count as noise. Bancroft (1964) recommends it."""

@@ -362,7 +362,7 @@ class HttpConnection(asyncio.Protocol):
         self._respond(plain_response(status, sentence, closing))
 
     def _too_large(self) -> None:
-        self._refuse(413, f"A request has at most {self._limits.body} bytes.")
+        self._refuse(413, self._limits.body_message.format(body=self._limits.body))
 
     def _too_often(self) -> None:
         self._refuse(429, self._capacity.rate_message, {"Retry-After": "1"})

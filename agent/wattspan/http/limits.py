@@ -209,6 +209,7 @@ class ServerLimits:
     linger: float = 5.0  # discarding of input after a rejection
     rejection_delay: float = 1.0  # of a request beyond the rate
     slow_request: float = SLOW_REQUEST / SECOND  # age at which any owner may evict a request
+    body_message: str = "A request has at most {body} bytes."
     rate_message: str = (
         "More than {rate} requests a second: send more in each, or have max_rate raised in [agent]."
     )

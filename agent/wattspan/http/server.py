@@ -33,7 +33,7 @@ from wattspan.http.sockets import (
 )
 from wattspan.model import SECOND
 from wattspan.ports import Clock, PeerPrincipals
-from wattspan.sharing.pools import Pools
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.util.throttle import RateLimitedLog
 
 MAX_HANDSHAKES = 256
@@ -64,11 +64,14 @@ class TlsAcceptor:
         *,
         most: int = MAX_HANDSHAKES,
         principals: PeerPrincipals | None = None,
+        pools: Pools | None = None,
     ) -> None:
         self._listener, self._make, self._tls = listener, make, tls
         self._clock, self._count = clock, count
         self._most, self._principals = most, principals or UserPrincipals()
-        self._limiter: ConnectionLimiter[asyncio.Task[None]] = ConnectionLimiter(most)
+        self._limiter: ConnectionLimiter[asyncio.Task[None]] = ConnectionLimiter(
+            most, pool=(pools or Pools()).make(PoolName.HANDSHAKES, most)
+        )
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
         self._listen()
@@ -275,6 +278,7 @@ class HttpServer:
                 self._clock,
                 policy.count_rejection,
                 principals=self._principals,
+                pools=self._pools,
             )
         return await asyncio.get_running_loop().create_server(make, sock=listener)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -34,9 +35,39 @@ class ReceiverBusyError(Exception):
         self.seconds = seconds
 
 
+class RefusedSpans:
+    """The spans of one request that are refused alone: their number by reason, and a cause.
+
+    Reasons are labels of a metric: ``invalid_id``, ``invalid_time`` and ``malformed``.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.cause = ""
+        """The cause of the first refusal, with the place of the span if its message is invalid."""
+
+    def add(self, reason: str, cause: str, spans: int = 1) -> None:
+        """Refuse ``spans`` spans."""
+        if spans:
+            self.counts[reason] += spans
+        self.cause = self.cause or cause
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
+def too_many_bytes(limit: int) -> RequestTooLargeError:
+    """The request has more than ``limit`` bytes, the operator's ``max_request``."""
+    return RequestTooLargeError(f"a request has at most {limit} bytes; {LARGE_REQUEST_REMEDY}")
+
+
+LARGE_REQUEST_REMEDY = "send fewer spans in each, or have max_request raised in [spans]"
+
+
 def too_many_spans(limit: int) -> RequestTooLargeError:
     """The request has more than ``limit`` spans, scopes and resources together."""
-    return RequestTooLargeError(f"a request has at most {limit} spans")
+    return RequestTooLargeError(f"a request has at most {limit} spans; {LARGE_REQUEST_REMEDY}")
 
 
 def too_many_fields(subject: str, limit: int) -> RequestTooLargeError:
@@ -198,8 +229,8 @@ class ExportRequest:
 
     ``message`` is the request as an ExportTraceServiceRequest in protobuf bytes where it is to be
     forwarded, else None. It has the spans of ``parts`` in the same order, and in addition the
-    spans with invalid ids, whose flat positions are ``skipped``. ``estimates`` are the provisional
-    energies of requests to language models, by flat position.
+    spans with invalid ids or times, whose flat positions are ``skipped``. ``estimates`` are the
+    provisional energies of requests to language models, by flat position.
     """
 
     peer: Peer

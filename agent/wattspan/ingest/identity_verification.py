@@ -22,6 +22,7 @@ from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
 from wattspan.ports import Clock
+from wattspan.processes.cgroup_names import container_ids
 from wattspan.processes.inspector import LiveProcess, SocketOwner
 from wattspan.spans.values import Outcome
 
@@ -148,7 +149,7 @@ class ContainerProcesses:
 
     def contains(self, container: str, process: LiveProcess) -> bool | None:
         """True if ``process`` runs in the container; None if its cgroup names no container."""
-        ids = _ID.findall(self._kernel.cgroup(process.consumer.pid) or "")
+        ids = container_ids(self._kernel.cgroup(process.consumer.pid) or "")
         return any(_same_container(each, container) for each in ids) if ids else None
 
     def members(self, container: str) -> Sequence[LiveProcess] | None:
@@ -183,7 +184,7 @@ class ContainerProcesses:
             if allowed:
                 pids: dict[str, list[tuple[str, int]]] = defaultdict(list)
                 for pid in self._kernel.pids():
-                    for whole in set(_ID.findall(self._kernel.cgroup(pid) or "")):
+                    for whole in container_ids(self._kernel.cgroup(pid) or ""):
                         pids[whole[:_SHORT_ID_LENGTH]].append((whole, pid))
                 self._pids, self._searched_at = dict(pids), now
         return allowed

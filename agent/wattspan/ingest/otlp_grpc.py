@@ -24,10 +24,16 @@ from wattspan.http.limits import ConnectionState, RejectionReason, ServerCapacit
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     ReceiverBusyError,
-    RequestTooLargeError,
+    too_many_bytes,
 )
 from wattspan.ingest.trace_receiver import TraceReceiver
-from wattspan.util.encoding import FRAME_PREFIX, GrpcStatus, InvalidBodyError, frame_message
+from wattspan.util.encoding import (
+    CODINGS,
+    FRAME_PREFIX,
+    GrpcStatus,
+    InvalidBodyError,
+    frame_message,
+)
 from wattspan.util.protobuf import encode_export_response, encode_retry_info, encode_status
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -196,7 +202,7 @@ class OtlpGrpcConnection(asyncio.Protocol):
         if compressed > 1:
             raise MalformedRequestError("the message has unknown flags")
         if length > self._receiver.max_request:
-            raise RequestTooLargeError(f"a request has at most {self._receiver.max_request} bytes")
+            raise too_many_bytes(self._receiver.max_request)
         if len(call.data) > FRAME_PREFIX.size + length:
             raise MalformedRequestError("the call has more than one message")
         return int(length)
@@ -206,10 +212,10 @@ class OtlpGrpcConnection(asyncio.Protocol):
     async def _answer(self, call: _Call) -> None:
         try:
             body = self._message(call)
-            gzipped = bool(call.data[0]) and _is_gzip(call.headers)
+            coding = _coding(call.headers) if call.data[0] else ""
             call.data.clear()
             async with self._capacity.turn(self._owner):
-                rejected = await self._receiver.receive(body, self._peer, gzipped=gzipped)
+                rejected = await self._receiver.receive(body, self._peer, coding=coding)
         except ReceiverBusyError as busy:
             self._fail(call, _busy(busy.seconds))
         except InvalidBodyError as error:
@@ -288,7 +294,7 @@ class OtlpGrpcConnection(asyncio.Protocol):
 _HEAD = (
     (":status", "200"),
     ("content-type", "application/grpc"),
-    ("grpc-accept-encoding", "identity,gzip"),
+    ("grpc-accept-encoding", ",".join(("identity", *CODINGS))),
 )
 _UNQUOTED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _OF_REASON = {
@@ -317,17 +323,18 @@ def _method_fault(headers: dict[str, str]) -> GrpcStatusError | None:
     return GrpcStatusError(GrpcStatus.UNIMPLEMENTED, message)
 
 
-def _is_gzip(headers: dict[str, str]) -> bool:
-    """True if the encoding of a compressed message is gzip; GrpcStatusError for any other."""
+def _coding(headers: dict[str, str]) -> str:
+    """The encoding of a compressed message, one of CODINGS; GrpcStatusError for any other."""
     encoding = headers.get("grpc-encoding", "identity")
-    if encoding == "gzip":
-        return True
+    if encoding in CODINGS:
+        return encoding
     if encoding == "identity":
         raise GrpcStatusError(
             GrpcStatus.INTERNAL, "the message is compressed, but grpc-encoding names no encoding"
         )
     raise GrpcStatusError(
-        GrpcStatus.UNIMPLEMENTED, "send messages uncompressed or compressed with gzip"
+        GrpcStatus.UNIMPLEMENTED,
+        f"send messages uncompressed or compressed with {' or '.join(CODINGS)}",
     )
 
 

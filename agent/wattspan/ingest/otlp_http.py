@@ -13,7 +13,7 @@ from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
 from wattspan.ingest.export_request import ReceiverBusyError
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
 from wattspan.sdk import OTLP_TRACES_PATH
-from wattspan.util.encoding import GrpcStatus, InvalidBodyError
+from wattspan.util.encoding import CODINGS, GrpcStatus, InvalidBodyError
 from wattspan.util.protobuf import encode_export_response, encode_status
 
 _UNSUPPORTED_SIGNALS = {
@@ -22,6 +22,7 @@ _UNSUPPORTED_SIGNALS = {
     "/v1development/profiles": ("profiles", "no exporter of profiles"),
 }
 _MAX_MESSAGE = 500  # characters
+_CODINGS = {"": "", "identity": "", "x-gzip": "gzip", **{each: each for each in CODINGS}}
 _OF_REASON = {
     "malformed": (HTTPStatus.BAD_REQUEST, GrpcStatus.INVALID_ARGUMENT),
     "too_large": (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, GrpcStatus.RESOURCE_EXHAUSTED),
@@ -82,20 +83,22 @@ class OtlpHttpHandler:
                 {"Accept-Post": ", ".join(_FORMATS)},
             )
         encoding = request.headers.get("content-encoding", "").strip().lower()
-        if encoding not in ("", "identity", "gzip", "x-gzip"):
+        coding = _CODINGS.get(encoding)
+        if coding is None:
             return plain_response(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "Send spans uncompressed or compressed with gzip.",
-                {"Accept-Encoding": "gzip, identity"},
+                f"Send spans uncompressed or compressed with {' or '.join(CODINGS)}, "
+                "as OTEL_EXPORTER_OTLP_COMPRESSION=gzip does.",
+                {"Accept-Encoding": ", ".join((*CODINGS, "identity"))},
             )
-        return await self._take(request, format_, gzipped="gzip" in encoding)
+        return await self._take(request, format_, coding)
 
     async def _take(
-        self, request: HttpRequest, format_: _ContentFormat, *, gzipped: bool
+        self, request: HttpRequest, format_: _ContentFormat, coding: str
     ) -> HttpResponse:
         try:
             rejected = await self._receiver.receive(
-                request.body, request.peer, json=format_ is _JSON, gzipped=gzipped
+                request.body, request.peer, json=format_ is _JSON, coding=coding
             )
         except ReceiverBusyError as busy:
             return format_.error(

@@ -11,7 +11,7 @@ import binascii
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from opentelemetry.proto.common.v1 import common_pb2
@@ -22,6 +22,7 @@ from wattspan.ingest.export_request import (
     MAX_NAME,
     LatencyReport,
     MalformedRequestError,
+    RefusedSpans,
     RequestLatency,
     ResourceSpanRecords,
     SpanRecord,
@@ -36,8 +37,10 @@ from wattspan.ingest.inference_attributes import (
     as_nanoseconds,
     read_figure,
 )
+from wattspan.ingest.json_text import count_values, repaired
 from wattspan.ingest.token_attributes import InferenceFigure
 from wattspan.ingest.trace_decoder import (
+    CAUSES,
     MAX_ATTRIBUTES,
     MAX_EVENTS,
     MAX_FIELDS,
@@ -47,11 +50,11 @@ from wattspan.ingest.trace_decoder import (
     InstructionKeys,
     as_count,
     as_decimal,
-    invalid_ids,
     printable,
     reported,
     reported_instruction,
     resource_claim,
+    unusable,
     valid_parents,
 )
 from wattspan.util.protobuf import encode_message, serialize
@@ -88,8 +91,15 @@ def _decode_bytes(kind: type, value: Any) -> bytes:
         raise ValueError("Expected base64") from None
 
 
-_Unsigned = Annotated[int, msgspec.Meta(ge=0)]
-_Signed = Annotated[int, msgspec.Meta(ge=-1 << 63, le=(1 << 63) - 1)]
+class _LongBits(msgspec.Struct, gc=False):
+    """The halves of a 64-bit integer, as opentelemetry-js up to 0.44 wrote times."""
+
+    low: int
+    high: int
+
+
+_Whole = int | float | _LongBits
+"""A whole number; clients whose only numbers are doubles write 1.7e18."""
 
 
 class _Message(msgspec.Struct, rename="camel", gc=False):
@@ -99,7 +109,7 @@ class _Message(msgspec.Struct, rename="camel", gc=False):
 class _AnyValue(_Message):
     string_value: str | None = None
     bool_value: bool | None = None
-    int_value: _Signed | None = None
+    int_value: _Whole | None = None
     double_value: float | None = None
     array_value: _ArrayValue | None = None
     kvlist_value: _KeyValueList | None = None
@@ -121,7 +131,7 @@ class _KeyValueList(_Message):
 
 class _Resource(_Message):
     attributes: list[_KeyValue] | None = None
-    dropped_attributes_count: _Unsigned | None = None
+    dropped_attributes_count: _Whole | None = None
 
 
 class _Scope(_Resource):
@@ -130,7 +140,7 @@ class _Scope(_Resource):
 
 
 class _Event(_Resource):
-    time_unix_nano: _Unsigned | None = None
+    time_unix_nano: _Whole | None = None
     name: str | None = None
 
 
@@ -138,7 +148,7 @@ class _Link(_Resource):
     trace_id: _Id | None = None
     span_id: _Id | None = None
     trace_state: str | None = None
-    flags: _Unsigned | None = None
+    flags: _Whole | None = None
 
 
 class _Status(_Message):
@@ -151,15 +161,15 @@ class _Span(_Resource):
     span_id: _Id | None = None
     trace_state: str | None = None
     parent_span_id: _Id | None = None
-    flags: _Unsigned | None = None
+    flags: _Whole | None = None
     name: str | None = None
     kind: int | str | None = None
-    start_time_unix_nano: _Unsigned | None = None
-    end_time_unix_nano: _Unsigned | None = None
+    start_time_unix_nano: _Whole | None = None
+    end_time_unix_nano: _Whole | None = None
     events: list[_Event] | None = None
-    dropped_events_count: _Unsigned | None = None
+    dropped_events_count: _Whole | None = None
     links: list[_Link] | None = None
-    dropped_links_count: _Unsigned | None = None
+    dropped_links_count: _Whole | None = None
     status: _Status | None = None
 
 
@@ -171,12 +181,12 @@ class _ScopeSpans(_Message):
 
 class _ResourceSpans(_Message):
     resource: msgspec.Raw = msgspec.Raw()
-    scope_spans: list[_ScopeSpans] | None = None
+    scope_spans: list[msgspec.Raw] | None = None
     schema_url: str | None = None
 
 
 class _Request(_Message):
-    resource_spans: list[_ResourceSpans] | None = None
+    resource_spans: list[msgspec.Raw] | None = None
 
 
 _CAMEL_CASE = {
@@ -189,13 +199,13 @@ _CAMEL_CASE = {
 _PROTOBUF_NAME = re.compile(rb'"(%s)"(?=\s*:)' % b"|".join(_CAMEL_CASE))
 
 _Decoder = msgspec.json.Decoder
+_RESOURCE_SPANS = _Decoder(_ResourceSpans, strict=False)
+_SCOPE_SPANS = _Decoder(_ScopeSpans, strict=False)
 _REQUEST = _Decoder(_Request, strict=False, dec_hook=_decode_bytes)
 _SPAN = _Decoder(_Span, strict=False, dec_hook=_decode_bytes)
 _RESOURCE = _Decoder(_Resource, strict=False, dec_hook=_decode_bytes)
 _SCOPE = _Decoder(_Scope, strict=False, dec_hook=_decode_bytes)
-
-_PIECE = 1 << 16
-_MARKS = (b",", b":", b"[", b"{")
+_LEAVES = (_SPAN, _RESOURCE, _SCOPE)  # messages of bounded fields
 
 
 class JsonTraceDecoder:
@@ -210,71 +220,116 @@ class JsonTraceDecoder:
     def decode(self, body: bytes) -> DecodedRequest:
         """The spans of a request; RequestTooLargeError, or MalformedRequestError with the place.
 
-        With ``keep_message`` the result contains the same request in protobuf.
+        An invalid message inside the request costs its own spans only; without any readable span
+        the request is malformed. With ``keep_message`` the result contains the same request in
+        protobuf.
         """
         budget = FieldBudget(self._settings.max_fields)
         budget.spend(count_values(body, self._settings.max_fields))
         self._place = ""
+        self._position = self._seen = self._spans = 0
         body = _PROTOBUF_NAME.sub(lambda key: b'"%s"' % _CAMEL_CASE[key[1]], body)
         resources = self._parse(_REQUEST, body).resource_spans or []
-        self._check_count(resources)
-        decoded = DecodedRequest([], [])
+        self._check(resources)
+        decoded = DecodedRequest([], [], RefusedSpans())
         messages: list[tuple[int, bytes]] = []
-        position = 0
-        for number, each in enumerate(resources):
-            place = f"resourceSpans[{number}]"
-            self._place = f"{place}.resource"
-            resource = self._parse(_RESOURCE, each.resource, "a Resource")
-            payload = self._protobuf(resource_pb2.Resource, resource)
-            fields = [(1, payload)] if payload else []
-            attributes = (resource.attributes or [])[:MAX_ATTRIBUTES]
-            claim = resource_claim(_scalars(attributes))
-            work = [(key.name, spans.span) for spans, key in self._settings.work_of(claim.service)]
-            latencies = [one.report for one in self._settings.latencies_of(claim.service)]
-            instructions = self._settings.instructions_of(claim.service)
-            records: list[SpanRecord] = []
-            for scope_number, scope in enumerate(each.scope_spans or ()):
-                scope_place = f"{place}.scopeSpans[{scope_number}]"
-                self._place = f"{scope_place}.scope"
-                parsed = self._parse(_SCOPE, scope.scope, "an InstrumentationScope")
-                payload = self._protobuf(common_pb2.InstrumentationScope, parsed)
-                inner = [(1, payload)] if payload else []
-                for span_number, raw in enumerate(scope.spans or ()):
-                    self._place = f"{scope_place}.spans[{span_number}]"
-                    span = self._parse(_SPAN, raw, "a Span")
-                    inner.append((2, self._protobuf(trace_pb2.Span, span)))
-                    record = self._record(span, work, latencies, instructions)
-                    if record is None:
-                        decoded.skipped.append(position)
-                    else:
-                        records.append(record)
-                    position += 1
-                fields.append((2, self._joined(inner, scope.schema_url)))
-            if records:
-                decoded.parts.append(ResourceSpanRecords(claim, SpanRecordColumns.of(records)))
-            messages.append((1, self._joined(fields, each.schema_url)))
+        for number, raw in enumerate(resources):
+            place = self._place = f"resourceSpans[{number}]"
+            try:
+                outer = self._parse(_RESOURCE_SPANS, raw, "a ResourceSpans")
+                messages.append((1, self._resource_spans(place, outer, decoded)))
+            except MalformedRequestError as error:
+                decoded.refused.add(error.reason, str(error))
+        if decoded.refused.cause and not self._spans:
+            raise MalformedRequestError(decoded.refused.cause)
         if not self._settings.keep_message:
             return decoded
         return decoded._replace(message=encode_message(messages))
+
+    def _resource_spans(self, place: str, outer: _ResourceSpans, decoded: DecodedRequest) -> bytes:
+        """Add the spans of a resource to ``decoded``; returns the message in protobuf."""
+        raw_scopes = outer.scope_spans or []
+        self._check(raw_scopes)
+        scopes: list[tuple[str, _ScopeSpans]] = []
+        count = 0
+        for number, raw in enumerate(raw_scopes):
+            inner_place = self._place = f"{place}.scopeSpans[{number}]"
+            try:
+                scope = self._parse(_SCOPE_SPANS, raw, "a ScopeSpans")
+            except MalformedRequestError as error:
+                decoded.refused.add(error.reason, str(error))
+                continue
+            self._check(scope.spans or ())
+            count += len(scope.spans or ())
+            scopes.append((inner_place, scope))
+        self._spans += count
+        self._place = f"{place}.resource"
+        try:
+            resource = self._parse(_RESOURCE, outer.resource, "a Resource")
+            payload = self._protobuf(resource_pb2.Resource, resource)
+        except MalformedRequestError as error:
+            decoded.refused.add(error.reason, str(error), count)
+            return b""
+        fields = [(1, payload)] if payload else []
+        claim = resource_claim(_scalars((resource.attributes or [])[:MAX_ATTRIBUTES]))
+        work = [(key.name, spans.span) for spans, key in self._settings.work_of(claim.service)]
+        latencies = [one.report for one in self._settings.latencies_of(claim.service)]
+        instructions = self._settings.instructions_of(claim.service)
+        records: list[SpanRecord] = []
+        for inner_place, scope in scopes:
+            self._place = f"{inner_place}.scope"
+            raw_spans = scope.spans or []
+            try:
+                parsed = self._parse(_SCOPE, scope.scope, "an InstrumentationScope")
+                payload = self._protobuf(common_pb2.InstrumentationScope, parsed)
+            except MalformedRequestError as error:
+                decoded.refused.add(error.reason, str(error), len(raw_spans))
+                continue
+            inner = [(1, payload)] if payload else []
+            for number, raw in enumerate(raw_spans):
+                self._place = f"{inner_place}.spans[{number}]"
+                try:
+                    span = self._parse(_SPAN, raw, "a Span")
+                    found = self._record(span, work, latencies, instructions)
+                    payload = self._protobuf(trace_pb2.Span, span)
+                except MalformedRequestError as error:
+                    decoded.refused.add(error.reason, str(error))
+                    continue
+                inner.append((2, payload))
+                if isinstance(found, str):
+                    decoded.skipped.append(self._position)
+                    decoded.refused.add(found, CAUSES[found])
+                else:
+                    records.append(found)
+                self._position += 1
+            fields.append((2, self._joined(inner, scope.schema_url)))
+        if records:
+            decoded.parts.append(ResourceSpanRecords(claim, SpanRecordColumns.of(records)))
+        return self._joined(fields, outer.schema_url)
 
     def _parse(self, decoder: Any, raw: Any, what: str = "") -> Any:
         """The message in ``raw``; an empty one for none and null."""
         if what:
             if (raw := bytes(raw)) in (b"", b"null"):
                 raw = b"{}"
-            if count_values(raw, MAX_FIELDS) > MAX_FIELDS:
+            if decoder in _LEAVES and count_values(raw, MAX_FIELDS) > MAX_FIELDS:
                 raise too_many_fields(what, MAX_FIELDS)
         try:
-            return decoder.decode(raw)
+            try:
+                return decoder.decode(raw)
+            except ValueError:  # of JSON, of UTF-8, or of types
+                if (again := repaired(raw)) is raw:
+                    raise
+                return decoder.decode(again)
         except RecursionError:
             raise self._malformed("nested too deeply") from None
-        except ValueError as error:  # of JSON, of UTF-8, or of types
+        except ValueError as error:
             raise self._malformed(str(error)) from None
 
-    def _check_count(self, resources: Sequence[_ResourceSpans]) -> None:
-        scopes = [scope for each in resources for scope in each.scope_spans or ()]
-        spans = sum(len(scope.spans or ()) for scope in scopes)
-        if len(resources) + len(scopes) + spans > self._settings.max_spans:
+    def _check(self, more: Sequence[object]) -> None:
+        """Count resources, scopes and spans; RequestTooLargeError for too many."""
+        self._seen += len(more)
+        if self._seen > self._settings.max_spans:
             raise too_many_spans(self._settings.max_spans)
 
     def _record(
@@ -283,16 +338,15 @@ class JsonTraceDecoder:
         work: Sequence[tuple[bytes, str]],
         latencies: Sequence[LatencyReport],
         instructions: InstructionKeys | None,
-    ) -> SpanRecord | None:
-        """The record of a span; None if its ids are invalid."""
+    ) -> SpanRecord | str:
+        """The record of a span, or the reason why it is refused: one of CAUSES."""
         trace, own, above = (
             bytes(each or b"") for each in (span.trace_id, span.span_id, span.parent_span_id)
         )
-        start, end = span.start_time_unix_nano or 0, span.end_time_unix_nano or 0
-        if (start | end) >> 64:
-            raise self._malformed("a time has more than 64 bits")
-        if invalid_ids([trace], [own]):
-            return None
+        start = self._time(span.start_time_unix_nano, "startTimeUnixNano")
+        end = self._time(span.end_time_unix_nano, "endTimeUnixNano")
+        for reason in unusable([trace], [own], [start], [end]).values():
+            return reason
         values = _scalars(reversed((span.attributes or [])[:MAX_ATTRIBUTES]))
         figures: list[Scalar] = [None] * len(InferenceFigure)
         for column, key in self._reports:
@@ -321,6 +375,13 @@ class JsonTraceDecoder:
             else reported_instruction([values.get(key.name) for key in instructions.keys]),
             report.role,
         )
+
+    def _time(self, value: _Whole | None, name: str) -> int:
+        """A time in Unix nanoseconds, 0 for none; MalformedRequestError for an impossible one."""
+        time = _whole(value)
+        if time is None or not 0 <= time < 1 << 64:
+            raise self._malformed(f"Expected a whole number from 0 to 2^64 - 1 - at `$.{name}`")
+        return time
 
     def _protobuf(self, kind: Any, message: _Message) -> bytes:
         """``message`` in protobuf; b"" where requests are not forwarded."""
@@ -370,27 +431,19 @@ def _latency(
         for attribute in (report.first_attribute, report.between_attribute)
     )
     named = [
-        (one.time_unix_nano or 0, printable((one.name or "").encode(), MAX_NAME))
+        (_whole(one.time_unix_nano) or 0, printable((one.name or "").encode(), MAX_NAME))
         for one in (events or ())[:MAX_EVENTS]
     ]
     return report.latency(RequestLatency(first, between), start, named)
 
 
-def count_values(raw: bytes, limit: int) -> int:
-    """The commas, colons and opening brackets outside of strings: at least the number of values.
-
-    JSON too short for more than ``limit`` of them is not read and counts 0.
-    """
-    if len(raw) <= limit:
-        return 0
-    raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped backslashes and quotes
-    count, inside = 0, 0
-    for at in range(0, len(raw), _PIECE):
-        parts = raw[at : at + _PIECE].split(b'"')
-        outside = b"".join(parts[inside::2])
-        count += sum(map(outside.count, _MARKS))
-        inside ^= (len(parts) - 1) & 1
-    return count
+def _whole(value: _Whole | None) -> int | None:
+    """A number as an integer, 0 for none; None if it has a fraction or is not finite."""
+    if isinstance(value, _LongBits):
+        return (value.high << 32) + (value.low & 0xFFFFFFFF)
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    return value or 0
 
 
 def _scalars(attributes: Any) -> Mapping[bytes, Scalar]:
@@ -402,7 +455,9 @@ def _scalar(value: _AnyValue | None) -> Scalar:
         return None
     if value.string_value is not None:
         return value.string_value.encode()
-    return value.int_value if value.double_value is None else value.double_value
+    if value.double_value is not None or value.int_value is None:
+        return value.double_value
+    return _whole(value.int_value)
 
 
 _MESSAGE_FIELDS = frozenset(
@@ -410,10 +465,43 @@ _MESSAGE_FIELDS = frozenset(
 )
 
 
+_WHOLE_FIELDS = frozenset(
+    field.name
+    for kind in (_AnyValue, _Scope, _Event, _Link, _Span)
+    for field in msgspec.structs.fields(kind)
+    if field.type == _Whole | None
+)
+_ENUMS = {
+    "kind": trace_pb2.Span.SpanKind,
+    "code": trace_pb2.Status.StatusCode,
+}
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A field as protobuf takes it; ValueError if it is no whole number.
+
+    The name of an enum value that this version of OTLP does not have is unspecified, 0.
+    """
+    if name in _WHOLE_FIELDS:
+        if (number := _whole(value)) is None:
+            raise ValueError(f"Expected a whole number as {name}, got {value}")
+        return number
+    if name in _ENUMS and isinstance(value, str):
+        return int(value) if value.isdecimal() else dict(_ENUMS[name].items()).get(value, 0)
+    return value
+
+
 @functools.cache
 def _message_fields(kind: type[_Message]) -> tuple[str, ...]:
     """The fields of a struct that are structs, or lists of them."""
     return tuple(name for name in kind.__struct_fields__ if name in _MESSAGE_FIELDS)
+
+
+@functools.cache
+def _checked_fields(kind: type[_Message]) -> tuple[str, ...]:
+    """The fields of a struct that are whole numbers or enum values."""
+    names = _WHOLE_FIELDS | _ENUMS.keys()
+    return tuple(name for name in kind.__struct_fields__ if name in names)
 
 
 def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
@@ -423,6 +511,9 @@ def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
     if type(message) is _AnyValue and message.string_value is not None:
         return {"string_value": message.string_value}  # the most frequent value
     arguments = msgspec.structs.asdict(message)  # None is an absent field
+    for name in _checked_fields(type(message)):
+        if arguments[name] is not None:
+            arguments[name] = _checked(name, arguments[name])
     for name in _message_fields(type(message)):
         value = arguments[name]
         if isinstance(value, list):

@@ -20,7 +20,8 @@ import socket
 import stat
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -178,6 +179,12 @@ def _common_prefix(once: bytes, again: bytes) -> int:
 MAX_RECORDS = 1 << 16
 """Records read in one turn, of all processes; bounds its time and memory."""
 
+MAX_OWNER_RECORDS = 1024
+"""Records of one owner read in one turn, some 20,000 a second: more wait in their rings.
+
+The rest of the agent shares the interpreter with the reader, and waits for it.
+"""
+
 _MAX_ACCEPTED = 64  # connections accepted in one turn
 _HELLO_TURNS = 20  # turns until the hello must have arrived; clients send it with the connection
 _RINGS_PER_PROCESS = 4  # one for each tracer provider; a usual process has one
@@ -240,11 +247,12 @@ class SideChannelServer:
         *,
         max_processes: int = 256,
         max_records: int = MAX_RECORDS,
+        max_owner_records: int = MAX_OWNER_RECORDS,
         pools: Pools | None = None,
     ) -> None:
         self._path, self._principals = path, principals or UserPrincipals()
         self._pool = (pools or Pools()).make(PoolName.SIDE_CHANNEL, max_processes)
-        self._max_records = max_records
+        self._max_records, self._max_owner_records = max_records, max_owner_records
         self._log = logging.getLogger(__name__)
         self._listening: ListeningSocket | None = None
         self._clients: list[_Client] = []
@@ -269,15 +277,21 @@ class SideChannelServer:
     def drain(self) -> list[ProcessRecords]:
         """The records since the last turn, of processes with records and of ended processes.
 
-        At most about ``max_records``; the next turn begins with the processes left over.
+        At most about ``max_records``, and ``max_owner_records`` of one owner; the next turn begins
+        with the processes left over.
         """
         self._accept()
         reports: list[ProcessRecords] = []
-        left = self._max_records
-        clients = list(self._clients)
-        for read, client in enumerate(clients, 1):
+        left, of_owner = self._max_records, Counter[Hashable]()
+        left_over = set[_Client]()
+        for client in list(self._clients):
+            owner = client.principal.path[0]
+            limit = min(left, self._max_owner_records - of_owner[owner])
+            if limit <= 0:
+                left_over.add(client)
+                continue
             try:
-                report = self._read(client, left)
+                report = self._read(client, limit)
             except (OSError, RingError) as error:
                 self._disconnect(client, str(error))
                 report = None
@@ -286,11 +300,10 @@ class SideChannelServer:
             if report is not None:
                 reports.append(report)
                 left -= len(report.records)
+                of_owner[owner] += len(report.records)
                 self.counts.lost += report.lost
-            if left <= 0:
-                left_over = set(clients[read:])
-                self._clients.sort(key=left_over.__contains__, reverse=True)
-                break
+        if left_over:
+            self._clients.sort(key=left_over.__contains__, reverse=True)
         self.counts.connected = len(self._clients)
         return _merge_exits(reports, {client.pid for client in self._clients})
 

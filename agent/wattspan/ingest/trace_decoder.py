@@ -21,10 +21,12 @@ from google.protobuf.message import DecodeError
 
 from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.ingest.export_request import (
+    LARGE_REQUEST_REMEDY,
     MAX_NAME,
     InstructionReport,
     LatencyReport,
     MalformedRequestError,
+    RefusedSpans,
     ReportedInstruction,
     RequestLatency,
     RequestTooLargeError,
@@ -45,7 +47,7 @@ from wattspan.ingest.inference_attributes import (
     token_report,
 )
 from wattspan.ingest.token_attributes import MARKS, InferenceFigure, inference_attributes
-from wattspan.util.protobuf import length_delimited, message_class
+from wattspan.util.protobuf import encode_message, length_delimited, message_class, serialize
 
 MAX_FIELDS = 1 << 17
 """Fields of one span, resource or scope, at any depth."""
@@ -209,10 +211,15 @@ class DecoderSettings:
 
 
 class DecodedRequest(NamedTuple):
-    """``skipped`` are the flat positions of spans with invalid ids."""
+    """``skipped`` are the flat positions of spans with invalid ids or times.
+
+    ``refused`` counts them, and the spans whose messages are malformed, which are not in
+    ``message``.
+    """
 
     parts: list[ResourceSpanRecords]
     skipped: list[int]
+    refused: RefusedSpans
     message: bytes | None = None
 
 
@@ -230,8 +237,7 @@ class FieldBudget:
         self._left -= fields
         if self._left < 0:
             raise RequestTooLargeError(
-                f"a request has at most {self._limit} fields and attributes; send fewer spans in "
-                "each request"
+                f"a request has at most {self._limit} fields and attributes; {LARGE_REQUEST_REMEDY}"
             )
 
 
@@ -411,7 +417,26 @@ def resource_claim(attributes: Mapping[bytes, Scalar]) -> ResourceClaim:
     )
 
 
-def invalid_ids(traces: Sequence[bytes], spans: Sequence[bytes]) -> list[int]:
+CAUSES = {
+    "invalid_id": "a trace id has 16 bytes and a span id has 8, and neither is all zeros.",
+    "invalid_time": "a span has a start and an end in Unix nanoseconds, and neither is 0.",
+}
+"""What spans with a reason of refusal lack."""
+
+
+def unusable(
+    traces: Sequence[bytes], spans: Sequence[bytes], starts: Sequence[int], ends: Sequence[int]
+) -> dict[int, str]:
+    """The positions of spans with an invalid id or without a time, and the reasons."""
+    found = dict.fromkeys(_invalid_ids(traces, spans), "invalid_id")
+    if 0 in starts or 0 in ends:
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if not (start and end):
+                found.setdefault(i, "invalid_time")
+    return found
+
+
+def _invalid_ids(traces: Sequence[bytes], spans: Sequence[bytes]) -> list[int]:
     """The positions of spans whose trace or span id is invalid."""
     lengths = {*map(len, traces)}, {*map(len, spans)}
     if lengths == ({16}, {8}) and _NO_TRACE not in traces and _NO_SPAN not in spans:
@@ -434,6 +459,7 @@ def valid_parents(parents: Sequence[bytes]) -> Sequence[bytes]:
 
 Number = TypeVar("Number")
 _MANY_KEYS = 32  # real requests have names of one or two conventions
+_TOGETHER = 64  # spans of a scope with a malformed one that are tried at once
 _CACHE_ENTRIES, _CACHEABLE_SIZE = 4096, 128  # attributes with known numbers, and their bytes
 
 
@@ -549,6 +575,34 @@ def _short_pair(attribute: bytes) -> tuple[bytes, bytes] | None:
         return None
 
 
+class _Reads(NamedTuple):
+    """What is read of the spans of one service."""
+
+    work: Sequence[_WorkKey]
+    latencies: Sequence[_LatencyKeys]
+    instructions: InstructionKeys | None
+
+
+def _without(body: bytes, dropped: Collection[tuple[int, ...]]) -> bytes:
+    """A request without the messages at these places; all else is as it was."""
+
+    def kept(raw: bytes, kinds: Sequence[tuple[Any, str]], place: tuple[int, ...] = ()) -> bytes:
+        if not kinds:
+            return raw
+        (kind, field), *inner = kinds
+        message = kind.FromString(raw)
+        parts: Any = getattr(message, field)
+        parts[:] = [
+            kept(part, inner, at)
+            for number, part in enumerate(parts)
+            if (at := (*place, number)) not in dropped
+        ]
+        return serialize(message)
+
+    layers = (_Request, "resource_spans"), (_ResourceSpans, "scope_spans"), (_ScopeSpans, "spans")
+    return kept(body, layers)
+
+
 class TraceDecoder:
     """Decodes ExportTraceServiceRequests. For one thread."""
 
@@ -565,82 +619,145 @@ class TraceDecoder:
         )
 
     def decode(self, body: bytes) -> DecodedRequest:
-        """The spans of a request; MalformedRequestError or RequestTooLargeError."""
+        """The spans of a request; MalformedRequestError or RequestTooLargeError.
+
+        A malformed message inside the request costs its own spans only; without any readable span
+        the request is malformed.
+        """
+        self._refused = RefusedSpans()
+        self._skipped: list[int] = []
+        self._dropped: set[tuple[int, ...]] = set()
+        self._position = self._seen = self._spans = 0
         try:
-            parts, skipped = self._decode(body)
+            parts = self._decode(body)
         except DecodeError as error:
             raise MalformedRequestError(
                 f"the body is no ExportTraceServiceRequest: {error}"
             ) from None
-        return DecodedRequest(parts, skipped, body if self._settings.keep_message else None)
+        if self._dropped and not self._spans:
+            raise MalformedRequestError(f"the body is malformed: {self._refused.cause}")
+        message = None
+        if self._settings.keep_message:
+            message = _without(body, self._dropped) if self._dropped else body
+        return DecodedRequest(parts, self._skipped, self._refused, message)
 
-    def _decode(self, body: bytes) -> tuple[list[ResourceSpanRecords], list[int]]:
+    def _drop(self, place: tuple[int, ...], error: DecodeError, spans: int = 1) -> None:
+        """Refuse a malformed message, which is the first, the second or the third in a request."""
+        names = zip(("resource_spans", "scope_spans", "spans"), place, strict=False)
+        path = ".".join(f"{name}[{number}]" for name, number in names)
+        self._refused.add("malformed", f"{path} is invalid: {error}", spans)
+        self._dropped.add(place)
+
+    def _decode(self, body: bytes) -> list[ResourceSpanRecords]:
         parts: list[ResourceSpanRecords] = []
-        skipped: list[int] = []
         budget = FieldBudget(self._settings.max_fields)
-        keys = [each for each in self._settings.weight if each.prefix in body]
+        self._keys = [each for each in self._settings.weight if each.prefix in body]
         self._present = self._settings.inference_in(body)
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
         resources = self._parse(body, _Request, budget).resource_spans[:]
-        seen, position = self._checked(0, resources), 0
-        for each in resources:
-            outer = self._parse(each, _ResourceSpans, budget)
+        self._check(resources)
+        for number, each in enumerate(resources):
+            try:
+                outer = self._parse(each, _ResourceSpans, budget)
+            except DecodeError as error:
+                self._drop((number,), error)
+                continue
             resource, scopes = outer.resource, outer.scope_spans[:]
             del outer
-            seen = self._checked(seen, scopes)
-            if not scopes:
+            part = self._resource(number, resource, scopes, budget)
+            if part is not None:
+                parts.append(part)
+        return parts
+
+    def _resource(
+        self, number: int, resource: bytes, raw_scopes: Sequence[bytes], budget: FieldBudget
+    ) -> ResourceSpanRecords | None:
+        """The spans of a resource; None without any."""
+        self._check(raw_scopes)
+        scopes: list[tuple[int, bytes, Sequence[bytes]]] = []
+        for place, raw in enumerate(raw_scopes):
+            try:
+                inner = self._parse(raw, _ScopeSpans, budget)
+            except DecodeError as error:
+                self._drop((number, place), error)
                 continue
-            _check_fields(resource, RESOURCE, "a resource", budget)
+            scope, spans = inner.scope, inner.spans[:]
+            del inner
+            _check_fields(scope, SCOPE, "a scope", budget)
+            self._check(spans)
+            self._spans += len(spans)
+            scopes.append((place, raw, spans))
+        if not scopes:
+            return None
+        _check_fields(resource, RESOURCE, "a resource", budget)
+        try:
             attributes = _pairs(_attributes_of(resource, _Resource))
             claim = resource_claim({name: _scalar(value) for name, value in attributes})
-            work = self._settings.work_of(claim.service)
-            latencies = self._settings.latencies_of(claim.service)
-            instructions = self._settings.instructions_of(claim.service)
-            records: list[SpanRecordColumns] = []
-            for raw in scopes:
-                inner = self._parse(raw, _ScopeSpans, budget)
-                scope, spans = inner.scope, inner.spans[:]
-                del inner
-                _check_fields(scope, SCOPE, "a scope", budget)
-                seen = self._checked(seen, spans)
-                columns = self._records(
-                    raw, spans, keys, work, latencies, instructions, position, skipped, budget
-                )
-                records.append(columns)
-                position += len(spans)
-            joined = SpanRecordColumns.joined(records)
-            if joined:
-                parts.append(ResourceSpanRecords(claim, joined))
-        return parts, skipped
+        except DecodeError as error:
+            self._drop((number,), error, sum(len(spans) for _, _, spans in scopes))
+            return None
+        reads = _Reads(
+            self._settings.work_of(claim.service),
+            self._settings.latencies_of(claim.service),
+            self._settings.instructions_of(claim.service),
+        )
+        records = [
+            self._scope((number, place), raw, spans, reads, budget) for place, raw, spans in scopes
+        ]
+        joined = SpanRecordColumns.joined(records)
+        return ResourceSpanRecords(claim, joined) if joined else None
+
+    def _scope(
+        self,
+        place: tuple[int, int],
+        raw: bytes,
+        spans: Sequence[bytes],
+        reads: _Reads,
+        budget: FieldBudget,
+    ) -> SpanRecordColumns:
+        """The spans of one scope; malformed ones are dropped, which takes a second pass."""
+        for span in spans:
+            if len(span) > MAX_FIELDS:
+                _check_fields(span, SPAN, "a span", budget)
+        try:
+            return self._usable(raw, spans, reads, budget)
+        except DecodeError:
+            pass
+        found: list[SpanRecordColumns] = []
+        for first in range(0, len(spans), _TOGETHER):
+            some = spans[first : first + _TOGETHER]
+            try:
+                found.append(self._usable_of(some, reads, budget))
+                continue
+            except DecodeError:
+                pass
+            for number, span in enumerate(some, first):
+                try:
+                    found.append(self._usable_of([span], reads, budget))
+                except DecodeError as error:
+                    self._drop((*place, number), error)
+        return SpanRecordColumns.joined(found) if found else SpanRecordColumns.of([])
+
+    def _usable_of(
+        self, spans: Sequence[bytes], reads: _Reads, budget: FieldBudget
+    ) -> SpanRecordColumns:
+        return self._usable(encode_message((2, span) for span in spans), spans, reads, budget)
 
     def _parse(self, raw: bytes, kind: Any, budget: FieldBudget) -> Any:
         if count_fields(raw, FLAT, self._limit, budget) > self._limit:
             raise too_many_spans(self._limit)
         return kind.FromString(raw)
 
-    def _checked(self, seen: int, more: Sequence[bytes]) -> int:
-        """The number of resources, scopes and spans so far."""
-        seen += len(more)
-        if seen > self._limit:
+    def _check(self, more: Sequence[bytes]) -> None:
+        """Count resources, scopes and spans; RequestTooLargeError for too many."""
+        self._seen += len(more)
+        if self._seen > self._limit:
             raise too_many_spans(self._limit)
-        return seen
 
-    def _records(
-        self,
-        scope: bytes,
-        spans: Sequence[bytes],
-        keys: Sequence[AttributeKey],
-        work: Sequence[_WorkKey],
-        latencies: Sequence[_LatencyKeys],
-        instructions: InstructionKeys | None,
-        position: int,
-        skipped: list[int],
-        budget: FieldBudget,
+    def _usable(
+        self, scope: bytes, spans: Sequence[bytes], reads: _Reads, budget: FieldBudget
     ) -> SpanRecordColumns:
-        """The spans of one scope, the first of which has the flat ``position``."""
-        for raw in spans:
-            if len(raw) > MAX_FIELDS:
-                _check_fields(raw, SPAN, "a span", budget)
+        """The spans of one scope with usable ids and times; the others are refused."""
         # All spans of a scope at once take half the time of one by one.
         rows = [
             (
@@ -654,20 +771,35 @@ class TraceDecoder:
             )
             for each in _ScopeSpanFields.FromString(scope).spans
         ]
+        if not rows:
+            return SpanRecordColumns.of([])
         columns = list(zip(*rows, strict=True))
-        if invalid := invalid_ids(*columns[:2]) if rows else []:
-            skipped += [position + i for i in invalid]
-            valid = [True] * len(rows)
-            for i in invalid:
-                valid[i] = False
+        refused = unusable(columns[0], columns[1], columns[5], columns[6])
+        if refused:
+            valid = [i not in refused for i in range(len(rows))]
             spans = list(compress(spans, valid))
             columns = list(zip(*compress(rows, valid), strict=True))
+        records = self._records(columns, spans, reads, budget)
+        for i, reason in sorted(refused.items()):
+            self._skipped.append(self._position + i)
+            self._refused.add(reason, CAUSES[reason])
+        self._position += len(rows)
+        return records
+
+    def _records(
+        self,
+        columns: Sequence[Sequence[Any]],
+        spans: Sequence[bytes],
+        reads: _Reads,
+        budget: FieldBudget,
+    ) -> SpanRecordColumns:
+        """The records of ``spans``, with the ``columns`` of their own fields."""
         if not columns:
             return SpanRecordColumns.of([])
         traces, ids, parents, raw_names, kinds, starts, ends = columns
         printed = {name: printable(name, MAX_NAME) for name in set(raw_names)}
         names = [printed[name] for name in raw_names]
-        (weights,) = self._weights.columns(spans, keys, 1, budget)
+        (weights,) = self._weights.columns(spans, self._keys, 1, budget)
         reports = self._tokens(spans, kinds, budget)
         return SpanRecordColumns(
             traces,
@@ -679,10 +811,10 @@ class TraceDecoder:
             weights,
             [each.tokens_in for each in reports],
             [each.tokens_out for each in reports],
-            self._work(spans, names, work, budget),
+            self._work(spans, names, reads.work, budget),
             [each.details for each in reports],
-            self._latencies(spans, names, starts, latencies, budget),
-            self._instructions(spans, instructions, budget),
+            self._latencies(spans, names, starts, reads.latencies, budget),
+            self._instructions(spans, reads.instructions, budget),
             [each.role for each in reports],
         )
 

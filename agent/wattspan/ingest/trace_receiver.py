@@ -22,23 +22,20 @@ from wattspan.ingest.export_request import (
     InstructionReport,
     LatencyReport,
     ReceiverBusyError,
-    RequestTooLargeError,
     SpanSink,
     WorkAttributes,
+    too_many_bytes,
 )
 from wattspan.ports import Clock
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
-from wattspan.util.encoding import BodyTooLongError, gzip_decompress
+from wattspan.util.encoding import BodyTooLongError, decompress
 
 if TYPE_CHECKING:
     from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings
 
 LARGE_REQUEST = 256 * 1024
 """Bytes that occupy the listeners' thread for a few hundredths of a second."""
-
-MAX_JSON = 8 << 20
-"""Bytes of a request in JSON, which takes longer than the same spans in protobuf."""
 
 _BYTES_PER_SPAN, _MIN_SPANS = 256, 8192
 _BYTES_PER_FIELD, _MIN_FIELDS = 16, 1 << 17
@@ -149,16 +146,18 @@ class TraceReceiver:
         return other
 
     async def receive(
-        self, body: bytes, peer: Peer, *, json: bool = False, gzipped: bool = False
+        self, body: bytes, peer: Peer, *, json: bool = False, coding: str = ""
     ) -> RejectedSpans:
         """Decompress, decode and deliver a request; InvalidBodyError or ReceiverBusyError.
+
+        ``coding`` is one of CODINGS, or "".
 
         A traceback refers to the local variables of every function that an error has passed
         through. To free a rejected body at once, errors are returned without their tracebacks
         and raised where no body is left.
         """
-        limit = min(self.max_request, MAX_JSON) if json else self.max_request
-        decode = partial(_decode, body, json=json, gzipped=gzipped)
+        limit = self.max_request
+        decode = partial(_decode, body, json=json, coding=coding)
         large = len(body) > LARGE_REQUEST
         del body
         outcome = None
@@ -207,15 +206,13 @@ class TraceReceiver:
                 )
             )
             self._report_unseen(sum(len(part.spans) for part in decoded.parts))
-        if not decoded.skipped:
+        refused = decoded.refused
+        for reason, spans in refused.counts.items():
+            self.sink.refuse(reason, spans)
+        if not refused.total:
             return RejectedSpans()
-        count = len(decoded.skipped)
-        self.sink.refuse("invalid_id", count)
-        return RejectedSpans(
-            count,
-            f"{count} spans were refused: a trace id has 16 bytes and a span id has 8, "
-            "and neither is all zeros.",
-        )
+        were = "span was" if refused.total == 1 else "spans were"
+        return RejectedSpans(refused.total, f"{refused.total} {were} refused: {refused.cause}")
 
     def _report_unseen(self, spans: int) -> None:
         """Log once the names of the configuration that none of the first spans has."""
@@ -228,14 +225,13 @@ class TraceReceiver:
             )
 
 
-def _decode(body: bytes, limit: int, decoders: Decoders, *, json: bool, gzipped: bool) -> _Outcome:
+def _decode(body: bytes, limit: int, decoders: Decoders, *, json: bool, coding: str) -> _Outcome:
     try:
-        if gzipped:
-            body = gzip_decompress(body, limit)
+        if coding:
+            body = decompress(body, limit, coding)
         if len(body) <= limit:
             return _Success(decoders.decode(body, json=json), len(body))
-        kind = "JSON" if json else "protobuf"
-        return RequestTooLargeError(f"a request in {kind} has at most {limit} bytes")
+        return too_many_bytes(limit)
     except Exception as error:  # noqa: BLE001 - `take` raises it again
         error.__traceback__ = error.__context__ = error.__cause__ = None
         return error

@@ -21,6 +21,7 @@ from wattspan.model.consumers import Tick as Tick
 from wattspan.model.consumers import Usage as Usage
 from wattspan.model.measurements import MILLISECOND as MILLISECOND
 from wattspan.model.measurements import SECOND as SECOND
+from wattspan.model.measurements import Certainty as Certainty
 from wattspan.model.measurements import Domain as Domain
 from wattspan.model.measurements import Gap as Gap
 from wattspan.model.measurements import GapReason as GapReason
@@ -33,6 +34,8 @@ from wattspan.model.measurements import ModelEnum as ModelEnum
 from wattspan.model.measurements import Nanoseconds as Nanoseconds
 from wattspan.model.measurements import Provenance as Provenance
 from wattspan.model.measurements import Reading as Reading
+from wattspan.model.measurements import Thing as Thing
+from wattspan.model.measurements import ThingKind as ThingKind
 from wattspan.model.measurements import energy_at as energy_at
 from wattspan.model.measurements import mean_power as mean_power
 from wattspan.model.principals import HOST_ROOT as HOST_ROOT
@@ -65,6 +68,8 @@ from wattspan.model.snapshot import StaticSplit as StaticSplit
 from wattspan.model.snapshot import TickCounts as TickCounts
 from wattspan.model.snapshot import Trouble as Trouble
 from wattspan.model.snapshot import UnmeteredRow as UnmeteredRow
+from wattspan.model.snapshot import consumers_certainty as consumers_certainty
+from wattspan.model.snapshot import energy_certainty as energy_certainty
 from wattspan.model.snapshot import service_label as service_label
 from wattspan.model.tuning import CapKey as CapKey
 from wattspan.model.tuning import CapRow as CapRow
@@ -72,6 +77,7 @@ from wattspan.model.tuning import Decision as Decision
 from wattspan.model.tuning import DecisionReason as DecisionReason
 from wattspan.model.tuning import DeclarationOutcome as DeclarationOutcome
 from wattspan.model.tuning import DeclaredTerms as DeclaredTerms
+from wattspan.model.tuning import DevicePresence as DevicePresence
 from wattspan.model.tuning import JobPartner as JobPartner
 from wattspan.model.tuning import Knob as Knob
 from wattspan.model.tuning import KnobState as KnobState

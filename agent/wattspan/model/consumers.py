@@ -43,9 +43,10 @@ Payer = Consumer | Remainder
 class GroupKind(ModelEnum):
     """Kinds of groups, from the most to the least specific."""
 
+    VM = "vm"  # a virtual machine that runs on this host
     CONTAINER = "container"
     POD = "pod"
-    JOB = "job"  # a batch job: Slurm
+    JOB = "job"  # a batch job: Slurm, PBS, LSF, OAR, HTCondor, Grid Engine, Flux, Nomad
     UNIT = "unit"  # a systemd unit
     CGROUP = "cgroup"  # none of the above: the bare path
     USER = "user"
@@ -141,6 +142,7 @@ class Tick:
     ``domains`` holds the complete list of domains of each source whose list has changed, by
     source. ``births`` describe payers not later than their first usage; the last usage of
     ``exits`` is in this tick or in an earlier one, except usage that devices report late.
+    ``frozen`` are ids of domains whose counters do not move while the hardware works.
     """
 
     at: Instant
@@ -149,6 +151,7 @@ class Tick:
     births: Sequence[PayerInfo] = ()
     usages: Sequence[Usage] = ()
     exits: Sequence[Payer] = ()
+    frozen: frozenset[str] = frozenset()
 
 
 class NamePolicy(ModelEnum):

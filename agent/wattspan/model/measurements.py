@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -35,6 +36,25 @@ class ModelEnum(StrEnum):
     """
 
     __hash__ = str.__hash__
+
+
+class Certainty(ModelEnum):
+    """The completeness of a figure: whether energy or power that belongs to it is unknown.
+
+    An unknown figure is shown by no number, and a lower bound never as a plain number.
+    """
+
+    KNOWN = "known"
+    LOWER_BOUND = "lower_bound"  # a part is unknown: the true figure is not smaller
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of_sum(cls, parts: Iterable[Certainty]) -> Certainty:
+        """The certainty of the sum of all known parts; UNKNOWN without any part."""
+        found = set(parts)
+        if len(found) == 1:
+            return found.pop()
+        return cls.LOWER_BOUND if found else cls.UNKNOWN
 
 
 class Instant(NamedTuple):
@@ -86,14 +106,49 @@ class Provenance(ModelEnum):
 _PROVENANCE_RANKS = {one: rank for rank, one in enumerate(Provenance)}
 
 
+class ThingKind(ModelEnum):
+    """The kind of a physical thing, by which the containment of two things is known."""
+
+    SOCKET = "socket"  # a processor with its cores
+    BOARD = "board"  # a GPU or another card
+    SUPPLY = "supply"  # other loads of a module, such as a rail of a system on a chip
+    MODULE = "module"  # a superchip: sockets, their memory and GPUs
+    PLATFORM = "platform"  # the sockets and parts of the mainboard that differ by vendor
+    NODE = "node"  # the whole machine
+    MEMORY = "memory"  # outside the sockets
+
+
+class Thing(NamedTuple):
+    """The physical thing that a counter measures.
+
+    ``socket`` is that of a socket, of its memory, or of the module and platform around it; None for
+    all sockets, or an unknown one. ``pci`` is the address of a board, or of a GPU of a module.
+    ``part`` names a part of the thing, by a path whose first name is the scheme of the names:
+    ``("rapl", "die-1")``. Parts of one scheme are disjoint unless one path begins with the other.
+    """
+
+    kind: ThingKind
+    socket: int | None = None
+    pci: str = ""
+    part: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        number = "" if self.socket is None else str(self.socket)
+        return " ".join(filter(None, (self.kind, self.pci, number, "/".join(self.part[1:]))))
+
+
 @dataclass(frozen=True, slots=True)
 class Domain:
     """A part of the hardware whose energy one counter measures.
 
-    Domains nest (``parent``) and may mirror each other; only members of the *cover* (``in_cover``)
-    are disjoint and may be summed. ``resource`` names the usage by which the energy is attributed
-    (``"cpu:0"``, ``"gpu:GPU-..."``, ``"cpu"`` for the whole host); with ``None`` the domain is
-    counted and not attributed, as all domains outside the cover.
+    Domains nest (``parent``) and may measure one thing; only members of the *cover* (``in_cover``)
+    are disjoint and may be summed. A source says False of a domain that is never summed; the cover
+    chooses among the others (``attribution.cover``). ``resource`` names the usage by which the
+    energy is attributed (``"cpu:0"``, ``"gpu:GPU-..."``, ``"cpu"`` for the whole host); with
+    ``None`` the domain is counted and not attributed, as all domains outside the cover.
+    ``measures`` is the thing that is measured; None is the board at ``pci``, or a thing that no
+    other domain measures. ``moves_with`` names the usage that must show in the counter: one that
+    stands still meanwhile is frozen; "" if none does.
     """
 
     id: str
@@ -113,7 +168,10 @@ class Domain:
     why: str = ""  # one clause for `doctor`: the reason for or against the cover
     model: str = ""  # of the hardware; an idle power is remembered for the same model only
     static_power: Milliwatts | None = None  # of a GPU blocked on communication, as configured
+    moves_with: str = ""
     pci: str = ""  # the address of its first PCI function, as in "0000:0c:00.0"
+    measures: Thing | None = None
+    modelled: bool = False  # by a model of load, without a sensor; also of an emulated host
 
     def __post_init__(self) -> None:
         if self.resource is not None and not self.in_cover:
@@ -142,6 +200,7 @@ class GapReason(ModelEnum):
     MISSED = "missed"  # the counter may have lapped between two readings
     IMPLAUSIBLE = "implausible"  # more energy than the hardware can use
     ABSENT = "absent"  # no reading: the counter is unreadable or gone
+    FROZEN = "frozen"  # the counter does not move while the hardware works
 
 
 class Interval(NamedTuple):

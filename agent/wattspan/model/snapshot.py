@@ -9,6 +9,7 @@ from typing import NamedTuple
 from wattspan.model.consumers import Consumer, Group, PayerInfo
 from wattspan.model.fleet import FleetAccounts
 from wattspan.model.measurements import (
+    Certainty,
     Domain,
     GapReason,
     HwType,
@@ -97,6 +98,8 @@ class GpuStatus:
     partition_mode: str | None = None  # of a board that can be divided otherwise than by MIG
     integrated_energy: Microjoules | None = None  # from power, to check the counter
     counter_energy: Microjoules | None = None  # in the same period; None without a counter
+    energy_basis: str = ""  # of the energy that counts: "counter" or "power"; "" while unknown
+    energy_disagrees: bool | None = None  # both by more than their errors; None before a minute
     model: str = ""
     driver: str = ""
     index: int | None = None  # of the driver; may change with a reboot
@@ -153,8 +156,26 @@ class BaselineQuality(ModelEnum):
     """The origin of the idle power by which the energy of a domain is divided."""
 
     UNKNOWN = "baseline_unknown"  # the energy of consumers has only a lower bound
+    DOUBTFUL = "baseline_doubtful"  # learned under load, and contradicted by other evidence
     REMEMBERED = "baseline_remembered"  # of an earlier run on the same CPU model, or configured
     LEARNED = "baseline_learned"
+
+
+def energy_certainty(energy: int, gaps: Mapping[GapReason, int]) -> Certainty:
+    """The certainty of the energy of a time with ``gaps``: that it is at least 0 says nothing."""
+    if not any(gaps.values()):
+        return Certainty.KNOWN
+    return Certainty.LOWER_BOUND if energy else Certainty.UNKNOWN
+
+
+def consumers_certainty(
+    energy: Certainty, gaps: Mapping[GapReason, int], withheld: int
+) -> Certainty:
+    """That of the consumers' part of ``energy``; none of them runs while the host is suspended."""
+    if energy is Certainty.UNKNOWN:
+        return energy
+    awake = any(time for reason, time in gaps.items() if reason is not GapReason.SUSPEND)
+    return Certainty.LOWER_BOUND if awake or withheld else Certainty.KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +186,11 @@ class DomainAccount:
     ``pending`` is later energy that is in none of them yet. For a part of an attributed domain (a
     MIG instance) the three are its part of that domain's; for other domains they are 0.
     ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
-    power was unknown. ``idle_power_error`` is the half-width of the 95 % range of a learned idle
-    power; None for another one.
+    power was unknown or doubtful. ``idle_power_error`` is the half-width of the 95 % range of a
+    learned idle power; None for another one. ``idle_power_doubtful``: it is contradicted by an
+    equal device, an earlier run or the range of all devices, which this range includes.
+    ``uncounted`` is the part of ``energy`` that was measured while the domain was outside the
+    cover; None if it has always been in its present place.
     """
 
     domain: Domain
@@ -183,10 +207,40 @@ class DomainAccount:
     withheld: Microjoules = Microjoules(0)
     idle_power_remembered: bool = False
     idle_power_error: Milliwatts | None = None
+    idle_power_doubtful: bool = False
+    uncounted: Microjoules | None = None
+    measured: bool = True  # False: no energy was ever measured, and ``energy`` 0 says nothing
+    silent: bool = False  # no reading is given, now
+
+    @property
+    def counted(self) -> Microjoules:
+        """The part of ``energy`` that was measured while the domain was a member of the cover."""
+        if self.uncounted is not None:
+            return Microjoules(self.energy - self.uncounted)
+        return self.energy if self.domain.in_cover else Microjoules(0)
+
+    @property
+    def energy_certainty(self) -> Certainty:
+        """The certainty of ``energy``: a lower bound after a gap, unknown without any energy."""
+        return energy_certainty(self.energy, self.gaps) if self.measured else Certainty.UNKNOWN
+
+    @property
+    def power_certainty(self) -> Certainty:
+        return Certainty.UNKNOWN if self.power is None else Certainty.KNOWN
 
     @property
     def attributed(self) -> bool:
         return self.domain.resource is not None
+
+    @property
+    def divided(self) -> Microjoules:
+        """The energy that was divided while the domain was attributed."""
+        return Microjoules(self.consumers + self.idle + self.unattributed)
+
+    @property
+    def consumers_certainty(self) -> Certainty:
+        """The certainty of ``consumers``."""
+        return consumers_certainty(self.energy_certainty, self.gaps, self.withheld)
 
     @property
     def baseline(self) -> BaselineQuality | None:
@@ -195,27 +249,38 @@ class DomainAccount:
             return None
         if self.idle_power is None:
             return BaselineQuality.UNKNOWN
+        if self.idle_power_doubtful:
+            return BaselineQuality.DOUBTFUL
         remembered = self.idle_power_remembered
         return BaselineQuality.REMEMBERED if remembered else BaselineQuality.LEARNED
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One listed process: energy and recent power, by hardware type."""
+    """One listed process: energy and recent power, by hardware type.
+
+    ``bounded`` are the types of which the energy is a lower bound: the idle power was unknown or
+    the device gave no readings while the process used it.
+    """
 
     info: PayerInfo
     energy: Mapping[HwType, Microjoules]
     power: Mapping[HwType, Milliwatts]
     alive: bool = True
+    bounded: frozenset[HwType] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One group: energy, also of exited processes, and recent power, by hardware type."""
+    """One group: energy, also of exited processes, and recent power, by hardware type.
+
+    ``bounded`` are the types of which the energy is a lower bound, as of a process.
+    """
 
     group: Group
     energy: Mapping[HwType, Microjoules]
     power: Mapping[HwType, Milliwatts] = field(default_factory=dict)
+    bounded: frozenset[HwType] = frozenset()
 
 
 class Exemplar(NamedTuple):
@@ -276,7 +341,8 @@ class SpanRow:
     that the kernel proves for its process. The row of all names without a row has ``"other"`` for
     ``service`` and ``name``, and no owner. ``tokens``
     are by direction, ``input`` and ``output``. ``splits`` have the GPU energy of the spans whose
-    static power was known, by its basis.
+    static power was known, by its basis. ``bounded`` are the types of which the energy is a lower
+    bound: a part of that of ``bounded_count`` spans is unknown.
     """
 
     service: str
@@ -288,6 +354,8 @@ class SpanRow:
     exemplars: Mapping[HwType, Exemplar] = field(default_factory=dict)
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=dict)
     owner: str = ""
+    bounded: frozenset[HwType] = frozenset()
+    bounded_count: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -401,6 +469,7 @@ class AgentStats:
     exporter_drops: Mapping[str, int] = field(default_factory=dict)
     refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by listener, reason
     pool_refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by pool, reason
+    pools_used: Mapping[str, float] = field(default_factory=dict)  # parts of the limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,8 +513,58 @@ class Snapshot:
 
     @property
     def cover(self) -> tuple[DomainAccount, ...]:
-        """The accounts of the cover, which may be summed."""
+        """The accounts of the members of the cover, whose powers may be summed."""
         return tuple(account for account in self.domains if account.domain.in_cover)
+
+    @property
+    def summed(self) -> tuple[DomainAccount, ...]:
+        """The accounts of members, now or earlier: ``counted`` may be summed, and their parts."""
+        return tuple(a for a in self.domains if a.domain.in_cover or a.counted)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The domains that are gone and that a source still fails to read; others were removed."""
+        failing = {failure.domain_id for source in self.health for failure in source.failures}
+        return frozenset(
+            account.domain.id
+            for account in self.domains
+            if not account.present and account.domain.id in failing
+        )
+
+    @property
+    def host_energy(self) -> tuple[Microjoules, Certainty]:
+        """The energy counted within the cover, and whether that of a member is unknown."""
+        parts = [account for account in self.summed if account.present or account.measured]
+        total = sum(account.counted for account in parts)
+        return Microjoules(total), Certainty.of_sum(account.energy_certainty for account in parts)
+
+    @property
+    def host_power(self) -> tuple[Milliwatts, Certainty]:
+        """The power of the members of the cover with a known power; removed ones have none."""
+        lost = self.lost
+        parts = [one for one in self.cover if one.present or one.domain.id in lost]
+        total = sum(account.power or 0 for account in parts)
+        return Milliwatts(total), Certainty.of_sum(account.power_certainty for account in parts)
+
+    @property
+    def attribution_certainty(self) -> dict[HwType, Certainty]:
+        """The certainty of the energy of consumers, by hardware type."""
+        found: dict[HwType, list[Certainty]] = {}
+        for account in self.cover:
+            if account.attributed and (account.present or account.measured):
+                found.setdefault(account.domain.hw_type, []).append(account.consumers_certainty)
+        return {kind: Certainty.of_sum(parts) for kind, parts in found.items()}
+
+    @property
+    def bounded_powers(self) -> frozenset[HwType]:
+        """The types of which the power of consumers is a lower bound, now."""
+        lost = self.lost
+        return frozenset(
+            account.domain.hw_type
+            for account in self.cover
+            if account.attributed and (account.present or account.domain.id in lost)
+            if account.power is None or account.idle_power is None
+        )
 
     @property
     def emulated(self) -> bool:

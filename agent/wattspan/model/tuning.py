@@ -28,13 +28,38 @@ class CapKey(NamedTuple):
     device: str
 
 
+class DevicePresence(NamedTuple):
+    """Evidence that a device kept its settings: it did not, if this shows a reset since.
+
+    ``load`` identifies the load of the driver and of the device, for every process of the host; ""
+    if it is unknown. ``session`` counts the returns of the device that one process has noticed.
+    ``odometer`` is a number that only a reset lowers, as an energy counter; None if there is none.
+    """
+
+    load: str = ""
+    session: int = 0
+    odometer: int | None = None
+
+    def was_reset(self, before: DevicePresence, *, same_process: bool) -> bool:
+        """True if the device or its driver was absent or reset after ``before``.
+
+        Without ``same_process``, another process has noticed ``before``.
+        """
+        if self.load and before.load and self.load != before.load:
+            return True
+        if self.odometer is not None and self.odometer < (before.odometer or 0):
+            return True
+        return same_process and self.session != before.session
+
+
 @dataclass(frozen=True, slots=True)
 class KnobState:
     """The state of one knob, in its unit; None if unknown.
 
     ``requested`` is the last value that any program has set, ``enforced`` the effective one: the
     lowest of all limits, also of limits from outside this operating system. ``aliases`` are further
-    names of the device for operators: a GPU's UUID or index, a zone's directory.
+    names of the device for operators: a GPU's UUID or index, a zone's directory. ``presence`` is no
+    part of the setting: states that differ in it alone are equal.
     """
 
     key: CapKey
@@ -45,6 +70,7 @@ class KnobState:
     requested: int | None = None
     enforced: int | None = None
     aliases: tuple[str, ...] = ()
+    presence: DevicePresence = field(default=DevicePresence(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +478,7 @@ class TuningAccounts:
     capper_shared: str = ""  # its socket, if it is the capper of another agent
     writes: int = 0
     restores: int = 0
+    resets: int = 0
     ceiling: int | None = None  # milliwatts: the host's power budget, if there is one
     forwarded: int | None = None
     forward_drops: Mapping[str, int] = field(default_factory=dict)

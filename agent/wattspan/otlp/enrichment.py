@@ -3,8 +3,9 @@
 ``wattspan.energy.*`` are span attributes; joules are doubles. Each kind of hardware (``cpu``,
 ``gpu``, ``memory``, ``enclosure``) has ``exclusive``, ``inclusive`` and ``uncertainty``, and the
 same three names without a kind are the sums over all kinds, which are disjoint. A kind that was
-not measured has no attributes. ``quality`` is ``baseline_unknown`` if the idle power of a kind was
-unknown when the span began: its energy is then a lower bound.
+not measured has no attributes. ``certainty`` is ``lower_bound`` if a part of the energy is unknown,
+and absent otherwise. ``quality`` is ``baseline_unknown`` if the
+idle power of a kind was unknown when the span began: its energy is then a lower bound.
 
 ``static`` is the static part of the exclusive energy of GPUs, and ``static.basis`` the origin of
 the static power; both are absent while that is unknown.
@@ -21,7 +22,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from wattspan.model import BaselineQuality, HwType, Provenance, StaticBasis
+from wattspan.model import BaselineQuality, Certainty, HwType, Provenance, StaticBasis
 from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Outcome, SpanEnergy
 from wattspan.util.protobuf import length_delimited, message_class, serialize
@@ -100,6 +101,8 @@ class _AttributeTemplate:
             text_attribute(f"{ATTRIBUTE_PREFIX}{name}quality", BaselineQuality.UNKNOWN)
             for name in (*("" for _ in unknown[:1]), *(f"{kind}." for kind in unknown))
         )
+        if any(by_figure) and (unknown or outcome is not Outcome.JOINED):
+            texts += text_attribute(f"{ATTRIBUTE_PREFIX}certainty", Certainty.LOWER_BOUND)
         self._pack = struct.Struct(
             "<" + "".join(f"{len(key)}sd" for key in keys) + f"{len(texts)}s"
         ).pack

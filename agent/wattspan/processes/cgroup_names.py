@@ -14,40 +14,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from wattspan.model import Group, GroupKind
-from wattspan.model.principals import SHORT_CONTAINER
+from wattspan.processes.cgroup_patterns import guest_in, job_in, pod_in, system_root_in, unit_in
 from wattspan.util.text import clean_label
 
 MAX_LABEL = 128
-
-_HEX = r"(?P<id>[0-9a-f]{64})"
-_SCOPE = re.compile(
-    # docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>.scope, libpod-<id>.scope
-    rf"(?:docker|cri-containerd|crio|libpod|nerdctl|buildkit)-{_HEX}(?:\.scope)?"
-)
-_CONTAINER = (
-    _SCOPE,
-    # cri-containerd:<namespace>:<id> as some managers write it; <pod slice>:cri-containerd:<id>
-    re.compile(rf"[^/]*:[^/:]+:{_HEX}"),
-    re.compile(_HEX),  # cgroupfs drivers: the bare id
-    re.compile(r"lxc\.(?:payload|monitor)\.(?P<id>.+)"),
-    re.compile(r"(?:machine-|systemd-nspawn@)(?P<id>.+?)\.(?:scope|service)"),
-)
-_LXC_PARENT = re.compile(r"lxc(?:\.payload|\.monitor)?")  # lxc/<name> of v1
-_POD = re.compile(
-    r"(?:(?:[\w.]+-)?kubepods(?:-(?:besteffort|burstable|guaranteed))?-)?"
-    r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?"
-)
-_JOB = re.compile(r"job_(?P<job>[0-9]+)")
-_STEPD = re.compile(r"(?:[^/]+_)?slurmstepd\.scope|slurm(?:_[^/]+)?")
-_UNIT = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap|timer|path)")
-_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 
 
 class CgroupNames(NamedTuple):
     """The groups of a process, and the names that prove its principal.
 
-    ``container`` is complete and named by root, "" without one; ``pod`` likewise. ``claimed`` is
-    the outermost container that the user ``author`` named. ``verified`` is False if the owners of
+    ``container`` is complete and named by root, "" without one; ``pod`` likewise. A directory in
+    which another systemd runs is one too. ``claimed`` is the outermost container that the user
+    ``author`` named. ``verified`` is False if the owners of
     the directories are unknown.
     """
 
@@ -136,27 +114,27 @@ def _path_names(
     claims: dict[GroupKind, str] = {}
     container = pod = claimed = scope = ""
     author = 0
-    in_slurm = False
-    for at, part in enumerate(parts):
+    for at in range(len(parts)):
         if not scope and authors is not None and authors[at]:
             author, scope = authors[at], f"{author_label}/"
+        if not scope and (root := system_root_in(parts, at)):
+            proven[GroupKind.CONTAINER] = _label(root)
+            container, scope = root, f"{root}/"
         groups = claims if scope else proven
-        if (found := _pod_in(part)) and GroupKind.POD not in {**proven, **claims}:
+        if (found := pod_in(parts, at)) and GroupKind.POD not in {**proven, **claims}:
             groups[GroupKind.POD] = _label(scope + found)
             pod = pod if scope else found
-        if in_slurm and (job := _JOB.fullmatch(part)) and GroupKind.JOB not in {**proven, **claims}:
-            groups[GroupKind.JOB] = _label(scope + job["job"])
-        in_slurm = in_slurm or _STEPD.fullmatch(part) is not None
-        if _UNIT.fullmatch(part) and not _SCOPE.fullmatch(part):
+        if (job := job_in(parts, at)) and GroupKind.JOB not in {**proven, **claims}:
+            groups[GroupKind.JOB] = _label(scope + job)
+        if unit := unit_in(parts, at):
             # The innermost unit, also above containers and jobs that it runs.
-            _innermost(proven, claims, GroupKind.UNIT, scope, unescaped(part))
-        if name := container_in(part, parts[at - 1] if at else ""):
-            short = name[:SHORT_CONTAINER] if re.fullmatch(_HEX, name) else name
-            _innermost(proven, claims, GroupKind.CONTAINER, scope, short)
+            _innermost(proven, claims, GroupKind.UNIT, scope, unit)
+        if guest := guest_in(parts, at):
+            _innermost(proven, claims, guest.kind, scope, guest.short)
             if not scope:
-                container, scope = name, f"{short}/"
+                container, scope = guest.name, f"{guest.short}/"
             elif not container and not claimed:
-                claimed = name
+                claimed = guest.name
     return _PathNames(proven, claims, container, pod, claimed, author, authors is not None)
 
 
@@ -172,21 +150,16 @@ def _innermost(
     (claims if scope else proven)[kind] = _label(scope + name)
 
 
-def container_in(part: str, above: str) -> str:
-    """The complete name of the container that a directory is for; "" if there is none.
-
-    ``above`` is the directory's parent.
-    """
-    for pattern in _CONTAINER:
-        match = pattern.fullmatch(part)
-        if match is not None:
-            return unescaped(match["id"])
-    return unescaped(part) if _LXC_PARENT.fullmatch(above) else ""
-
-
-def _pod_in(part: str) -> str:
-    matches = (_POD.fullmatch(piece) for piece in part.split(":"))
-    return next((match["uid"].replace("_", "-") for match in matches if match is not None), "")
+@lru_cache(maxsize=2048)
+def container_ids(cgroup_text: str) -> frozenset[str]:
+    """The complete names of all containers, nested and claimed ones too, that a process is in."""
+    return frozenset(
+        guest.name
+        for path in cgroup_paths(cgroup_text).values()
+        for parts in [tuple(filter(None, path.split("/")))]
+        for at in range(len(parts))
+        if (guest := guest_in(parts, at)) is not None
+    )
 
 
 def cgroup_paths(cgroup_text: str) -> dict[str, str]:
@@ -206,15 +179,6 @@ def cgroup_paths(cgroup_text: str) -> dict[str, str]:
             paths[last] += "\n" + line
     order = {"": 0, "name=systemd": 1}
     return dict(sorted(paths.items(), key=lambda item: order.get(item[0], 2)))
-
-
-def unescaped(name: str) -> str:
-    r"""Undo systemd's ``\x2d``."""
-
-    def plain(run: re.Match[str]) -> str:
-        return bytes.fromhex(run[0].replace("\\x", "")).decode("utf-8", "replace")
-
-    return re.sub(rf"(?:{_ESCAPE.pattern.replace('(', '(?:', 1)})+", plain, name)
 
 
 def _label(name: str) -> str:

@@ -286,11 +286,14 @@ class SocketAccounting:
         active: Sequence[tuple[Payer, int, TrackedProcess | None]],
         times: SocketTimesSample,
         complete: bool,
+        sees_all: bool = True,
     ) -> tuple[Usage, ...]:
         """One usage for the host and one for each socket, divided by the sampled ``times``.
 
         If the process table is not ``complete``, a process may yet be found for the remaining time,
-        so no time is unclaimed; it will be at the next complete poll.
+        so no time is unclaimed; it will be at the next complete poll. Without ``sees_all``,
+        processes are hidden: none will be found for it, and if the busy time is unknown, all time
+        of the CPUs that no visible process used may be theirs.
         """
         spent_by_payer = _sum_by_payer(active)
         rows = {payer: row for payer, _, row in active if row is not None}
@@ -301,14 +304,19 @@ class SocketAccounting:
         usages = []
         for socket, spent in divided.items():
             self._spent[socket] = self._spent.get(socket, 0) + sum(spent.values())
+            available = cpus.get(socket, 0) * duration
+            if self._busy is None and not sees_all:
+                rest = max(0, available - sum(spent.values()))
+            else:
+                rest = self._unclaimed_time(socket) if complete or not sees_all else 0
             usages.append(
                 Usage(
                     f"{HOST_RESOURCE}:{socket}",
                     start,
                     end,
                     spent,
-                    self._unclaimed_time(socket) if complete else 0,
-                    cpus.get(socket, 0) * duration,
+                    rest,
+                    available,
                     metered=metered.get(socket),
                 )
             )
@@ -360,6 +368,11 @@ class SocketAccounting:
             - (self._unclaimed[socket].total if socket in self._unclaimed else 0)
             for socket in sockets
         }
+
+    @property
+    def uncharged(self) -> int | None:
+        """The busy time that is neither charged nor unclaimed yet; None if it is unknown."""
+        return None if self._busy is None else sum(self._room(self._topology.sockets).values())
 
     def _unclaimed_time(self, socket: int) -> int:
         if self._busy is None:

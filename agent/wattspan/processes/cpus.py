@@ -1,4 +1,4 @@
-"""CPUs of a host: topology and busy time.
+"""Busy time of the CPUs of a host.
 
 Busy time has two sources, the better first. Both count from the first read and are read before the
 clocks of the processes, so that work between the two reads is not counted as unattributed time.
@@ -8,80 +8,14 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from wattspan.model import SECOND
 from wattspan.processes.procfs import TICK
-
-_MAX_CPUS = 1 << 16  # eight times the limit of Linux
-
-
-class CpuTopology:
-    """The sockets of a host. An offline CPU, which sysfs does not describe, keeps its socket."""
-
-    def __init__(self, sysfs: Path = Path("/sys")) -> None:
-        self._cpus = sysfs / "devices/system/cpu"
-        self._online = ""
-        self._sockets: dict[int, int] = {}
-        self.online: frozenset[int] = frozenset()
-        self.sockets: tuple[int, ...] = (0,)
-        """The physical package ids, in order; socket 0 if none is known."""
-        self.refresh()
-
-    @property
-    def possible(self) -> str:
-        """All possible CPUs, as a list of the kernel."""
-        return self._text("possible") or self._text("present") or "0"
-
-    def socket_of(self, cpu: int) -> int:
-        """The socket of a CPU; the last one for a CPU that is not in sysfs."""
-        return self._sockets.get(cpu, self.sockets[-1])
-
-    def capacity(self) -> Mapping[int, int]:
-        """The number of online CPUs of each socket."""
-        count = dict.fromkeys(self.sockets, 0)
-        for cpu in self.online:
-            count[self.socket_of(cpu)] += 1
-        return count
-
-    def refresh(self) -> bool:
-        """Read the topology again if the set of online CPUs has changed; True if so."""
-        online = self._text("online")
-        if online == self._online and self._sockets:
-            return False
-        self._online = online
-        seen: set[int] = set()
-        for path in self._cpus.glob("cpu[0-9]*/topology/physical_package_id"):
-            cpu = int(re.sub(r"\D", "", path.parent.parent.name))
-            try:
-                # -1: the firmware does not know the socket
-                self._sockets[cpu] = max(0, int(path.read_text()))
-            except (OSError, ValueError):
-                continue
-            seen.add(cpu)
-        self.sockets = tuple(sorted(set(self._sockets.values()))) or (0,)
-        self.online = frozenset(parse_cpu_list(online)) if online else frozenset(seen)
-        return True
-
-    def _text(self, name: str) -> str:
-        try:
-            return (self._cpus / name).read_text().strip()
-        except OSError:
-            return ""
-
-
-def parse_cpu_list(text: str) -> Iterable[int]:
-    """The numbers in a list such as ``0-3,8``, without invalid parts and too large numbers."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
-        if match is not None:
-            numbers.update(range(int(match[1]), min(int(match[2] or match[1]) + 1, _MAX_CPUS)))
-    return sorted(numbers)
-
+from wattspan.util.cpu_topology import CpuTopology as CpuTopology
+from wattspan.util.cpu_topology import parse_cpu_list as parse_cpu_list
 
 _MAX_BYTES = 1 << 20
 _INITIAL_BYTES = 1 << 13  # a buffer of a megabyte takes longer than reading such a file

@@ -115,9 +115,10 @@ def open_processes(
     capabilities: tuple[Capability, ...] = (
         _capability(
             "processes",
-            "the processes of all users are visible" if processes.stat(1) else None,
-            "other users' processes are hidden, so their work is unattributed",
-            "Grant CAP_SYS_PTRACE, or mount procfs with hidepid=0 (ProtectProc=default).",
+            "the processes of all users are visible" if processes.shows_all() else None,
+            "other processes are hidden, so their work is unattributed",
+            "Grant CAP_SYS_PTRACE, mount procfs with hidepid=0 (ProtectProc=default), or run the "
+            "agent in the host's pid namespace.",
         ),
         _capability(
             "process events",

@@ -166,8 +166,15 @@ class LifecycleUpdate:
     """The events and results of one poll."""
 
     def __init__(
-        self, events: ProcessEvents, found: ScanResult, before: Instant | None, now: Instant
+        self,
+        events: ProcessEvents,
+        found: ScanResult,
+        before: Instant | None,
+        now: Instant,
+        *,
+        sees_all: bool = True,
     ) -> None:
+        self.sees_all = sees_all  # else the earlier work of an unknown process is unattributed
         self.events, self.found, self.before, self.now = events, found, before, now
         self.charges: list[CpuCharge] = []
         self.infos: list[PayerInfo] = []
@@ -412,7 +419,7 @@ class LifecycleTracker:
                 if records:
                     self._settled.add(pid)
                 for final in records:
-                    if final.certain or pid in update.events.born:
+                    if (final.certain and update.sees_all) or pid in update.events.born:
                         self._charge_unseen(update, final, update.before)
             records.clear()
 

@@ -9,9 +9,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from threading import Lock
 
-from wattspan.model import Consumer, NamePolicy, PayerInfo, ProcessRow
+from wattspan.model import (
+    Consumer,
+    Group,
+    GroupKind,
+    NamePolicy,
+    PayerInfo,
+    Principal,
+    ProcessRow,
+)
 from wattspan.ports import ProcessDirectory
-from wattspan.processes.principals import PrincipalResolver
+from wattspan.processes.cgroup_names import MAX_LABEL
+from wattspan.processes.principals import PrincipalResolver, owner_label
 from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.scripts import interpreter_of, script_of
 from wattspan.processes.starters import starts_others
@@ -71,6 +80,34 @@ def _untruncated(comm: str, line: bytes) -> str:
     return base if base.startswith(comm) else comm
 
 
+_HYPERVISOR = re.compile(r"qemu-system-.+|qemu-kvm|kvm|firecracker")
+_GUEST = re.compile(rb"\0(?:--?name\0(?:guest=)?|--id[\0=])(?P<name>[^\0,=]+)(?:[,\0]|$)")
+
+
+def _with_guest(
+    groups: tuple[Group, ...],
+    stat: Stat,
+    procfs: ProcFs,
+    principal: Principal | None,
+    names: NamePolicy,
+) -> tuple[Group, ...]:
+    """The groups of a process, with its virtual machine if QEMU or Firecracker runs one.
+
+    A cgroup may name it already; LXD, Incus and scripts start machines in a cgroup of several. The
+    name is an option of the process, which is its claim: it begins with the owner unless that is
+    root of the host.
+    """
+    is_named = names is NamePolicy.NONE or any(one.kind is GroupKind.VM for one in groups)
+    if is_named or principal is None or stat.stuck or not _HYPERVISOR.fullmatch(stat.comm):
+        return groups
+    match = _GUEST.search(procfs.command_line(stat.pid) or b"")
+    if match is None:
+        return groups
+    owner = "" if principal.is_host_root else f"{owner_label(principal)}/"
+    name = clean_label(owner + match["name"].decode("utf-8", "replace"), MAX_LABEL)
+    return (Group(GroupKind.VM, name), *groups)
+
+
 def info_of(
     stat: Stat,
     procfs: ProcFs,
@@ -85,7 +122,7 @@ def info_of(
     return PayerInfo(
         Consumer(stat.pid, stat.started),
         command_of(stat, procfs, names, known),
-        groups,
+        _with_guest(groups, stat, procfs, principal, names),
         "" if user_id is None else user_name(user_id),
         stat.parent or None,
         principal,

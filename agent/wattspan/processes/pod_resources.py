@@ -2,10 +2,13 @@
 
 The API is one gRPC call over a Unix socket that only root can reach. It names the pods to which
 device plugins have allotted devices: a whole GPU, a MIG instance, or a replica of a shared GPU
-(``GPU-…::2``), several of which are one device. The answer names the devices that a pod may use,
-not those that it uses: energy is divided among pods by their processes.
+(``GPU-…::2``), several of which are one device. Devices of Dynamic Resource Allocation are named by
+driver, pool and device: `ClaimedGpus` finds the GPUs, by the specifications of the node or by the
+API server. The answer names the devices that a pod may use, not those that it uses: energy is
+divided among pods by their processes.
 
-The format is that of ``podresources/v1`` (``k8s.io/kubelet``).
+The format is that of ``podresources/v1`` (``k8s.io/kubelet``): claims are in it since Kubernetes
+1.34, and since 1.32 with the feature gate KubeletPodResourcesDynamicResources.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
-from typing import Any
+from typing import Any, NamedTuple
 
 from wattspan.model import DevicePod, Failure, SourceHealth, Trouble
+from wattspan.processes.cdi import NodeGpus, is_gpu, read_specifications
+from wattspan.processes.resource_slices import DeviceKey, ResourceSlices
 from wattspan.util.encoding import FRAME_PREFIX, frame_message
 from wattspan.util.protobuf import parse_message
 from wattspan.util.text import clean_label
@@ -33,41 +38,128 @@ MAX_PODS = 1000
 """A kubelet runs at most some hundred pods."""
 
 _MAX_LABEL = 253  # of a name in Kubernetes
+_MAX_CDI_NAME = 1024
 
 
 class PodResourcesError(Exception):
     """The kubelet's answer is not available; the message is the cause."""
 
 
-def decode_devices(body: bytes) -> tuple[DevicePod, ...]:
-    """The devices in a ``ListPodResourcesResponse``, each pod once, in a stable order."""
+class Claim(NamedTuple):
+    """A device that Dynamic Resource Allocation gave to a container, with its CDI names."""
+
+    namespace: str
+    pod: str
+    container: str
+    key: DeviceKey
+    cdi: tuple[str, ...] = ()
+
+    def of(self, identity: str) -> DevicePod:
+        return DevicePod(identity, self.namespace, self.pod, self.container)
+
+
+class Allotments(NamedTuple):
+    """The devices of device plugins, and the claims, each once and in a stable order."""
+
+    devices: tuple[DevicePod, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+def decode_allotments(body: bytes) -> Allotments:
+    """The content of a ``ListPodResourcesResponse``; PodResourcesError."""
     message = parse_message("ListPodResources", body)
     if message is None:
         raise PodResourcesError("its answer is malformed")
-    return tuple(sorted(set(_devices(message)))[:MAX_PODS])
-
-
-def _devices(message: Any) -> Iterator[DevicePod]:
+    devices: set[DevicePod] = set()
+    claims: set[Claim] = set()
     for pod in message.pods:
         for container in pod.containers:
-            for devices in container.devices:
-                for device in devices.ids:
-                    identity = _text(device).partition("::")[0]
-                    names = (_text(pod.namespace), _text(pod.name), _text(container.name))
-                    yield DevicePod(identity, *names)
+            names = (_text(pod.namespace), _text(pod.name), _text(container.name))
+            for device in (one for devices in container.devices for one in devices.ids):
+                devices.add(DevicePod(_text(device).partition("::")[0], *names))
+            for one in (one for resource in container.claims for one in resource.devices):
+                key = DeviceKey(_text(one.driver), _text(one.pool), _text(one.device))
+                cdi = tuple(_text(each.name, _MAX_CDI_NAME) for each in one.cdi)
+                claims.add(Claim(*names, key, cdi))
+    return Allotments(tuple(sorted(devices)[:MAX_PODS]), tuple(sorted(claims)[:MAX_PODS]))
 
 
-def _text(value: bytes) -> str:
-    return clean_label(value.decode(errors="replace"), _MAX_LABEL)
+class ClaimedGpus:
+    """Finds the GPUs of claims: by CDI first, then by the API server's ResourceSlices, if set.
+
+    A device may be claimed by several pods, also with administrative access: each is listed.
+    """
+
+    def __init__(
+        self,
+        specifications: Callable[[], Mapping[str, tuple[str, ...]]] = read_specifications,
+        gpus: NodeGpus | None = None,
+        slices: ResourceSlices | None = None,
+    ) -> None:
+        self._specifications = specifications
+        self._gpus = gpus or NodeGpus()
+        self._slices = slices
+
+    def find(self, claims: Sequence[Claim]) -> tuple[tuple[DevicePod, ...], tuple[Failure, ...]]:
+        """The GPUs of the claims, and the claims of GPUs that cannot be found."""
+        if not claims:
+            return (), ()
+        specified = self._specifications()
+        found: set[DevicePod] = set()
+        missing: list[Claim] = []
+        for claim in claims:
+            nodes = [node for name in claim.cdi for node in specified.get(name, ())]
+            gpus = self._gpus.of(nodes)
+            found.update(map(claim.of, gpus))
+            if not gpus and (is_gpu(nodes) or (not nodes and _names_gpu(claim.key))):
+                missing.append(claim)
+        if missing and self._slices is not None:
+            known = self._slices.identities({claim.key for claim in missing})
+            found.update(claim.of(known[claim.key]) for claim in missing if claim.key in known)
+            missing = [claim for claim in missing if claim.key not in known]
+        return tuple(sorted(found)), tuple(self._failures(missing))
+
+    def _failures(self, missing: Sequence[Claim]) -> Iterator[Failure]:
+        if self._slices is not None and self._slices.trouble:
+            yield Failure(
+                "pods",
+                f"the ResourceSlices of node {self._slices.node} from the API server",
+                Trouble.RETRY,
+                self._slices.trouble,
+                "Use packaging/kubernetes/components/resource-slices, which grants the right to "
+                "list them and opens the network policy.",
+            )
+        if missing:
+            keys = sorted({str(claim.key) for claim in missing})
+            pods = len({(claim.namespace, claim.pod) for claim in missing})
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            searched = "" if self._slices is None else ", and no ResourceSlice has its UUID"
+            yield Failure(
+                "pods",
+                f"the UUID of {keys[0]}{more}, claimed by {pods} pods",
+                Trouble.ABSENT,
+                f"no CDI specification of the node leads to a whole GPU{searched}",
+                "Mount /var/run/cdi of the node, read-only, or set [processes] kubernetes_node. "
+                "CDI names no MIG instances.",
+            )
 
 
-def list_devices(path: Path, timeout: float = TIMEOUT) -> tuple[DevicePod, ...]:
+def _names_gpu(key: DeviceKey) -> bool:
+    """True for a driver of GPUs, such as gpu.nvidia.com; others' devices are of no interest."""
+    return key.driver.startswith("gpu.")
+
+
+def _text(value: bytes, longest: int = _MAX_LABEL) -> str:
+    return clean_label(value.decode(errors="replace"), longest)
+
+
+def list_allotments(path: Path, timeout: float = TIMEOUT) -> Allotments:
     """The devices of all pods of the node; PodResourcesError.
 
     ``timeout`` is the seconds for the whole answer, however slowly the server sends it.
     """
     try:
-        return decode_devices(_call(path, timeout))
+        return decode_allotments(_call(path, timeout))
     except OSError as error:
         raise PodResourcesError((error.strerror or str(error)).lower()) from None
     except ImportError:
@@ -153,11 +245,13 @@ def _message(frame: bytes) -> bytes:
 class PodResources:
     """The newest devices of pods; a thread asks the kubelet every ten seconds."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, claimed: ClaimedGpus | None = None) -> None:
         self._path = path
+        self._claimed = claimed or ClaimedGpus()
         self._devices: tuple[DevicePod, ...] = ()
-        self._failure: Failure | None = None
+        self._failures: tuple[Failure, ...] = ()
         self._reads = self._failed = 0
+        self._up = True
 
     def devices(self) -> tuple[DevicePod, ...]:
         """The devices by the newest answer; () while the kubelet does not answer."""
@@ -167,11 +261,11 @@ class PodResources:
         """Ask once."""
         self._reads += 1
         try:
-            self._devices, self._failure = list_devices(self._path), None
+            allotted = list_allotments(self._path)
         except PodResourcesError as error:
             self._failed += 1
-            self._devices = ()
-            self._failure = Failure(
+            self._up, self._devices = False, ()
+            failure = Failure(
                 "pods",
                 f"the kubelet's devices of pods at {self._path}",
                 Trouble.RETRY,
@@ -179,6 +273,11 @@ class PodResources:
                 "Mount the socket and install wattspan[grpc], or set "
                 '[processes] pod_resources = "".',
             )
+            self._failures = (failure,)
+            return
+        claimed, self._failures = self._claimed.find(allotted.claims)
+        self._devices = tuple(sorted({*allotted.devices, *claimed}))
+        self._up = True
 
     def run(self, stop: threading.Event) -> None:
         """Ask until ``stop`` is set."""
@@ -187,19 +286,23 @@ class PodResources:
             stop.wait(INTERVAL)
 
     def health(self) -> tuple[SourceHealth, ...]:
-        failure = self._failure
-        failures = () if failure is None else (failure,)
-        return (SourceHealth("pods", failure is None, self._reads, self._failed, failures),)
+        return (SourceHealth("pods", self._up, self._reads, self._failed, self._failures),)
 
 
 def open_pod_resources(
-    setting: str, *, kubelet: Path = SOCKET, find: Callable[[str], object] = find_spec
+    setting: str,
+    node: str = "",
+    *,
+    kubelet: Path = SOCKET,
+    find: Callable[[str], object] = find_spec,
 ) -> PodResources | None:
     """The kubelet by the setting ``pod_resources``; None without one.
 
     "auto" is the kubelet at ``kubelet``, if the agent may use it and the extra grpc is installed.
+    ``node`` is the name of this node for the API server; it is not asked without one.
     """
+    claimed = ClaimedGpus(slices=ResourceSlices(node) if node else None)
     if setting == "auto":
         usable = os.access(kubelet, os.R_OK | os.W_OK) and find("h2") is not None
-        return PodResources(kubelet) if usable else None
-    return PodResources(Path(setting)) if setting else None
+        return PodResources(kubelet, claimed) if usable else None
+    return PodResources(Path(setting), claimed) if setting else None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from posixpath import normpath
 from typing import NamedTuple
 
 from wattspan.model import Group, GroupKind
@@ -17,10 +18,13 @@ from wattspan.model.principals import SHORT_CONTAINER, Principal
 from wattspan.processes.cgroup_names import (
     Authors,
     CgroupNames,
+    cgroup_paths,
     names_of,
     unknown_authors,
 )
+from wattspan.processes.cgroup_patterns import SLUID
 from wattspan.processes.procfs import ProcFs
+from wattspan.processes.slurm_jobs import SlurmJobs
 from wattspan.util.text import clean_label
 from wattspan.util.users import user_name
 
@@ -35,13 +39,19 @@ FIRST_SUBUID = 65536
 
 MAX_CGROUP_DIRECTORIES = 20_000
 _REMOVED = -1
+_CGROUPS, _HOST_CGROUPS = Path("/sys/fs/cgroup"), Path("/host/sys/fs/cgroup")
 
 
 class CgroupDirectories:
-    """The directories of the cgroup hierarchies below ``root``, with their owners."""
+    """The directories of the cgroup hierarchies below ``root``, with their owners.
 
-    def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
+    ``view`` is the root of the agent's cgroup namespace, where that is a part of the unified
+    hierarchy below ``root``: the kernel shows paths relative to it.
+    """
+
+    def __init__(self, root: Path = _CGROUPS, view: Path | None = None) -> None:
         self._root = str(root)
+        self._view = None if view is None else str(view)
         self._mounts: dict[str, str | None] = {}
         self._paths: dict[int, str] = {}
 
@@ -70,6 +80,36 @@ class CgroupDirectories:
             return os.lstat(child).st_uid  # another writer than root may have made it
         except (OSError, ValueError):
             return _REMOVED
+
+    def above(self, cgroup_text: str, name: str) -> Iterator[str]:
+        """The visible directories ``name`` in the paths of a process."""
+        for controllers, path in cgroup_paths(cgroup_text).items():
+            head, found, _ = f"{path}/".partition(f"/{name}/")
+            mount = self._mount(controllers)
+            if found and mount is not None and ".." not in head.split("/"):
+                yield f"{mount}{head}/{name}"
+
+    @classmethod
+    def of_host(cls, own: Path = _CGROUPS, host: Path = _HOST_CGROUPS) -> CgroupDirectories:
+        """Those of the whole host, from a container too, if it sees them at ``host``."""
+        try:
+            is_same = own.stat().st_dev == host.stat().st_dev
+        except OSError:
+            return cls(own)
+        is_part = (own / "cgroup.type").exists()  # no root of a hierarchy has a type
+        return cls(host, own) if is_same and is_part else cls(own)
+
+    def absolute(self, cgroup_text: str) -> str:
+        """The text of ``/proc/PID/cgroup`` as the root of the hierarchy sees it."""
+        if self._view is None or (inode := _inode(self._view)) is None:
+            return cgroup_text
+        own = self.path_of(inode)
+        if own is None:
+            return cgroup_text
+        return "".join(
+            f"{number}:{controllers}:{path if controllers else normpath(own.rstrip('/') + path)}\n"
+            for number, (controllers, path) in enumerate(cgroup_paths(cgroup_text).items())
+        )
 
     @property
     def is_unified(self) -> bool:
@@ -199,17 +239,21 @@ class PrincipalResolver:
         self,
         directories: CgroupDirectories | None = None,
         subordinates: SubordinateUsers | None = None,
+        slurm: SlurmJobs | None = None,
         *,
         pods_by_user: bool = False,
     ) -> None:
         self._directories = directories
         self._subordinates = subordinates
+        self._slurm = slurm
         self._pods_by_user = pods_by_user
 
     @classmethod
     def of_host(cls, *, pods_by_user: bool = False) -> PrincipalResolver:
         """The resolver of this host."""
-        return cls(CgroupDirectories(), SubordinateUsers(), pods_by_user=pods_by_user)
+        directories = CgroupDirectories.of_host()
+        slurm = SlurmJobs(ProcFs())
+        return cls(directories, SubordinateUsers(), slurm, pods_by_user=pods_by_user)
 
     def owner_of(self, uid: int) -> int:
         """The user to whom ``uid`` belongs."""
@@ -219,15 +263,26 @@ class PrincipalResolver:
         self, cgroup_text: str, uid: int | None
     ) -> tuple[tuple[Group, ...], Principal | None]:
         """The groups of a process, its user's last, and its principal."""
-        names = names_of(cgroup_text, self._authors(uid), self._user_label)
-        groups = names.groups
+        names = self._names(cgroup_text, uid, self._user_label)
+        groups = tuple(self._numbered(group, cgroup_text) for group in names.groups)
         if uid is not None:
             groups = (*groups, Group(GroupKind.USER, self._user_label(uid)))
         return groups, self._principal(uid, names)
 
+    def _numbered(self, group: Group, cgroup_text: str) -> Group:
+        """The group of a Slurm job by its number, if root's daemon tells it."""
+        if group.kind is not GroupKind.JOB or not SLUID.fullmatch(group.name):
+            return group  # a claimed name begins with its author
+        if self._slurm is None or self._directories is None:
+            return group
+        absolute = self._directories.absolute(cgroup_text)
+        directories = self._directories.above(absolute, group.name)
+        number = self._slurm.number_of(group.name, directories)
+        return group if number is None else Group(GroupKind.JOB, number)
+
     def principal(self, cgroup_text: str, uid: int | None) -> Principal | None:
         """The principal of a process; None if the kernel proves none."""
-        return self._principal(uid, names_of(cgroup_text, self._authors(uid), str))
+        return self._principal(uid, self._names(cgroup_text, uid, str))
 
     def of_process(self, processes: ProcFs, pid: int | None) -> Principal | None:
         """The principal of a running process, of its effective user."""
@@ -252,7 +307,14 @@ class PrincipalResolver:
         if cgroup is None or self._directories is None or not self._directories.is_unified:
             return None
         path = self._directories.path_of(cgroup)
-        return None if path is None else self.principal(f"0::{path}", uid)
+        if path is None:
+            return None
+        return self._principal(uid, names_of(f"0::{path}", self._authors(uid), str))
+
+    def _names(self, cgroup_text: str, uid: int | None, label: Callable[[int], str]) -> CgroupNames:
+        if self._directories is not None:
+            cgroup_text = self._directories.absolute(cgroup_text)
+        return names_of(cgroup_text, self._authors(uid), label)
 
     def _principal(self, uid: int | None, names: CgroupNames) -> Principal | None:
         if uid is None or uid == OVERFLOW_UID:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,24 @@ def parse_stat(raw: bytes) -> Stat:
     )
 
 
+_INITIAL_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
+_SYS_PTRACE = 19
+_CAPABILITIES = re.compile(rb"^CapEff:\s*([0-9a-fA-F]{1,32})$", re.MULTILINE)
+_GROUPS = re.compile(rb"^(?:Gid|Groups):(.*)$", re.MULTILINE)
+
+
+def _mount_options(mountinfo: bytes, root: str) -> dict[str, str]:
+    """The options of the procfs that is mounted at ``root`` or at /proc."""
+    found: dict[str, str] = {}
+    for line in mountinfo.decode("utf-8", "replace").splitlines():
+        mount, _, kind = line.partition(" - ")
+        place, rest = mount.split(" ")[4:6], kind.split(" ")
+        if place[:1] in (["/proc"], [root]) and rest[0] == "proc":
+            options = ",".join((place[-1], *rest[2:])).split(",")
+            found = {key: value for key, _, value in (one.partition("=") for one in options)}
+    return found
+
+
 class ProcFs:
     """Reads below one procfs root: None for a process that is gone or hidden, never an error."""
 
@@ -74,6 +93,31 @@ class ProcFs:
         except OSError:
             return []
         return [int(name) for name in names if name.isdecimal()]
+
+    def shows_all(self) -> bool:
+        """True if every process of the host is visible, as far as procfs tells.
+
+        Not so in a pid namespace, and with ``hidepid`` unless this process has CAP_SYS_PTRACE or is
+        in the mount's group.
+        """
+        if self.stat(1) is None:
+            return False
+        try:
+            namespace = os.readlink(f"{self._root}/self/ns/pid")  # noqa: PTH115 - as the others
+        except OSError:
+            namespace = ""
+        if namespace.startswith("pid:") and namespace != _INITIAL_NAMESPACE:
+            return False
+        options = _mount_options(self._read("self/mountinfo") or b"", self._root)
+        if options.get("hidepid", "off") in ("off", "0"):
+            return True
+        status = self._read("self/status") or b""
+        if (found := _CAPABILITIES.search(status)) and int(found[1], 16) >> _SYS_PTRACE & 1:
+            return True
+        groups = _GROUPS.findall(status)
+        return options.get("gid", "").encode() in {
+            group for line in groups for group in line.split()
+        }
 
     def last_pid(self) -> int | None:
         """The last pid of a new process or thread in this pid namespace; None if unknown.

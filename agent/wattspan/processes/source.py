@@ -65,6 +65,9 @@ AUDIT_BATCH = 20
 
 _MAX_AUDITED = 4096
 
+VIEW_INTERVAL = 10 * SECOND
+"""Time between two checks of the visibility of processes."""
+
 CGROUP_COST_DIVISOR = 50
 """Reading the clocks of cgroups takes at most one part in this of the time of a CPU."""
 
@@ -158,6 +161,8 @@ class CpuUsageSource:
         self._churn = False
         self._next_cgroup_read = 0
         self._next_topology = 0
+        self._next_view = 0
+        self._sees_all = True
 
     def poll(self, *, settle: bool = True) -> UsageBatch:
         """Sample the clocks, and settle all samples.
@@ -222,6 +227,7 @@ class CpuUsageSource:
             self._next_topology = now.mono + SECOND
             if self._topology.refresh() and self._times is not None:
                 self._times.refresh()
+        self._look(now.mono)
         self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
         self._idle_scanner.read()
         events = self._read_events()
@@ -231,7 +237,7 @@ class CpuUsageSource:
         self._wake_exited(events)
         if measured:
             self._add_events(events, found)
-        update = LifecycleUpdate(events, found, self._before, now)
+        update = LifecycleUpdate(events, found, self._before, now, sees_all=self._sees_all)
         self._lifecycle.begin(update)
         self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         self._add_charged(update)
@@ -268,9 +274,17 @@ class CpuUsageSource:
         before, self._before = self._before or update.now, update.now
         active = [(c.payer, c.amount, c.row) for c in update.charges if c.amount > 0]
         complete = complete and not self._churn
-        result.usages += self._accounts.usages(before, update.now, active, times, complete)
+        result.usages += self._accounts.usages(
+            before, update.now, active, times, complete, self._sees_all
+        )
         result.infos += update.infos
         result.exited += update.exited
+
+    def _look(self, mono: int) -> None:
+        """Check now and then if all processes are visible: a mount's options may change."""
+        if mono >= self._next_view:
+            self._next_view = mono + VIEW_INTERVAL
+            self._sees_all = self._processes.shows_all()
 
     def _read_events(self) -> ProcessEvents:
         events = ProcessEvents()
@@ -308,6 +322,7 @@ class CpuUsageSource:
         self._lifecycle.process(LifecycleUpdate(events, found, None, now), ())
         # The scan took some time; all accounts begin now.
         now = self._before = self._clock.now()
+        self._look(now.mono)
         self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
         self._table.rebase()
         self._idle_scanner.read()
@@ -381,11 +396,31 @@ class CpuUsageSource:
         self._settle_postponed(update)
         if measured:
             self._churn = False
-            for cgroup, excess in self._excess.settle().items():
+            for cgroup, excess in self._due_excess(update).items():
                 self._charge_excess(update, cgroup, excess, ended.get(cgroup, ()))
             for path in self._new_cgroups:
                 cgroups.add(path)
             self._new_cgroups.clear()
+
+    def _due_excess(self, update: LifecycleUpdate) -> dict[str, int]:
+        """The excess of each cgroup that is charged now: no more than time that nobody has.
+
+        An excess may be of a time that was unclaimed. With hidden processes it is theirs, and
+        nobody is charged for it.
+        """
+        due = self._excess.settle()
+        if not self._sees_all:
+            return {}
+        uncharged = self._accounts.uncharged
+        if uncharged is None or not due:
+            return due
+        room = max(0, uncharged - sum(charge.amount for charge in update.charges))
+        if sum(due.values()) <= room:
+            return due
+        parts = dict(zip(due, split(room, list(due.values())), strict=True))
+        for cgroup, part in parts.items():
+            self._excess.charged(cgroup, part - due[cgroup])  # it waits
+        return {cgroup: part for cgroup, part in parts.items() if part}
 
     def _settle_postponed(self, update: LifecycleUpdate) -> None:
         """Exclude the time of young processes, which will be charged, from the excess."""

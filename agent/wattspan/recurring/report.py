@@ -24,6 +24,8 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
     costs, found = mean_costs(policy, trials), prospect(terms, runs)
     energies = mean_energies(terms, runs)
     tried = Counter(one.batch_size for one in trials)
+    lost = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.LOST)
+    running = Counter(one.batch_size for one in runs if one.outcome is None)
     reached = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.CONVERGED)
     return {
         "job": terms.name,
@@ -38,6 +40,8 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
                 "batch_size": size,
                 "runs": tried[size],
                 "reached": reached[size],
+                "running": running[size],
+                "lost": lost[size],
                 "cost_joules": costs.get(size),
                 "energy_joules": energies.get(size),
             }
@@ -72,7 +76,7 @@ def terms_facts(terms: RecurringJobTerms) -> dict[str, Any]:
 def verdict_sentence(terms: RecurringJobTerms, found: Prospect) -> str:
     """The worth of the search in one sentence."""
     default = terms.policy.default
-    unfinished = "" if found.complete else "; some sizes have not been tried yet"
+    unfinished = "" if found.complete else "; the trials of some sizes are not finished yet"
     match found.verdict:
         case SearchVerdict.UNKNOWN:
             return "No run has reached the target metric yet."

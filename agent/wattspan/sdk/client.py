@@ -24,8 +24,10 @@ from wattspan.util.unix_sockets import unix_http_connection
 class Energy(dict[str, float]):
     """Joules by kind of device: ``"cpu"``, ``"memory"``, ``"gpu"``, ...
 
-    Kinds without a known energy are in ``unknown`` instead. ``uncertainty`` is in joules, by
-    kind; ``coverage``, 0 to 1, is the fraction of the time that was measured in every kind.
+    Kinds without a known energy are in ``unknown`` instead. The values of the kinds in
+    ``lower_bound`` are lower bounds: an idle power was not known yet, or a device gave no readings
+    for a part of the time. ``uncertainty`` is in joules, by kind; ``coverage``, 0 to 1, is the
+    fraction of the time that was measured in every kind.
     """
 
     def __init__(
@@ -34,15 +36,24 @@ class Energy(dict[str, float]):
         uncertainty: Mapping[str, float],
         coverage: float,
         unknown: Iterable[str] = (),
+        lower_bound: Iterable[str] = (),
     ) -> None:
         super().__init__(joules)
         self.uncertainty: Mapping[str, float] = dict(uncertainty)
         self.coverage = coverage
         self.unknown = tuple(unknown)
+        self.lower_bound = tuple(lower_bound)
+
+    @property
+    def certainty(self) -> str:
+        """That of the sum of all kinds: ``"known"``, ``"lower_bound"`` or ``"unknown"``."""
+        if not self:
+            return "unknown"
+        return "lower_bound" if self.unknown or self.lower_bound else "known"
 
     @property
     def total(self) -> float:
-        """The joules of all kinds; NotMeasuredError if a kind is unknown."""
+        """The joules of all kinds, of ``certainty``; NotMeasuredError if a kind is unknown."""
         if self.unknown or not self:
             raise NotMeasuredError(
                 f"The total is unknown: {', '.join(self.unknown) or 'this window'} was not "
@@ -61,7 +72,10 @@ class Energy(dict[str, float]):
         raise KeyError(f"{kind!r} has no known energy here; known: {known}")
 
     def __repr__(self) -> str:
-        figures = ", ".join(f"{kind}={joules:.6g} J" for kind, joules in self.items())
+        figures = ", ".join(
+            f"{kind}{'≥' if kind in self.lower_bound else '='}{joules:.6g} J"
+            for kind, joules in self.items()
+        )
         return f"<Energy {figures or 'unknown'}, coverage {self.coverage:.0%}>"
 
 
@@ -76,6 +90,9 @@ class Device(NamedTuple):
     is gone, or gives no readings. ``timeline`` has begin, end and joules between readings,
     ``temperatures`` time and degrees Celsius; both only on request. Times are monotonic
     nanoseconds.
+
+    ``parent`` is the id of the device of which this is a part, such as a MIG instance of its board;
+    its energy is contained in that of the device. ``partition_mode`` is that of an AMD board.
     """
 
     id: str
@@ -93,6 +110,8 @@ class Device(NamedTuple):
     silent: bool = False
     timeline: tuple[tuple[int, int, float | None], ...] = ()
     temperatures: tuple[tuple[int, int], ...] = ()
+    parent: str | None = None
+    partition_mode: str | None = None
 
     @classmethod
     def of(cls, response: Mapping[str, Any]) -> Device:
@@ -113,6 +132,8 @@ class Device(NamedTuple):
             silent=response.get("silent", False),
             timeline=tuple(map(tuple, response.get("timeline") or ())),
             temperatures=tuple(map(tuple, response.get("temperatures") or ())),
+            parent=response.get("parent"),
+            partition_mode=response.get("partition_mode"),
         )
 
 
@@ -173,7 +194,8 @@ def _energy(response: Mapping[str, Any], kinds: Iterable[str]) -> Energy:
     joules = {kind: value for kind, value in response["joules"].items() if value is not None}
     uncertainty = {kind: response["uncertainty_joules"].get(kind, 0.0) for kind in joules}
     unknown = [kind for kind in kinds if kind not in joules]
-    return Energy(joules, uncertainty, response["coverage"], unknown)
+    bounded = (k for k, one in response.get("certainty", {}).items() if one == "lower_bound")
+    return Energy(joules, uncertainty, response["coverage"], unknown, bounded)
 
 
 _TIMEOUT_MARGIN = 2.0  # seconds for a response beyond the requested wait

@@ -19,9 +19,12 @@ def read_devices(
     *,
     timeout: float = 0.0,
     timeline: bool = False,
+    parts: bool = False,
     directories: tuple[str, ...] = (),
 ) -> tuple[Device, ...]:
     """The energy of the devices with ``ids``, or of all, between two monotonic times.
+
+    With ``parts``, also of the MIG instances of the devices; parts can be named in any case.
 
     Waits at most ``timeout`` seconds until each device has a reading after ``end`` or is silent.
     Raises a MeasurementError if no agent responds, or if it refuses the query.
@@ -33,6 +36,8 @@ def read_devices(
         query["hw_id"] = ",".join(ids)
     if timeline:
         query["timeline"] = "1"
+    if parts:
+        query["parts"] = "1"
     deadline = monotonic() + timeout
     while True:
         wait = min(LONGEST_WAIT, max(0.0, deadline - monotonic()))

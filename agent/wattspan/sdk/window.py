@@ -179,6 +179,11 @@ class Window:
         return self.result().joules.coverage
 
     @property
+    def certainty(self) -> str:
+        """``"known"``, ``"lower_bound"`` if a part of the energy is unknown, or ``"unknown"``."""
+        return self.result().joules.certainty
+
+    @property
     def uncertainty(self) -> Mapping[str, float]:
         """The uncertainty of each value of ``joules``, in joules."""
         return self.result().joules.uncertainty

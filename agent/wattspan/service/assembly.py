@@ -33,7 +33,13 @@ from wattspan.model import (
     Snapshot,
     SourceHealth,
 )
-from wattspan.plugins import Plugins, open_exporters, open_sources
+from wattspan.plugins import (
+    AwaitedSources,
+    Plugins,
+    open_exporters,
+    open_sources,
+    source_advice,
+)
 from wattspan.ports import (
     Clock,
     ExporterContext,
@@ -66,6 +72,7 @@ from wattspan.service.poller import (
 from wattspan.service.span_assembly import PeerPrincipalLookup, SpanAssembly
 from wattspan.service.static_power import StaticPowerLearner
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
+from wattspan.sharing.pools import Pools
 from wattspan.storage.checkpoints import latest_checkpoint
 from wattspan.storage.store import DeferredStore, Store
 
@@ -130,6 +137,9 @@ def build_agent(
             amdsmi=emulated.amdsmi() if emulated is not None else None,
         )
         opened = open_sources(plugins, config, context)
+        for name in opened.awaited:  # an open source reports its settings that match nothing
+            for sentence in source_advice(plugins, config, name):
+                log(sentence)
         for source in opened.sources.values():
             undo.callback(source.close)
         if not opened.sources:
@@ -158,8 +168,11 @@ def build_agent(
         latest = LatestSnapshot(ledger.snapshot(clock.now(), host_name(emulated)))
         refusals = RejectionCounter()
         principals = PeerPrincipalLookup(clock, resolver)
+        pools = Pools()
         opened_exporters = open_exporters(
-            plugins, config, ExporterContext(clock, __version__, log, refusals.counter, principals)
+            plugins,
+            config,
+            ExporterContext(clock, __version__, log, refusals.counter, principals, pools),
         )
         exporters = ExporterGroup(tuple(opened_exporters.exporters.values()))
         broken = tuple(
@@ -171,6 +184,7 @@ def build_agent(
             AttributionHistory(config.agent.history, config.agent.history_bytes),
             static_powers.powers,
             ledger.baseline_errors,
+            ledger.missing_until,
         )
         devices = DeviceHistory(
             config.agent.interval, LedgerSettings().absence, config.agent.api_resolution
@@ -185,13 +199,20 @@ def build_agent(
             log,
             emulated,
             static_powers,
+            pools,
         )
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, principals=principals)
         footprint = FootprintTracker(config, clock, checkpoint)
         fleet = FleetAssembly(core, tuning, boot_id)
         kubelet = ServiceGroup("pods")
-        pods = None if emulated else open_pod_resources(config.processes.pod_resources)
+        pods = (
+            None
+            if emulated
+            else open_pod_resources(
+                config.processes.pod_resources, config.processes.kubernetes_node
+            )
+        )
         if pods is not None:
             kubelet.add_thread("wattspan-pods", pods.run)
             kubelet.health_checks.append(pods.health)
@@ -216,7 +237,8 @@ def build_agent(
                 ),
                 exporter_drops=exporters.drops,
                 refusals=refusals.counts,
-                pool_refusals=core.pools.refusals,
+                pool_refusals=pools.refusals,
+                pools_used=pools.used,
                 spans=spans.accounts,
                 tuning=tuning.accounts,
                 footprint=footprint.report,
@@ -224,10 +246,15 @@ def build_agent(
                 ramps=devices.ramps,
                 fleet=fleet.accounts,
             ),
-            observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
+            observers={
+                DEVICES: devices.settle,
+                STATIC_POWERS: static_powers.apply,
+                **tuning.observers,
+            },
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
+            awaited=AwaitedSources(opened.awaited, clock.monotonic(), log),
         )
         undo.pop_all()
         return Agent(

@@ -42,7 +42,9 @@ WARNINGS = frozenset(
 )
 """Reasons that an operator should examine: exceeded budgets, and faults."""
 
-_WARNING_ACTIONS = frozenset({AuditAction.REFUSE, AuditAction.FOREIGN, AuditAction.FAIL})
+_WARNING_ACTIONS = frozenset(
+    {AuditAction.REFUSE, AuditAction.FOREIGN, AuditAction.FAIL, AuditAction.RESET}
+)
 _CEILING_ACTIONS = frozenset({AuditAction.CEILING, AuditAction.LIFT, AuditAction.LAPSE})
 """Actions without a device; their settings are in milliwatts, as those of power knobs."""
 
@@ -119,6 +121,7 @@ _SENTENCES = {
     AuditAction.WRITE: "The capper set {target} to {new}, from {old}{job}",
     AuditAction.RESTORE: "The capper restored {target} to {new}, from {old}{job}",
     AuditAction.FOREIGN: "Another program set {target} to {new}; the capper leaves it unchanged",
+    AuditAction.RESET: "The cap of {old} on {target} is gone",
     AuditAction.SNAPSHOT: "The cap on {target} is {new}; the original limit is {old}",
     AuditAction.CEILING: "A ceiling of {new} was set",
     AuditAction.LIFT: "The ceiling of {old} was removed",

@@ -12,14 +12,25 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from wattspan.attribution.counter_history import CounterHistory
-from wattspan.model import SECOND, Domain, GpuStatus, Instant, Microjoules, Reading, Tick
+from wattspan.model import (
+    SECOND,
+    Attribution,
+    Domain,
+    GpuStatus,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    Reading,
+    Tick,
+)
 from wattspan.ports import EnergyStep
 from wattspan.spans.values import IntervalEnergy
 
@@ -33,7 +44,12 @@ _POWER_SCALE = 1_000_000
 """Microjoules per nanosecond in milliwatts."""
 
 MAX_TEMPERATURES = 3600
+_NEVER = 1 << 62
 MAX_WAITING_TICKS = 64
+
+
+PART_SILENCE = 10 * SECOND
+"""The same of a part, whose energy is known once that of its device is attributed."""
 
 
 class _DeviceTick(NamedTuple):
@@ -64,14 +80,37 @@ class _Temperatures:
 
 @dataclass(slots=True)
 class _Device:
-    """One device of the cover; ``since`` is the time at which its source listed it."""
+    """One device of the cover; ``since`` is the time at which its source listed it.
+
+    ``settled`` is the account of a part of a device: the microjoules attributed to it, the end of
+    their time, and the number of interruptions.
+    """
 
     domain: Domain
     counter: CounterHistory
     since: int
     present: bool = True
+    joins_after: int = 0  # readings from then on count
     status: GpuStatus | None = None
     temperatures: _Temperatures = field(default_factory=_Temperatures)
+    settled: tuple[int, int, int] | None = None
+
+    @property
+    def is_part(self) -> bool:
+        return not self.domain.in_cover
+
+    def settle(self, interval: Interval, energy: Microjoules) -> None:
+        """Add the energy that a part has of an interval of its device."""
+        total, end, epoch = self.settled or (0, interval.start.mono, 0)
+        if self.settled is None or end != interval.start.mono:
+            epoch += end != interval.start.mono
+            self._count(interval.start, total, epoch)
+        total += energy
+        self._count(interval.end, total, epoch)
+        self.settled = total, interval.end.mono, epoch
+
+    def _count(self, at: Instant, total: int, epoch: int) -> None:
+        self.counter.add(Reading(self.domain.id, at, Microjoules(total), epoch))
 
 
 class DeviceHistory:
@@ -86,8 +125,8 @@ class DeviceHistory:
         self._absence, self._cell = absence, cell
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
-        self._now = 0
-        self._waiting: deque[_DeviceTick] = deque()
+        self._now = self._left = 0
+        self._waiting: deque[_DeviceTick | tuple[Attribution, ...]] = deque()
         self._ramps: dict[int, deque[tuple[int, int]]] = {one: deque() for one in RAMP_WINDOWS}
         self._examined = 0
 
@@ -98,6 +137,12 @@ class DeviceHistory:
             with self._current():
                 pass
 
+    def settle(self, tick: Tick, settled: Sequence[Attribution]) -> None:
+        """Add the energies of parts of devices, such as MIG instances, which have no readings."""
+        del tick  # its devices are recorded
+        if divided := tuple(one for one in settled if one.parts):
+            self._waiting.append(divided)
+
     @contextmanager
     def _current(self) -> Iterator[None]:
         """Hold the lock, with all ticks added to the counters."""
@@ -106,13 +151,22 @@ class DeviceHistory:
                 self._add(self._waiting.popleft())
             yield
 
-    def _add(self, tick: _DeviceTick) -> None:
+    def _add(self, tick: _DeviceTick | tuple[Attribution, ...]) -> None:
+        if not isinstance(tick, _DeviceTick):
+            for attribution in tick:
+                for part in attribution.parts:
+                    if (device := self._devices.get(part.domain_id)) is not None:
+                        device.settle(attribution.interval, part.energy)
+            return
         self._now = tick.at.mono
+        before = {key for key, device in self._devices.items() if device.present}
         for source, domains in tick.domains.items():
             self._register(source, domains)
-        for reading in tick.readings:
-            if (device := self._devices.get(reading.domain_id)) is not None:
-                device.counter.add(reading)
+        # A device that leaves the cover counts up to this reading, as in the ledger.
+        self._add_readings(one for one in tick.readings if one.domain_id in before)
+        if tick.domains:
+            self._change_cover(before)
+        self._add_readings(one for one in tick.readings if one.domain_id not in before)
         for device in self._devices.values():
             device.counter.absent(tick.at)
         for status in tick.gpus:
@@ -124,7 +178,7 @@ class DeviceHistory:
             if device.domain.source == source:
                 device.present = False
         for domain in domains:
-            if not domain.in_cover:
+            if not domain.in_cover and not _is_division(domain):
                 continue
             known = self._devices.get(domain.id)
             if known is None:
@@ -133,6 +187,24 @@ class DeviceHistory:
             else:
                 known.domain, known.present = domain, True
                 known.counter.redefine(domain)
+
+    def _add_readings(self, readings: Iterable[Reading]) -> None:
+        for reading in readings:
+            device = self._devices.get(reading.domain_id)
+            if device is not None and device.joins_after <= reading.at.mono:
+                device.counter.add(reading)
+
+    def _change_cover(self, before: Set[str]) -> None:
+        """A device that joins instead of a former member counts what follows its last reading."""
+        for key in before:
+            device = self._devices[key]
+            if not device.present and not device.is_part:
+                device.counter.interrupt()
+                device.joins_after = _NEVER
+                self._left = max(self._left, device.counter.known or 0)
+        for key, device in self._devices.items():
+            if device.present and key not in before:
+                device.joins_after = self._left
 
     def _add_status(self, status: GpuStatus) -> None:
         device = self._devices.get(status.domain_id)
@@ -155,7 +227,7 @@ class DeviceHistory:
         than two readings of each, has no ramp, and no length is listed without one.
         """
         with self._current():
-            present = [one for one in self._devices.values() if one.present]
+            present = [one for one in self._devices.values() if one.present and not one.is_part]
             ends = [one.counter.known for one in present]
             end = min((one for one in ends if one is not None), default=None)
             if end is not None and None not in ends:
@@ -194,7 +266,7 @@ class DeviceHistory:
     # ---------------------------------------------------------------------------- for queries
 
     def domains(self) -> Mapping[str, Domain]:
-        """The devices of the cover, by id; also those that have vanished."""
+        """The devices of the cover and the parts of them, by id; also those that have vanished."""
         with self._current():
             return {key: device.domain for key, device in self._devices.items()}
 
@@ -209,7 +281,8 @@ class DeviceHistory:
             device = self._devices[domain_id]
             last = device.counter.known
             since = device.since if last is None else last
-            return not device.present or self._now - since > self._silence
+            silence = PART_SILENCE if device.is_part else self._silence
+            return not device.present or self._now - since > silence
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         """The energy of one device; time after ``known`` is not covered."""
@@ -244,3 +317,8 @@ class DeviceHistory:
         """Time and degrees Celsius of a GPU in a period, oldest first."""
         with self._current():
             return self._devices[domain_id].temperatures.between(start, end)
+
+
+def _is_division(domain: Domain) -> bool:
+    """True for a part whose energy is divided from that of its device, without a sensor."""
+    return domain.parent is not None and domain.hw_type is HwType.GPU and domain.measures is None

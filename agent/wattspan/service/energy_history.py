@@ -117,7 +117,8 @@ class EnergyHistory:
 
     ``static_powers`` are those of the GPUs, by domain; profiles have the static part of GPU energy
     while it is known. ``baseline_errors`` are the half-widths of the 95 % ranges of idle powers in
-    milliwatts, by domain; it is called in the poller's thread.
+    milliwatts, by domain; it is called in the poller's thread. ``missing_until`` is the monotonic
+    time until which energy of a payer was in gaps, by type; it is called in any thread.
     """
 
     def __init__(
@@ -125,11 +126,13 @@ class EnergyHistory:
         attributions: AttributionHistory,
         static_powers: Callable[[], Mapping[str, StaticPower]] = dict,
         baseline_errors: Callable[[], Mapping[str, float]] = dict,
+        missing_until: Callable[[Payer], Mapping[HwType, int]] = lambda _: {},
     ) -> None:
         self.lock = threading.RLock()
         self._attributions = attributions
         self._static_powers, self._read_baseline_errors = static_powers, baseline_errors
         self._baseline_errors: Mapping[str, float] = {}
+        self._missing_until = missing_until
         self._dividers: dict[str, StaticDivider] = {}
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
@@ -312,6 +315,24 @@ class EnergyHistory:
         A type whose idle power was always known is absent.
         """
         return dict(self._baseline_unknown)
+
+    def missing_until(self, consumer: Consumer, *, family: bool = False) -> dict[HwType, int]:
+        """The monotonic time until which energy of a process was in gaps, by type.
+
+        With ``family``, that of the process and its descendants. No gap of a device counts that
+        none of them has used.
+        """
+        found: dict[HwType, int] = {}
+        for payer in self.family(consumer) if family else (consumer,):
+            for kind, until in self._missing_until(payer).items():
+                found[kind] = max(until, found.get(kind, until))
+        return found
+
+    def bounded(self, consumer: Consumer, start: int, *, family: bool = False) -> frozenset[HwType]:
+        """The types of which the energy of a process since ``start`` is a lower bound."""
+        missing = self.missing_until(consumer, family=family)
+        ends = (*self._baseline_unknown.items(), *missing.items())
+        return frozenset(kind for kind, until in ends if start < until)
 
     def domains(self) -> Mapping[str, Domain]:
         """The cover's attributed domains, by id."""

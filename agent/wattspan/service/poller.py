@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Generic, ParamSpec
 
+from wattspan.attribution.cover import Cover
+from wattspan.attribution.frozen_counters import FrozenCounters, frozen_failure
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
     MILLISECOND,
@@ -28,7 +30,6 @@ from wattspan.model import (
     GpuStatus,
     Payer,
     PayerInfo,
-    Reading,
     Snapshot,
     SourceHealth,
     SpanAccounts,
@@ -38,8 +39,8 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.model.fleet import FleetAccounts
+from wattspan.plugins import AwaitedSources
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
-from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.recent_ticks import RecentTicks
 
@@ -97,15 +98,24 @@ class Ticker:
         self.ticks += 1
 
 
+def measured(batch: Batch, counters: FrozenCounters) -> Batch:
+    """``batch`` without readings that measure nothing, and with failures of frozen counters."""
+    moves = counters.moves(batch.domains, batch.readings)
+    if not moves.frozen and len(moves.readings) == len(batch.readings):
+        return batch
+    failures = (frozen_failure(one) for one in batch.domains if one.id in moves.frozen)
+    return replace(batch, readings=moves.readings, failures=(*batch.failures, *failures))
+
+
 class MonitoredSource:
     """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
     def __init__(
-        self, source: CounterSource, clock: Clock, claims: DeviceClaims | None = None
+        self, source: CounterSource, clock: Clock, counters: FrozenCounters | None = None
     ) -> None:
-        """``claims`` are shared by all sources of a host."""
+        """``counters`` are shared by all sources of a host."""
         self.source = source
-        self._claims = claims or DeviceClaims()
+        self._counters = counters or FrozenCounters()
         self.batch = Batch(domains=())
         self._clock = clock
         self._reads = 0
@@ -129,10 +139,27 @@ class MonitoredSource:
             batch = Batch(domains=self.batch.domains, failures=(failure,))
         self._duration = self._clock.monotonic() - before
         self._reads += 1
+        self.batch = batch = measured(batch, self._counters)
         self._failed += len(batch.failures)
         if batch.readings:
             self._last_reading = batch.readings[-1].at.mono
-        self.batch = self._claims.without_duplicates(self.source.name, batch)
+        return batch
+
+    def without(self, foreign: Mapping[str, frozenset[str]]) -> Batch:
+        """The last batch without the domains whose ids belong to other sources."""
+        name, batch = self.source.name, self.batch
+        if not (ids := foreign.get(name)):
+            return batch
+        cause = "another source lists a domain of this id"
+        remedy = "Rename the domain, or disable one of the two sources."
+        failures = [Failure(name, one, Trouble.MALFORMED, cause, remedy) for one in sorted(ids)]
+        self.batch = replace(
+            batch,
+            readings=tuple(one for one in batch.readings if one.domain_id not in ids),
+            failures=(*batch.failures, *failures),
+            usages=tuple(one for one in batch.usages if one.resource not in ids),
+            gpus=tuple(one for one in batch.gpus if one.domain_id not in ids),
+        )
         return self.batch
 
     def health(self) -> SourceHealth:
@@ -239,6 +266,7 @@ class SnapshotProviders:
     exporter_drops: Callable[[], Mapping[str, int]] = dict
     refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
     pool_refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
+    pools_used: Callable[[], Mapping[str, float]] = dict
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
@@ -279,17 +307,21 @@ class Poller:
         recorders: Mapping[str, TickRecorder] = MappingProxyType({}),
         save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
+        awaited: AwaitedSources | None = None,
     ) -> None:
         """``observers`` and ``recorders`` have names that health shows.
 
         ``save`` receives the checkpoint of each snapshot before it is published. ``alive`` is
-        called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
+        called in every cycle, and at least every ``MAX_SLEEP`` between cycles. ``awaited`` opens
+        sources that are read as soon as they find something.
         """
         self._clock = clock
         self._ledger = ledger
         self.history = history
-        claims = DeviceClaims()
-        self._sources = [MonitoredSource(source, clock, claims) for source in sources]
+        self._cover = Cover()
+        self._counters = FrozenCounters()
+        self._sources = [self._monitored(source) for source in sources]
+        self._awaited = awaited or AwaitedSources({}, 0)
         self._usage = MonitoredUsage(usage)
         self._directory = directory
         self._traced: set[Consumer] = set()  # users of devices whose ancestors were described
@@ -312,6 +344,9 @@ class Poller:
         self._sampled: list[Tick] = []
         self._gpus: tuple[GpuStatus, ...] = ()
         self._settled = self._started.mono
+
+    def _monitored(self, source: CounterSource) -> MonitoredSource:
+        return MonitoredSource(source, self._clock, self._counters)
 
     def view(self) -> Snapshot:
         """The newest snapshot. Safe from any thread."""
@@ -382,6 +417,7 @@ class Poller:
             gpus=self._gpus,
             health=(
                 *(source.health() for source in self._sources),
+                *(SourceHealth(one.source, False, 0, 1, (one,)) for one in self._awaited.failures),
                 self._usage.health(),
                 *(one for observer in self._observers for one in observer.health()),
                 *(one for recorder in self._recorders for one in recorder.health()),
@@ -401,6 +437,7 @@ class Poller:
                 exporter_drops=self._providers.exporter_drops(),
                 refusals=self._providers.refusals(),
                 pool_refusals=self._providers.pool_refusals(),
+                pools_used=self._providers.pools_used(),
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
@@ -427,20 +464,33 @@ class Poller:
                 every.callback(source.source.close)
 
     def _sample(self, *, settle: bool) -> Tick:
-        domains, readings, usages = {}, list[Reading](), list[Usage]()
-        gpus = list[GpuStatus]()
-        for source in self._sources:
-            before, batch = source.batch.domains, source.read()
-            if batch.domains is not before:
-                domains[source.source.name] = batch.domains
-            readings += batch.readings
-            usages += batch.usages
-            gpus += batch.gpus
-        self._gpus = tuple(gpus)
+        for found in self._awaited.found(self._clock.monotonic()):
+            self._sources.append(self._monitored(found))
+        batches = {source.source.name: source.read() for source in self._sources}
+        changed = self._cover.update(
+            self._clock.monotonic(),
+            {name: batch.domains for name, batch in batches.items()},
+            itertools.chain.from_iterable(batch.readings for batch in batches.values()),
+        )
+        if self._cover.foreign:
+            for source in self._sources:
+                batches[source.source.name] = source.without(self._cover.foreign)
+        domains = {name: self._cover.domains[name] for name in changed}
+        readings = [reading for batch in batches.values() for reading in batch.readings]
+        usages = [usage for batch in batches.values() for usage in batch.usages]
+        frozen = frozenset().union(*(batch.frozen for batch in batches.values()))
+        self._gpus = self._cover.statuses([gpu for one in batches.values() for gpu in one.gpus])
         polled = self._usage.poll(settle=settle)
+        self._counters.add_usages(polled.usages)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
         return Tick(
-            self._clock.now(), domains, readings, births, (*polled.usages, *usages), polled.exited
+            self._clock.now(),
+            domains,
+            readings,
+            births,
+            (*polled.usages, *usages),
+            polled.exited,
+            frozen,
         )
 
     def _unknown_users(

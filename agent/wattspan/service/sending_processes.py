@@ -18,7 +18,7 @@ from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.inference_requests import SpanRole
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import SpanColumns
-from wattspan.spans.waiting_spans import ReceiptDelay
+from wattspan.spans.waiting_spans import ReceiptDelay, SpanOverlaps
 
 MAX_PROCESSES = 1024
 """Sending processes that are watched."""
@@ -56,6 +56,7 @@ class SendingProcess:
     service: str = ""
     waiting: deque[PendingSpans] = field(default_factory=deque)
     delay: ReceiptDelay = field(default_factory=ReceiptDelay)
+    overlaps: SpanOverlaps = field(default_factory=SpanOverlaps)
     announces: bool = False
     exited: bool = False
     places: int = 0  # of its announced spans
@@ -85,6 +86,14 @@ class SendingProcess:
     def hold(self, now: int) -> int:
         """Nanoseconds that spans wait for others of the same time."""
         return 0 if self.announces_all(now) else self.delay.hold
+
+    def learn_delay(self, spans: SpanColumns, received: int) -> None:
+        """Learn how long spans wait; not at all where none is open beside another."""
+        if self.overlaps.add(spans):
+            self.delay.add(spans.start, spans.end, received)
+        else:
+            prompt = [received] * len(spans)
+            self.delay.add(prompt, prompt, received)
 
     @property
     def active(self) -> bool:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 Log = Callable[[str], None]
 
 
+_TOO_LARGE = (
+    "A request has at most {body} bytes: send fewer spans in each, or have max_request raised in "
+    "[spans]."
+)
 _LOOKUP_TIME_SHARE = 4
 """Lookups of the owners of TCP connections take at most one part in this many of the time."""
 
@@ -181,7 +185,7 @@ class SpanAssembly:
         from wattspan.processes.cpu_sampler import CpuSampler
 
         agent, spans = self._core.config.agent, self._core.config.spans
-        limits = ServerLimits(body=spans.max_request, rate=agent.max_rate)
+        limits = ServerLimits(body=spans.max_request, rate=agent.max_rate, body_message=_TOO_LARGE)
         server = HttpServer(
             self._core.clock,
             log=self._core.log,

@@ -39,6 +39,7 @@ from wattspan.service.sending_processes import (
 )
 from wattspan.service.span_announcers import SpanAnnouncers
 from wattspan.service.span_inbox import PendingRequest, SpanInbox
+from wattspan.sharing.fair_pool import FairPool
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
@@ -123,6 +124,7 @@ class SpanJoiner:
         self._resolver = resolver
         self._inbox = SpanInbox(resolver, settings.buffer, pools)
         self._places = pools.make(PoolName.OPEN_SPANS, settings.open_spans)
+        self._clocks: FairPool[Consumer] = pools.make(PoolName.CPU_CLOCKS)
         self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
@@ -133,9 +135,15 @@ class SpanJoiner:
         self._tap = tap
         self._static_powers = static_powers
         self._totals = (
-            SpanAggregator(settings.names, checkpoint.spans, checkpoint.outside, clock.monotonic())
+            SpanAggregator(
+                settings.names,
+                checkpoint.spans,
+                checkpoint.outside,
+                clock.monotonic(),
+                pools=pools,
+            )
             if checkpoint is not None
-            else SpanAggregator(settings.names)
+            else SpanAggregator(settings.names, pools=pools)
         )
         self._wall = WallClockConverter()
         self._pending: deque[PendingRequest] = deque()
@@ -364,7 +372,7 @@ class SpanJoiner:
         )
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
-        process.delay.add(spans.start, spans.end, now)
+        process.learn_delay(spans, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
         roles = part.spans.role if any(spans.tokens_in) or any(spans.tokens_out) else ()
@@ -425,21 +433,25 @@ class SpanJoiner:
             self._opened.pop(process.consumer, None)
 
     def _grant_sampling(self, process: SendingProcess) -> None:
-        """Let the sampler read the process's CPU clock if it has a place.
+        """Let the sampler read the process's CPU clock, if its owner's share of places permits.
 
         Energy of a process without a place is known at the resolution of ticks, and its uncertainty
         includes that.
         """
         consumer = process.consumer
-        if (
-            self._sampler is not None
-            and consumer not in self._sampled
-            and self._sampler.watch(consumer)
-        ):
+        if self._sampler is None or consumer in self._sampled:
+            return
+        admission = self._clocks.admit(consumer, process.path)
+        for displaced in admission.displaced:
+            self._end_sampling(self._sampled[displaced])
+        if admission and self._sampler.watch(consumer):
             self._sampled[consumer] = process
+        else:
+            self._clocks.remove(consumer)
 
     def _end_sampling(self, process: SendingProcess) -> None:
         if self._sampler is not None and self._sampled.pop(process.consumer, None) is not None:
+            self._clocks.remove(process.consumer)
             self._history.sample(process.consumer)
             self._sampler.unwatch(process.consumer)
 
@@ -488,7 +500,7 @@ class SpanJoiner:
             if self._forwarder is not None:
                 for position, result in zip(chunk.positions, rows, strict=False):
                     chunk.pending.energies[position] = result
-        self._totals.add(results, now, process.owner)
+        self._totals.add(results, now, process.owner, self._history.baseline_unknown())
 
     def _counted(self, process: SendingProcess, chunk: PendingSpans) -> SpanColumns:
         """The spans without tokens that count elsewhere.
@@ -529,9 +541,11 @@ class SpanJoiner:
         try:
             # Only forwarded spans need inclusive energies.
             inclusive = self._forwarder is not None
-            return process.spans.settle(
+            energies = process.spans.settle(
                 spans, process.profile, now, inclusive=inclusive, waiting=later
             )
+            missing = self._history.missing_until(process.consumer)
+            return energies.missing_before(max(missing.values())) if missing else energies
         except Exception as error:  # noqa: BLE001 - one process must not affect others
             self._failures.failure(
                 f"Joining {len(spans)} spans of process {process.consumer.pid}", error

@@ -321,6 +321,12 @@ class StaticPowerLearner:
         view = self._view()
         now = view.at.mono
         accounts = {account.domain.id: account for account in view.domains}
+        owners = {row.owner for row in view.spans.rows if row.owner}
+        only = f"@{owners.pop()}" if len(owners) == 1 else ""  # tells nothing apart
+
+        def service(user: Payer) -> str:
+            return self._services.get(user, "").removesuffix(only)
+
         with self._lock:
             self._remember_services(view)
             return tuple(
@@ -337,7 +343,7 @@ class StaticPowerLearner:
                     idle_power=account.idle_power if (account := accounts.get(key)) else None,
                     samples=tuple(board.samples),
                     uses=tuple(
-                        UseFacts(self._services.get(user, ""), use.copy())
+                        UseFacts(service(user), use.copy())
                         for user, use in board.uses.items()
                         if isinstance(user, Consumer) and may_see(user)
                     ),

@@ -15,13 +15,17 @@ class PoolName(StrEnum):
 
     BODIES = "bodies"  # bytes of the requests in flight of one server
     CONNECTIONS = "connections"  # of one server
+    CPU_CLOCKS = "cpu_clocks"  # of processes with open spans, read between polls
     DECLARED_JOBS = "declared_jobs"
     ENGINES = "engines"  # whose requests to language models get energy
+    HANDSHAKES = "handshakes"  # of TLS, unfinished, of one listener
     INFERENCE_ACCOUNTS = "inference_accounts"  # pairs of service and model
     LARGE_REQUESTS = "large_requests"  # held while they wait for a decoder
     OPEN_SPANS = "open_spans"  # announced, not received
+    SERVICES = "services"  # with accounts of energy outside of spans
     SIDE_CHANNEL = "side_channel"  # processes that announce spans
     SPAN_BUFFER = "span_buffer"  # bytes of received spans that are not joined
+    SPAN_NAMES = "span_names"  # services and names of spans with accounts of their own
     UNMETERED_ACCOUNTS = "unmetered_accounts"  # services and models of requests without energy
     WAITING_QUERIES = "waiting_queries"  # for energy that has not settled
 
@@ -37,13 +41,17 @@ class PoolRule(NamedTuple):
 POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.BODIES: PoolRule(64 << 20, Overflow.RESERVE),
     PoolName.CONNECTIONS: PoolRule(256, Overflow.RESERVE),
+    PoolName.CPU_CLOCKS: PoolRule(256, Overflow.REFUSE),
     PoolName.DECLARED_JOBS: PoolRule(128, Overflow.RESERVE),
     PoolName.ENGINES: PoolRule(64, Overflow.REPLACE, 600 * SECOND),
+    PoolName.HANDSHAKES: PoolRule(256, Overflow.RESERVE),
     PoolName.INFERENCE_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
     PoolName.LARGE_REQUESTS: PoolRule(8, Overflow.RESERVE),
     PoolName.OPEN_SPANS: PoolRule(100_000, Overflow.REFUSE),
+    PoolName.SERVICES: PoolRule(1_000, Overflow.RESERVE),
     PoolName.SIDE_CHANNEL: PoolRule(256, Overflow.RESERVE),
     PoolName.SPAN_BUFFER: PoolRule(128 << 20, Overflow.RESERVE),
+    PoolName.SPAN_NAMES: PoolRule(500, Overflow.REFUSE, 600 * SECOND),
     PoolName.UNMETERED_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
     PoolName.WAITING_QUERIES: PoolRule(64, Overflow.RESERVE),
 }
@@ -71,3 +79,11 @@ class Pools:
             for reason, count in (("full", pool.refused), ("displaced", pool.displaced)):
                 counts[name.value, reason] = counts.get((name.value, reason), 0) + count
         return counts
+
+    def used(self) -> dict[str, float]:
+        """The used part of the limit of each pool; of pools of one name, that of the fullest."""
+        found: dict[str, float] = {}
+        for name, pool in tuple(self._made):
+            part = len(pool) / pool.limit if pool.limit else 0.0
+            found[name.value] = max(found.get(name.value, 0.0), part)
+        return found

@@ -42,6 +42,21 @@ class BoundDevices:
             return True
         return False
 
+    def suspended(self, address: str) -> bool:
+        """True if the kernel has powered the device down: a call of its driver would wake it."""
+        if not address:
+            return False
+        try:
+            status = (self._directory / address / "power/runtime_status").read_text()
+        except OSError:
+            return False
+        return status.strip() in {"suspended", "suspending"}
+
+    def all_suspended(self) -> bool:
+        """True if there are devices, and all of them are suspended."""
+        present = self._look()
+        return bool(present) and all(map(self.suspended, present))
+
     def _look(self) -> frozenset[str]:
         try:
             return frozenset(entry.name for entry in self._directory.iterdir() if ":" in entry.name)

@@ -6,7 +6,8 @@ Power is integrated by the trapezoid rule over samples stamped when they were re
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from wattspan.model import MILLISECOND, SECOND, Instant, Microjoules
 
@@ -46,6 +47,10 @@ class PowerIntegral:
             self._counted += counter - counter_before
         return True
 
+    def pause(self) -> None:
+        """The time until the next sample is not integrated."""
+        self._last = None
+
     @property
     def energy(self) -> Microjoules:
         """All that was integrated."""
@@ -60,6 +65,8 @@ class PowerIntegral:
 
 
 FROZEN_AFTER = 5 * SECOND
+MOTIONLESS_AFTER = 60 * SECOND
+"""The same without a power: a board that draws a milliwatt moves a counter of millijoules."""
 FROZEN_POWER = 1_000_000  # uJ: a counter that missed a whole joule does not count
 
 
@@ -109,29 +116,50 @@ class EnergyMeter:
         self.step = CounterPeriod()
         self.derived: bool | None = None  # None: nothing was read yet
         self.frozen = False
+        self._powered = False  # a power was read
         self._moved: tuple[int, int, int] | None = None  # counter, when it moved, integral then
 
     def read(
-        self, at: Instant, counter: Microjoules | None, power: int | None, *, refused: bool
+        self,
+        at: Instant,
+        counter: Microjoules | None,
+        power: int | None,
+        *,
+        refused: bool,
+        trusted: bool = True,
     ) -> Microjoules | None:
         """The energy up to ``at`` from the values read then, or None if it is unknown.
 
         ``refused``: there is no counter. After a single failure the next value of a counter is
-        awaited.
+        awaited. A counter that is not ``trusted`` is compared, and counts only without any power.
         """
         bridged = power is None or self.integral.feed(at, power, counter)
+        self._powered |= power is not None
         if counter is not None:
             self.step.observe(at.mono, counter)
             self._check_frozen(at, counter)
-        if counter is not None and not self.frozen:
+        if counter is not None and not self.frozen and (trusted or not self._powered):
+            if not counter and not self._powered:  # it may be one that never moves
+                return None
             self._choose(derived=False)
             return counter
-        if power is None or not (refused or self.frozen):
+        if power is None or not (refused or self.frozen or not trusted):
             return None
         self._choose(derived=True)
         if not bridged:
             self.epoch += 1
         return self.integral.energy
+
+    def pause(self) -> None:
+        """The board is not read from now on, because it is suspended."""
+        self.epoch += bool(self.derived)
+        self.integral.pause()
+        self._moved, self.frozen = None, False
+
+    @property
+    def unmeasured(self) -> bool:
+        """True for a board whose counter and power have been 0 since the start."""
+        return self.derived is None and self._moved is not None and not self._powered
 
     @property
     def comparison(self) -> tuple[Microjoules | None, Microjoules | None]:
@@ -143,6 +171,11 @@ class EnergyMeter:
         if compared is None:
             return (self.integral.energy if self.derived else None), None
         return compared
+
+    @property
+    def basis(self) -> str:
+        """The origin of the energy: "counter" or "power"; "" while it is unknown."""
+        return "" if self.derived is None else "power" if self.derived else "counter"
 
     def _choose(self, *, derived: bool) -> None:
         if self.derived is not None and self.derived != derived:
@@ -156,27 +189,80 @@ class EnergyMeter:
             self.frozen = False
             return
         _, since, integral = self._moved
-        missed = self.integral.energy - integral
-        self.frozen = at.mono - since >= FROZEN_AFTER and missed >= FROZEN_POWER
+        missed, still = self.integral.energy - integral, at.mono - since
+        self.frozen = still >= FROZEN_AFTER and missed >= FROZEN_POWER
+        if not self._powered:
+            self.frozen = still >= MOTIONLESS_AFTER
 
 
 MIN_COMPARED_ENERGY = 5_000_000_000
 """Microjoules of integrated power before a counter is judged: more than five seconds of load."""
+COMPARED_PERIOD = 60 * SECOND
+"""A disagreement is one of this time."""
+LARGEST_RATIO = 1.4
+"""The ratio from which counter and power are not of one board, where the sensor sees all of it."""
+
+STATED_ERROR = 0.1
+"""Error of the comparison (ratio): 5 % of the counter and 5 % of the power sensor."""
+STATED_WATTS = 5.0
+"""The least error of a power sensor in watts, as nvidia-smi's manual states it."""
+
+EnergyChoice = Literal["auto", "counter", "power"]
+ENERGY_CHOICE = (
+    "Energy that counts: of the `counter`, of the integrated `power`, or of the counter unless both"
+    " differ by more than the sensors can err by far (`auto`)."
+)
 
 
-@dataclass(slots=True)
-class CounterCheck:
-    """Decides whether a counter fits the power that the board reports.
+@dataclass(frozen=True, slots=True)
+class SensorView:
+    """The part of a board's energy that its power sensor can see.
 
-    ``misreports`` is true if one of both energies is more than ``ratio`` times the other.
+    ``duty`` is the part of the time in its window, 1.0 for a mean of all time. ``busy``: kernels
+    may have run; a load can be locked to the window only then. ``max_power`` is in milliwatts.
     """
 
-    ratio: float
-    misreports: bool = False
-    _since: tuple[int, int] = (0, 0)
+    duty: float = 1.0
+    busy: bool = True
+    max_power: int = 0
+
+    def bounds(self, integrated: int, duration: int) -> tuple[float, float]:
+        """The range in microjoules of a counter that agrees with ``integrated`` microjoules.
+
+        In the time outside the window the board may draw any power up to its largest.
+        """
+        allowance = max(STATED_ERROR * integrated, STATED_WATTS * duration / 1000)
+        low, high = integrated - allowance, integrated + allowance
+        if self.busy and self.duty < 1.0:
+            unseen = (1.0 - self.duty) * self.max_power * duration / 1_000_000
+            low = min(low, self.duty * integrated)
+            high = max(high, self.duty * integrated + unseen)
+        return low, high
+
+
+class CounterCheck:
+    """Decides whether a counter fits the power that the board reports; one rule for all vendors.
+
+    ``disagrees``: both differed by more than the sensors' stated errors in the last minute that
+    tells; None before the first. ``misreports``: by far more, so that both are not of one board;
+    it stays so.
+    """
+
+    def __init__(self) -> None:
+        self.disagrees: bool | None = None
+        self.misreports = False
+        self.ratio = 1.0  # of the counter to the power, when that was found
+        self._since: tuple[int, int] = (0, 0)
+        self._began: tuple[int, int, int] | None = None  # of the minute: mono, both energies
+        self._busy = False
 
     def observe(
-        self, compared: tuple[Microjoules, Microjoules] | None, *, frozen: bool = False
+        self,
+        mono: int,
+        compared: tuple[Microjoules, Microjoules] | None,
+        view: SensorView,
+        *,
+        frozen: bool = False,
     ) -> None:
         """``compared`` is the integrated and the counted energy of the same periods.
 
@@ -185,8 +271,48 @@ class CounterCheck:
         if compared is None:
             return
         if frozen:
-            self._since = compared
+            self._since, self._began = compared, None
+            return
+        self._judge_all(compared, view)
+        began = self._began
+        if began is None:
+            self._began, self._busy = (mono, *compared), False
+            return
+        self._busy |= view.busy
+        duration = mono - began[0]
+        if duration < COMPARED_PERIOD:
+            return
+        integrated, counted = compared[0] - began[1], compared[1] - began[2]
+        self._began, busy = (mono, *compared), self._busy
+        self._busy = False
+        if duration - COMPARED_PERIOD > 2 * MAX_GAP or not integrated:
+            return  # samples were missed
+        self._judge_minute(integrated, counted, duration, replace(view, busy=busy))
+
+    def _judge_all(self, compared: tuple[Microjoules, Microjoules], view: SensorView) -> None:
         integrated, counted = (all_ - old for all_, old in zip(compared, self._since, strict=True))
         if integrated >= MIN_COMPARED_ENERGY:
             most, least = max(integrated, counted), min(integrated, counted)
-            self.misreports = most > least * self.ratio
+            ratio = max(LARGEST_RATIO, 1.0 / view.duty)
+            self.misreports = self.misreports or most > least * ratio
+
+    def _judge_minute(self, integrated: int, counted: int, duration: int, view: SensorView) -> None:
+        low, high = view.bounds(integrated, duration)
+        near = replace(view, duty=1.0).bounds(integrated, duration)
+        ratio = counted / integrated
+        if not low <= counted <= high:
+            if not self.disagrees or abs(ratio - self.ratio) > STATED_ERROR:
+                self.ratio = ratio  # the finding is not reworded every minute
+            self.disagrees = True
+        elif near[0] <= counted <= near[1]:
+            self.disagrees, self.ratio = False, ratio
+
+    @property
+    def finding(self) -> str:
+        """The disagreement as the cause in a sentence; "" without one."""
+        if not self.disagrees:
+            return ""
+        return (
+            f"it counted {self.ratio:.2f} of the integrated power in a minute, which the stated"
+            " errors of both do not explain"
+        )

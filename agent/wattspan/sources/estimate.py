@@ -11,7 +11,7 @@ docs/reference/estimate.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,8 @@ from wattspan.model import (
     Milliwatts,
     Provenance,
     Reading,
+    Thing,
+    ThingKind,
     Trouble,
     energy_at,
 )
@@ -39,8 +41,7 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.sources.hwmon.source import has_cpu_meter
-from wattspan.sources.rapl.sysfs import ENERGY_FILE, scan_zones
+from wattspan.util.cpu_topology import CpuTopology
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +85,6 @@ def busy_ticks(stat: bytes) -> dict[int, int]:
             user, nice, system, _idle, _iowait, irq, softirq = (int(f) for f in fields[:7])
             busy[int(label[3:])] = user + nice + system + irq + softirq
     return busy
-
-
-def sockets_of_cpus(sysfs: Path, cpus: Iterable[int]) -> dict[int, int]:
-    """The socket of each CPU; 0 where the host does not know it (-1 in some virtual machines)."""
-    return {cpu: _socket(sysfs / f"devices/system/cpu/cpu{cpu}/topology") for cpu in cpus}
-
-
-def _socket(topology: Path) -> int:
-    try:
-        return max(0, int((topology / "physical_package_id").read_text()))
-    except (OSError, ValueError):
-        return 0
 
 
 NAME = "estimate"
@@ -145,43 +134,51 @@ class EstimateSource:
         clock: Clock,
         model: LoadModel,
         *,
-        sockets: Mapping[int, int],
+        cpus: CpuTopology,
         dram: int = 0,
-        beside_counters: bool = False,
         provenance: Provenance = Provenance.ESTIMATED,
     ) -> None:
         self._stat = stat
         self._clock = clock
         self._model = model
-        self._socket_of = sockets
+        self._cpus = cpus
         self._dram = dram
         self._before: tuple[Instant, dict[int, int]] | None = None
-        reason = ": this host has no counter that can be read"
-        if beside_counters:
-            reason = " although there are counters"
 
-        def domain(path: str, hw_type: HwType, resource: str, method: str, what: str) -> Domain:
+        def domain(
+            thing: Thing, path: str, hw_type: HwType, resource: str, method: str, why: str
+        ) -> Domain:
             return Domain(
                 id=f"{NAME}:{path}",
                 hw_type=hw_type,
                 name=path,
                 source=NAME,
                 provenance=provenance,
-                in_cover=not beside_counters,
-                resource=None if beside_counters else resource,
-                method="none" if beside_counters else method,
+                resource=resource,
+                method=method,
                 resolution=SECOND,
-                why=f"{what}, estimated from load{reason}",
+                why=f"{why}, estimated from load",
+                measures=thing,
+                modelled=True,
             )
 
-        self._domains: tuple[Domain, ...] = tuple(
-            domain(f"package-{socket}", HwType.CPU, f"cpu:{socket}", "cpu-time", "the package")
-            for socket in sorted(set(sockets.values()))
-        )
+        self._of_memory: tuple[Domain, ...] = ()
         if dram:
             memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
-            self._domains += (domain(*memory),)
-        self._energies = [0] * len(self._domains)  # microjoules, in the order of the domains
+            self._of_memory = (domain(Thing(ThingKind.MEMORY), *memory),)
+        self._package = lambda socket: domain(
+            Thing(ThingKind.SOCKET, socket),
+            f"package-{socket}",
+            HwType.CPU,
+            f"cpu:{socket}",
+            "cpu-time",
+            "the package",
+        )
+        self._domains = self._present()
+        self._energies: dict[str, int] = {}  # microjoules, by domain id
+
+    def _present(self) -> tuple[Domain, ...]:
+        return (*map(self._package, self._cpus.sockets), *self._of_memory)
 
     def read(self) -> Batch:
         at = self._clock.now()
@@ -192,16 +189,19 @@ class EstimateSource:
         except (OSError, ValueError) as error:
             failure = Failure(NAME, str(self._stat), Trouble.RETRY, str(error), "It is read again.")
             return Batch(self._domains, failures=(failure,))
+        if self._cpus.refresh() and (present := self._present()) != self._domains:
+            self._domains = present
         if self._before is not None:
             then, before = self._before
             duration = at.mono - then.mono
-            powers = [*self._package_powers(before, busy, duration), self._dram]
-            for place in range(len(self._domains)):
-                self._energies[place] += energy_at(powers[place], duration)
+            powers = (*self._package_powers(before, busy, duration), self._dram)
+            for domain, power in zip(self._domains, powers, strict=False):
+                energy = self._energies.get(domain.id, 0)
+                self._energies[domain.id] = energy + energy_at(power, duration)
         self._before = (at, busy)
         readings = tuple(
-            Reading(domain.id, at, Microjoules(energy))
-            for domain, energy in zip(self._domains, self._energies, strict=True)
+            Reading(domain.id, at, Microjoules(self._energies.get(domain.id, 0)))
+            for domain in self._domains
         )
         return Batch(self._domains, readings)
 
@@ -213,8 +213,8 @@ class EstimateSource:
         self, before: Mapping[int, int], busy: Mapping[int, int], duration: int
     ) -> Iterator[Milliwatts]:
         """The power of each socket, in order, over ``duration`` nanoseconds."""
-        for socket in sorted(set(self._socket_of.values())):
-            cpus = [cpu for cpu in busy if cpu in before and self._socket_of.get(cpu, 0) == socket]
+        for socket in self._cpus.sockets:
+            cpus = [cpu for cpu in busy if cpu in before and self._cpus.socket_of(cpu) == socket]
             spent = sum(max(0, busy[cpu] - before[cpu]) for cpu in cpus)
             yield self._model.power(spent, duration * len(cpus))
 
@@ -222,9 +222,9 @@ class EstimateSource:
 def open_estimate(settings: EstimateSettings, context: SourceContext) -> CounterSource | None:
     """The source; None unless it is enabled.
 
-    ConfigError without ``tdp_watts``, SourceError where the CPU times cannot be read. Beside
-    readable counters it stays out of the cover: nothing is counted twice, and the estimate can be
-    compared with the measurement.
+    ConfigError without ``tdp_watts``, SourceError where the CPU times cannot be read. Where a
+    counter of the same package is read, the cover has that counter, and the estimate can be
+    compared with it.
     """
     if not settings.enabled:
         return None
@@ -238,7 +238,7 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
     sysfs = context.sysfs or Path(settings.sysfs)
     stat = Path(settings.procfs) / "stat"
     try:
-        cpus = busy_times(stat)
+        busy_times(stat)
     except (OSError, ValueError) as error:
         raise SourceError(
             f"Cannot estimate CPU energy: CPU times are not available: {error}. "
@@ -248,22 +248,17 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
         stat,
         context.clock,
         LoadModel(idle, busy, settings.curvature),
-        sockets=sockets_of_cpus(sysfs, cpus),
+        cpus=CpuTopology(sysfs),
         dram=round(settings.dram_gigabytes * settings.dram_watts_per_gigabyte * 1000),
-        beside_counters=_has_counter(sysfs),
         provenance=Provenance.EMULATED if context.emulated else Provenance.ESTIMATED,
     )
 
 
-def _has_counter(sysfs: Path) -> bool:
-    """True if a CPU counter or a power meter of this host can be read."""
-    for path in scan_zones(sysfs).zones.values():
-        try:
-            if (path / ENERGY_FILE).read_bytes().strip().isdigit():
-                return True
-        except OSError:
-            continue
-    return has_cpu_meter(sysfs)
+def estimate_advice(settings: EstimateSettings) -> Iterator[str]:
+    """A sentence for each root that this host does not have."""
+    for key, root in (("procfs", settings.procfs), ("sysfs", settings.sysfs)):
+        if settings.enabled and not Path(root).is_dir():
+            yield f"sources.estimate.{key}: there is no directory {root}"
 
 
-plugin = SourcePlugin(settings=EstimateSettings, open=open_estimate)
+plugin = SourcePlugin(settings=EstimateSettings, open=open_estimate, advice=estimate_advice)

@@ -34,6 +34,10 @@ utilisation over a sixth. Where power has to be integrated, it is read at every 
 """
 
 
+FROZEN = "it does not change while the GPU is on"
+SUSPENDED = "; it is suspended now, and is not read, which would wake it"
+
+
 @dataclass(frozen=True, slots=True)
 class PowerReading:
     """One reading of power. ``draw`` is the value to integrate."""

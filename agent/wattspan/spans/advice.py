@@ -141,7 +141,9 @@ class Advice(NamedTuple):
     """One piece of advice: energy in microjoules that it would have saved in ``observed`` ns.
 
     ``low`` and ``high`` are the range. ``share`` is the figure that it is based on: of waiting
-    time, of the deviation of the clock, of time without a kernel, of time without a user.
+    time, of the deviation of the clock, of time without a kernel, of time without a user. ``idle``
+    is the part of ``energy`` that is idle energy of the board, which no process or span has; None
+    if the idle power is unknown.
     """
 
     kind: AdviceKind
@@ -157,6 +159,7 @@ class Advice(NamedTuple):
     basis: StaticBasis | None
     provenance: Provenance
     sentence: str
+    idle: Microjoules | None = None
 
 
 class NoAdviceReason(ModelEnum):
@@ -296,6 +299,7 @@ def _overlap(board: BoardFacts, service: str, use: BoardUse) -> Iterator[Advice]
         board.provenance,
         f"{service} waits for other ranks {share:.1%} of its time on {board.name}, at"
         f" {static.power / 1000:.0f} W. Overlap communication with computation.",
+        None if board.idle_power is None else min(energy, energy_at(board.idle_power, use.waiting)),
     )
 
 

@@ -1,22 +1,22 @@
 """Energy by service and span name, in a bounded number of accounts.
 
-Applications choose span names, and some put an identifier into each one. Names without an account
-share one account. As in :mod:`wattspan.attribution.top_n`, no account ever falls, none is added to
-another (which would look like a burst of power), and a removed one begins at zero if its name
-returns.
+Applications choose span names, and some put an identifier into each one. Accounts are divided
+fairly among the users of the processes, and names without an account share one. As in
+:mod:`wattspan.attribution.top_n`, no account ever falls, none is added to another (which would look
+like a burst of power), and a removed one begins at zero if its name returns.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2s
 from operator import itemgetter, sub
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
-from wattspan.attribution.top_n import OTHER, STALE_AFTER, Listing, displacements
+from wattspan.attribution.top_n import OTHER, Listing, displacements
 from wattspan.model import (
     NO_SPLIT,
     SECOND,
@@ -30,6 +30,8 @@ from wattspan.model import (
     StaticBasis,
     StaticSplit,
 )
+from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import Outcome, SpanColumns, SpanEnergy, SpanEnergyColumns
 
 MAX_NAME_LENGTH = 128
@@ -46,6 +48,9 @@ _MAX_TOTAL = 2**62  # totals fit in 64 bits
 
 _MEASURED = frozenset({Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE})
 """Outcomes of spans with known energy; others are left out of counts and times."""
+
+_INCOMPLETE = frozenset({Outcome.PARTIAL, Outcome.LATE})
+"""Outcomes of spans whose energy is a lower bound."""
 
 _NO_ACCOUNTS = SpanAccounts()
 
@@ -100,6 +105,8 @@ class _SpanNameAccount:
     tokens_in: int = 0
     tokens_out: int = 0
     splits: dict[StaticBasis, StaticSplit] = field(default_factory=dict)
+    bounded: set[HwType] = field(default_factory=set)
+    bounded_count: int = 0
     ranked: int = 0  # energy at the last ranking
     recent: float = 0.0  # energy that decays by half with each ranking
     row: SpanRow | None = None
@@ -121,26 +128,44 @@ class SpanAggregator:
         rows: Iterable[SpanRow] = (),
         outside: Mapping[tuple[str, str, HwType], int] = MappingProxyType({}),
         now: int = 0,
+        pools: Pools | None = None,
     ) -> None:
         """``rows`` and ``outside`` are from a checkpoint; ``now`` is monotonic nanoseconds."""
+        pools = pools or Pools()
         self._names = names
-        self._accounts = {row.key: _restored(row, now) for row in rows}
+        self._places: FairPool[SpanKey] = pools.make(PoolName.SPAN_NAMES, names)
+        self._services: FairPool[tuple[str, str]] = pools.make(PoolName.SERVICES, 2 * names)
+        self._accounts: dict[SpanKey, _SpanNameAccount] = {}
         self._waiting: dict[SpanKey, int] = {}
         self._outside = dict(outside)
-        self._services = {(service, owner) for service, owner, _ in outside}
         self._received = 0
         self._outcomes = {str(outcome): 0 for outcome in Outcome}
         self._released: dict[HwType, int] = {}
-        self._ranked = self._swept = self._now = now
+        self._ranked = self._now = now
         self._rows: tuple[SpanRow, ...] | None = None
+        for row in rows:
+            self._accounts[row.key] = _restored(row, now)
+            if row.key != _OTHERS and not self._admit(row.key):
+                self._release(self._accounts.pop(row.key))
+        for service, owner, _ in outside:
+            self._services.admit((service, owner), _share(owner))
 
     @property
     def released(self) -> Mapping[HwType, int]:
         """The energy of removed accounts; with it no energy is missing from the sum."""
         return dict(self._released)
 
-    def add(self, results: Sequence[SpanEnergy], now: Instant, owner: str = "") -> None:
-        """Add joined spans of a process of ``owner``."""
+    def add(
+        self,
+        results: Sequence[SpanEnergy],
+        now: Instant,
+        owner: str = "",
+        baseline_unknown: Mapping[HwType, int] = MappingProxyType({}),
+    ) -> None:
+        """Add joined spans of a process of ``owner``.
+
+        ``baseline_unknown`` is the monotonic time until which an idle power was unknown, by type.
+        """
         batch = SpanEnergyColumns.of(results)
         spans, known, columns = batch.spans, batch.known, batch.exclusive
         self._now, self._rows = now.mono, None
@@ -156,7 +181,11 @@ class SpanAggregator:
             if not sums.spans and not any(sums.energy):
                 continue
             key = service, name, owner
-            account = self._accounts.get(key) or self._find(key, sum(sums.energy))
+            account = self._accounts.get(key)
+            if account is None:
+                account = self._find(key, sum(sums.energy))
+            else:
+                self._places.touch(key, now.mono)
             account.used, account.row = now.mono, None
             account.count += sums.spans
             account.time += sums.time
@@ -173,6 +202,9 @@ class SpanAggregator:
                 spent.energy += energy
                 if sums.end > spent.end and (sums.end > spent.stale or most > spent.most):
                     spent.update_exemplar(spans, at, columns[kind], now.wall - now.mono)
+            for kinds in _bounded(batch, at, baseline_unknown):
+                account.bounded |= kinds
+                account.bounded_count += 1
             if batch.basis:
                 _add_splits(account.splits, batch, at, sums.energy[gpu])
 
@@ -190,11 +222,8 @@ class SpanAggregator:
     def outside(self, service: str, kind: HwType, energy: int, owner: str = "") -> None:
         """Add outside energy of a process of ``service`` and ``owner``."""
         key = shortened_name(service), owner
-        if key not in self._services:
-            # Services are never removed: they are few, and each belongs to a verified process.
-            if len(self._services) >= self._names:
-                key = OTHER, ""
-            self._services.add(key)
+        if not self._services.admit(key, _share(owner)):
+            key = OTHER, ""
         self._outside[*key, kind] = self._outside.get((*key, kind), 0) + energy
 
     def received(self, spans: int) -> None:
@@ -229,32 +258,25 @@ class SpanAggregator:
         account = self._accounts.get(key)
         if account is not None:
             return account
-        if self._has_room() or (self._remove_stale() and self._has_room()):
+        if key == _OTHERS:  # a span whose name is that of all others has theirs
             return self._open(key)
-        other = _OTHERS
-        # Waiting names are ranked by energy, so that important ones get an account. A span whose
-        # name is that of all others has theirs.
-        if key != other and (key in self._waiting or len(self._waiting) < 4 * self._names):
+        if self._admit(key):
+            return self._open(key)
+        # Waiting names are ranked by energy, so that important ones get an account.
+        if key in self._waiting or len(self._waiting) < 4 * self._names:
             self._waiting[key] = self._waiting.get(key, 0) + energy
-        return self._accounts.get(other) or self._open(other)
+        return self._accounts.get(_OTHERS) or self._open(_OTHERS)
 
-    def _has_room(self) -> bool:
-        named = len(self._accounts) - (_OTHERS in self._accounts)
-        return named < self._names
+    def _admit(self, key: SpanKey) -> bool:
+        """Give a name a place, perhaps that of an owner with more, if its owner's share permits."""
+        admission = self._places.admit(key, _share(key[2]), self._now)
+        for lost in admission.displaced:
+            self._release(self._accounts.pop(lost))
+        return bool(admission)
 
     def _open(self, key: SpanKey) -> _SpanNameAccount:
         account = self._accounts[key] = _SpanNameAccount(self._now, self._now)
         return account
-
-    def _remove_stale(self) -> bool:
-        """Remove accounts without use for ``STALE_AFTER``; searched at most once a second."""
-        if self._now - self._swept < SECOND:
-            return False
-        self._swept = self._now
-        stale = [key for key, one in self._accounts.items() if self._now - one.used >= STALE_AFTER]
-        for key in stale:
-            self._release(self._accounts.pop(key))
-        return bool(stale)
 
     def _release(self, account: _SpanNameAccount) -> None:
         for kind, spent in account.spent.items():
@@ -262,7 +284,7 @@ class SpanAggregator:
         self._rows = None
 
     def _rank(self) -> None:
-        """Let waiting names with the most energy displace the accounts with the least."""
+        """Let waiting names with the most energy displace their owner's accounts with the least."""
         if self._now - self._ranked < RANK_EVERY:
             return
         self._ranked = self._now
@@ -270,16 +292,23 @@ class SpanAggregator:
             energy = account.energy
             account.recent = account.recent / 2 + energy - account.ranked
             account.ranked = energy
-        listed = {
-            key: Listing(account.since, account.recent)
-            for key, account in self._accounts.items()
-            if key != _OTHERS
-        }
-        for newcomer, displaced in displacements(listed, self._waiting, self._names, self._now):
-            if displaced is not None:
-                self._release(self._accounts.pop(displaced))
-            self._open(newcomer)
+        waiting: dict[str, dict[SpanKey, int]] = defaultdict(dict)
+        for key, energy in self._waiting.items():
+            waiting[key[2]][key] = energy
         self._waiting = {}
+        for owner, newcomers in waiting.items():
+            listed = {
+                key: Listing(account.since, account.recent)
+                for key, account in self._accounts.items()
+                if key[2] == owner and key != _OTHERS
+            }
+            places = len(listed) + max(0, self._places.left)
+            for newcomer, displaced in displacements(listed, newcomers, places, self._now):
+                if displaced is not None:
+                    self._places.remove(displaced)
+                    self._release(self._accounts.pop(displaced))
+                self._admit(newcomer)
+                self._open(newcomer)
 
 
 class _Sums(NamedTuple):
@@ -308,6 +337,20 @@ def _sums(
     chosen = [pick(column) for column in energies.values()]
     energy, most = list(map(sum, chosen)), list(map(max, chosen))
     return _Sums(sum(pick(counts)), sum(pick(times)), max(pick(ends)), energy, most)
+
+
+def _bounded(
+    batch: SpanEnergyColumns, at: Sequence[int], baseline_unknown: Mapping[HwType, int]
+) -> Iterator[set[HwType]]:
+    """The types of which the energy is a lower bound, of each such span at these positions."""
+    unknown = {kind: end for kind, end in baseline_unknown.items() if kind in batch.exclusive}
+    until = max(unknown.values(), default=0)
+    outcomes, starts = batch.outcome, batch.spans.start
+    for i in at:
+        if outcomes[i] in _INCOMPLETE:
+            yield set(batch.exclusive)
+        elif starts[i] < until and outcomes[i] is Outcome.JOINED:
+            yield {kind for kind, end in unknown.items() if starts[i] < end}
 
 
 def _add_splits(
@@ -351,6 +394,12 @@ def _tokens(tokens: Sequence[int], counts: Sequence[int]) -> list[int]:
     ]
 
 
+def _share(owner: str) -> SharePath:
+    """The levels of fair shares of the owner of a process: its user or pod, then its container."""
+    user, container, _ = owner.partition("/")
+    return (user, owner) if container else (owner,)
+
+
 def shortened_name(name: str) -> str:
     """``name`` within ``MAX_NAME_LENGTH``; a cut name ends with a digest of the whole."""
     if len(name) <= MAX_NAME_LENGTH:
@@ -365,6 +414,7 @@ def _restored(row: SpanRow, now: int) -> _SpanNameAccount:
     account.tokens_in = row.tokens.get("input", 0)
     account.tokens_out = row.tokens.get("output", 0)
     account.splits = dict(row.splits)
+    account.bounded, account.bounded_count = set(row.bounded), row.bounded_count
     account.ranked = account.energy
     return account
 
@@ -382,5 +432,7 @@ def _row(key: SpanKey, account: _SpanNameAccount) -> SpanRow:
         {kind: one.exemplar for kind, one in spent if one.exemplar is not None},
         dict(account.splits),
         key[2],
+        frozenset(account.bounded),
+        min(account.bounded_count, _MAX_TOTAL),
     )
     return account.row

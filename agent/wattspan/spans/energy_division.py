@@ -229,8 +229,8 @@ class ProcessSpans:
         else:
             inclusives = profile.coverages(starts, ends)
         # Spans that were not announced have one weight for all hardware types.
-        shares = list(map(mul, division.gained, division.cpu))
         taken = [gained & CLOCK_MASK for gained in division.gained]
+        shares = list(map(mul, map(sub, division.gained, taken), division.cpu))
         if parted:
             for i in range(count, len(together)):
                 self._waiting.add(together.id[i], shares[i], taken[i], stops[i])
@@ -362,16 +362,16 @@ class ProcessSpans:
         announced.advance(profile, max(front, until), batch, records, numbers := [-1] * len(spans))
         shares, taken = [], []
         for i, record in enumerate(records):
-            share, gained, number = before.share(i), before.gained[i], numbers[i]
+            share, time, number = before.share(i), before.taken(i), numbers[i]
             if record is not None:
                 number = record.number
                 announced.drop(record)
             if number >= 0:
                 part = announced.division.share(number)
                 announced.held -= part
-                share, gained = share + part, gained + announced.division.gained[number]
+                share, time = share + part, time + announced.division.taken(number)
             shares.append(share)
-            taken.append(gained & CLOCK_MASK)
+            taken.append(time)
         announced.tidy()
         if inclusive:
             begins, stops = map(profile.locate, began), map(profile.locate, ended)

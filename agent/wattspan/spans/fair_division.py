@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wattspan.spans.packed_energy import GPU_LANES_MASK, SHARE, ProfileRows
+from wattspan.spans.packed_energy import CLOCK_MASK, GPU_LANES_MASK, SHARE, ProfileRows
 from wattspan.spans.profiles import EnergyProfile
 
 
@@ -257,12 +257,17 @@ class FairDivision:
         self.open = [self.open[span] for span in spans]
 
     def share(self, span: int) -> int:
-        """The packed share of a closed span: microjoules times 2**104."""
-        gained, cpu, gpu = self.gained[span], self.cpu[span], self.gpu[span]
+        """The packed share of a closed span, energies only: microjoules times 2**104."""
+        gained = self.gained[span] - self.taken(span)
+        cpu, gpu = self.cpu[span], self.gpu[span]
         if cpu == gpu:
             return gained * cpu
         of_gpu = gained & GPU_LANES_MASK
         return (gained - of_gpu) * cpu + of_gpu * gpu
+
+    def taken(self, span: int) -> int:
+        """The nanoseconds of covered time in which a closed span was a leaf."""
+        return self.gained[span] & CLOCK_MASK
 
 
 def _row(rows: ProfileRows, time: int, row: int) -> tuple[int, int, int, int, int]:

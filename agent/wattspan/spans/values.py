@@ -73,7 +73,7 @@ class Outcome(ModelEnum):
     """The result of a span; each span is counted once."""
 
     JOINED = "joined"  # the whole span was measured
-    PARTIAL = "partial"  # a part of it is in gaps or before the history
+    PARTIAL = "partial"  # a part of it, or of its devices, is in gaps or before the history
     LATE = "late"  # its energy had been divided among other spans, except for a rest
     NO_ENERGY = "no_energy"  # its process is known, its time is completely outside the history
     UNKNOWN_PROCESS = "unknown_process"  # no evidence of its process
@@ -244,6 +244,18 @@ class SpanEnergyColumns(Sequence[SpanEnergy]):
             [row.static for row in rows] if split else (),
             [row.basis for row in rows] if split else (),
         )
+
+    def missing_before(self, until: int) -> Self:
+        """The same energies; a part of that of every span that began before ``until`` is missing.
+
+        Spans with a measured energy are partial then.
+        """
+        outcome = [
+            Outcome.PARTIAL if one is Outcome.JOINED and start < until else one
+            for one, start in zip(self.outcome, self.spans.start, strict=True)
+        ]
+        columns = self.spans, self.exclusive, self.known, self.inclusive
+        return type(self)(*columns, outcome, self.static, self.basis)
 
     def __len__(self) -> int:
         return len(self.outcome)

@@ -3,6 +3,7 @@
 An exporter sends spans in batches, so a span may arrive long after others of the same time. The
 energy of a period is divided once, when the usual delay of its sender has passed. Spans of later
 batches that were open in the period take part, and their shares are kept until they are settled.
+A sender that works on one thing at a time has no such spans, and is not waited for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from wattspan.model import SECOND
+from wattspan.model import MILLISECOND, SECOND
 from wattspan.spans.values import SpanColumns
 from wattspan.spans.weights import GenerationalCache
 
@@ -26,6 +27,12 @@ _ONE_IN = 500  # spans that may arrive later than the learned delay
 _SAMPLES = 16  # spans of a batch that are examined
 _MAX_COUNT = 2048  # examined spans after which all counts are halved
 _UNIT = 20  # a unit of delay is 2**20 nanoseconds
+
+MAX_AWAITED_PARENTS = 64
+"""Parents of received spans, themselves not received, that one sender's account remembers."""
+
+CLOCK_ERROR = MILLISECOND
+"""Spans of two batches that overlap by less may be one after the other, by another clock offset."""
 
 
 class ReceiptDelay:
@@ -64,6 +71,68 @@ class ReceiptDelay:
                 shift = max(0, bucket // 8 - 1)
                 return min(self._longest, bucket - 8 * shift + 1 << shift + _UNIT)
         return 0
+
+
+class SpanOverlaps:
+    """Tells if spans of a sender were open beside others, which are no ancestors of theirs.
+
+    Only such spans take energy from spans of other batches: the time of a child is its own, and its
+    parent, which arrives later, takes part between its children only.
+    """
+
+    def __init__(self) -> None:
+        self._until = 0  # the latest end
+        self._parents: dict[bytes, None] = {}  # awaited parents of received spans, oldest first
+
+    def add(self, spans: SpanColumns) -> bool:
+        """Add a batch in the order of its export; True if one of its spans was open beside others.
+
+        Where a parent is unknown, its children count as open beside its own parent.
+        """
+        found = self._beside_earlier(spans) or _beside_each_other(spans)
+        self._until = max([self._until, *spans.end])
+        own = set(spans.id)
+        for parent in spans.parent:
+            if parent and parent not in own:
+                self._await(parent)
+        return found
+
+    def _beside_earlier(self, spans: SpanColumns) -> bool:
+        """True if a span began before the end of an earlier batch's, and is no ancestor of it."""
+        latest, found = self._until - CLOCK_ERROR, False
+        for span, parent, start in zip(spans.id, spans.parent, spans.start, strict=True):
+            if span in self._parents:
+                del self._parents[span]
+                self._await(parent)
+            elif start < latest:
+                found = True
+        return found
+
+    def _await(self, parent: bytes) -> None:
+        self._parents.pop(parent, None)
+        self._parents[parent] = None
+        if len(self._parents) > MAX_AWAITED_PARENTS:
+            del self._parents[next(iter(self._parents))]
+
+
+def _beside_each_other(spans: SpanColumns) -> bool:
+    """True if two spans have common time, and one is not within the other as its descendant."""
+    ids, parents, ends = spans.id, spans.parent, spans.end
+    # Of equal spans the later one is the parent: spans are exported when they have ended.
+    order = sorted(
+        (start, -end, -at)
+        for at, (start, end) in enumerate(zip(spans.start, ends, strict=True))
+        if start < end
+    )
+    around: list[int] = []  # the spans around the present one, each within the one before
+    for start, _, negative in order:
+        at = -negative
+        while around and ends[around[-1]] <= start:
+            around.pop()
+        if around and (parents[at] != ids[around[-1]] or ends[at] > ends[around[-1]]):
+            return True
+        around.append(at)
+    return False
 
 
 class _Part(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from wattspan.model import GroupKind, HwType, Provenance, service_label
+from wattspan.model import Certainty, GroupKind, HwType, Provenance, service_label
 from wattspan.storage.deltas import (
     MODEL,
     PROCESS,
@@ -46,10 +46,16 @@ class BreakdownLine:
     energy: Mapping[HwType, int]
     group: str = ""  # of a span or a model: its service
     usage: SpanUsage | None = None  # of a span or a model: calls, time and tokens
+    certainty: Mapping[HwType, Certainty] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         return sum(self.energy.values())
+
+    @property
+    def total_certainty(self) -> Certainty:
+        """That of ``total``: unknown types bound a sum of others."""
+        return Certainty.of_sum(self.certainty.values()) if self.certainty else Certainty.KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +89,26 @@ def break_down(extract: HistoryExtract, kinds: Iterable[str], *, limit: int = 0)
         else _section(extract.owners, kind, consumers, limit)
         for kind in kinds
     )
+    certainty = _certainty((d.hw_type, d.consumers_certainty) for d in cover if d.attributed)
     return Breakdown(
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(
+            BreakdownSection(
+                section.kind,
+                tuple(
+                    line if line.role is LineRole.EARLIER else replace(line, certainty=certainty)
+                    for line in section.lines
+                ),
+            )
+            for section in sections
+            if section is not None
+        ),
         unattributed=tuple(line for line in _unattributed_lines(cover) if line.energy),
         total=BreakdownLine(
-            LineRole.TOTAL, "", "total", _sum((d.hw_type, d.energy) for d in cover)
+            LineRole.TOTAL,
+            "",
+            "total",
+            _sum((d.hw_type, d.energy) for d in cover),
+            certainty=_certainty((d.hw_type, d.certainty) for d in cover),
         ),
         provenance=worst_provenance(cover),
     )
@@ -102,6 +123,14 @@ def worst_provenance(domains: Iterable[DomainTotal]) -> dict[HwType, Provenance]
     return worst
 
 
+def _certainty(parts: Iterable[tuple[HwType, Certainty]]) -> dict[HwType, Certainty]:
+    """The certainty of sums by hardware type."""
+    found: dict[HwType, list[Certainty]] = {}
+    for hw_type, certainty in parts:
+        found.setdefault(hw_type, []).append(certainty)
+    return {hw_type: Certainty.of_sum(each) for hw_type, each in found.items()}
+
+
 def kind_totals(breakdown: Breakdown) -> Breakdown:
     """Return each section reduced to the sum of its names and the energy outside of them."""
     return Breakdown(
@@ -114,6 +143,7 @@ def kind_totals(breakdown: Breakdown) -> Breakdown:
                         section.kind,
                         f"in a {section.kind}",
                         _sum(_pairs(x for x in section.lines if x.role is not LineRole.OUTSIDE)),
+                        certainty=section.lines[0].certainty if section.lines else {},
                     ),
                     *(line for line in section.lines if line.role is LineRole.OUTSIDE),
                 ),
@@ -236,16 +266,29 @@ PLURAL: Mapping[str, str] = {PROCESS: "processes"} | {
 }
 
 
-def _unattributed_lines(cover: Iterable[DomainTotal]) -> Iterable[BreakdownLine]:
-    yield BreakdownLine(LineRole.IDLE, "", "idle", _sum((d.hw_type, d.idle) for d in cover))
+def _unattributed_lines(cover: Sequence[DomainTotal]) -> Iterable[BreakdownLine]:
+    attributed = [domain for domain in cover if domain.attributed]
+    counted = [domain for domain in cover if not domain.attributed]
     yield BreakdownLine(
-        LineRole.UNATTRIBUTED, "", "unattributed", _sum((d.hw_type, d.unattributed) for d in cover)
+        LineRole.IDLE,
+        "",
+        "idle",
+        _sum((d.hw_type, d.idle) for d in attributed),
+        certainty=_certainty((d.hw_type, d.idle_certainty) for d in attributed),
+    )
+    yield BreakdownLine(
+        LineRole.UNATTRIBUTED,
+        "",
+        "unattributed",
+        _sum((d.hw_type, d.unattributed) for d in attributed),
+        certainty=_certainty((d.hw_type, d.certainty) for d in attributed),
     )
     yield BreakdownLine(
         LineRole.COUNTED,
         "",
         "counted only",
-        _sum((d.hw_type, d.energy) for d in cover if not d.attributed),
+        _sum((d.hw_type, d.energy) for d in counted),
+        certainty=_certainty((d.hw_type, d.certainty) for d in counted),
     )
 
 

@@ -57,6 +57,7 @@ class _ProcessDocument(msgspec.Struct):
     groups: list[Group]
     energy: dict[HwType, Microjoules]
     alive: bool
+    bounded: list[HwType] = []
 
 
 class _OutsideSpansDocument(msgspec.Struct):
@@ -108,7 +109,7 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
             replace(account, power=None, pending=Microjoules(0)) for account in checkpoint.accounts
         ],
         readings=list(checkpoint.readings),
-        groups=[GroupRow(row.group, row.energy) for row in checkpoint.groups],
+        groups=[GroupRow(row.group, row.energy, {}, row.bounded) for row in checkpoint.groups],
         processes=[_process_document(row) for row in checkpoint.processes],
         other=dict(checkpoint.other),
         retired=dict(checkpoint.retired),
@@ -168,13 +169,14 @@ def _process_document(row: ProcessRow) -> _ProcessDocument:
         groups=list(info.groups),
         energy=dict(row.energy),
         alive=row.alive,
+        bounded=sorted(row.bounded),
     )
 
 
 def _process_row(row: _ProcessDocument) -> ProcessRow:
     payer: Payer = Remainder(row.payer) if isinstance(row.payer, str) else Consumer(*row.payer)
     info = PayerInfo(payer, row.command, tuple(row.groups), row.user, row.parent)
-    return ProcessRow(info, row.energy, {}, row.alive)
+    return ProcessRow(info, row.energy, {}, row.alive, frozenset(row.bounded))
 
 
 _HEADER_BYTES = 24  # sequence, length, checksum: eight bytes each

@@ -8,7 +8,7 @@ more are dropped, and the energy of the domains stays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -18,7 +18,9 @@ from wattspan.attribution.top_n import OTHER
 from wattspan.model import (
     NO_SPLIT,
     Checkpoint,
+    Domain,
     DomainAccount,
+    GapReason,
     HwType,
     InferenceRow,
     Microjoules,
@@ -229,7 +231,8 @@ def delta_between(earlier: Checkpoint | None, later: Checkpoint) -> CheckpointDe
     domains = tuple(
         delta
         for account in later.accounts
-        if (delta := _domain_delta(before.get(account.domain.id), account)).energy or delta.gaps
+        for delta in _domain_deltas(before.get(account.domain.id), account)
+        if delta.energy or delta.gaps
     )
     consumers = Counter[HwType]()
     for delta in domains:
@@ -239,25 +242,52 @@ def delta_between(earlier: Checkpoint | None, later: Checkpoint) -> CheckpointDe
     return CheckpointDelta(later.at.wall, domains, owners, spans_between(earlier, later))
 
 
-def _domain_delta(before: DomainAccount | None, after: DomainAccount) -> DomainAccount:
+def _domain_deltas(before: DomainAccount | None, after: DomainAccount) -> Iterator[DomainAccount]:
+    """The energy of a domain, and apart from it the energy from before a change of the cover."""
     if before is None or after.energy < before.energy:
         before = DomainAccount(after.domain)
     energy = after.energy - before.energy
+    counted = max(0, min(energy, after.counted - before.counted))
+    here, elsewhere = counted, energy - counted
+    if not after.domain.in_cover:
+        here, elsewhere = elsewhere, here
+    yield _domain_delta(before, after, after.domain, here, _rises(before.gaps, after.gaps))
+    if elsewhere:
+        known = before.domain.in_cover != after.domain.in_cover
+        domain = before.domain if known else _moved(before, after)
+        yield _domain_delta(before, after, domain, elsewhere, {})
+
+
+def _moved(before: DomainAccount, after: DomainAccount) -> Domain:
+    """The domain on the other side of the cover: it settled late, or a change was undone."""
+    domain, divided = after.domain, after.divided > before.divided
+    if domain.in_cover or not divided:
+        return replace(domain, in_cover=not domain.in_cover, resource=None, method="none")
+    return replace(domain, in_cover=True, resource=domain.id)
+
+
+def _domain_delta(
+    before: DomainAccount,
+    after: DomainAccount,
+    domain: Domain,
+    energy: int,
+    gaps: Mapping[GapReason, int],
+) -> DomainAccount:
     consumers = after.consumers - before.consumers
     idle = after.idle - before.idle
     unattributed = after.unattributed - before.unattributed
     withheld = after.withheld - before.withheld
-    if not after.attributed:
+    if domain.resource is None:
         consumers = idle = unattributed = withheld = 0
     elif min(consumers, idle, unattributed) < 0 or consumers + idle + unattributed != energy:
         consumers, idle, unattributed, withheld = 0, 0, energy, 0
     return DomainAccount(
-        after.domain,
+        domain,
         Microjoules(energy),
         Microjoules(consumers),
         Microjoules(idle),
         Microjoules(unattributed),
-        gaps=_rises(before.gaps, after.gaps),
+        gaps=gaps,
         withheld=Microjoules(min(max(0, withheld), unattributed)),
     )
 

@@ -12,7 +12,16 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from wattspan.model import GapReason, HwType, Provenance, StaticBasis, StaticSplit
+from wattspan.model import (
+    Certainty,
+    GapReason,
+    HwType,
+    Provenance,
+    StaticBasis,
+    StaticSplit,
+    consumers_certainty,
+    energy_certainty,
+)
 from wattspan.ports import StoreError
 from wattspan.storage.database import (
     DAY,
@@ -55,6 +64,21 @@ class DomainTotal:
     idle: int
     unattributed: int
     withheld: int  # the part of ``unattributed`` without a known baseline
+
+    @property
+    def certainty(self) -> Certainty:
+        """The certainty of ``energy``."""
+        return energy_certainty(self.energy, self.gaps)
+
+    @property
+    def consumers_certainty(self) -> Certainty:
+        return consumers_certainty(self.certainty, self.gaps, self.withheld)
+
+    @property
+    def idle_certainty(self) -> Certainty:
+        """The certainty of ``idle``: energy without a known baseline may be idle energy."""
+        bounded = self.certainty is Certainty.KNOWN and bool(self.withheld)
+        return Certainty.LOWER_BOUND if bounded else self.certainty
 
 
 @dataclass(frozen=True, slots=True)

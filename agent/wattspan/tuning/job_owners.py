@@ -15,7 +15,7 @@ _MAX_CACHED = 1024
 
 
 class JobOwner(NamedTuple):
-    """A principal, and one of its Slurm jobs; ``slurm`` is "" outside of Slurm."""
+    """A principal, and one of its batch jobs; ``slurm`` is "" outside of a scheduler."""
 
     principal: Principal
     slurm: str = ""
@@ -36,7 +36,7 @@ def job_owner(info: PayerInfo | None) -> JobOwner | None:
 
 
 def slurm_job(info: PayerInfo) -> str:
-    """The Slurm job of a process; "" for none."""
+    """The batch job of a process, of Slurm or another scheduler; "" for none."""
     return next((group.name for group in info.groups if group.kind is GroupKind.JOB), "")
 
 

@@ -60,6 +60,7 @@ def accounts_to_json(accounts: TuningAccounts) -> JsonObject:
             "shared": accounts.capper_shared,
             "writes": accounts.writes,
             "restores": accounts.restores,
+            "resets": accounts.resets,
         },
         "ceiling_watts": _divided(accounts.ceiling, _MILLI),
         "jobs": [row_to_json(row) for row in accounts.rows],
@@ -82,6 +83,7 @@ def accounts_from_json(facts: Mapping[str, Any]) -> TuningAccounts:
         capper_shared=capper.get("shared", ""),
         writes=capper["writes"],
         restores=capper["restores"],
+        resets=capper.get("resets", 0),
         ceiling=_multiplied(facts["ceiling_watts"], _MILLI),
     )
 
@@ -150,7 +152,7 @@ def _with_settings(knob: Knob, facts: Iterable[JsonObject]) -> list[JsonObject]:
 def _cap_to_json(row: CapRow) -> JsonObject:
     facts = _to_builtins(row)
     facts |= facts.pop("state")
-    for name in ("key", "since", "expires", "lost"):
+    for name in ("key", "since", "expires", "lost", "presence"):
         del facts[name]
     knob, device = row.state.key
     for name in (*_STATE_SETTINGS, *_CAP_SETTINGS):

@@ -403,6 +403,7 @@ class Tuner:
             capper_shared=totals.shared,
             writes=totals.writes,
             restores=totals.restores,
+            resets=totals.resets,
             ceiling=totals.ceiling,
         )
 

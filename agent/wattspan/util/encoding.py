@@ -1,4 +1,4 @@
-"""Encodings of bodies: gzip with bounds on the decompressed size, and the frames of gRPC."""
+"""Encodings of bodies: gzip and deflate with bounds on the decompressed size, and gRPC frames."""
 
 from __future__ import annotations
 
@@ -39,10 +39,20 @@ def gzip_compress(body: bytes) -> bytes:
 
 
 def gzip_decompress(body: bytes, most: int) -> bytes:
-    """The decompressed body; BodyEncodingError, or BodyTooLongError beyond ``most`` bytes.
+    """``decompress`` of gzip."""
+    return decompress(body, most, "gzip")
+
+
+CODINGS = ("gzip", "deflate")
+"""The content codings that are accepted; x-gzip is gzip."""
+
+
+def decompress(body: bytes, most: int, coding: str) -> bytes:
+    """The body without its ``coding``; BodyEncodingError, or BodyTooLongError beyond ``most``.
 
     BodyTooLongError also beyond ``MAX_COMPRESSION_RATIO`` times the compressed size, from
     ``RATIO_EXEMPT_BYTES`` on. Decompression ends at the first byte beyond the smaller bound.
+    Deflate is the zlib format, or without its header as some clients send it.
     """
     bound = max(RATIO_EXEMPT_BYTES, MAX_COMPRESSION_RATIO * len(body))
     if bound < most:
@@ -53,25 +63,34 @@ def gzip_decompress(body: bytes, most: int) -> bytes:
         most = bound
     else:
         why = f"the body has more than {most} bytes once it is decompressed"
+    wbits = _GZIP if coding == "gzip" else _deflate_format(body)
     members, left = [], most
     while True:
-        member = zlib.decompressobj(_GZIP)
+        member = zlib.decompressobj(wbits)
         try:
             # One byte above the limit, to notice that it is exceeded; 0 would mean no limit.
             data = member.decompress(body, left + 1)
         except zlib.error as error:
-            raise BodyEncodingError(f"the body is not gzip: {error}") from None
+            raise BodyEncodingError(f"the body is not {coding}: {error}") from None
         left -= len(data)
         if left < 0:
             raise BodyTooLongError(why)
         if not member.eof:
-            raise BodyEncodingError("the body is not gzip: it ends too early")
+            raise BodyEncodingError(f"the body is not {coding}: it ends too early")
         members.append(data)
         body = member.unused_data
         if not body.strip(b"\0"):  # members may follow each other, and zeros the last
             return data if len(members) == 1 else b"".join(members)
+        if coding != "gzip":
+            raise BodyEncodingError("the body is not deflate: it has a tail")
         if len(members) > _MAX_GZIP_MEMBERS:
             raise BodyEncodingError("the body has too many gzip members")
+
+
+def _deflate_format(body: bytes) -> int:
+    """zlib's number for the format: a zlib header is a multiple of 31 and names the method 8."""
+    header = int.from_bytes(body[:2].ljust(2, b"\1"))
+    return zlib.MAX_WBITS if header % 31 == 0 and header >> 8 & 15 == 8 else -zlib.MAX_WBITS
 
 
 _MAX_GZIP_MEMBERS = 32

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import io
 import socket
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import ssl
 
 OK = 200
 
@@ -22,9 +27,17 @@ class FetchError(Exception):
     """The request had no answer; the message is the cause in lower case."""
 
 
-def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:
+def http_get(
+    url: str,
+    *,
+    timeout: float,
+    most: int,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    trust: ssl.SSLContext | None = None,
+) -> HttpAnswer:
     """The answer to a GET request, of any status, read up to ``most`` + 1 bytes; FetchError.
 
+    ``trust`` verifies the server's certificate; the system's authorities without it.
     ``timeout`` is the seconds for the whole answer, the connection included, however slowly a
     server sends it. The resolver has limits of its own.
     """
@@ -68,7 +81,7 @@ def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:
         """HTTPS with a deadline."""
 
         def https_open(self, req: Request) -> HTTPResponse:
-            return self.do_open(partial(connection, HTTPSConnection), req)
+            return self.do_open(partial(connection, HTTPSConnection, context=trust), req)
 
     class NoRedirect(HTTPRedirectHandler):
         """Follows no redirect: the agent contacts only the configured server."""
@@ -79,7 +92,7 @@ def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:
     try:
         try:
             opener = build_opener(NoRedirect, Plain, Encrypted)
-            with opener.open(Request(url), timeout=timeout) as answer:  # noqa: S310
+            with opener.open(Request(url, headers=dict(headers)), timeout=timeout) as answer:  # noqa: S310
                 return HttpAnswer(answer.status, answer.read(most + 1))
         except HTTPError as error:
             with error:

@@ -62,7 +62,19 @@ _LAYOUT: Mapping[str, Sequence[str]] = {
         "optional bytes namespace = 2",
         "repeated ContainerDevices containers = 3",
     ],
-    "ContainerDevices": ["optional bytes name = 1", "repeated DeviceIds devices = 2"],
+    "ContainerDevices": [
+        "optional bytes name = 1",
+        "repeated DeviceIds devices = 2",
+        "repeated DynamicResource claims = 5",
+    ],
+    "DynamicResource": ["repeated ClaimedDevice devices = 4"],
+    "ClaimedDevice": [
+        "repeated CdiDevice cdi = 1",
+        "optional bytes driver = 2",
+        "optional bytes pool = 3",
+        "optional bytes device = 4",
+    ],
+    "CdiDevice": ["optional bytes name = 1"],
     "DeviceIds": ["optional bytes resource = 1", "repeated bytes ids = 2"],
     # google.rpc and google.protobuf
     "Any": ["optional string type_url = 1", "optional bytes value = 2"],

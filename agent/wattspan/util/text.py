@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 
 def printable(text: str, instead: str = "?") -> str:
@@ -51,3 +52,10 @@ def escape_formula(text: str) -> str:
 def has_pyarrow() -> bool:
     """Return True if pyarrow is installed, without importing it."""
     return importlib.util.find_spec("pyarrow") is not None
+
+
+def natural_key(text: str) -> tuple[tuple[int, str], ...]:
+    """A sort key that puts ``package-2`` before ``package-10``."""
+    return tuple(
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)
+    )

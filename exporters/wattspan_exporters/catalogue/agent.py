@@ -89,6 +89,10 @@ AGENT = (
     Metric("wattspan.pool.refusals", COUNTER, "{request}",
            "Items that found a bounded pool full, or lost a place to an owner with fewer.",
            ("pool", "reason"), lambda snapshot: snapshot.stats.pool_refusals.items()),
+    Metric("wattspan.pool.used", GAUGE, "1",
+           "Used part of the limit of a bounded pool; of several pools of one name, the fullest.",
+           ("pool",), lambda snapshot: (
+               ((pool,), used) for pool, used in snapshot.stats.pools_used.items())),
 )  # fmt: skip
 
 # ----------------------------------------------- cost and carbon: rates and totals in billionths
@@ -96,12 +100,12 @@ AGENT = (
 
 def cost(snapshot: Snapshot) -> Iterator[Sample]:
     if (rated := snapshot.footprint.cost) is not None:
-        yield (rated.unit, rated.origin, worst_provenance(snapshot.cover) or ""), rated.total
+        yield (rated.unit, rated.origin, worst_provenance(snapshot.summed) or ""), rated.total
 
 
 def carbon(snapshot: Snapshot) -> Iterator[Sample]:
     if (rated := snapshot.footprint.carbon) is not None:
-        yield (rated.origin, worst_provenance(snapshot.cover) or ""), rated.total
+        yield (rated.origin, worst_provenance(snapshot.summed) or ""), rated.total
 
 
 def price(snapshot: Snapshot) -> Iterator[Sample]:
@@ -120,7 +124,7 @@ def energy_without_rate(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield zero as well, so that the first increase is visible to rate functions."""
     for name in ("cost", "carbon"):
         if (rated := getattr(snapshot.footprint, name)) is not None:
-            yield (name, worst_provenance(snapshot.cover) or ""), rated.unknown
+            yield (name, worst_provenance(snapshot.summed) or ""), rated.unknown
 
 
 FOOTPRINT = (

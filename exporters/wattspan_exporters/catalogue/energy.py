@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from wattspan.model import (
     SECOND,
+    Certainty,
     Consumer,
     Domain,
     DomainAccount,
@@ -50,7 +51,8 @@ def provenances(snapshot: Snapshot) -> dict[HwType, str]:
     known = dict(snapshot.provenance)
     for account in snapshot.domains:
         domain = account.domain
-        if domain.in_cover and domain.hw_type not in snapshot.provenance:
+        summed = domain.in_cover or account.counted
+        if summed and domain.hw_type not in snapshot.provenance:
             known[domain.hw_type] = domain.provenance.worse(
                 known.get(domain.hw_type, domain.provenance)
             )
@@ -65,20 +67,39 @@ def parent(domain: Domain) -> str:
 # ------------------------------------------------------------------------------------ domains
 
 
-def _of_domains(field: str) -> Draw:
-    """One field of every domain's account, with all attributes of the domain."""
-    return each(attrgetter("domains"), lambda account: _hardware(account.domain), attrgetter(field))
-
-
-def _hardware(domain: Domain) -> tuple[str, ...]:
+def _hardware(account: DomainAccount) -> tuple[str, ...]:
+    domain = account.domain
     return domain.id, domain.hw_type, domain.name, parent(domain), domain.provenance
 
 
+def _with_energy(snapshot: Snapshot) -> Iterable[DomainAccount]:
+    """The accounts that have a number: the energy of the others is unknown, not 0."""
+    return (one for one in snapshot.domains if one.energy_certainty is not Certainty.UNKNOWN)
+
+
+def domain_energy(snapshot: Snapshot) -> Iterator[Sample]:
+    """Yield every known energy of a domain, that from outside the cover as a series of its own.
+
+    So the sum over ``hw_parent=""`` is the host's energy, also after a change of the cover.
+    """
+    for account in _with_energy(snapshot):
+        domain, counted = account.domain, account.counted
+        if domain.in_cover or counted:
+            yield (*_hardware(account)[:3], "", domain.provenance), counted
+        if not domain.in_cover or account.energy > counted:
+            above = domain.parent or OUTSIDE_COVER
+            yield (*_hardware(account)[:3], above, domain.provenance), account.energy - counted
+
+
 def _of_attributed(field: str) -> Draw:
-    """One field of the account of every attributed domain."""
+    """One field of the account of every domain with energy that is or was attributed."""
 
     def rows(snapshot: Snapshot) -> Iterable[DomainAccount]:
-        return (account for account in snapshot.domains if account.attributed)
+        return (
+            account
+            for account in _with_energy(snapshot)
+            if account.attributed or (account.counted and account.divided)
+        )
 
     return each(rows, _typed, attrgetter(field))
 
@@ -89,17 +110,30 @@ def _typed(account: DomainAccount) -> tuple[str, ...]:
 
 
 def host_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    cover = snapshot.cover
-    if (provenance := worst_provenance(cover)) is not None:
-        yield (provenance,), sum(account.energy for account in cover)
+    """Yield the sum of the cover; nothing if the energy of every part is unknown."""
+    energy, certainty = snapshot.host_energy
+    if certainty is not Certainty.UNKNOWN:
+        yield (worst_provenance(snapshot.summed) or "",), energy
 
 
 def host_power(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield the sum of the cover; nothing if the power of a part is unknown."""
-    cover = tuple(account for account in snapshot.cover if account.present)
-    parts = [account.power for account in cover if account.power is not None]
-    if cover and len(parts) == len(cover):
-        yield (worst_provenance(cover) or "",), sum(parts)
+    power, certainty = snapshot.host_power
+    if certainty is Certainty.KNOWN:
+        cover = tuple(account for account in snapshot.cover if account.present)
+        yield (worst_provenance(cover) or "",), power
+
+
+def host_certainty(snapshot: Snapshot) -> Iterator[Sample]:
+    if snapshot.cover:
+        yield ("energy", snapshot.host_energy[1]), 1
+        yield ("power", snapshot.host_power[1]), 1
+
+
+def domain_certainty(snapshot: Snapshot) -> Iterator[Sample]:
+    for account in snapshot.domains:
+        yield (account.domain.id, "energy", account.energy_certainty), 1
+        yield (account.domain.id, "power", account.power_certainty), 1
 
 
 def host_ramps(snapshot: Snapshot) -> Iterator[Sample]:
@@ -130,10 +164,12 @@ def domain_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 ENERGY = (
-    Metric("hw.energy", COUNTER, "J", "Energy of one domain since its discovery.",
-           HARDWARE_ATTRIBUTES, _of_domains("energy"), lasting=True),
+    Metric("hw.energy", COUNTER, "J",
+           "Energy of one domain since its discovery; the part from outside the cover is a series "
+           "of its own, with another `hw_parent`.",
+           HARDWARE_ATTRIBUTES, domain_energy, lasting=True),
     Metric("hw.power", GAUGE, "W", "Mean power of one domain over about the last second.",
-           HARDWARE_ATTRIBUTES, _of_domains("power")),
+           HARDWARE_ATTRIBUTES, each(attrgetter("domains"), _hardware, attrgetter("power"))),
     Metric("hw.host.energy", COUNTER, "J",
            "Energy of all domains of the cover, without double counting.",
            ("provenance",), host_energy, lasting=True),
@@ -145,9 +181,19 @@ ENERGY = (
            "minute, divided by their length; absent while the energy of all such windows is "
            "unknown.",
            ("window",), host_ramps),
+    Metric("wattspan.host.certainty.info", INFO, "",
+           "Certainty of the two sums of the cover (`energy`, `power`): `known`; `lower_bound` if "
+           "a member's is unknown, which the sum then lacks; `unknown` if every member's is.",
+           ("figure", "certainty"), host_certainty),
+    Metric("wattspan.domain.certainty.info", INFO, "",
+           "Certainty of the energy and the power of one domain: `known`; `lower_bound` if time "
+           "with unknown energy is in the period that the counter covers; `unknown`.",
+           ("hw.id", "figure", "certainty"), domain_certainty),
     Metric("wattspan.domain.up", GAUGE, "",
-           "Presence of the domain: 1 if present, 0 if only its account remains.", ("hw.id",),
-           each(attrgetter("domains"), lambda a: (a.domain.id,), lambda a: int(a.present))),
+           "Readings of the domain: 1 if it gives them, 0 if not, or if only its account remains.",
+           ("hw.id",),
+           each(attrgetter("domains"), lambda a: (a.domain.id,),
+                lambda a: int(a.present and not a.silent))),
     # The translation rules would keep "time" in the name.
     Metric("wattspan.gap.time", COUNTER, "s",
            "Time with unknown energy, by reason. The agent does not interpolate it.",
@@ -247,6 +293,11 @@ def group_energy(snapshot: Snapshot) -> Iterator[Sample]:
             yield (hw_type, kind, name, provenance.get(hw_type, "")), energy
 
 
+def attribution_certainty(snapshot: Snapshot) -> Iterator[Sample]:
+    for hw_type, certainty in snapshot.attribution_certainty.items():
+        yield (hw_type, certainty), 1
+
+
 def baseline_quality(snapshot: Snapshot) -> Iterator[Sample]:
     for account in snapshot.domains:
         if account.baseline is not None:
@@ -279,11 +330,17 @@ ACCOUNTS = (
            TYPE_ATTRIBUTES, _of_attributed("idle_power_error")),
     Metric("wattspan.baseline.info", INFO, "",
            "Origin of the idle power of a domain: `baseline_learned`, `baseline_remembered` from "
-           "an earlier run or the configuration, or `baseline_unknown`.",
+           "an earlier run or the configuration, `baseline_doubtful` if an equal device, an "
+           "earlier run or the range of all devices contradicts it, or `baseline_unknown`.",
            (*TYPE_ATTRIBUTES, "quality"), baseline_quality),
+    Metric("wattspan.attribution.certainty.info", INFO, "",
+           "Certainty of the energy of processes, groups and spans: `known`; `lower_bound` if a "
+           "part of a device's energy was not measured, or not divided without a known idle "
+           "power; `unknown` if no device of the type was ever measured.",
+           ("hw.type", "certainty"), attribution_certainty),
     Metric("wattspan.baseline_unknown.energy", COUNTER, "J",
-           "Part of the unattributed energy that may be idle energy, from time without a known "
-           "idle power.",
+           "Part of the unattributed energy that may be idle energy, from time with an unknown or "
+           "doubtful idle power.",
            TYPE_ATTRIBUTES, _of_attributed("withheld"), lasting=True),
 )  # fmt: skip
 

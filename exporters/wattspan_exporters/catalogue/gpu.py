@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from wattspan.model import (
     CapRow,
+    Certainty,
     Domain,
     DomainAccount,
     GpuStatus,
@@ -142,6 +143,14 @@ def divergence(gpu: GpuStatus) -> float | None:
     return (integrated - counted) / counted
 
 
+def energy_sources(snapshot: Snapshot) -> Iterator[Sample]:
+    """Yield what each board's energy is taken from, and whether both of its sensors agree."""
+    words = {None: "unknown", True: "disagree", False: "agree"}
+    for gpu, _ in _boards(snapshot):
+        if gpu.energy_basis:
+            yield (gpu.domain_id, gpu.energy_basis, words[gpu.energy_disagrees]), 1
+
+
 def gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
     for board in _boards(snapshot):
         gpu = board[0]
@@ -151,12 +160,12 @@ def gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 def device_pods(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield each container that a present GPU or MIG instance is allotted to."""
-    ids = (account.domain.id for account in snapshot.domains if account.present)
-    domains = {domain_id.removeprefix("gpu:"): domain_id for domain_id in ids}
-    for one in snapshot.device_pods:
-        domain_id = domains.get(one.device)
-        if domain_id is not None:
-            yield (domain_id, one.namespace, one.pod, one.container), 1
+    present = [account.domain for account in snapshot.domains if account.present]
+    domains = {one.pci: one.id for one in present if one.pci and one.hw_type is HwType.GPU}
+    domains |= {one.id.removeprefix("gpu:"): one.id for one in present}
+    pods = ((domains.get(one.device), one) for one in snapshot.device_pods)
+    named = {(where, one.namespace, one.pod, one.container) for where, one in pods if where}
+    yield from ((labels, 1) for labels in sorted(named))
 
 
 GPUS = (
@@ -170,6 +179,10 @@ GPUS = (
            ("hw.id", "method", "provenance"), compared_energy),
     _gauge("wattspan.gpu.energy.divergence", GAUGE, "1",
            "Ratio of integrated power to counted energy, minus 1.", divergence),
+    Metric("wattspan.gpu.energy.info", INFO, "",
+           "Origin of a GPU's energy (`counter` or `power`), and whether counter and integrated"
+           " power agree within their stated errors (`agree`, `disagree`, `unknown`).",
+           ("hw.id", "basis", "sensors"), energy_sources),
     _gauge("hw.gpu.utilization", GAUGE, "1",
            "Fraction of time with a running kernel on the GPU.", attrgetter("utilisation")),
     # hw.gpu.memory.utilization is the used fraction of the memory.
@@ -243,6 +256,12 @@ def _dcgm(name: str, text: str, field: Callable[[GpuStatus], int | float | None]
     return Metric(name, GAUGE, "", text, DCGM_LABELS, draw, series=name)
 
 
+def counted_millijoules(row: _DcgmRow) -> int | None:
+    """The energy of a GPU; None if none was ever measured."""
+    known = row.account.energy_certainty is not Certainty.UNKNOWN
+    return row.account.energy // 1000 if known else None
+
+
 def sensor_watts(gpu: GpuStatus) -> float | None:
     """The average power where there is one, as DCGM reports it."""
     milliwatts = gpu.power_average if gpu.power_average is not None else gpu.power_instant
@@ -269,7 +288,7 @@ DCGM = (
     _dcgm("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", sensor_watts),
     Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "",
            "Energy consumption since the agent first saw the GPU (in mJ).", DCGM_LABELS,
-           each(_dcgm_rows, attrgetter("labels"), lambda row: row.account.energy // 1000),
+           each(_dcgm_rows, attrgetter("labels"), counted_millijoules),
            series="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
     _dcgm("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", attrgetter("temperature_celsius")),
     _dcgm("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).",

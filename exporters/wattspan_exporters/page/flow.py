@@ -85,6 +85,8 @@ class FlowGraph:
     links: list[FlowLink] = field(default_factory=list)
     total: int = 0  # energy of all devices
     power: float | None = None  # of all devices, without absent ones that have no energy
+    least_power: float | None = None  # of the devices whose power is known; None if none is
+    bounded: bool = False  # the energy of a part of the time of a device is unknown
 
     def add_source(self, node: FlowNode, energy: int, watts: float | None) -> None:
         """Add a node without inflow."""
@@ -170,6 +172,9 @@ def build_flow(
     counted = [one for one in delta.devices.values() if one.present or one.energy]
     flow.total = sum(one.energy for one in counted)
     flow.power = _sum(map(power, counted)) if counted else None
+    known = [watts for one in counted if (watts := power(one)) is not None]
+    flow.least_power = sum(known) if known else None
+    flow.bounded = any(one.known < one.lasted or one.unmeasured for one in counted)
     rates = [
         flow.rate(f"t:{kind}") if f"t:{kind}" in flow.nodes else None for kind in HARDWARE_TYPES
     ]

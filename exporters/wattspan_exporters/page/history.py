@@ -180,7 +180,7 @@ class PowerHistory:
             self._rings.clear()
             self._marks.clear()
             self._first = self._next = at
-        cover = {account.domain.id: account for account in snapshot.cover}
+        cover = {account.domain.id: account for account in snapshot.summed}
         for removed in self._rings.keys() - cover.keys():
             del self._rings[removed]
         for name, account in cover.items():
@@ -197,7 +197,8 @@ class PowerHistory:
     def _power(self, name: str, account: DomainAccount, at: Instant) -> tuple[float, int]:
         """The mean power, nan if unknown, and the first step that it covers."""
         slot, old = _slot(at), self._marks.get(name)
-        if account.settled is None or not account.present:
+        absent = account.settled is None or not account.present
+        if absent or not account.domain.in_cover:
             self._marks.pop(name, None)
             return nan, slot
         if old is None:
@@ -208,7 +209,7 @@ class PowerHistory:
         if passed < SECOND or slot == _slot(old.at):
             return nan, slot
         self._marks[name] = _PowerMark(account, at)
-        energy = account.energy - old.account.energy
+        energy = account.counted - old.account.counted
         gaps = sum(account.gaps.values()) - sum(old.account.gaps.values())  # includes suspension
         if gaps < 0 or energy < 0 or 2 * gaps > passed + at.asleep - old.at.asleep:
             return nan, slot

@@ -49,11 +49,19 @@ class FlowLinkEntry(Struct, frozen=True):
 
 
 class FlowEntry(Struct, frozen=True):
+    """The flow of a period.
+
+    ``watts`` is null if the power of a device is unknown; ``least_watts`` is the sum of the known
+    ones. ``bounded``: the energy of a part of the time of a device is unknown.
+    """
+
     seconds: float
     joules: float
     watts: float | None
     nodes: list[FlowNodeEntry]
     links: list[FlowLinkEntry]
+    least_watts: float | None = None
+    bounded: bool = False
 
 
 class PowerSeries(Struct, frozen=True):
@@ -89,6 +97,7 @@ class HourSpan(Struct, frozen=True):
     output_tokens: int
     trace: str | None
     split: SplitEntry | None
+    bounded: bool = False  # its energy is a lower bound
 
 
 class LiveDocument(Struct, frozen=True):
@@ -136,12 +145,14 @@ def _flow(flow: FlowGraph) -> FlowEntry:
             for node in flow.nodes.values()
         ],
         [FlowLinkEntry(link.source, link.target, _rounded(link.watts, 4)) for link in flow.links],
+        _rounded(flow.least_power, 4),
+        flow.bounded,
     )
 
 
 def _power(snapshot: Snapshot, history: PageHistory) -> PowerEntry:
     step, end, series = history.powers(MAX_POINTS)
-    domains = [account.domain for account in snapshot.cover if account.domain.id in series]
+    domains = [account.domain for account in snapshot.summed if account.domain.id in series]
     return PowerEntry(
         step / 1e9,
         _unix_time(snapshot, end),
@@ -176,6 +187,7 @@ def _spans(hour: SnapshotDelta) -> list[HourSpan]:
             span.tokens,
             span.trace,
             _split(span.splits),
+            bool(span.bounded),
         )
         for energy, (service, name), span in ranked[:MAX_SPANS]
     ]

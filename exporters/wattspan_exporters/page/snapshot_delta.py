@@ -63,7 +63,7 @@ class DeviceDelta(NamedTuple):
     """
 
     domain: Domain
-    present: bool
+    present: bool  # or lost: its source cannot read it
     energy: int
     consumers: int
     idle: int
@@ -71,6 +71,7 @@ class DeviceDelta(NamedTuple):
     lasted: int  # ns of settlement, including gaps and unknown times
     known: int  # ns of these with known energy
     timed: int  # energy of the known time; the first energy of a new account has no known time
+    unmeasured: int = 0  # snapshots at which it was present and gave no reading
 
     @property
     def undivided(self) -> int:
@@ -85,8 +86,9 @@ class DeviceDelta(NamedTuple):
 
     @property
     def mean_power(self) -> float | None:
-        """Mean watts of the whole time; unknown energy counts as zero."""
-        return 1000 * self.energy / self.lasted if self.lasted >= SECOND else None
+        """Mean watts of the whole time, at least: gaps add nothing; None if nothing is known."""
+        measured = self.lasted >= SECOND and (self.energy or self.known)
+        return 1000 * self.energy / self.lasted if measured else None
 
     def merged(self, later: DeviceDelta) -> DeviceDelta:
         sums = map(add, self[2:], later[2:])
@@ -112,6 +114,7 @@ class SpanDelta(NamedTuple):
     tokens: int  # of output
     trace: str | None  # of the newest exemplar
     splits: tuple[int, ...]  # static and dynamic GPU energy, for each of STATIC_BASES
+    bounded: int = 0  # calls whose energy is a lower bound
 
     def merged(self, later: SpanDelta) -> SpanDelta:
         return SpanDelta(
@@ -121,6 +124,7 @@ class SpanDelta(NamedTuple):
             self.tokens + later.tokens,
             later.trace or self.trace,
             add_energy(self.splits, later.splits),
+            self.bounded + later.bounded,
         )
 
 
@@ -197,13 +201,14 @@ def delta_between(before: Snapshot, after: Snapshot) -> SnapshotDelta | None:
     return None if min(delta.unlisted) < 0 else delta
 
 
-_ACCOUNTS = attrgetter("energy", "consumers", "idle", "unattributed")
+_ACCOUNTS = attrgetter("counted", "consumers", "idle", "unattributed")
 
 
 def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None:
     """The devices of the cover; None if an account decreased."""
     old = {account.domain.id: account for account in before.domains}
     devices: dict[str, DeviceDelta] = {}
+    lost = after.lost
     for account in after.domains:
         domain = account.domain
         earlier = old.pop(domain.id, None)
@@ -215,7 +220,9 @@ def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None
         if domain.in_cover or since.domain.in_cover:
             passed = after.at.mono - before.at.mono
             times = _times(since, account, passed)
-            devices[domain.id] = DeviceDelta(domain, account.present, *(*grown, *times))
+            expected = account.present or domain.id in lost
+            mute = int(expected and (account.silent or not account.measured))
+            devices[domain.id] = DeviceDelta(domain, expected, *(*grown, *times, mute))
     return None if old else devices
 
 
@@ -226,7 +233,7 @@ def _times(since: DomainAccount, account: DomainAccount, passed: int) -> tuple[i
         return passed, 0, 0
     # The account of a missing device stands still, and jumps when the device is back.
     lasted = moved if since.present and account.present else passed
-    return lasted, moved - gap_time(since, account), account.energy - since.energy
+    return lasted, moved - gap_time(since, account), account.counted - since.counted
 
 
 def settled_time(since: DomainAccount, account: DomainAccount) -> int | None:
@@ -284,6 +291,7 @@ def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[Span
                 now.tokens - was.tokens,
                 now.trace if now.trace != was.trace else None,
                 tuple(map(sub, now.splits, was.splits)),
+                max(0, now.bounded - was.bounded),
             )
         # A name that was evicted and returned began at zero.
         if min(*now.parts, *now.splits, now.time, now.tokens) < 0:
@@ -299,7 +307,9 @@ def _span_delta(row: SpanRow) -> SpanDelta:
     tokens = row.tokens.get("output", 0)
     splits = (row.splits.get(basis, NO_SPLIT) for basis in STATIC_BASES)
     parts = tuple(chain.from_iterable(splits))
-    return SpanDelta(_parts(row.energy), row.count, row.time, tokens, trace, parts)
+    return SpanDelta(
+        _parts(row.energy), row.count, row.time, tokens, trace, parts, row.bounded_count
+    )
 
 
 def _outside(before: Snapshot, after: Snapshot) -> dict[str, int]:

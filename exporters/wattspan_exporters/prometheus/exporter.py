@@ -69,6 +69,7 @@ class PrometheusExporter:
             ),
             principals=context.principals,
             name=self.name,
+            pools=context.pools,
         )
         pages = MetricsPages(
             view,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 
 from wattspan.model import MILLISECOND, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
@@ -43,6 +44,28 @@ def actuator_error(
     """``thing`` is the attempt, as in "read the power limit of GPU 0"."""
     sentence = f"Cannot {thing}: {cause}."
     return ActuatorError(f"{sentence} {remedy}".rstrip(), trouble, locked=locked)
+
+
+def load_identity(sysfs: Path, *nodes: str) -> str:
+    """Identifies the present load of a driver and of a device by their ``nodes`` in sysfs.
+
+    The kernel numbers a node anew whenever it is registered. "" if there is none of them.
+    """
+    found = []
+    for node in nodes:
+        with contextlib.suppress(OSError):
+            found.append(str((sysfs / node).lstat().st_ino))
+    return "-".join(found)
+
+
+def suspended_error(name: str) -> ActuatorError:
+    """A board that the kernel has powered down, which a call of its driver would wake."""
+    return actuator_error(
+        f"reach {name}",
+        "it is suspended, and a call would wake it",
+        "Its cap is applied when it resumes.",
+        Trouble.RETRY,
+    )
 
 
 def is_honoured(wanted: int, shown: int | None) -> bool:

@@ -14,22 +14,32 @@ a board that returned. It changes no setting of any board.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from wattspan.capper.actuators import PowerActuator, actuator_error
+from wattspan.capper.actuators import (
+    PowerActuator,
+    actuator_error,
+    load_identity,
+    suspended_error,
+)
 from wattspan.capper.actuators.gpu import (
     ASK_WITHIN_RANGE,
+    GPU_ID_PREFIX,
     REJECTED,
     ClockActuator,
     GpuActuator,
     trouble_of,
 )
-from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import AmdSmiError, AmdSmiLibrary, cause_of, number
 from wattspan.sources.amdsmi.device import EMULATED_UUID, MICROWATTS, BoardIdentity, power_limits
+from wattspan.sources.amdsmi.energy import accumulated
 from wattspan.sources.amdsmi.source import identify_board, is_amd, list_boards
+from wattspan.sources.bound_devices import BoundDevices
 
 _VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS | {gpu_calls.UNKNOWN}
 _REMEDIES = {
@@ -71,8 +81,13 @@ class AmdBoards:
 
     generation = 0  # an initialisation changes no setting
 
-    def __init__(self, amdsmi: Any, clock: Clock) -> None:
+    def __init__(self, amdsmi: Any, clock: Clock, sysfs: Path | None = None) -> None:
+        """``sysfs`` shows the loads of the driver and of the boards; None for an emulated host."""
         self.library = AmdSmiLibrary(amdsmi, clock)
+        self._sysfs = sysfs
+        self._bound = None if sysfs is None else BoundDevices(sysfs, "amdgpu")
+        self._losses: Counter[str] = Counter()  # of each board
+        self._wide: set[str] = set()  # boards with an accumulator of more than 32 bits
         self._begun = False
         self._boards: dict[str, AmdBoard] = {}  # with handles that are not known to be void
         self._names: dict[str, str] = {}  # of all boards ever found
@@ -80,11 +95,16 @@ class AmdBoards:
 
     def board(self, device: str) -> AmdBoard:
         """The board; ActuatorError if there is none, or it does not answer."""
+        address = device.removeprefix(GPU_ID_PREFIX)
+        if self._bound is not None and self._bound.suspended(address):
+            raise suspended_error(self._names.get(device, device))
         self._begin()
         return self._boards.get(device) or self._find(device)
 
     def slots(self) -> int:
         """The number of boards that the library has found. ActuatorError."""
+        if self._bound is not None and self._bound.all_suspended():
+            raise suspended_error("the AMD GPUs")
         self._begin()
         if self._names.keys() - self._boards.keys():
             self._reinitialise()
@@ -111,10 +131,29 @@ class AmdBoards:
                 stale = error.value == gpu_calls.INVALID_ARGUMENT and not arguments
                 if stale or error.value in _VOID_HANDLE_ERRORS:
                     self._boards.pop(device, None)
+                    self._losses[device] += error.value in _VOID_HANDLE_ERRORS
                     if not again:
                         again = True
                         continue
                 raise self._refusal(thing, device, error.value) from None
+
+    def presence(self, device: str) -> DevicePresence:
+        """The evidence of resets of a board, which answers. ActuatorError."""
+        address, load = self.board(device).identity.address, ""
+        if self._sysfs is not None:
+            load = load_identity(self._sysfs, "module/amdgpu", f"bus/pci/devices/{address}/driver")
+        return DevicePresence(load, self._losses[device], self._odometer(device))
+
+    def _odometer(self, device: str) -> int | None:
+        """The energy accumulator, once it is known not to be one of 32 bits, which wraps."""
+        try:
+            answer = self.ask(device, "read the energy counter of", "amdsmi_get_energy_count")
+        except ActuatorError:
+            return None
+        value = number(accumulated(answer), 1 << 64) or 0
+        if value >> 32:
+            self._wide.add(device)
+        return value if device in self._wide else None
 
     def close(self) -> None:
         """End the session; the next call begins another one."""
@@ -210,6 +249,7 @@ class AmdPower(GpuActuator[AmdBoards], PowerActuator):
             requested=limits.requested,
             enforced=limits.enforced,
             aliases=board.aliases,
+            presence=self._boards.presence(device),
         )
 
 

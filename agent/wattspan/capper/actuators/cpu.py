@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattspan.capper.actuators import PowerActuator, actuator_error
-from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.capper.actuators import PowerActuator, actuator_error, load_identity
+from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
 
@@ -151,6 +151,7 @@ class CpuPower(PowerActuator):
         self._answers_after = answers_after
         self._put_number = put or write_number
         self._first: dict[str, int] = {}
+        self._in_force: dict[str, str] = {}  # the load of each zone that had its limits on
         self._packages: dict[str, CpuPackage] = {}
 
     def slots(self) -> int:
@@ -181,7 +182,9 @@ class CpuPower(PowerActuator):
                 "Write the wanted limit into its power_limit_uw once, as root.",
                 Trouble.ABSENT,
             )
-        if value < before.requested and not _enabled(package.limit):
+        if value <= before.requested and self._switched_off_by_reload(before):
+            self._switch_on(package, thing)
+        elif value < before.requested and not _enabled(package.limit):
             # The kernel reports limits that are switched off and locked ones alike. A write of
             # the present value distinguishes them and changes nothing.
             if present := _microwatts(package.limit.power):
@@ -194,6 +197,20 @@ class CpuPower(PowerActuator):
             )
         self._put_microwatts(package, thing, value * 1000)
         self._clock.sleep_until(self._clock.monotonic() + self._answers_after)
+
+    def _switched_off_by_reload(self, state: KnobState) -> bool:
+        """True if the limits were in force before the present load of the driver.
+
+        Linux switches the limits of a zone off when it removes it, and keeps their values.
+        """
+        seen, package = self._in_force.get(state.key.device), self._packages[state.key.device]
+        return not _enabled(package.limit) and seen not in (None, state.presence.load)
+
+    def _switch_on(self, package: CpuPackage, thing: str) -> None:
+        try:
+            self._put_number(package.limit.enabled, 1)
+        except OSError as error:
+            raise _powercap_error(thing, error) from None
 
     def _not_honoured(self, before: KnobState, wanted: int, shown: int | None) -> ActuatorError:
         """A locked register may also take a value and keep the old one."""
@@ -228,6 +245,9 @@ class CpuPower(PowerActuator):
         first = self._first.get(device) or requested
         if first is not None:
             self._first[device] = first
+        load = load_identity(package.limit.directory, ".")
+        if _enabled(package.limit):
+            self._in_force[device] = load
         specified = _milliwatts(_microwatts(package.limit.path("max_power_uw")))
         return KnobState(
             CapKey(self.knob, device),
@@ -238,6 +258,7 @@ class CpuPower(PowerActuator):
             requested=requested,
             enforced=_enforced(package, requested),
             aliases=(package.limit.directory.name, package.name),
+            presence=DevicePresence(load),
         )
 
     def _put_microwatts(self, package: CpuPackage, thing: str, microwatts: int) -> None:

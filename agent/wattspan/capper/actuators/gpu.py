@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from wattspan.capper.actuators import (
@@ -25,11 +27,14 @@ from wattspan.capper.actuators import (
     PowerActuator,
     actuator_error,
     format_setting,
+    load_identity,
+    suspended_error,
 )
-from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
+from wattspan.model import SECOND, CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources import gpu_calls
-from wattspan.sources.nvml.calls import cause_of
+from wattspan.sources.bound_devices import BoundDevices
+from wattspan.sources.nvml.calls import cause_of, pci_address
 from wattspan.sources.nvml.device import EMULATED_UUID
 
 REJECTED = "the driver rejects the value"
@@ -84,6 +89,7 @@ class NvmlBoard:
     index: int
     model: str
     handle: Any
+    pci: str = ""
 
     @property
     def uuid(self) -> str:
@@ -105,9 +111,14 @@ class NvmlBoards:
     ``generation`` grows whenever the driver was, or may have been, reloaded, and lost its settings.
     """
 
-    def __init__(self, nvml: Any, clock: Clock) -> None:
+    def __init__(self, nvml: Any, clock: Clock, sysfs: Path | None = None) -> None:
+        """``sysfs`` shows the loads of the driver and of the boards; None for an emulated host."""
         self._nvml = nvml
         self._clock = clock
+        self._sysfs = sysfs
+        self._bound = None if sysfs is None else BoundDevices(sysfs, "nvidia")
+        self._places: dict[str, tuple[int, str]] = {}  # index and PCI address of each board
+        self._losses: Counter[str] = Counter()  # void handles of each board
         self._begun = False
         self._reinitialize_at: dict[str, int] = {}  # for each lost board
         self._boards: dict[str, NvmlBoard] = {}  # with handles that are not known to be void
@@ -120,11 +131,18 @@ class NvmlBoards:
 
     def board(self, device: str) -> NvmlBoard:
         """The board; ActuatorError if there is none, or it does not answer."""
+        if device in self._places and self._is_suspended(self._places[device][1]):
+            raise suspended_error(self.name(device))
         self._begin()
         return self._boards.get(device) or self._find(device)
 
+    def _is_suspended(self, pci: str) -> bool:
+        return self._bound is not None and self._bound.suspended(pci)
+
     def slots(self) -> int:
         """The number of boards that the driver counts. ActuatorError."""
+        if self._bound is not None and self._bound.all_suspended():
+            raise suspended_error("the GPUs")
         code = gpu_calls.UNKNOWN
         for _ in ("this session", "a new session"):
             self._begin()
@@ -137,6 +155,9 @@ class NvmlBoards:
 
     def id_at(self, slot: int) -> str | None:
         """The id of the board with the index ``slot``; None if it cannot be identified."""
+        for device, (index, pci) in self._places.items():
+            if index == slot and self._is_suspended(pci):
+                return device
         self._begin()
         try:
             return self._describe(slot, self._nvml.nvmlDeviceGetHandleByIndex(slot)).id
@@ -175,6 +196,19 @@ class NvmlBoards:
                 return None
             raise
 
+    def presence(self, device: str) -> DevicePresence:
+        """The evidence of resets of a board, which answers. ActuatorError."""
+        known, ask = self.board(device), self.ask_maybe
+        load, mig = "", ask(device, _READ_LIMITS, "nvmlDeviceGetMigMode")
+        if self._sysfs is not None:
+            driver = f"bus/pci/devices/{known.pci}/driver" if known.pci else ""
+            load = load_identity(self._sysfs, "module/nvidia", *filter(None, (driver,)))
+        return DevicePresence(
+            f"{load}{' mig' if mig and mig[0] else ''}",  # the change of the mode is a reset
+            self.generation + self._losses[device],
+            ask(device, _READ_ENERGY, "nvmlDeviceGetTotalEnergyConsumption"),
+        )
+
     def close(self) -> None:
         """End the session; the next call begins another one."""
         self._boards.clear()
@@ -197,10 +231,13 @@ class NvmlBoards:
         self.generation += 1
 
     def _describe(self, index: int, handle: Any) -> NvmlBoard:
-        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        pci, uuid = "", _text(self._nvml.nvmlDeviceGetUUID(handle))
         model = _text(self._nvml.nvmlDeviceGetName(handle))
-        board = NvmlBoard(GPU_ID_PREFIX + uuid, index, model, handle)
+        with contextlib.suppress(AttributeError, self._nvml.NVMLError):
+            pci = pci_address(self._nvml.nvmlDeviceGetPciInfo(handle))
+        board = NvmlBoard(GPU_ID_PREFIX + uuid, index, model, handle, pci)
         self._boards[board.id], self._names[board.id] = board, board.name
+        self._places[board.id] = index, pci
         return board
 
     def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
@@ -212,6 +249,7 @@ class NvmlBoards:
         stale = code == gpu_calls.INVALID_ARGUMENT and not with_arguments
         if stale or code in _VOID_HANDLE_ERRORS:
             self._boards.pop(device, None)
+            self._losses[device] += 1
             return True
         return False
 
@@ -265,6 +303,7 @@ def _text(value: Any) -> str:
 
 
 _READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
+_READ_ENERGY = "read the energy counter of"
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
@@ -277,6 +316,8 @@ class GpuSlots(Protocol):
     def slots(self) -> int: ...
 
     def id_at(self, slot: int) -> str | None: ...
+
+    def presence(self, device: str) -> DevicePresence: ...
 
     def close(self) -> None: ...
 
@@ -341,6 +382,7 @@ class GpuPower(GpuActuator[NvmlBoards], PowerActuator):
             requested=int(requested),
             enforced=enforced,
             aliases=board.aliases,
+            presence=self._boards.presence(device),
         )
 
 
@@ -409,6 +451,7 @@ class ClockActuator(GpuActuator[BoardsT]):
             requested=lock,
             enforced=lock if obeyed else None,
             aliases=aliases,
+            presence=self._boards.presence(device),
         )
 
 

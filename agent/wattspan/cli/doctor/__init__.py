@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from wattspan.cli.doctor.host import (
     examine_directories,
     examine_footprint,
     examine_host,
+    examine_pods,
     examine_processes,
 )
 from wattspan.cli.doctor.network import (
@@ -106,7 +108,9 @@ def diagnose(
         "Host": examine_host(root),
         "GPUs": examine_gpus(root, sources.domains, emulated=context.emulated),
         **sources.sections,
-        "Processes": examine_processes(config, clock),
+        "Processes": chain(
+            examine_processes(config, clock), () if context.emulated else examine_pods(config)
+        ),
         "Agent": examine_agent(config),
         "Configuration": examine_configuration(config, plugins, faults=faults),
         "Directories": examine_directories(config),

@@ -27,6 +27,7 @@ from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
 from wattspan.processes import open_processes
+from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 from wattspan.service.configuration import agent_directories, run_directory
@@ -134,6 +135,25 @@ def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:
                 yield warning(capability.name, capability.detail, capability.remedy)
     finally:
         processes.usage.close()
+
+
+def examine_pods(config: Config) -> Iterator[Finding]:
+    """The pods of GPUs by the node's kubelet, if the agent would ask it."""
+    settings = config.processes
+    pods = open_pod_resources(settings.pod_resources, settings.kubernetes_node)
+    if pods is not None:
+        pods.read()
+        (health,) = pods.health()
+        if not health.failures:
+            yield ok("pods", f"{len(pods.devices())} devices of pods by the kubelet")
+        yield from (warning("pods", str(one)) for one in health.failures)
+    elif settings.kubernetes_node:
+        yield warning(
+            "pods",
+            "[processes] kubernetes_node has no effect: the kubelet's socket is not accessible, or "
+            "wattspan[grpc] is not installed",
+            "Use packaging/kubernetes/components/pod-devices with an overlay that runs as root.",
+        )
 
 
 def examine_agent(config: Config) -> Iterator[Finding]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from wattspan.attribution.counter_deltas import energy_between
+from wattspan.attribution.cover import decide, explain
+from wattspan.attribution.frozen_counters import FROZEN_CAUSE, FROZEN_REMEDY
 from wattspan.cli import formatting
 from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
 from wattspan.config import Config
@@ -28,10 +32,11 @@ from wattspan.model import (
     mean_power,
 )
 from wattspan.model.settings import Table
-from wattspan.plugins import Plugins
+from wattspan.plugins import Plugins, source_advice
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
-from wattspan.service.device_claims import DeviceClaims
+from wattspan.util.cpu_topology import CpuTopology
 
+_WORK = 0.3  # seconds of CPU time on each socket
 _TIMEOUT = 3 * SECOND  # for a source whose first reading comes from a thread of its own
 _POLL_INTERVAL = 100 * MILLISECOND
 
@@ -48,20 +53,29 @@ class EmptyProcessDirectory:
 
 @dataclass(slots=True)
 class SourceProbe:
-    """The result of two reads of a source; ``claims`` are shared by all sources."""
+    """The result of two reads of a source."""
 
-    claims: DeviceClaims = field(default_factory=DeviceClaims)
     domains: tuple[Domain, ...] = ()
     first: dict[str, Reading] = field(default_factory=dict)
     last: dict[str, Reading] = field(default_factory=dict)
     failures: dict[Failure, None] = field(default_factory=dict)
     gpus: dict[str, GpuStatus] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
 
     @property
     def readable(self) -> int:
-        """The number of counters with a reading; an estimate is not a counter."""
+        """The number of counters that measure; an estimate is not a counter."""
         estimated = {d.id for d in self.domains if d.provenance is Provenance.ESTIMATED}
-        return len(self.last.keys() - estimated)
+        return len(self.last.keys() - estimated - self.frozen)
+
+    @property
+    def unmoved(self) -> frozenset[str]:
+        """Counters that have one value in both reads, and would show the work of CPUs."""
+        return frozenset(
+            one.id
+            for one in self.domains
+            if one.moves_with and one.id in self.first and self.power(one) == 0
+        )
 
     def power(self, domain: Domain) -> int | None:
         """Milliwatts between the two reads; None if unknown."""
@@ -72,13 +86,10 @@ class SourceProbe:
         return mean_power(change.energy, change.duration) if isinstance(change, Interval) else None
 
     def read(self, source: CounterSource, clock: Clock, done: Callable[[], bool]) -> None:
-        """Read until ``done``, or until the timeout.
-
-        A device that a source before has claimed is that source's, and a failure of this one.
-        """
+        """Read until ``done``, or until the timeout."""
         deadline = clock.monotonic() + _TIMEOUT
         while True:
-            batch = self.claims.without_duplicates(source.name, source.read())
+            batch = source.read()
             self.domains = batch.domains
             self.last |= {reading.domain_id: reading for reading in batch.readings}
             self.failures |= dict.fromkeys(batch.failures)
@@ -88,35 +99,95 @@ class SourceProbe:
             clock.sleep_until(clock.monotonic() + _POLL_INTERVAL)
 
 
+def use_all_sockets(sysfs: Path) -> None:
+    """Work for a moment on a CPU of each socket, so that its energy counter must move."""
+    topology, allowed = CpuTopology(sysfs), os.sched_getaffinity(0)
+    try:
+        for socket in topology.sockets:
+            cpus = {cpu for cpu in allowed if topology.socket_of(cpu) == socket}
+            if not cpus:
+                continue
+            os.sched_setaffinity(0, cpus)
+            until = _cpu_seconds() + _WORK
+            while _cpu_seconds() < until:
+                pass
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _cpu_seconds() -> float:
+    spent = os.times()
+    return spent.user + spent.system
+
+
 def examine_sources(
-    plugins: Plugins, config: Config, context: SourceContext, interval: int = SECOND
+    plugins: Plugins,
+    config: Config,
+    context: SourceContext,
+    interval: int = SECOND,
+    work: Callable[[Path], None] = use_all_sockets,
 ) -> Diagnosis:
-    """Open each source, read it twice, ``interval`` nanoseconds apart, and close it."""
+    """Open each source, read it twice, ``interval`` nanoseconds apart, and close it.
+
+    If a counter does not move, it is read again after some ``work`` of the CPUs below a sysfs.
+    """
     sections = {
         f"Source {broken.table.partition('.')[2]}": [failure("plugin", broken.cause, broken.remedy)]
         for broken in plugins.broken
         if broken.table.startswith("sources.")
     }
-    domains: list[Domain] = []
-    readable, claims = 0, DeviceClaims()
+    probes: dict[str, SourceProbe] = {}
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
         source = _open(plugin, settings, context)
         if isinstance(source, Finding):
-            sections[f"Source {name}"] = [source]
+            advice = source_advice(plugins, config, name)
+            sections[f"Source {name}"] = [source, *(warning("setting", one) for one in advice)]
             continue
-        probe = _probe(name, source, context.clock, interval, claims)
-        findings = [*_domains(probe), *map(_failure, probe.failures)]
-        sections[f"Source {name}"] = findings or [
-            warning("counters", "it has none, and reports no reason")
-        ]
+        probe = probes[name] = SourceProbe()
+        sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
+        _probe(probe, name, source, context.clock, interval, partial(work, sysfs))
+        sections[f"Source {name}"] = []
         if name == "rapl" and probe.last:
             title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
             sections[title] = list(_compare_readers(settings, context, probe, interval))
-        readable += probe.readable
-        domains += probe.domains
-    emulated = any(domain.provenance is Provenance.EMULATED for domain in domains)
-    return Diagnosis(sections, readable, emulated or context.emulated, tuple(domains))
+    domains, cover = _decide_cover(probes)
+    for name, probe in probes.items():
+        findings = [*_domains(probe, domains), *map(_failure, probe.failures)]
+        sections[f"Source {name}"] = findings or [
+            warning("counters", "it has none, and reports no reason")
+        ]
+    if cover:
+        sections["Cover"] = cover
+    emulated = any(domain.provenance is Provenance.EMULATED for domain in domains.values())
+    readable = sum(probe.readable for probe in probes.values())
+    emulated = emulated or context.emulated
+    return Diagnosis(sections, readable, emulated, tuple(domains.values()))
+
+
+def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain], list[Finding]]:
+    """The domains of all sources with the cover chosen, as the agent chooses it, and its reasons.
+
+    An id that two sources list is the first one's.
+    """
+    listed: dict[str, Domain] = {}
+    owners: dict[str, str] = {}
+    findings = []
+    for name, probe in probes.items():
+        for domain in probe.domains:
+            listed.setdefault(domain.id, domain)
+            if (owner := owners.setdefault(domain.id, name)) != name:
+                detail = f"the sources {owner} and {name} list this id: that of {name} is ignored"
+                remedy = "Rename the domain, or disable one of the two sources."
+                findings.append(failure(domain.id, detail, remedy))
+    present = {key for probe in probes.values() for key in probe.last.keys() - probe.frozen}
+    decided = decide(listed.values(), present)
+    for thing, member, others in explain(decided.values(), listed):
+        counted = f"counted by {member.id}, {member.provenance}"
+        silent = "" if member.id in present else ", which has no reading: its energy is unknown"
+        instead = "".join(f"; not by {one.id}: {one.why}" for one in others)
+        findings.append((warning if silent else ok)(str(thing), f"{counted}{silent}{instead}"))
+    return decided, findings
 
 
 def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
@@ -139,30 +210,40 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
 
 
 def _probe(
-    name: str, source: CounterSource, clock: Clock, interval: int, claims: DeviceClaims
-) -> SourceProbe:
-    """Read ``source`` twice and close it."""
-    probe = SourceProbe(claims)
+    probe: SourceProbe,
+    name: str,
+    source: CounterSource,
+    clock: Clock,
+    interval: int,
+    work: Callable[[], None],
+) -> None:
+    """Read ``source`` twice, a third time after some work if a counter stands still; close it."""
     try:
         probe.read(source, clock, lambda: bool(probe.last or probe.failures))
         probe.first = dict(probe.last)
         clock.sleep_until(clock.monotonic() + interval)
         probe.failures.clear()  # those of the second read count
         probe.read(source, clock, lambda: probe.last != probe.first or not probe.last)
+        if probe.unmoved:
+            work()
+            clock.sleep_until(clock.monotonic() + interval)
+            before = dict(probe.last)
+            probe.read(source, clock, lambda: probe.last != before)
+            probe.frozen = probe.unmoved
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         probe.failures[Failure(name, "the source", Trouble.MALFORMED, _fault(error))] = None
     finally:
         source.close()
-    return probe
 
 
 def _fault(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _domains(probe: SourceProbe) -> Iterator[Finding]:
+def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Finding]:
     failed = {failure.domain_id for failure in probe.failures}
-    for domain in probe.domains:
+    for listed in probe.domains:
+        domain = decided[listed.id]
         if domain.id in failed and domain.id not in probe.last:
             continue  # its failure is a finding
         if domain.hw_type is HwType.GPU and domain.parent is not None:
@@ -172,6 +253,11 @@ def _domains(probe: SourceProbe) -> Iterator[Finding]:
             )
             continue
         power = probe.power(domain)
+        if domain.id in probe.frozen:
+            name = f"{domain.hw_type} {domain.name}"
+            mark = failure if domain.in_cover else warning
+            yield mark(name, f"{FROZEN_CAUSE}: its energy is unknown", FROZEN_REMEDY)
+            continue
         figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
         constant = power == 0 and domain.in_cover  # some hypervisors show counters like this
         if constant:

@@ -17,6 +17,7 @@ from wattspan.capper.protocol import (
     capper_start_command,
     has_capper_unit,
 )
+from wattspan.capper.unmatched import unmatched_settings
 from wattspan.cli.capper_identity import capper_state
 from wattspan.cli.doctor.findings import (
     Finding,
@@ -29,9 +30,12 @@ from wattspan.cli.doctor.findings import (
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
-from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
+from wattspan.config.ineffective import ineffective_settings
+from wattspan.model import CapKey, CapRow, DecisionReason, Domain, HwType, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, SourceContext
-from wattspan.service.configuration import capper_client
+from wattspan.sdk import MeasurementError
+from wattspan.sdk.client import request_json
+from wattspan.service.configuration import agent_directories, capper_client
 from wattspan.sources.hwmon.sensors import NAME as HWMON
 from wattspan.util.text import printable
 
@@ -55,7 +59,10 @@ def examine_tuning(
     place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
     left = [] if capper.answers else list(_unrestored_limits(place, root))
     yield _mode(config)
-    yield from _knobs(config, context, domains, capper.rows)
+    found = {knob: list(_states(knob, context, domains)) for knob in Knob}
+    yield from _knobs(config, found, capper.rows)
+    yield from _unmatched(config, found, domains)
+    yield from _jobs_without_units(config)
     if host is not None and (fault := host.fault()):
         yield warning("host directory", fault)
     yield examine_capper(
@@ -91,22 +98,62 @@ def _mode(config: Config) -> Finding:
 
 def _knobs(
     config: Config,
-    context: SourceContext,
-    domains: Collection[Domain],
+    found: Mapping[Knob, Sequence[KnobState | ActuatorError]],
     known: Mapping[CapKey, CapRow],
 ) -> Iterator[Finding]:
     """A finding for each knob of each device, or for a knob that no device has."""
-    for knob in Knob:
+    for knob, states in found.items():
         chosen = knob in config.autotune.knobs
         missing = warning if chosen and config.autotune.mode != "off" else note
-        found = list(_states(knob, context, domains))
-        if not found:
+        if not states:
             yield missing(knob.value, _NO_KNOB_REASONS[knob])
-        for state in found:
+        for state in states:
             if isinstance(state, ActuatorError):
                 yield missing(knob.value, str(state))
             else:
                 yield _knob(state, known.get(state.key), chosen=chosen)
+
+
+def _unmatched(
+    config: Config,
+    found: Mapping[Knob, Sequence[KnobState | ActuatorError]],
+    domains: Collection[Domain],
+) -> Iterator[Finding]:
+    """Settings that match nothing, and devices that a budget cannot limit."""
+    states = [one for states in found.values() for one in states if isinstance(one, KnobState)]
+    tunable = config.autotune.gpus if config.autotune.mode != "off" else ()
+    for sentence in ineffective_settings(config):
+        yield warning("settings", sentence)
+    for sentence in unmatched_settings(config.caps, states, tunable):
+        yield warning("settings", sentence, "Correct or remove it.")
+    limited = {state.key.device for state in states if state.key.knob is not Knob.GPU_CLOCK}
+    if (config.caps.budget_watts or config.caps.budget_file) and limited:
+        free = [one.name for one in domains if one.in_cover and not _is_limited(one, limited)]
+        if free:
+            yield warning(
+                "power budget",
+                f"it does not limit {', '.join(free)}: no power limit of theirs can be set",
+                "Add their power to [caps] reserve_watts.",
+            )
+
+
+def _is_limited(domain: Domain, limited: Collection[str]) -> bool:
+    """True for a device with a power limit, and for memory, which has none of its own."""
+    return domain.id in limited or domain.hw_type not in (HwType.CPU, HwType.GPU)
+
+
+def _jobs_without_units(config: Config) -> Iterator[Finding]:
+    """Configured jobs for which the running agent has received no unit of work."""
+    if not config.autotune.job or config.autotune.mode == "off":
+        return
+    try:
+        facts = request_json("/v1/tuning", {}, directories=agent_directories(config))
+    except MeasurementError:
+        return
+    for row in facts.get("jobs", ()):
+        decision = row.get("decision", {})
+        if decision.get("reason") == DecisionReason.NO_SIGNAL and not row.get("declared"):
+            yield warning("tuned job", f"{row['job']}: {decision['sentence']}")
 
 
 def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:

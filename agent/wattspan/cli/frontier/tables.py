@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from wattspan.cli.formatting import UNKNOWN, table_lines
+from wattspan.cli.formatting import UNKNOWN, table_lines, unit_prefix
 from wattspan.config.writing import value_text
 from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
 from wattspan.frontier.recommendation import Recommendation
@@ -19,7 +19,6 @@ from wattspan.frontier.trials import MeasuredDevice, Study
 from wattspan.frontier.work import UnitSpan, parse_unit
 from wattspan.model import HwType, Knob
 
-_HEADINGS = ("setting", "trials", "s/unit", "J/unit", "W", "time", "energy", "")
 DISOBEYED, UNSTEADY = "limit not obeyed", "not steady"
 
 
@@ -45,13 +44,18 @@ def study_lines(found: Frontier) -> list[str]:
     members = set(found.settings)
     pruned = dict(study.pruned)
     flags = _flags(study)
+    first = min(estimates.measured)
+    scales = [unit_prefix(one.value(first).value) for one in (estimates.time, estimates.energy)]
+    (time, _), (energy, _) = scales
+    titles = "setting", "trials", f"{time}s/unit", f"{energy}J/unit", "W", "time", "energy", ""
+    factors = [factor for _, factor in scales]
     rows = [
-        (*_row(estimates, number, usable.count(setting)),
+        (*_row(estimates, number, usable.count(setting), factors),
          _remark(setting in members, number in estimates.measured, pruned.get(setting, ""),
                  flags.get(setting, ())))
         for number, setting in enumerate(study.settings)
     ]  # fmt: skip
-    lines += table_lines([_HEADINGS, *rows], left=(0, 7))
+    lines += table_lines([titles, *rows], left=(0, 7))
     lines += [
         "",
         "Time and energy are relative to the first setting. Settings on the frontier are not beaten"
@@ -80,7 +84,10 @@ def _remark(member: bool, measured: bool, pruned: str, flags: Sequence[str]) -> 
     return "; ".join((place, *flags)) if place else ""
 
 
-def _row(estimates: SettingEstimates, number: int, trials: int) -> tuple[str, ...]:
+def _row(
+    estimates: SettingEstimates, number: int, trials: int, factors: Sequence[float]
+) -> tuple[str, ...]:
+    """The cells of a setting; ``factors`` are those of the units of time and energy."""
     name = str(estimates.settings[number])
     if number not in estimates.measured:
         return (name, str(trials), *[UNKNOWN] * 5)
@@ -88,8 +95,10 @@ def _row(estimates: SettingEstimates, number: int, trials: int) -> tuple[str, ..
     return (
         name,
         str(trials),
-        _spread(time.value(number)),
-        _spread(energy.value(number)),
+        *(
+            _spread(model.value(number).scaled(1 / factor))
+            for model, factor in zip((time, energy), factors, strict=True)
+        ),
         f"{estimates.power.value(number).value:.4g}",
         *("" if number == 0 else _change(model.ratio(number, 0)) for model in (time, energy)),
     )
@@ -138,7 +147,12 @@ def recommendation_lines(study: Study, chosen: Recommendation) -> list[str]:
             f"Energy {_change(chosen.energy_ratio)}, time {_change(chosen.time_ratio)} against"
             f" {study.baseline}, with 95 % confidence intervals."
         )
-    lines.append(f"A unit of work takes {chosen.seconds} s and {chosen.joules} J.")
+    cost = " and ".join(
+        f"{interval.scaled(1 / factor)} {prefix}{unit}"
+        for interval, unit in ((chosen.seconds, "s"), (chosen.joules, "J"))
+        for prefix, factor in (unit_prefix(interval.value),)
+    )
+    lines.append(f"A unit of work takes {cost}.")
     if chosen.ties:
         lines.append(f"As good within chance: {'; '.join(map(str, chosen.ties))}.")
     if study.emulated:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
 from wattspan.cli.formatting import table_lines
+from wattspan.model import Certainty
 from wattspan.sdk.client import Device, Energy, Measurement
 from wattspan.util.text import printable
 
@@ -29,6 +30,7 @@ class EnergySum:
     joules: dict[str, float] = field(default_factory=dict)
     uncertainty: dict[str, float] = field(default_factory=dict)
     covered: float = 0.0  # seconds
+    lower_bound: set[str] = field(default_factory=set)  # keys
 
     def add(self, key: str, joules: float | None, uncertainty: float | None) -> None:
         if joules is not None:
@@ -39,12 +41,20 @@ class EnergySum:
         for kind, joules in energy.items():
             self.add(kind, joules, energy.uncertainty.get(kind))
         self.covered += energy.coverage * seconds
+        self.lower_bound |= {*energy.lower_bound}
 
     def coverage(self, seconds: float) -> float:
         return min(1.0, self.covered / seconds) if seconds else 1.0
 
-    def plain(self) -> dict[str, Mapping[str, float]]:
-        return {"joules": self.joules, "uncertainty_joules": self.uncertainty}
+    def plain(self) -> dict[str, Any]:
+        return {
+            "joules": self.joules,
+            "uncertainty_joules": self.uncertainty,
+            "certainty": {
+                key: Certainty.LOWER_BOUND if key in self.lower_bound else Certainty.KNOWN
+                for key in self.joules
+            },
+        }
 
 
 @dataclass(slots=True)
@@ -80,6 +90,8 @@ class CommandRun:
         self.host.include(period.host, period.seconds)
         for device in period.devices:
             self.devices.add(device.id, device.joules, device.uncertainty)
+            if device.coverage < 1.0:
+                self.devices.lower_bound.add(device.id)
             self.idle.add(device.id, device.idle, None)
             if device.joules and device.idle is None:
                 self.idle_unknown.add(device.id)
@@ -183,6 +195,13 @@ class MeasurementResult:
         """The mean uncertainty of a run's figure."""
         return MeanAndDeviation.of(self._value(of(run).uncertainty, key) for run in self.runs).mean
 
+    def bounded(self, of: _Of, key: str) -> bool:
+        """True if the figure of a run is a lower bound."""
+        if any(run.trouble for run in self.runs):
+            return True
+        bounds = {one for run in self.runs for one in of(run).lower_bound}
+        return bool(bounds) if key == TOTAL else key in bounds
+
     def _value(self, table: Mapping[str, float], key: str) -> float | None:
         """The total is known if the energy of each kind is."""
         if key != TOTAL:
@@ -261,12 +280,13 @@ def _rows(result: MeasurementResult) -> Iterator[_Row]:
 def _row(result: MeasurementResult, name: str, of: _Of, key: str, how: str = "") -> _Row:
     energy, seconds = result.joules(of, key), result.seconds.mean
     power = energy.mean / seconds if energy.mean is not None and seconds else None
+    bounded = result.bounded(of, key)
     return (
         f"  {name}",
-        formatting.joules_text(energy.mean),
+        formatting.at_least(formatting.joules_text(energy.mean), bounded=bounded),
         _deviation(energy),
         formatting.joules_text(result.uncertainty(of, key)),
-        f"{formatting.watts(power)} W",
+        f"{formatting.at_least(formatting.watts(power), bounded=bounded)} W",
         how,
     )
 

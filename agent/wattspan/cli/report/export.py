@@ -19,7 +19,7 @@ from wattspan.cli.options import echo_error
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
 from wattspan.footprint.cost import BILLION, billionths
-from wattspan.model import Provenance
+from wattspan.model import Certainty, Provenance
 from wattspan.ports import ConfigError, WattspanError
 from wattspan.spans.request_division import DivisionMethod
 from wattspan.storage.breakdown import Breakdown, BreakdownLine
@@ -136,6 +136,8 @@ def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
         "energy_microjoules": line.total,
         "energy_joules": line.total / 1e6,
         "energy_microjoules_by_type": dict(line.energy),
+        "certainty": line.total_certainty,
+        "certainty_by_type": dict(line.certainty),
         "share": line.total / whole if whole else None,
         **(_spans(line.usage, line.total) if line.usage is not None else {}),
         **(_division(line.usage) if line.usage is not None and line.kind == MODEL else {}),
@@ -181,6 +183,8 @@ def _domain(domain: DomainTotal) -> dict[str, Any]:
         "idle_microjoules": domain.idle if attributed else None,
         "unattributed_microjoules": domain.unattributed if attributed else None,
         "baseline_unknown_microjoules": domain.withheld if attributed else None,
+        "certainty": domain.certainty,
+        "consumers_certainty": domain.consumers_certainty if attributed else None,
         "gap_seconds": {reason: time / 1e9 for reason, time in domain.gaps.items()},
     }
 
@@ -223,6 +227,7 @@ def report_rows(
             "provenance": breakdown.provenance[hw_type],
             "energy_uj": energy,
             "energy_j": Decimal(energy).scaleb(-6),
+            "certainty": line.certainty.get(hw_type, Certainty.KNOWN),
             **footprint_cells(energy, extract.weightings),
         }
         for line in lines
@@ -246,6 +251,7 @@ def _span_row(
         **(_division_cells(use) if by == MODEL else {}),
         "provenance": max(breakdown.provenance.values(), key=lambda one: one.rank, default=None),
         "energy_uj": line.total,
+        "certainty": line.total_certainty,
         **{f"{hw_type}_uj": line.energy.get(hw_type, 0) for hw_type in breakdown.provenance},
         **footprint_cells(line.total, asked),
     }
@@ -281,6 +287,8 @@ def _domain_row(domain: DomainTotal, asked: Sequence[Weighting]) -> ReportRow:
         "unattributed_uj": domain.unattributed if attributed else None,
         "baseline_unknown_uj": domain.withheld if attributed else None,
         "gap_seconds": sum(domain.gaps.values()) / 1e9,
+        "certainty": domain.certainty,
+        "consumers_certainty": domain.consumers_certainty if attributed else None,
         **footprint_cells(domain.energy, asked),
     }
 

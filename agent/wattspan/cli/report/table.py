@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from wattspan.cli.formatting import (
     UNKNOWN,
+    at_least,
     count,
     duration_text,
     energy_each,
@@ -18,7 +19,7 @@ from wattspan.cli.formatting import (
 )
 from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
-from wattspan.model import HwType, Provenance, StaticBasis
+from wattspan.model import Certainty, HwType, Provenance, StaticBasis
 from wattspan.spans.request_division import DivisionMethod
 from wattspan.storage.breakdown import (
     Breakdown,
@@ -144,8 +145,8 @@ def _table(
         rows.append(
             (
                 *((line.group, line.name, calls) if of_spans else (line.name, line.group)),
-                *(_energy(line.energy.get(hw_type, 0), unit) for hw_type in types),
-                *((_energy(line.total, unit),) if several else ()),
+                *(_cell_of(line, hw_type, unit) for hw_type in types),
+                *((_bounded(line.total, line.total_certainty, unit),) if several else ()),
                 *(_split_cells(line, unit) if split else ()),
                 share(line.total, whole),
                 *footprint.cells(line.total),
@@ -156,6 +157,20 @@ def _table(
     if of_spans and all(not any(row[-3:]) for row in rows[1:]):
         rows = [row[:-3] for row in rows]
     return table_lines(rows, left=(0, 1), max_width=_WIDEST)
+
+
+def _cell_of(line: BreakdownLine, hw_type: HwType, unit: str) -> str:
+    return _bounded(line.energy.get(hw_type, 0), line.certainty.get(hw_type, Certainty.KNOWN), unit)
+
+
+def _bounded(energy: int, certainty: Certainty, unit: str) -> str:
+    """The energy, marked if it is a lower bound; a dash if nothing of it is known.
+
+    That an energy is at least 0 says nothing.
+    """
+    if certainty is not Certainty.KNOWN and not energy:
+        return UNKNOWN
+    return at_least(_energy(energy, unit), bounded=certainty is not Certainty.KNOWN)
 
 
 _BASES = {
@@ -170,9 +185,13 @@ def _split_cells(line: BreakdownLine, unit: str) -> tuple[str, ...]:
     if line.usage is None or not line.usage.splits:
         return ("", "", "" if line.usage is None else UNKNOWN)
     static, dynamic, basis = total_split(line.usage.splits)
-    least = "≥" if basis is StaticBasis.LOWER_BOUND else ""
-    most = "≤" if basis is StaticBasis.LOWER_BOUND else ""
-    return f"{least}{_energy(static, unit)}", f"{most}{_energy(dynamic, unit)}", _BASES[basis]
+    bounded = basis is StaticBasis.LOWER_BOUND
+    most = "≤ " if bounded else ""
+    return (
+        at_least(_energy(static, unit), bounded=bounded),
+        f"{most}{_energy(dynamic, unit)}",
+        _BASES[basis],
+    )
 
 
 def _split_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
@@ -193,11 +212,12 @@ def _usage_cells(line: BreakdownLine, *, timed: bool) -> tuple[str, ...]:
     if use is None:
         return ("",) * 5
     tokens = ("",) * 3
+    bounded = line.total_certainty is not Certainty.KNOWN
     if use.tokens_in or use.tokens_out:
-        each = energy_each(line.total, use.tokens_out)
+        each = at_least(energy_each(line.total, use.tokens_out), bounded=bounded)
         tokens = count(use.tokens_in), count(use.tokens_out), each
     second = duration_text(use.nanoseconds) if timed else _learned(use)
-    return (energy_each(line.total, use.calls), second, *tokens)
+    return (at_least(energy_each(line.total, use.calls), bounded=bounded), second, *tokens)
 
 
 def _learned(use: SpanUsage) -> str:
@@ -207,8 +227,8 @@ def _learned(use: SpanUsage) -> str:
     """
     if not use.divisions:
         return UNKNOWN
-    least = "" if sum(use.divisions.values()) == use.calls else "≥"
-    return f"{least}{share(use.divisions.get(DivisionMethod.MODEL, 0), use.calls)}"
+    known = share(use.divisions.get(DivisionMethod.MODEL, 0), use.calls)
+    return at_least(known, bounded=sum(use.divisions.values()) != use.calls)
 
 
 def _requests(number: int) -> str:
@@ -236,11 +256,12 @@ def _domain_table(
     names = ("domain", "type", "provenance", "energy", "consumers", "idle", "unattributed", "share")
     rows = [(*names, *footprint.headings, "gap")]
     for domain in domains:
-        parts = (domain.consumers, domain.idle, domain.unattributed)
+        parts = _domain_parts(domain)
         rows.append(
             (
-                *(domain.id, domain.hw_type, domain.provenance, _energy(domain.energy, unit)),
-                *(_energy(part, unit) if domain.attributed else UNKNOWN for part in parts),
+                *(domain.id, domain.hw_type, domain.provenance),
+                _bounded(domain.energy, domain.certainty, unit),
+                *(_bounded(*part, unit) if domain.attributed else UNKNOWN for part in parts),
                 share(domain.energy, total) if domain.in_cover else "part",
                 *footprint.cells(domain.energy),
                 _gap(domain),
@@ -248,18 +269,28 @@ def _domain_table(
         )
     cover = [domain for domain in domains if domain.in_cover]
     worst = max(worst_provenance(cover).values(), key=lambda one: one.rank, default="")
-    sums = (
-        sum(d.consumers for d in cover),
-        sum(d.idle for d in cover),
-        sum(d.unattributed for d in cover),
-    )
+    columns = zip(*(_domain_parts(domain) for domain in cover if domain.attributed), strict=True)
+    sums = [
+        (sum(part for part, _ in column), Certainty.of_sum(one for _, one in column))
+        for column in columns
+    ] or [(0, Certainty.KNOWN)] * 3
+    whole = total, Certainty.of_sum(domain.certainty for domain in cover)
     rows.append(
         (
-            *("total", "", worst, *(_energy(part, unit) for part in (total, *sums))),
+            *("total", "", worst, *(_bounded(*part, unit) for part in (whole, *sums))),
             *(share(total, total), *footprint.cells(total), ""),
         )
     )
     return table_lines(rows, left=(0, 1, 2), max_width=_WIDEST)
+
+
+def _domain_parts(domain: DomainTotal) -> tuple[tuple[int, Certainty], ...]:
+    """Consumers, idle and unattributed energy with their certainty."""
+    return (
+        (domain.consumers, domain.consumers_certainty),
+        (domain.idle, domain.idle_certainty),
+        (domain.unattributed, domain.certainty),
+    )
 
 
 def _withheld(domains: Iterable[DomainTotal], unit: str) -> Iterator[str]:
@@ -292,11 +323,10 @@ def _fitting_unit(total: int) -> str:
 
 
 def _energy(microjoules: int, name: str) -> str:
-    """With the unit's digits; ``"<0.01"`` for less."""
+    """With the unit's digits; ``"4.30 mJ"``, in its own unit, for less than they show."""
     unit = UNITS[name]
     text = f"{microjoules / unit.microjoules:.{unit.digits}f}"
-    least = f"{10**-unit.digits:.{unit.digits}f}"
-    return f"<{least}" if microjoules and float(text) == 0 else text
+    return joules(microjoules) if microjoules > 0 and float(text) == 0 else text
 
 
 # ------------------------------------------------------------------------------ cost and carbon
@@ -314,7 +344,7 @@ class FootprintColumns:
         self.headings = tuple(name for name, _, _ in self._scales)
 
     def cells(self, energy: int) -> tuple[str, ...]:
-        """``"0.034"``; ``"≥0.034"`` if the rate of a part was unknown; a dash if of all."""
+        """``"0.034"``; ``"≥ 0.034"`` if the rate of a part was unknown; a dash if of all."""
         return tuple(
             _cell(energy, weight, size, digits)
             for weight, (_, size, digits) in zip(
@@ -339,7 +369,7 @@ def _scale(each: Weighting, total: RatedTotal) -> tuple[str, int, int]:
 def _cell(energy: int, weight: RatedTotal, size: int, digits: int) -> str:
     if not is_known(energy, weight):
         return UNKNOWN
-    return f"{'≥' if weight.unknown else ''}{weight.billionths / size:.{digits}f}"
+    return at_least(f"{weight.billionths / size:.{digits}f}", bounded=bool(weight.unknown))
 
 
 def footprint_notes(asked: Sequence[Weighting], total: int, steps: Sequence[int]) -> Iterator[str]:

@@ -15,12 +15,13 @@ from wattspan.api.snapshot_document import (
     SpansEntry,
 )
 from wattspan.cli import formatting
-from wattspan.cli.formatting import count, duration_each, energy_each
+from wattspan.cli.formatting import at_least, count, duration_each, energy_each
 from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.tables import (
     HW_TYPE_LABELS,
     WIDE_COLUMNS,
     VisibleRows,
+    bounded_joules,
     hw_types,
     joules,
     joules_cell,
@@ -45,13 +46,13 @@ def span_table(
         text_field("service", 2, partial(_service, document)),
         number_field("calls", lambda row: count(row.calls)),
         *(number_field(f"{HW_TYPE_LABELS[kind]} J", partial(_joules_of, kind)) for kind in kinds),
-        number_field("joules", lambda row: Text(joules_cell(joules(row)), style="bold")),
-        number_field("J/call", lambda row: energy_each(joules(row) * 1e6, row.calls)),
+        number_field("joules", lambda row: Text(bounded_joules(row, joules(row)), style="bold")),
+        number_field("J/call", lambda row: _joules_each(row, row.calls)),
         number_field("time/call", lambda row: duration_each(row.seconds * 1e9, row.calls)),
         number_field("tokens out", lambda row: _tokens(row, count)) if wide else None,
         number_field(
             "J/token",
-            lambda row: _tokens(row, lambda tokens: energy_each(joules(row) * 1e6, tokens)),
+            lambda row: _tokens(row, lambda tokens: _joules_each(row, tokens)),
         ),
     )
     return listing(options, fields, visible)
@@ -65,7 +66,12 @@ def _service(document: SnapshotDocument, row: SpanEntry | InferenceEntry) -> Tex
 
 
 def _joules_of(kind: HwType, row: SpanEntry) -> str:
-    return joules_cell(row.energy_joules[kind]) if kind in row.energy_joules else ""
+    known = joules_cell(row.energy_joules[kind]) if kind in row.energy_joules else ""
+    return at_least(known, bounded=kind in row.bounded)
+
+
+def _joules_each(row: SpanEntry, parts: int) -> str:
+    return at_least(energy_each(joules(row) * 1e6, parts), bounded=bool(row.bounded))
 
 
 def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:

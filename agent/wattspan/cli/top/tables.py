@@ -33,6 +33,7 @@ from wattspan.cli.tune.text import (
 )
 from wattspan.model import (
     BaselineQuality,
+    Certainty,
     HwType,
     Provenance,
     TuningAccounts,
@@ -220,6 +221,11 @@ def joules_cell(joules: float | None) -> str:
     return formatting.joules_text(joules).replace(" J", "  J")
 
 
+def bounded_joules(row: EnergyEntry, joules_: float) -> str:
+    """The energy of a row for a column, marked if it is a lower bound."""
+    return formatting.at_least(joules_cell(joules_), bounded=bool(row.bounded))
+
+
 def one_line(line: Text, options: ViewOptions) -> Text:
     """``line``, cut to one line if the height is limited."""
     line.no_wrap, line.overflow = options.height is not None, "ellipsis"
@@ -239,12 +245,12 @@ def device_table(
     document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
     wide = options.width >= WIDE_COLUMNS
-    whole = document.host.power_watts
+    whole = document.host.least_power_watts
     fields = (
         text_field("DEVICE", 4, _device_label),
         number_field("watts", _device_watts),
         TableField(Column("", no_wrap=True), partial(_bar, whole)) if wide else None,
-        number_field("joules", lambda row: joules_cell(row.domain.energy_joules)),
+        number_field("joules", _device_joules),
         *(number_field(title, partial(_share, part)) for title, part in _PARTS.items()),
         TableField(Column("how", no_wrap=True), _provenance),
         text_field("state", 5, _state) if wide else None,
@@ -263,6 +269,11 @@ def _device_label(row: NestedDomain) -> Text:
 
 def _device_watts(row: NestedDomain) -> Text:
     return Text(formatting.watts(row.domain.power_watts), "bold" if row.domain.in_cover else "dim")
+
+
+def _device_joules(row: NestedDomain) -> str:
+    bounded = row.domain.energy_certainty is Certainty.LOWER_BOUND
+    return formatting.at_least(joules_cell(row.domain.energy_joules), bounded=bounded)
 
 
 def _bar(whole: float | None, row: NestedDomain) -> RenderableType:
@@ -285,12 +296,14 @@ def _provenance(row: NestedDomain) -> Text:
 def _state(row: NestedDomain) -> Text:
     """The attribution method of a domain, or the state of a GPU."""
     domain, gpu = row.domain, row.domain.gpu
-    if not domain.present:
+    if not (domain.present or domain.lost):
         return Text("gone")
+    if domain.silent:
+        return Text("no reading", "yellow")
     if gpu is None:
         method = "" if domain.method == "none" else f"by {printable(domain.method)}"
-        unknown = domain.baseline is BaselineQuality.UNKNOWN
-        return Text(f"{method}, {domain.baseline}" if unknown else method)
+        unsure = domain.baseline in (BaselineQuality.UNKNOWN, BaselineQuality.DOUBTFUL)
+        return Text(f"{method}, {domain.baseline}" if unsure else method)
     parts = [
         None if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
         None if gpu.sm_clock_hertz is None else f"{gpu.sm_clock_hertz / 1e6:.0f} MHz",
@@ -338,12 +351,18 @@ def _process_name(row: ListedProcess) -> Text:
 def _energy_fields(document: SnapshotDocument) -> Iterator[TableField]:
     for kind in hw_types(document):
         yield number_field(f"{HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
-    yield number_field("watts", lambda row: Text(formatting.watts(watts(row)), style="bold"))
-    yield number_field("joules", lambda row: joules_cell(joules(row)))
+    yield number_field("watts", _total_watts)
+    yield number_field("joules", lambda row: bounded_joules(row, joules(row)))
 
 
 def _watts_of(kind: HwType, row: ListedProcess | GroupEntry) -> str:
-    return formatting.watts(row.power_watts[kind]) if kind in row.power_watts else ""
+    known = formatting.watts(row.power_watts[kind]) if kind in row.power_watts else ""
+    return formatting.at_least(known, bounded=kind in row.power_bounded)
+
+
+def _total_watts(row: ListedProcess | GroupEntry) -> Text:
+    known = formatting.watts(watts(row))
+    return Text(formatting.at_least(known, bounded=bool(row.power_bounded)), style="bold")
 
 
 # -------------------------------------------------------------------------------------- tuning

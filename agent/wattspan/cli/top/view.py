@@ -5,7 +5,7 @@ Words and marks carry the meaning; colour only repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from wattspan.cli.top.tables import (
     tuning_rows,
     tuning_table,
 )
-from wattspan.model import BaselineQuality, TuningAccounts
+from wattspan.model import BaselineQuality, Certainty, TuningAccounts
 from wattspan.ports import Clock
 from wattspan.tuning.serialization import accounts_from_json
 from wattspan.util.text import printable
@@ -182,14 +182,18 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
         f"{printable(document.host_name)}  ",
         (formatting.clock_time(document.at_unix_ns), "dim"),
     )
-    started = document.agent.started_unix_ns
-    uptime = document.at_unix_ns - started if started else 0
-    power = document.host.power_watts
+    host = document.host
+    began = document.since_unix_ns or document.agent.started_unix_ns  # of the energy
+    counted = document.at_unix_ns - began if began else 0
+    power = host.least_power_watts
+    watts = f"{formatting.watts(power)}{'' if power is None else ' W'}"
+    joules = formatting.joules_text(host.energy_joules)
     right = Text.assemble(
-        (f"{formatting.watts(power)}{'' if power is None else ' W'}", "bold"),
-        f"  {formatting.joules_text(document.host.energy_joules)}",
-        (f" in {formatting.duration_text(uptime)}" if uptime > 0 else "", "dim"),
-        _footprint_text(document.cost or document.carbon),
+        (formatting.at_least(watts, bounded=host.power_certainty is Certainty.LOWER_BOUND), "bold"),
+        "  ",
+        formatting.at_least(joules, bounded=host.energy_certainty is Certainty.LOWER_BOUND),
+        (f" in {formatting.duration_text(counted)}" if counted > 0 else "", "dim"),
+        _footprint_text(document.cost or document.carbon, host.energy_certainty),
     )
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -198,13 +202,18 @@ def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[Render
     yield line
 
 
-def _footprint_text(rated: RateEntry | None) -> str:
+def _footprint_text(rated: RateEntry | None, energy: Certainty) -> str:
+    """The amount so far; a lower bound if the rate or the energy of a part is unknown."""
     if rated is None:
         return ""
-    partial = bool(rated.unknown_joules)
+    partial = bool(rated.unknown_joules) or energy is Certainty.LOWER_BOUND
     return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 
+_UNSURE: Mapping[BaselineQuality | None, str] = {
+    BaselineQuality.UNKNOWN: "unknown",
+    BaselineQuality.DOUBTFUL: "doubtful",
+}
 _RESTRICTED = "Left out: others' processes, groups, spans, totals. `sudo wattspan top` shows them."
 
 
@@ -242,9 +251,10 @@ def _problems(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rend
         if seconds
     ]
     sentences += [
-        f"{domain.hw_name}: idle power unknown, processes have a lower bound (baseline_unknown)"
+        f"{domain.hw_name}: idle power {_UNSURE[domain.baseline]}, processes have a lower bound "
+        f"({domain.baseline})"
         for domain in document.domains
-        if domain.baseline is BaselineQuality.UNKNOWN and domain.baseline_unknown_joules
+        if domain.baseline in _UNSURE and domain.baseline_unknown_joules
     ]
     most = 3
     if options.height is None:

@@ -212,6 +212,8 @@ def summary_lines(accounts: TuningAccounts) -> Iterator[str]:
     parts = [modes.get(accounts.mode, accounts.mode)]
     if accounts.capper:
         parts.append(f"{accounts.writes} writes, {accounts.restores} restores")
+        if accounts.resets:
+            parts.append(f"{accounts.resets} resets of devices")
     if accounts.ceiling is not None:
         parts.append(f"the host's ceiling is {accounts.ceiling / 1000:.4g} W")
     yield "; ".join(parts)

@@ -1,4 +1,4 @@
-"""The boards behind CUDA's device indices.
+"""The boards and MIG instances behind the device indices of CUDA and HIP.
 
 CUDA numbers the devices that ``CUDA_VISIBLE_DEVICES`` lists: by index in the order of
 ``CUDA_DEVICE_ORDER``, by UUID, by a prefix of a UUID, or by MIG instance. The list ends at its
@@ -9,6 +9,10 @@ which is the same among boards of one model.
 The agent lists all boards of the host. A container or a batch job may give a program a part of
 them, which CUDA numbers from 0: then their indices are known from ``NVIDIA_VISIBLE_DEVICES`` (of
 the NVIDIA Container Toolkit), from UUIDs, or not at all.
+
+CUDA uses one MIG instance in a process: the first that the list names. HIP numbers the boards that
+``ROCR_VISIBLE_DEVICES`` lists, and of these those in ``HIP_VISIBLE_DEVICES``, for which it also
+takes ``CUDA_VISIBLE_DEVICES``.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import Device
 
 _NUMBER = re.compile(r"[+-]?\d+")
-_MIG_OF_BOARD = re.compile(r"MIG-(GPU-[^/]+)/")
+_MIG_OF_BOARD = re.compile(r"MIG-(GPU-[^/]+)/(\d+)/\d+")
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class DeviceMappingError(MeasurementError):
@@ -39,7 +44,7 @@ class CudaEnvironment:
 
     ``visible`` and ``order`` are CUDA's variables, ``container`` and ``batch`` the GPUs that a
     container and a Slurm job were given; None if unset. ``nodes`` is the number of device files, 0
-    without any (an emulated host).
+    without any (an emulated host). ``rocr`` and ``hip`` are the variables of AMD's runtimes.
     """
 
     visible: str | None = None
@@ -47,6 +52,8 @@ class CudaEnvironment:
     container: str | None = None
     batch: str | None = None
     nodes: int = 0
+    rocr: str | None = None
+    hip: str | None = None
 
     @classmethod
     def of(cls, environ: Mapping[str, str], devices: Path = Path("/dev")) -> CudaEnvironment:
@@ -57,38 +64,105 @@ class CudaEnvironment:
             environ.get("NVIDIA_VISIBLE_DEVICES"),
             environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS"),
             sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*")),
+            environ.get("ROCR_VISIBLE_DEVICES"),
+            environ.get("HIP_VISIBLE_DEVICES"),
         )
+
+    @property
+    def uses_hip(self) -> bool:
+        """True if a variable of AMD's runtimes is set."""
+        return self.rocr is not None or self.hip is not None
+
+    @property
+    def names_instances(self) -> bool:
+        """True if MIG instances are named."""
+        return any("MIG-" in (text or "") for text in (self.visible, self.container))
 
 
 def visible_boards(
-    boards: Sequence[Device],
+    devices: Sequence[Device],
     environment: CudaEnvironment,
     uuids: Sequence[str] = (),
 ) -> tuple[Device, ...]:
-    """The boards behind the CUDA indices 0, 1, ...; DeviceMappingError if they are ambiguous.
+    """The boards, or the MIG instance, behind the device indices 0, 1, ...
 
-    ``uuids`` are those that CUDA reports itself, in its order; they overrule the environment.
+    ``devices`` are boards and their instances; ``uuids`` are those that CUDA reports itself, in its
+    order; they overrule the environment. DeviceMappingError if the indices are ambiguous.
     """
+    boards = [one for one in devices if not _is_instance(one)]
+    amd = [board for board in boards if _PCI_ADDRESS.fullmatch(board.uuid or "")]
+    if amd and (len(amd) == len(boards) or environment.uses_hip):
+        return _hip_boards(amd, environment)
+    boards = [board for board in boards if board not in amd]
+    instances = [one for one in devices if _is_instance(one)]
     visible = environment.visible
     if uuids:
-        named = {_bare(board.uuid or ""): board for board in boards}
+        named = {_bare(one.uuid or ""): one for one in (*boards, *instances)}
         found = [named.get(_bare(uuid)) for uuid in uuids]
         if None not in found:
-            return tuple(board for board in found if board is not None)
-        if not any("MIG" in text for text in (visible or "", *uuids)):
+            return tuple(one for one in found if one is not None)
+        texts = (visible or "", environment.container or "", *uuids)
+        if not any("MIG" in text for text in texts):
             raise DeviceMappingError(
                 f"CUDA device {found.index(None)} ({uuids[found.index(None)]}) is not among the "
                 "GPUs that the agent measures. `wattspan doctor` lists them with their faults."
             )
+    given = _entries(environment.container)
+    if given[:1] and given[0].startswith("MIG-") and (visible is None or _numbers([visible])[:1]):
+        inside = _numbers(_entries(visible)) if visible is not None else [0]
+        return (_of_mig(boards, instances, given[0]),) if inside[:1] == [0] else ()
     if visible is None:
         return _in_cuda_order(boards, environment)
-    entries = [entry.strip() for entry in visible.split(",")]
+    entries = _entries(visible)
     if entries[0].startswith("MIG-"):
-        return (_board_of_mig(boards, entries[0]),)  # CUDA uses one instance per process
+        return (_of_mig(boards, instances, entries[0]),)  # CUDA uses one instance per process
     if entries[0].startswith("GPU-"):
         return _distinct(_boards_by_uuid(boards, entries))
     numbers = _numbers(entries)
     return _distinct(_boards_by_number(boards, numbers, environment)) if numbers else ()
+
+
+def _entries(listed: str | None) -> list[str]:
+    return [entry.strip() for entry in (listed or "").split(",")]
+
+
+def _is_instance(device: Device) -> bool:
+    return device.parent is not None or (device.uuid or "").startswith("MIG-")
+
+
+def _hip_boards(boards: Sequence[Device], environment: CudaEnvironment) -> tuple[Device, ...]:
+    """AMD's boards, by index in the driver's order; DeviceMappingError if they are ambiguous."""
+    if any(board.number is None for board in boards):
+        raise DeviceMappingError(
+            "The driver's index of an AMD board is not known yet. Read again in a second; "
+            "`wattspan doctor` names the fault if it stays unknown."
+        )
+    divided = [one for one in boards if one.partition_mode not in {None, "", "SPX", "N/A"}]
+    if divided and len(boards) > 1:
+        raise DeviceMappingError(
+            f"{divided[0].name} is divided into partitions, which HIP numbers, and the agent "
+            "measures whole boards. Measure with one board per program, or in mode SPX."
+        )
+    if divided:
+        return tuple(boards)
+    usable = sorted(boards, key=lambda board: board.number or 0)
+    inner = environment.visible if environment.hip is None else environment.hip
+    for listed in (environment.rocr, inner):
+        if listed is None:
+            continue
+        entries = _entries(listed)
+        if entries[0].startswith("GPU-"):
+            raise DeviceMappingError(
+                f"The board of {entries[0]} is not known: ROCm's UUIDs are not those of the "
+                "driver. List indices in ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES."
+            )
+        chosen = []
+        for number in _numbers(entries):
+            if number >= len(usable):
+                break
+            chosen.append(usable[number])
+        usable = list(_distinct(chosen))
+    return tuple(usable)
 
 
 def _boards_by_uuid(boards: Sequence[Device], entries: Sequence[str]) -> list[Device]:
@@ -198,21 +272,33 @@ def _listed(numbers: Sequence[int | None]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _board_of_mig(boards: Sequence[Device], entry: str) -> Device:
-    """The whole board of a MIG instance: its energy is not measured apart."""
-    named = _MIG_OF_BOARD.match(entry)
-    alike = boards if named is None else [board for board in boards if board.uuid == named[1]]
-    if len(alike) != 1:
+def _of_mig(boards: Sequence[Device], instances: Sequence[Device], entry: str) -> Device:
+    """The MIG instance that ``entry`` names, in full, shortened, or by board, GI and CI.
+
+    Where the agent lists no instance, the whole board if it is known.
+    """
+    place = _MIG_OF_BOARD.fullmatch(entry)
+    if place is not None:
+        owners = [one for one in boards if (one.uuid or "").lower() == place[1].lower()]
+        ids = {owner.id for owner in owners}
+        alike = [one for one in instances if one.parent in ids and one.number == int(place[2])]
+    else:
+        owners = list(boards)
+        alike = [one for one in instances if (one.uuid or "").lower().startswith(entry.lower())]
+    if len(alike) == 1:
+        return alike[0]
+    if len(owners) != 1 or len(alike) > 1:
+        listed = ", ".join(one.uuid or one.name for one in instances) or "none"
         raise DeviceMappingError(
-            f"The board of {entry} is not known: the name of the instance does not contain it, and "
-            f"{len(boards)} GPUs are measured. Name the instance as MIG-GPU-UUID/GI/CI in "
-            "CUDA_VISIBLE_DEVICES."
+            f"The board of {entry} is not known: {len(alike)} of the MIG instances that the agent "
+            f"measures have this name, on {len(boards)} GPUs. Instances: {listed}. Name one in "
+            "full in CUDA_VISIBLE_DEVICES, or as MIG-GPU-UUID/GI/CI."
         )
-    return alike[0]
+    return owners[0]
 
 
 def _bare(uuid: str) -> str:
-    return uuid.lower().removeprefix("gpu-")
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
 def cuda_uuids(modules: Mapping[str, Any]) -> tuple[str, ...]:

@@ -91,7 +91,10 @@ class DeviceIndex:
         found = self._found
         if found is None or found[0] != uuids or (not found[1].gpus and self._asked_gpus != []):
             now = monotonic_ns()
-            found = self._found = uuids, self._indexed(self._read(now, now), uuids)
+            listed = self._read(now, now)
+            if self._environment.names_instances and not any(one.parent for one in listed):
+                listed = self._read(now, now, parts=True)
+            found = self._found = uuids, self._indexed(listed, uuids)
         return found[1]
 
     @property

@@ -168,6 +168,11 @@ class WindowMeasurement(Measurement):
         return min((device.coverage for device in devices), default=0.0)
 
     @property
+    def certainty(self) -> str:
+        """``"lower_bound"`` if a part of the window was not measured, else ``"known"``."""
+        return "known" if self.coverage >= 1.0 else "lower_bound"
+
+    @property
     def provenance(self) -> dict[str, str]:
         """By device name: measured, derived, estimated or emulated."""
         groups = (tuple(self._gpus.values()), *self._packages.values())
@@ -185,7 +190,8 @@ class WindowMeasurement(Measurement):
                 device.uncertainty or 0.0
             )
         coverage = min((device.coverage for device in devices), default=0.0)
-        return Energy(joules, uncertainty, coverage)
+        bounded = {device.kind: None for device in devices if device.coverage < 1.0}
+        return Energy(joules, uncertainty, coverage, lower_bound=bounded)
 
     @property
     def process_energy(self) -> Energy:

@@ -1,7 +1,8 @@
 """AMD SMI calls with classified errors, and the import of the package that makes them.
 
 The package binds every symbol of AMD's library when it is imported: without the library, or with
-one that is older than the package, the import fails.
+one of another release, the import fails. The library below 26.2 is not safe across threads: one
+thread of a process makes all calls.
 
 AMD SMI's status codes become those codes of NVML with the same meaning, by which ``GpuCalls``
 decides: an error costs one field, one GPU or the whole session.
@@ -12,6 +13,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from wattspan.model import Failure
@@ -89,33 +94,90 @@ class BindingError(Exception):
         self.cause, self.remedy = cause, remedy
 
 
-def load_binding() -> Any:
-    """The ``amdsmi`` module. BindingError if it, its library or one of its symbols is missing."""
+def load_binding(roots: Sequence[Path] | None = None) -> Any:
+    """The ``amdsmi`` module. BindingError if it, its library or one of its symbols is missing.
+
+    The installed package comes first. If it does not load, the module of a ROCm SDK below one of
+    ``roots`` is used: ROCm 10 ships it without installing it, beside the library that it fits.
+    """
+    try:
+        return _imported()
+    except BindingError as error:
+        first = error
+    failed = []
+    for path in sdk_modules(sdk_roots() if roots is None else roots):
+        sys.path.insert(0, str(path))
+        try:
+            return _imported()
+        except BindingError as error:
+            failed.append(f"{printable(str(path))} ({error.cause})")
+        sys.path.remove(str(path))
+    if failed:
+        cause = f"{first.cause}, and the module of the SDK does not load either: "
+        raise BindingError(cause + ", ".join(failed), first.remedy)
+    raise BindingError(first.cause, f"{first.remedy} {_SDK_REMEDY}")
+
+
+def sdk_roots() -> tuple[Path, ...]:
+    """The places of ROCm: those of the environment, of ``/opt`` and of Python's own packages."""
+    named = [os.environ[name] for name in ("ROCM_HOME", "ROCM_PATH") if os.environ.get(name)]
+    installed = sorted(Path("/opt").glob("rocm*"), reverse=True)
+    nested = [core for path in installed for core in sorted(path.glob("core*"), reverse=True)]
+    packaged = [Path(path) / "_rocm_sdk_core" for path in sys.path if path]
+    return tuple(dict.fromkeys((*map(Path, named), *installed, *nested, *packaged)))
+
+
+def sdk_modules(roots: Iterable[Path]) -> list[Path]:
+    """The directories of ROCm SDKs with the module, which only root or this user may write."""
+    found: dict[Path, Path] = {}
+    for root in roots:
+        path = root / "share/amd_smi"
+        with contextlib.suppress(OSError):
+            states = [one.stat() for one in (path, path / PACKAGE, path / PACKAGE / "__init__.py")]
+            if all(s.st_uid in {0, os.geteuid()} and not s.st_mode & 0o022 for s in states):
+                found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _imported() -> Any:
+    """The module, imported anew. BindingError."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints that it finds no library
             return importlib.import_module(PACKAGE)
-    except ModuleNotFoundError as error:
-        if error.name != PACKAGE:
-            raise _unusable(error) from None
-        raise BindingError(
+    except BaseException as error:
+        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        if not isinstance(error, Exception):
+            raise
+        raise _explained(error) from None
+
+
+def _explained(error: Exception) -> BindingError:
+    if isinstance(error, ModuleNotFoundError) and error.name == PACKAGE:
+        return BindingError(
             "the Python package amdsmi is not installed",
             "Install wattspan[amd], with the version of amdsmi that belongs to this host's ROCm.",
-        ) from None
-    except AttributeError as error:
+        )
+    if isinstance(error, AttributeError):
         _, missing, symbol = printable(str(error)).rpartition("undefined symbol: ")
-        if not missing:
-            raise _unusable(error) from None
-        raise BindingError(
-            f"{LIBRARY} has no {symbol}: it is older than the Python package amdsmi",
-            "Install the version of amdsmi that belongs to this host's ROCm, or a newer ROCm.",
-        ) from None
-    except (KeyError, OSError):
-        raise BindingError(
+        if missing:
+            return BindingError(
+                f"{LIBRARY} has no {symbol}: it is older than the Python package amdsmi, or so new"
+                " that it no longer has it",
+                "Install the version of amdsmi that belongs to this host's ROCm, or a newer ROCm.",
+            )
+    elif isinstance(error, KeyError | OSError):
+        return BindingError(
             f"{LIBRARY} was not found",
             "Install ROCm's package amd-smi-lib, or set ROCM_PATH to the directory above its lib.",
-        ) from None
-    except Exception as error:  # noqa: BLE001 - code of the package that runs at its import
-        raise _unusable(error) from None
+        )
+    return _unusable(error)
+
+
+_SDK_REMEDY = (
+    "With ROCm 10, set ROCM_PATH to the root of its SDK, or add <root>/share/amd_smi to PYTHONPATH."
+)
 
 
 def _unusable(error: Exception) -> BindingError:

@@ -35,14 +35,22 @@ from wattspan.sources.amdsmi.calls import (
     cause_of,
     number,
 )
-from wattspan.sources.amdsmi.energy import EnergyAccumulator
+from wattspan.sources.amdsmi.energy import EnergyAccumulator, accumulated
 from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
 from wattspan.sources.call_interval import CallInterval
-from wattspan.sources.energy_meter import CounterCheck, EnergyMeter
+from wattspan.sources.energy_meter import (
+    ENERGY_CHOICE,
+    CounterCheck,
+    EnergyChoice,
+    EnergyMeter,
+    SensorView,
+)
 from wattspan.sources.gpu_calls import GpuCalls, GpuLostError
 from wattspan.sources.gpu_sampling import (
+    FROZEN,
     GAUGE_SAMPLES,
     MAX_USAGE_INTERVAL,
+    SUSPENDED,
     GpuFindings,
     PowerReading,
     largest_power,
@@ -56,8 +64,8 @@ EMULATED_UUID = "e0e0e0e0-0000-1000-8000-"
 the real one, and its figures must then be labelled as emulated.
 """
 UNDIVIDED = "SPX"
-MAX_RATIO = 1.4
-"""The largest ratio of counted and integrated energy. Power is sampled, and differs by percents."""
+SAMPLE_DUTY = 0.72
+"""The assumed part of the time that a power of the moment stands for: its window is not stated."""
 _BUSY, _UNLISTED_RECORDS = 20, 5
 """Percent of a device that is in use by a process, and records in which none was listed."""
 
@@ -81,6 +89,7 @@ class AmdSmiSettings(Table, frozen=True):
         Duration,
         about("Interval of energy reads, half that of power reads.", least="10ms"),
     ] = Duration.parse("100ms")
+    energy: Annotated[EnergyChoice, about(ENERGY_CHOICE)] = "auto"
     usage_interval: Annotated[
         Duration,
         about(
@@ -155,6 +164,7 @@ class _DomainFacts(NamedTuple):
     resolution: int
     mode: str
     partitions: int
+    asleep: bool
 
 
 class BoardSampler:
@@ -181,9 +191,10 @@ class BoardSampler:
         self._partitions = self._bind(handles)
         self._meter = EnergyMeter(epoch)
         self._accumulator = EnergyAccumulator()
-        self._check = CounterCheck(MAX_RATIO)
+        self._check, self._choice = CounterCheck(), settings.energy
         self._activity: ActivityMeter | None = None
         self._invalid_step = False
+        self.asleep = False  # it is suspended, and not read
         self._answered = False  # energy or power was read
         self._unlisted = 0  # records in a row with a busy device and no process
         self._mode: str | None = None
@@ -212,8 +223,19 @@ class BoardSampler:
         others = (GpuCalls(self._library, handle, self._clock) for handle in handles[1:])
         return [self._calls, *others]
 
+    def pause(self, into: GpuFindings) -> None:
+        """Make no call: the board is suspended, and a call would wake it."""
+        if self.asleep:
+            return
+        self.flush_usage(into)
+        self._meter.pause()
+        self.asleep = True
+        self._follow_facts()
+
     def sample(self, into: GpuFindings) -> None:
         """Make the calls that are due. Raises GpuLostError or SessionLostError."""
+        if self.asleep:
+            self.asleep, self._activity = False, None
         energy, self._at = self._energy()
         at = self._at
         usage_due, status_due = self._usage_pace.begin(at.mono), self._status_pace.begin(at.mono)
@@ -230,6 +252,9 @@ class BoardSampler:
         if status_due:
             with self._status_pace:
                 into.gpus.append(self._status(at))
+        self._follow_facts()
+
+    def _follow_facts(self) -> None:
         facts = self._domain_facts()
         if facts != self._facts:  # the same object while nothing changes: callers compare
             self._facts, self.domain = facts, self._define(facts)
@@ -252,7 +277,7 @@ class BoardSampler:
         if answer is None:
             return None, at
         # Releases before 6.2.1 call the accumulator "power".
-        value = answer.get("energy_accumulator", answer.get("power"))
+        value = accumulated(answer)
         step = answer.get("counter_resolution")
         energy = None
         if isinstance(value, int) and isinstance(step, int | float):
@@ -267,11 +292,15 @@ class BoardSampler:
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
     ) -> None:
-        self._check.observe(self._meter.integral.compared, frozen=self._meter.frozen)
+        duty = SAMPLE_DUTY if self._power.average is None else 1.0
+        view = SensorView(duty, self._busy is None or self._busy > 0, self._max_power)
+        compared = self._meter.integral.compared
+        self._check.observe(at.mono, compared, view, frozen=self._meter.frozen)
         refused = self._calls.refused(ENERGY) is not None or self._invalid_step
-        if self._check.misreports:
-            energy, refused = None, True
-        counter = self._meter.read(at, energy, power, refused=refused)
+        trusted = self._choice == "counter" or (
+            self._choice == "auto" and not self._check.misreports
+        )
+        counter = self._meter.read(at, energy, power, refused=refused, trusted=trusted)
         if counter is not None:
             into.readings.append(Reading(self.domain.id, at, counter, self.epoch))
 
@@ -284,12 +313,11 @@ class BoardSampler:
 
         def power(kind: str) -> Milliwatts | None:
             watts = number(answer.get(kind), _MAX_WATTS)
-            return None if watts is None else Milliwatts(watts * _MILLIWATTS)
+            return Milliwatts(watts * _MILLIWATTS) if watts else None  # no board draws nothing
 
         average, instant = power("average_socket_power"), power("current_socket_power")
         known = [one for one in (average, instant, power("socket_power")) if one is not None]
-        draw = next((one for one in known if one), known[0] if known else None)
-        return PowerReading(average, instant, draw)
+        return PowerReading(average, instant, known[0] if known else None)
 
     def _read_activity(self) -> int | None:
         """Percent of the time in which the graphics and compute pipes were busy.
@@ -383,6 +411,8 @@ class BoardSampler:
             memory_total=number(ask("memory", "amdsmi_get_gpu_memory_total", video), _MAX_MEMORY),
             integrated_energy=integrated,
             counter_energy=counted,
+            energy_basis=self._meter.basis,
+            energy_disagrees=self._check.disagrees,
             model=self.identity.model,
             driver=self.identity.driver,
             index=self.identity.index,
@@ -413,11 +443,13 @@ class BoardSampler:
             self._meter.step.resolution,
             self._mode or UNDIVIDED,
             len(self._partitions),
+            self.asleep,
         )
 
     def _define(self, facts: _DomainFacts) -> Domain:
         provenance = Provenance.DERIVED if facts.derived else Provenance.MEASURED
         how = "integrated from its power" if facts.derived else "by its energy accumulator"
+        how += SUSPENDED if facts.asleep else ""
         parts = f" in {facts.partitions} partitions ({facts.mode})" if facts.partitions > 1 else ""
         return Domain(
             id=self.identity.domain_id,
@@ -447,12 +479,31 @@ class BoardSampler:
                     "In a virtual machine, read it on the host.",
                 )
             )
+        elif self._meter.unmeasured:
+            found.append(
+                self._failure(
+                    "energy and power",
+                    Trouble.ABSENT,
+                    "its energy accumulator stays at 0, and it reports no power",
+                    "On a board of two dies (MI250X), the first die reports for both.",
+                )
+            )
         if self._meter.frozen:
-            found.append(self._distrust("it does not change while the GPU draws power"))
+            found.append(self._distrust(FROZEN))
         if self._invalid_step:
             found.append(self._distrust("the library returns no valid accumulator and resolution"))
-        if self._check.misreports:
+        if self._check.misreports and self._choice == "auto":
             found.append(self._distrust("its energy differs from the power of the GPU"))
+        elif self._check.finding:
+            found.append(
+                self._failure(
+                    ENERGY,
+                    Trouble.MALFORMED,
+                    self._check.finding,
+                    f"The {self._meter.basis or 'counter'} counts; choose by"
+                    " [sources.amdsmi] energy, after a comparison with a meter.",
+                )
+            )
         refusal = self._calls.refused(PROCESSES)
         if refusal is not None and refusal != gpu_calls.NO_PERMISSION:
             remedy = "All of its energy stays unattributed."

@@ -11,6 +11,8 @@ Some software stacks return an accumulator or a step that does not fit the power
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from wattspan.model import SECOND, Instant, Microjoules, energy_at
 
@@ -19,6 +21,11 @@ _WIDTHS = (1 << 32, 1 << 64)
 _LARGEST_STEP = 1_000_000.0  # microjoules
 _GRACE = SECOND // 10
 """The value may be this much older at one read than at another: allowance for plausible energy."""
+
+
+def accumulated(answer: Mapping[str, Any]) -> Any:
+    """The accumulator in the library's answer: its name has changed."""
+    return answer.get("energy_accumulator", answer.get("power"))
 
 
 class EnergyAccumulator:

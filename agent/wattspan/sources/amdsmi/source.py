@@ -133,7 +133,10 @@ class AmdSmiSession:
         now = self._clock.monotonic()
         self._appeared |= self._bound.appeared(now)
         if self._backoff.is_due(now) and self._must_initialise:
-            self._initialise(now, found)
+            if self._bound.all_suspended():
+                self._down = _ASLEEP
+            else:
+                self._initialise(now, found)
         if self._initialised:
             self._ask_all(now, found)
         return Batch(
@@ -245,6 +248,9 @@ class AmdSmiSession:
 
     def _ask_all(self, now: int, found: GpuFindings) -> None:
         for address, board in list(self._boards.items()):
+            if self._bound.suspended(address):
+                board.pause(found)
+                continue
             try:
                 board.sample(found)
             except GpuLostError as error:
@@ -296,6 +302,13 @@ class AmdSmiSession:
         return self._domains
 
 
+_ASLEEP = Failure(
+    SOURCE,
+    LABEL,
+    Trouble.ABSENT,
+    "all GPUs are suspended, and a call would wake them",
+    "They are read as soon as a program uses one.",
+)
 _NO_GPU = Failure(
     SOURCE,
     LABEL,
@@ -356,4 +369,9 @@ def _amdsmi_of(context: SourceContext) -> Any:
     return load_binding()
 
 
-plugin = SourcePlugin(settings=AmdSmiSettings, open=open_amdsmi)
+def has_driver(context: SourceContext) -> bool:
+    """True if the kernel has the driver; a search for the package takes 20 ms."""
+    return ((context.sysfs or SYSFS) / "bus/pci/drivers" / KERNEL_DRIVER).is_dir()
+
+
+plugin = SourcePlugin(settings=AmdSmiSettings, open=open_amdsmi, present=has_driver)

@@ -1,5 +1,7 @@
 """Meaning of hwmon sensors: which part of the hardware each measures, and which may be summed.
 
+The labels are those of the drivers' sources and documents:
+
 - ``power_meter`` with the labels of NVIDIA Grace: ``CPU Power Socket N`` and ``SysIO Power Socket
   N`` are rails within ``Grace Power Socket N``, which is within ``Module Power Socket N``. The GPU
   of a Grace Hopper module has its own counter in NVML.
@@ -7,16 +9,26 @@
 - ``ina3221``: the supply rails of a Jetson module, named by their loads.
 - ``i915``, ``xe``: energy counters of discrete Intel GPUs. ``energy1`` is the card; the package,
   the memory (``xe``) and the tiles (``i915_gtN``) are within it.
+- ``apm_xgene`` (X-Gene, Ampere Altra): ``CPU power`` and ``IO power`` of the processor.
+- ``altra_hwmon`` (Ampere): ``Core Energy NNN``, one counter for each core, read as their sum.
+- ``amd_energy``: ``EsocketN``, the counter of a socket; its cores are within it.
+- ``amd_hsmp_hwmon``, ``fam15h_power``: the power of an AMD package.
+- ``zenpower``: ``RAPL_P_Package``, the power of a package from its counter. Its currents
+  (``SVI2_P_Core``) have factors found by experiment, so they have no known meaning.
+- ``ibmpowernv`` (POWER9): ``Chip N``, the processor with that id; ``Chip N Vdd`` and ``Vdn`` are
+  rails within it; ``System`` is the machine.
 
 The meaning of any other sensor comes from the configuration.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from wattspan.model import (
     MILLISECOND,
@@ -26,6 +38,8 @@ from wattspan.model import (
     ModelEnum,
     Nanoseconds,
     Provenance,
+    Thing,
+    ThingKind,
 )
 
 NAME = "hwmon"
@@ -80,6 +94,11 @@ class Sensor:
         """``CHIP/LABEL``, by which the configuration names the sensor."""
         return f"{self.chip}/{self.title}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that the configuration may use: also ``CHIP/CHANNEL``."""
+        return self.key, f"{self.chip}/{self.channel}"
+
 
 class HardwarePart(ModelEnum):
     """The part of the hardware that a sensor measures."""
@@ -93,16 +112,21 @@ class HardwarePart(ModelEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """A rule's result: the part, its socket, the sensors of the same device that contain it."""
+    """A rule's result: the part, its socket, the sensors of the same device that contain it.
+
+    ``package``: ``socket`` is a package id of the kernel, not a number.
+    """
 
     part: HardwarePart
     why: str
     socket: int | None = None
     within: tuple[str, ...] = ()  # titles, or a chip for the first sensor of another chip
     summed: bool = True
+    whole: bool = False  # all of the socket or the card, not a rail of it
+    package: bool = False
 
 
-_ROLE = re.compile(r"(?:cpu(?::(?P<socket>\d{1,4}))?|memory|gpu|machine|ignore)", re.ASCII)
+_ROLE = re.compile(r"(?:cpu(?::\d{1,9})?|memory|gpu|machine|ignore)", re.ASCII)
 
 
 def role_fault(role: str) -> str:
@@ -123,7 +147,7 @@ def _configured(role: str) -> Meaning:
 
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
-_GRACE = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d{1,4})", re.ASCII)
+_GRACE = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d{1,9})", re.ASCII)
 _MACHINE = Meaning(HardwarePart.MACHINE, "the whole machine, GPUs included", summed=False)
 
 
@@ -137,7 +161,7 @@ def _power_meter(sensor: Sensor) -> Meaning:
         return Meaning(HardwarePart.MACHINE, "the module, its GPU included", socket, summed=False)
     if match[1] == "Grace":
         why = f"socket {socket}'s processor with its memory and regulators"
-        return Meaning(HardwarePart.CPU, why, socket, within=(module,))
+        return Meaning(HardwarePart.CPU, why, socket, within=(module,), whole=True)
     what = "cores" if match[1] == "CPU" else "input and output"
     return Meaning(HardwarePart.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
 
@@ -167,26 +191,111 @@ def _intel_gpu(sensor: Sensor) -> Meaning | None:
     if sensor.quantity is not SensorQuantity.ENERGY:
         return None  # the power of the same parts, or a limit
     if sensor.channel == "energy1" and sensor.chip in ("i915", "xe"):
-        return Meaning(HardwarePart.GPU, "the card's own counter")
+        return Meaning(HardwarePart.GPU, "the card's own counter", whole=True)
     whole = "i915" if sensor.chip.startswith("i915_gt") else "xe"
     return Meaning(HardwarePart.GPU, f"the card's {sensor.title}", within=(whole,))
 
 
+CORE_ENERGY = re.compile(r"Core Energy \d+", re.ASCII)
+"""Labels of Ampere's counters of single cores: a part of the processor each."""
+
+ALTRA_CORES = "Core Energy"
+"""The label of the sensor that stands for all of them."""
+
+_CPU_POWER = "CPU power"
+_ESOCKET = re.compile(r"Esocket(\d+)", re.ASCII)
+_ZEN_PACKAGE = re.compile(r"(?:cpu(\d+) )?RAPL_P_Package", re.ASCII)
+_POWER_CHIP = re.compile(r"(Chip (\d+))(?: (Vdd|Vdn))?", re.ASCII)
+
+
+def _xgene(sensor: Sensor) -> Meaning | None:
+    if sensor.label == _CPU_POWER:
+        return Meaning(HardwarePart.CPU, "the processor's cores with their caches")
+    if sensor.label == "IO power":
+        return Meaning(HardwarePart.SUPPLY, "the processor's input and output")
+    return None
+
+
+def _altra(sensor: Sensor) -> Meaning | None:
+    if sensor.label != ALTRA_CORES:
+        return None
+    return Meaning(HardwarePart.CPU, "the counters of all cores", within=("apm_xgene",))
+
+
+def _amd_energy(sensor: Sensor) -> Meaning | None:
+    match = _ESOCKET.fullmatch(sensor.label)
+    if match is None:
+        return None
+    why = f"socket {match[1]}'s counter, its cores included"
+    return Meaning(HardwarePart.CPU, why, int(match[1]), whole=True)
+
+
+def _amd_package(sensor: Sensor) -> Meaning | None:
+    # The device is a node of the PCI bus or one for all packages: neither names a socket.
+    return Meaning(HardwarePart.CPU, "the power of a package")
+
+
+def _zenpower(sensor: Sensor) -> Meaning | None:
+    match = _ZEN_PACKAGE.fullmatch(sensor.label)
+    if match is None:
+        return None
+    socket = None if match[1] is None else int(match[1])
+    whole = socket is not None
+    return Meaning(HardwarePart.CPU, "the power of a package", socket, whole=whole)
+
+
+def _powernv(sensor: Sensor) -> Meaning | None:
+    if sensor.label == "System":
+        return _MACHINE
+    match = _POWER_CHIP.fullmatch(sensor.label)
+    if match is None:
+        return None
+    if match[3] is None:
+        why = f"processor {match[2]} with its rails"
+        return Meaning(HardwarePart.CPU, why, int(match[2]), package=True, whole=True)
+    why = f"rail {match[3]} of processor {match[2]}"
+    return Meaning(HardwarePart.CPU, why, int(match[2]), within=(match[1],), package=True)
+
+
+_RULES: Mapping[str, Callable[[Sensor], Meaning | None]] = {
+    "power_meter": _power_meter,
+    "ina3221": _jetson_rail,
+    "i915": _intel_gpu,
+    "xe": _intel_gpu,
+    "apm_xgene": _xgene,
+    "altra_hwmon": _altra,
+    "amd_energy": _amd_energy,
+    "amd_hsmp_hwmon": _amd_package,
+    "fam15h_power": _amd_package,
+    "zenpower": _zenpower,
+    "ibmpowernv": _powernv,
+}
+
+
 def meaning_of(sensor: Sensor, roles: Mapping[str, str]) -> Meaning | None:
-    """The meaning of a sensor by ``roles``, which maps keys to roles, else by its chip.
+    """The meaning of a sensor by ``roles``, which maps names to roles, else by its chip.
 
     None if it is unknown, or ignored by configuration.
     """
-    role = roles.get(sensor.key)
+    role = next((roles[name] for name in sensor.names if name in roles), None)
     if role is not None:
         return None if role == "ignore" else _configured(role)
-    if sensor.chip == "power_meter":
-        return _power_meter(sensor)
-    if sensor.chip == "ina3221":
-        return _jetson_rail(sensor)
-    if sensor.chip in ("i915", "xe") or sensor.chip.startswith("i915_gt"):
-        return _intel_gpu(sensor)
-    return None
+    rule = _intel_gpu if sensor.chip.startswith("i915_gt") else _RULES.get(sensor.chip)
+    return None if rule is None else rule(sensor)
+
+
+def unmatched_names(sensors: Iterable[Sensor], names: Iterable[str]) -> dict[str, list[str]]:
+    """The configured names that no sensor has, each with the names that are nearest to it."""
+    present = dict.fromkeys(sensor.key for sensor in sensors)
+    known = {name for sensor in sensors for name in sensor.names}
+    return {
+        name: difflib.get_close_matches(name, present, MAX_NAMED, 0.5) or [*present][:MAX_NAMED]
+        for name in names
+        if name not in known
+    }
+
+
+MAX_NAMED = 4  # sensors in a message
 
 
 _HW_TYPES = {
@@ -200,18 +309,38 @@ _MAX_POWER = Milliwatts(20_000_000)
 """No plausible sensor shows more: the largest host has eight boards of 1.4 kW."""
 
 
+class Sockets(Protocol):
+    """The sockets of the host, as ``CpuTopology`` has them."""
+
+    sockets: tuple[int, ...]
+
+    @property
+    def known(self) -> bool: ...
+
+    @property
+    def nameless(self) -> bool: ...
+
+    def sockets_of_packages(self, packages: Collection[int]) -> Mapping[int, int | None]: ...
+
+
 def resolve_sensors(
-    sensors: Iterable[Sensor], roles: Mapping[str, str], *, emulated: bool = False
+    sensors: Iterable[Sensor],
+    roles: Mapping[str, str],
+    *,
+    emulated: bool = False,
+    cpus: Sockets | None = None,
 ) -> dict[Sensor, Domain]:
     """The domain of each sensor with a known meaning, in the order of the ids.
 
-    A sensor is summed unless another present one contains it, or its meaning forbids it. A sensor
-    of a GPU has the PCI address of its card, by which a library that reads it too is noticed. The
-    provenance is ``measured`` of counters and ``derived`` of integrated power.
+    A sensor may be summed unless its meaning forbids it. A sensor of a GPU has the PCI address of
+    its card, by which a library that reads it too is noticed. The provenance is ``measured`` of
+    counters and ``derived`` of integrated power. A sensor of a socket that is not among ``cpus`` is
+    charged to no process.
     """
     known = {
         sensor: meaning for sensor in sensors if (meaning := meaning_of(sensor, roles)) is not None
     }
+    sockets = _resources(known.values(), cpus)
     ids = _ids(known)
 
     def container(sensor: Sensor) -> Sensor | None:
@@ -225,13 +354,20 @@ def resolve_sensors(
             None,
         )
 
+    def thing(sensor: Sensor) -> Thing:
+        meaning, above = known[sensor], container(sensor)
+        contained = above is not None and known[above].part is meaning.part
+        around = thing(above).part if above is not None and contained else ()
+        return _thing(sensor, meaning, sockets[meaning.socket, meaning.package], around or (NAME,))
+
     domains = {}
     for sensor in sorted(known, key=ids.__getitem__):
         meaning = known[sensor]
         above = container(sensor)
         parent = None if above is None else ids[above]
-        summed = meaning.summed and (above is None or not known[above].summed)
-        by_cpu = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
+        summed = meaning.summed
+        charged = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
+        resource = sockets[meaning.socket, meaning.package] if charged else None
         measured = sensor.quantity is SensorQuantity.ENERGY
         is_gpu = meaning.part is HardwarePart.GPU
         domains[sensor] = Domain(
@@ -244,40 +380,90 @@ def resolve_sensors(
             else (Provenance.MEASURED if measured else Provenance.DERIVED),
             in_cover=summed,
             parent=parent,
-            resource=_resource(meaning) if by_cpu else None,
-            method="cpu-time-proxy" if by_cpu else "none",
+            resource=resource,
+            method="cpu-time-proxy" if resource else "none",
             max_power=_MAX_POWER,
             resolution=Nanoseconds(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
-            why=_reason(sensor, meaning, parent, summed=summed),
+            why=_reason(sensor, meaning),
+            moves_with=_moves_with(meaning, sockets),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
+            measures=thing(sensor),
         )
     return domains
 
 
+def _moves_with(meaning: Meaning, sockets: Mapping[tuple[int | None, bool], str | None]) -> str:
+    """The usage that must show in the sensor; a GPU and another rail may be off."""
+    if meaning.part in (HardwarePart.GPU, HardwarePart.SUPPLY):
+        return ""
+    return sockets[meaning.socket, meaning.package] or "cpu"
+
+
 def _contains(name: str, other: Sensor, sensor: Sensor) -> bool:
     """True if ``other`` is the sensor called ``name`` that contains ``sensor``."""
+    if other.chip == name == "apm_xgene":
+        return other.label == _CPU_POWER
     if other.chip == name:  # a card with its tiles or parts
         return other.device == sensor.device and other.channel == "energy1"
     return other.chip == sensor.chip and other.title == name
 
 
-def _resource(meaning: Meaning) -> str:
-    return "cpu" if meaning.socket is None else f"cpu:{meaning.socket}"
+def _resources(
+    meanings: Iterable[Meaning], cpus: Sockets | None
+) -> dict[tuple[int | None, bool], str | None]:
+    """The resource of each socket or package that sensors name; None of one without CPUs."""
+    named = {(one.socket, one.package) for one in meanings}
+    found: dict[tuple[int | None, bool], str | None] = {}
+    packages = {socket for socket, package in named if package and socket is not None}
+    by_id = cpus.sockets_of_packages(packages) if cpus is not None else {}
+    for socket, package in named:
+        number = by_id.get(socket, socket) if package and socket is not None else socket
+        if socket is None or (cpus is not None and cpus.nameless):
+            found[socket, package] = "cpu"  # the CPUs of the socket are unknown: all CPUs
+        elif number is None or (cpus is not None and cpus.known and number not in cpus.sockets):
+            found[socket, package] = None
+        else:
+            found[socket, package] = f"cpu:{number}"
+    return found
 
 
-def _reason(sensor: Sensor, meaning: Meaning, parent: str | None, *, summed: bool) -> str:
-    how = (
-        ""
-        if sensor.quantity is SensorQuantity.ENERGY
-        else f", integrated from its {sensor.quantity}"
-    )
-    reason = meaning.why + how
-    if summed:
+_THINGS = {
+    HardwarePart.CPU: ThingKind.SOCKET,
+    HardwarePart.MEMORY: ThingKind.MEMORY,
+    HardwarePart.SUPPLY: ThingKind.SUPPLY,
+    HardwarePart.GPU: ThingKind.SUPPLY,  # a rail; a card is a board
+}
+
+
+def _thing(
+    sensor: Sensor, meaning: Meaning, resource: str | None, around: tuple[str, ...]
+) -> Thing:
+    """The thing that a sensor measures. Its channels of power and energy measure the same.
+
+    Sensors with one role are different parts, such as the rails of a socket, unless one is in the
+    part ``around``. The socket has the number of its CPUs' ``resource``, as in other sources.
+    """
+    number = (resource or "").removeprefix("cpu:")
+    socket = int(number) if number.isdecimal() else meaning.socket
+    if meaning.part is HardwarePart.MACHINE:
+        return Thing(ThingKind.NODE if socket is None else ThingKind.MODULE, socket)
+    place = sensor.title if sensor.label else re.sub(r"\D", "", sensor.channel)
+    part = (*around, f"{sensor.chip}@{sensor.device}", place)
+    if meaning.part is HardwarePart.GPU:
+        whole = meaning.whole or not meaning.within
+        return Thing(ThingKind.BOARD, pci=sensor.device, part=() if whole else part)
+    return Thing(_THINGS[meaning.part], socket, part=() if meaning.whole else part)
+
+
+def _reason(sensor: Sensor, meaning: Meaning) -> str:
+    if sensor.quantity is SensorQuantity.ENERGY:
+        reason = meaning.why
+    else:
+        reason = f"{meaning.why}, integrated from its {sensor.quantity}"
+    if meaning.summed:
         return reason
-    if parent is not None and meaning.summed:
-        return f"{reason}; contained in {parent}"
     return (
         f'{reason}; sources.hwmon.sensors = {{"{sensor.key}" = "cpu"}} would sum it as CPU energy'
     )

@@ -10,13 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
+from wattspan.attribution.frozen_counters import frozen_failure
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -34,6 +36,8 @@ from wattspan.sources.call_interval import CallInterval
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.energy_meter import PowerIntegral
 from wattspan.sources.hwmon.sensors import (
+    ALTRA_CORES,
+    CORE_ENERGY,
     NAME,
     POWER_READ_INTERVAL,
     READ_INTERVAL,
@@ -42,23 +46,32 @@ from wattspan.sources.hwmon.sensors import (
     meaning_of,
     resolve_sensors,
     role_fault,
+    unmatched_names,
 )
-from wattspan.util.text import printable
+from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.text import natural_key, printable
 
 HWMON_CLASS = "class/hwmon"
 DISCOVERY_INTERVAL = 5 * SECOND
-MAX_SENSORS = 256
+MAX_SENSORS = 10_000
+"""No host has as many: 2 sockets of 192 cores have 386 counters."""
+AWAKE_UNMOVED = 5 * SECOND
+"""The counter of a card that is awake and stands still for longer is frozen."""
+
 MAX_INTERVAL = 60 * SECOND  # of an average; a longer one is no value of a driver
 _MAX_LABEL = 64
 
 _GRANT = "Let the group wattspan read the file, by `systemd-tmpfiles` or a udev rule."
 _AGAIN = "It is read again."
-_CHANNEL = re.compile(r"(energy|power|curr)([1-9]\d?)_(input|average)", re.ASCII)
+_CHANNEL = re.compile(r"(energy|power|curr)([1-9]\d{0,8})_(input|average)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class SensorFiles:
-    """A sensor with the files of its value: one, or those of the voltage and the current."""
+    """A sensor with the files of its value.
+
+    One, those of the voltage and the current, or those of counters that are added.
+    """
 
     sensor: Sensor
     files: tuple[Path, ...]
@@ -71,23 +84,38 @@ def scan_sensors(sysfs: Path) -> list[SensorFiles]:
     reads is missed, unless they are further apart than its interval. The files of the ACPI power
     meter are in the directory of its device on older kernels.
     """
-    found = []
+    found: list[SensorFiles] = []
+    chips: Counter[tuple[str, str]] = Counter()
     for chip in _entries(sysfs / HWMON_CLASS):
         name = _text(chip / "name")
         if not name:
             continue
         device = (chip / "device").resolve().name if (chip / "device").exists() else chip.name
+        chips[name, device] += 1
+        if (number := chips[name, device]) > 1:  # one device of a driver may have a chip a socket
+            device = f"{device}#{number}"
         folders = (chip, chip / "device") if name == "power_meter" else (chip,)
         seen: set[str] = set()
         for folder in folders:
             for files in _channels(name, device, folder):
-                if files.sensor.channel not in seen:
+                if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
                     found.append(files)
-    return found[:MAX_SENSORS]
+    return found
 
 
-def _channels(chip: str, device: str, folder: Path) -> Iterator[SensorFiles]:
+def _channels(chip: str, device: str, folder: Path) -> Iterable[SensorFiles]:
+    """The sensors of one directory; the counters of Ampere's cores are one sensor."""
+    found = list(_single_channels(chip, device, folder))
+    cores = [one for one in found if CORE_ENERGY.fullmatch(one.sensor.label)]
+    if chip != "altra_hwmon" or not cores:
+        return found
+    sensor = replace(cores[0].sensor, label=ALTRA_CORES)
+    every = SensorFiles(sensor, tuple(file for one in cores for file in one.files))
+    return (every, *(one for one in found if one not in cores))
+
+
+def _single_channels(chip: str, device: str, folder: Path) -> Iterator[SensorFiles]:
     values: dict[str, str] = {}
     for entry in _entries(folder):
         match = _CHANNEL.fullmatch(entry.name)
@@ -119,7 +147,7 @@ def _channels(chip: str, device: str, folder: Path) -> Iterator[SensorFiles]:
 
 def _entries(directory: Path) -> list[Path]:
     try:
-        return sorted(directory.iterdir())
+        return sorted(directory.iterdir(), key=lambda entry: natural_key(entry.name))
     except OSError:
         return []
 
@@ -136,22 +164,6 @@ def _number(path: Path) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def has_cpu_meter(sysfs: Path) -> bool:
-    """True if a sensor of a CPU of known kind can be read, without configuration."""
-    sensors = {files.sensor: files for files in scan_sensors(sysfs)}
-    return any(
-        domain.hw_type is HwType.CPU and _readable(sensors[sensor])
-        for sensor, domain in resolve_sensors(sensors, {}).items()
-    )
-
-
-def _readable(files: SensorFiles) -> bool:
-    try:
-        return all(_value(path) >= 0 for path in files.files)
-    except (OSError, ValueError):
-        return False
-
-
 class SensorMeter:
     """One sensor: its files, its domain, and the energy from its values."""
 
@@ -161,6 +173,8 @@ class SensorMeter:
         self.epoch = epoch
         self._integral = PowerIntegral()
         self._last: int | None = None  # a counter's last value
+        self._moved = 0  # when it moved last, or its device slept
+        self.frozen = False
 
     def reading(self, clock: Clock) -> Reading | None:
         """The present energy; None while the counter has not moved.
@@ -171,9 +185,11 @@ class SensorMeter:
         at = clock.now()
         sensor = self.files.sensor
         if sensor.quantity is SensorQuantity.ENERGY:
-            # A repeated value would mean no energy since: the next that differs covers the time.
-            unchanged, self._last = values[0] == self._last, values[0]
-            return None if unchanged else self._at(at, Microjoules(values[0]))
+            energy = Microjoules(sum(values))
+            if energy != self._last or self.domain.moves_with:
+                self._last, self._moved, self.frozen = energy, at.mono, False
+                return self._at(at, energy)
+            return self._unmoved(at, energy)
         if sensor.quantity is SensorQuantity.CURRENT:
             power = values[0] * values[1] // 1000  # millivolts times milliamperes: microwatts
         else:
@@ -184,6 +200,18 @@ class SensorMeter:
         if not self._integral.feed(middle, power, None):
             self.epoch += 1
         return self._at(middle, self._integral.energy)
+
+    def _unmoved(self, at: Instant, energy: Microjoules) -> Reading | None:
+        """The reading of a GPU's counter that has not moved: none, unless the kernel suspended it.
+
+        The next value that differs covers the time. An awake card always uses energy.
+        """
+        status = _text(self.files.files[0].parent / "device/power/runtime_status")
+        if status == "suspended":
+            self._moved, self.frozen = at.mono, False
+            return self._at(at, energy)
+        self.frozen = status == "active" and at.mono - self._moved >= AWAKE_UNMOVED
+        return None
 
     def _at(self, at: Instant, energy: Microjoules) -> Reading:
         return Reading(self.domain.id, at, energy, self.epoch)
@@ -216,6 +244,8 @@ class HwmonSource:
         self._clock = clock
         self._roles = roles
         self._emulated = emulated
+        self._cpus = CpuTopology(sysfs)
+        self._misconfigured: tuple[Failure, ...] = ()
         self._meters: dict[str, SensorMeter] = {}  # by domain id
         self._chips: dict[str, CallInterval] = {}  # by device
         self._epochs: dict[str, int] = {}  # by domain id; outlives the sensor
@@ -228,7 +258,7 @@ class HwmonSource:
         if now >= self._due:
             self._discover(now)
         readings: list[Reading] = []
-        failures = list(self._vanished.values())
+        failures = [*self._vanished.values(), *self._misconfigured]
         for device, interval in self._chips.items():
             if not interval.begin(now):
                 continue
@@ -236,6 +266,7 @@ class HwmonSource:
                 for meter in self._meters.values():
                     if meter.files.sensor.device == device:
                         self._read(meter, readings, failures)
+        failures += (frozen_failure(one.domain) for one in self._meters.values() if one.frozen)
         return Batch(self._domains, tuple(readings), tuple(failures))
 
     def close(self) -> None:
@@ -262,11 +293,31 @@ class HwmonSource:
         if reading is not None:
             readings.append(reading)
 
+    def _is_part(self, domain: Domain) -> bool:
+        """True if another sensor contains this one and may be summed instead."""
+        above = self._meters.get(domain.parent or "")
+        return above is not None and above.domain.in_cover
+
     def _discover(self, now: int) -> None:
         """Look for sensors; a sensor that returns has the next epoch."""
         self._due = now + DISCOVERY_INTERVAL
         found = {files.sensor: files for files in scan_sensors(self._sysfs)}
-        domains = resolve_sensors(found, self._roles, emulated=self._emulated)
+        self._cpus.refresh()
+        domains = resolve_sensors(
+            found,
+            self._roles,
+            emulated=self._emulated,
+            cpus=self._cpus,
+        )
+        unmatched = unmatched_names(found, self._roles)
+        self._misconfigured = (
+            *(_unmatched(name, nearest) for name, nearest in unmatched.items()),
+            *(
+                _without_cpus(found[sensor], domain)
+                for sensor, domain in domains.items()
+                if domain.in_cover and domain.resource is None and domain.hw_type in _CHARGED
+            ),
+        )
         before = self._meters
         self._meters = {}
         for sensor, domain in domains.items():
@@ -291,7 +342,7 @@ class HwmonSource:
         uncounted |= {
             meter.files.sensor.device: False
             for meter in self._meters.values()
-            if meter.domain.in_cover
+            if meter.domain.in_cover and not self._is_part(meter.domain)
         }
         self._chips = {
             device: self._chips.get(device)
@@ -303,6 +354,39 @@ class HwmonSource:
         after = tuple(meter.domain for meter in self._meters.values())
         if after != self._domains:  # callers compare by identity
             self._domains = after
+
+
+_CHARGED = (HwType.CPU, HwType.MEMORY)
+
+
+def unmatched_sentence(nearest: Sequence[str]) -> str:
+    """The cause of a name that no sensor has; ``nearest`` are names that sensors have."""
+    return f"no sensor has this name (found: {', '.join(nearest) or 'none at all'})"
+
+
+def _unmatched(name: str, nearest: Sequence[str]) -> Failure:
+    return Failure(
+        NAME,
+        f'"{name}" of [sources.hwmon.sensors]',
+        Trouble.ABSENT,
+        unmatched_sentence(nearest),
+        "Correct the name or remove it. The agent looks for it every few seconds.",
+        verb="find",
+    )
+
+
+def _without_cpus(files: SensorFiles, domain: Domain) -> Failure:
+    return Failure(
+        NAME,
+        str(files.files[0]),
+        Trouble.ABSENT,
+        f"no CPU of this host belongs to the socket of {domain.name}, so its energy is charged to "
+        "no process",
+        "Its energy is counted. Look at physical_package_id in "
+        "/sys/devices/system/cpu/cpu*/topology; sources.hwmon.sensors names another socket.",
+        domain.id,
+        "attribute",
+    )
 
 
 def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
@@ -400,7 +484,8 @@ def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource
         return None
     sysfs = context.sysfs or Path(settings.sysfs)
     found = scan_sensors(sysfs)
-    if not any(meaning_of(files.sensor, settings.sensors) for files in found):
+    # A source without a sensor reports the names that match none.
+    if not settings.sensors and not any(meaning_of(files.sensor, {}) for files in found):
         if settings.enabled is True:
             others = ", ".join(sorted({files.sensor.key for files in found})[:8]) or "none at all"
             raise SourceError(
@@ -415,4 +500,16 @@ def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource
     return source
 
 
-plugin = SourcePlugin(settings=HwmonSettings, open=open_hwmon)
+def hwmon_advice(settings: HwmonSettings) -> Iterator[str]:
+    """A sentence for each root and name of a sensor that this host does not have."""
+    if settings.enabled is False:
+        return
+    root = Path(settings.sysfs)
+    if not root.is_dir():
+        yield f"sources.hwmon.sysfs: there is no directory {root}"
+    sensors = [files.sensor for files in scan_sensors(root)]
+    for name, nearest in unmatched_names(sensors, settings.sensors).items():
+        yield f'sources.hwmon.sensors: "{name}": {unmatched_sentence(nearest)}'
+
+
+plugin = SourcePlugin(settings=HwmonSettings, open=open_hwmon, advice=hwmon_advice)

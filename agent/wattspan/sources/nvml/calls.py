@@ -6,6 +6,7 @@ succeeds although single entries fail. The numbers are those of nvml.h.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from wattspan.model import Failure
@@ -33,6 +34,7 @@ from wattspan.sources.gpu_calls import (
 from wattspan.util.text import printable
 
 SOURCE = "nvml"
+_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
 _CAUSES = {
@@ -118,6 +120,15 @@ def driver_text(value: Any) -> str:
     return printable(text[:MAX_TEXT])
 
 
+def pci_address(info: Any) -> str:
+    """The address in NVML's structure in the kernel's form: its domain has four digits, not eight.
+
+    "" without a valid one.
+    """
+    found = _BUS_ID.fullmatch(driver_text(getattr(info, "busId", "")).lower())
+    return "" if found is None else f"{int(found[1], 16):04x}:{found[2]}"
+
+
 POWER_AVERAGE = 185
 POWER_INSTANT = 186
 LIMIT_MINIMUM = 187
@@ -146,25 +157,31 @@ _BLANK_VALUES = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF})
 FIELD_VALUES = "field values"
 
 
-def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
+MODULE_SCOPE = 1
+"""NVML_POWER_SCOPE_MODULE: the superchip around a GPU, with its CPU and memory."""
+
+
+def read_fields(calls: GpuCalls, fields: tuple[int, ...], scope: int = 0) -> dict[int, int]:
     """The fields that answered. Unavailable fields are omitted, and remembered."""
+    names = {field: FIELDS[field] + (" of the module" if scope else "") for field in fields}
     asked = list(fields)
     if calls.any_refused:
-        asked = [field for field in fields if calls.is_due(FIELDS[field])]
+        asked = [field for field in fields if calls.is_due(names[field])]
     if not asked:
         return {}
-    entries = calls.ask(FIELD_VALUES, "nvmlDeviceGetFieldValues", asked)
+    scoped = [(field, scope) for field in asked] if scope else asked
+    entries = calls.ask(FIELD_VALUES, "nvmlDeviceGetFieldValues", scoped)
     if entries is None:
         return {}
     values: dict[int, int] = {}
     for field, entry in zip(asked, entries, strict=False):
         if entry.nvmlReturn != SUCCESS:
-            calls.record_error(FIELDS[field], entry.nvmlReturn)
+            calls.record_error(names[field], entry.nvmlReturn)
             continue
         value = _field_value(entry)
         if value is not None:
             values[field] = value
-            calls.record_answer(FIELDS[field])
+            calls.record_answer(names[field])
     return values
 
 

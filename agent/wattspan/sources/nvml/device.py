@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,16 +20,26 @@ from wattspan.model import (
     Payer,
     Provenance,
     Reading,
+    Thing,
+    ThingKind,
     Trouble,
 )
 from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.ports import SourceContext
 from wattspan.sources.call_interval import CallInterval
-from wattspan.sources.energy_meter import CounterCheck, EnergyMeter
+from wattspan.sources.energy_meter import (
+    ENERGY_CHOICE,
+    CounterCheck,
+    EnergyChoice,
+    EnergyMeter,
+    SensorView,
+)
 from wattspan.sources.gpu_calls import NO_PERMISSION, GpuCalls
 from wattspan.sources.gpu_sampling import (
+    FROZEN,
     GAUGE_SAMPLES,
     MAX_USAGE_INTERVAL,
+    SUSPENDED,
     GpuFindings,
     PowerReading,
     largest_power,
@@ -37,10 +48,12 @@ from wattspan.sources.gpu_sampling import (
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import SOURCE, NvmlLibrary
 from wattspan.sources.nvml.counter_edges import EDGE_GUARD, EdgeDetector
+from wattspan.sources.nvml.counter_scope import CounterScope
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.mig import MigDivision
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (
+    read_module_power,
     read_power,
     read_status,
     read_utilisation,
@@ -55,11 +68,11 @@ EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
 the real one, and its figures must then be labelled as emulated.
 """
-MAX_RATIO = 4.0
-"""The largest ratio of counted and integrated energy.
-
-Sensors of power see a quarter of the time on some boards; a counter in another unit differs by far
-more than they can err.
+WINDOW_DUTY = 0.25
+"""The part of the time that sensors see on boards without a mean power, and on ``WINDOWED``."""
+WINDOWED = re.compile(r"\b(A100|A30|A800|H\d{2,3}|GH\d{3}|G?B[123]00)\b")
+"""Boards whose sensor sees a quarter of the time (arXiv 2312.02741), or may: the energy counter has
+the same sensor, so that a load which is locked to its window can separate it from a mean power.
 """
 MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
 """NVML requires as much between two samples of the activity of a MIG instance."""
@@ -94,6 +107,7 @@ class NvmlSettings(Table, frozen=True):
     deadline: Annotated[
         Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
     ] = Duration.parse("2s")
+    energy: Annotated[EnergyChoice, about(ENERGY_CHOICE)] = "auto"
     static_watts: Annotated[
         Literal["auto"] | dict[str, float],
         about(
@@ -179,6 +193,8 @@ class _DomainFacts(NamedTuple):
     resolution: int
     usage_step: int
     is_stamped: bool  # counter values have the time at which the counter moved
+    asleep: bool
+    of_module: bool  # the counter is that of the superchip around the GPU
     method: str  # of the division among MIG instances; "" without MIG
 
 
@@ -207,9 +223,11 @@ class GpuSampler:
         self._calls = GpuCalls(library, handle, clock)
         self._usage_is_instant = usage_is_instant(identity.architecture, identity.model)
         self._meter = EnergyMeter(epoch)
-        self._check = CounterCheck(MAX_RATIO)
+        self._check, self._choice = CounterCheck(), settings.energy
+        self._scope = CounterScope()
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
+        self.asleep = False  # it is suspended, and not read
         self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
         self._division = MigDivision(library, self._calls, self._processes, identity.uuid, dcgm)
         self._static_power = settings.static_power(identity.model)
@@ -244,10 +262,23 @@ class GpuSampler:
         """Release what the library keeps for this GPU."""
         self._division.close()
 
+    def pause(self, into: GpuFindings) -> None:
+        """Make no call: the board is suspended, and a call would wake it."""
+        if self.asleep:
+            return
+        self.flush_usage(into)
+        self._meter.pause()
+        self.asleep, self.near_an_edge = True, False
+        self._follow_facts()
+
     def sample(self, into: GpuFindings) -> None:
         """Make the calls that are due. Raises GpuLostError or SessionLostError."""
         energy, self._at = self._energy()
         at = self._at
+        if self.asleep:
+            self.asleep = False
+            if self._usage is not None:
+                self._usage.restart(at)
         usage_due = self._usage_pace.begin(at.mono)
         status_due = self._status_pace.begin(at.mono)
         counted = energy is not None and self._meter.derived is False
@@ -257,6 +288,8 @@ class GpuSampler:
             with self._gauge_pace:
                 self._power = read_power(self._calls, self._usage_is_instant)
                 self._utilisation = read_utilisation(self._calls)
+                module = read_module_power(self._calls)
+            self._scope.observe(at, energy, self._power.draw, module)
         self._count(at, energy, self._power.draw if looks else None, into)
         if self._process_pace.begin(at.mono):
             with self._process_pace:
@@ -276,6 +309,9 @@ class GpuSampler:
             self._mig = bool(status.mig)
             self._follow_mode(at, into, mig=self._mig)
             into.gpus.append(status)
+        self._follow_facts()
+
+    def _follow_facts(self) -> None:
         facts = self._domain_facts()
         if facts != self._facts:  # the same object while nothing changes: callers compare
             self._facts, self.domain = facts, self._define(facts)
@@ -313,17 +349,33 @@ class GpuSampler:
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
     ) -> None:
-        self._check.observe(self._meter.integral.compared, frozen=self._meter.frozen)
+        if not self._scope.module:
+            self._check.observe(
+                at.mono,
+                self._meter.integral.compared,
+                self._sensor_view(),
+                frozen=self._meter.frozen,
+            )
         refused = self._calls.refused(ENERGY_COUNTER) is not None
-        if self._check.misreports:
-            energy, refused = None, True
-        counter = self._meter.read(at, energy, power, refused=refused)
+        counter = self._meter.read(at, energy, power, refused=refused, trusted=self._trusted)
         if energy is not None:
             self._edges.observe(at.mono, energy)
         made = at if self._meter.derived else self._value_time(at)
         self.near_an_edge = made is None
         if counter is not None and made is not None:
             into.readings.append(Reading(self.domain.id, made, counter, self._meter.epoch))
+
+    @property
+    def _trusted(self) -> bool:
+        """True if the counter counts, and not the integrated power."""
+        doubtful = self._check.misreports or self._scope.module
+        return self._choice == "counter" or (self._choice == "auto" and not doubtful)
+
+    def _sensor_view(self) -> SensorView:
+        busy = self._utilisation is None or self._utilisation[0] > 0
+        windowed = WINDOWED.search(self.identity.model) is not None
+        duty = WINDOW_DUTY if windowed or self._power.average is None else 1.0
+        return SensorView(duty, busy, self._ceiling or largest_power(None))
 
     def _value_time(self, at: Instant) -> Instant | None:
         """The time at which the counter took the value read at ``at``; None if it is ambiguous."""
@@ -334,7 +386,9 @@ class GpuSampler:
 
     def next_edge_read(self, now: int) -> int | None:
         """The time of the next extra read of the energy counter, if one is useful."""
-        return None if self._meter.derived is not False else self._edges.next_read(now)
+        if self.asleep or self._meter.derived is not False:
+            return None
+        return self._edges.next_read(now)
 
     def read_edge(self) -> None:
         """Read the energy counter, to find the time of its moves."""
@@ -391,6 +445,8 @@ class GpuSampler:
             memory_utilisation=None if memory_busy is None else memory_busy / 100,
             integrated_energy=integrated,
             counter_energy=counted,
+            energy_basis=self._meter.basis,
+            energy_disagrees=self._check.disagrees,
             model=self.identity.model,
             driver=self.identity.driver,
             index=self.identity.index,
@@ -406,13 +462,18 @@ class GpuSampler:
             self._resolution,
             self._usage_step,
             self._edges.period is not None,
+            self.asleep,
+            self._scope.module,
             self._division.method,
         )
 
     def _define(self, facts: _DomainFacts) -> Domain:
-        derived, limit, named, resolution, usage_step, is_stamped, division = facts
+        derived, limit, named, resolution, usage_step, is_stamped, asleep, module, division = facts
         provenance = Provenance.DERIVED if derived else Provenance.MEASURED
         how = "integrated from its power" if derived else "by its energy counter"
+        how += ", as its energy counter is that of its module" if derived and module else ""
+        how += SUSPENDED if asleep else ""
+        what = "the whole board" if derived or not module else "the module with its CPU and memory"
         return Domain(
             id=self.identity.domain_id,
             hw_type=HwType.GPU,
@@ -425,9 +486,10 @@ class GpuSampler:
             resolution=Nanoseconds(resolution),
             usage_step=Nanoseconds(usage_step),
             staleness=Nanoseconds(EDGE_GUARD) if is_stamped else None,
-            why=f"the whole board, {how}",
+            why=f"{what}, {how}",
             static_power=self._static_power,
             pci=self.identity.pci,
+            measures=None if derived or not module else Thing(ThingKind.MODULE),
         )
 
     @property
@@ -447,17 +509,30 @@ class GpuSampler:
     def failures(self) -> list[Failure]:
         """Everything that is wrong with this GPU, as long as it is."""
         found = self._calls.failures(self._call_failure)
-        if self._power.draw is None and self._calls.refused(ENERGY_COUNTER) is not None:
+        absent = self._calls.refused(ENERGY_COUNTER) is not None
+        if (self._power.draw is None and absent) or self._meter.unmeasured:
             cause = "the GPU offers neither an energy counter nor its power"
+            if not absent:
+                cause = "its energy counter stays at 0, and it reports no power"
             remedy = "In a virtual machine, read it on the host; else, try a newer driver."
             if self._virtualisation == _VGPU_GUEST:
                 cause = "it is a virtual GPU, and the host of this virtual machine has the board"
                 remedy = "Run wattspan on that host to measure and to cap it."
             found.append(self._failure("energy and power", Trouble.ABSENT, cause, remedy))
         if self._meter.frozen:
-            found.append(self._distrust("it does not change while the GPU draws power"))
-        if self._check.misreports:
+            found.append(self._distrust(FROZEN))
+        if self._check.misreports and self._choice == "auto":
             found.append(self._distrust("its energy differs from the power of the GPU"))
+        elif self._check.finding:
+            found.append(
+                self._failure(
+                    ENERGY_COUNTER,
+                    Trouble.MALFORMED,
+                    self._check.finding,
+                    f"The {self._meter.basis or 'counter'} counts; choose by"
+                    " [sources.nvml] energy, after a comparison with a meter.",
+                )
+            )
         found.extend(self._attribution_failures())
         return found
 

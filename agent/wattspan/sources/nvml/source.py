@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
+from wattspan.model.settings import quoted
 from wattspan.ports import (
     Batch,
     Clock,
@@ -47,8 +48,6 @@ GPUs answer: a GPU that was bound again is not found otherwise."""
 
 MAX_GPUS = 256
 """No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
-
-_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 
 
 def _new_backoff() -> RetryBackoff:
@@ -106,7 +105,10 @@ class NvmlSession:
         found = GpuFindings()
         now = self._clock.monotonic()
         if not self._initialised and self._backoff.is_due(now):
-            self._initialise(found)
+            if self._bound.all_suspended():
+                self._down = _ASLEEP
+            else:
+                self._initialise(found)
         elif self._bound.appeared(now) and self._initialised:
             self._reinitialise(found)
         if self._initialised:
@@ -117,6 +119,7 @@ class NvmlSession:
             self._backoff.failed(now)
         if found.readings:
             self._backoff.reset()
+            found.failures.extend(self._unmatched_models())
         if self._down is not None:
             found.failures.append(self._down)
         found.failures.extend(lost.failure for lost in self._lost.values())
@@ -127,6 +130,19 @@ class NvmlSession:
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
         )
+
+    def _unmatched_models(self) -> Iterator[Failure]:
+        """The configured static powers that are of no board."""
+        models = [gpu.identity.model.casefold() for gpu in self._gpus.values()]
+        for name in self._settings.static_powers:
+            if not self._lost and not any(name.casefold() in model for model in models):
+                yield Failure(
+                    SOURCE,
+                    f"static_watts of {quoted(name)}",
+                    Trouble.ABSENT,
+                    "no GPU here has a model with this name",
+                    "Write a part of the name that `nvidia-smi -L` shows.",
+                )
 
     @property
     def current_call(self) -> tuple[str, int] | None:
@@ -164,6 +180,9 @@ class NvmlSession:
 
     def _ask_all(self, found: GpuFindings) -> None:
         for uuid, gpu in list(self._gpus.items()):
+            if self._bound.suspended(gpu.identity.pci):
+                gpu.pause(found)
+                continue
             try:
                 gpu.sample(found)
             except GpuLostError as error:
@@ -217,7 +236,7 @@ class NvmlSession:
             model=driver_text(self._library.call("nvmlDeviceGetName", handle)),
             driver=self._driver,
             architecture=self._optional("nvmlDeviceGetArchitecture", handle),
-            pci=_pci_address(self._optional("nvmlDeviceGetPciInfo", handle)),
+            pci=calls.pci_address(self._optional("nvmlDeviceGetPciInfo", handle)),
         )
         lost = self._lost.get(identity.uuid)
         before = None if lost is None else lost.gpu
@@ -324,19 +343,19 @@ _NO_GPU = Failure(
 )
 
 
+_ASLEEP = Failure(
+    SOURCE,
+    "NVML",
+    Trouble.ABSENT,
+    "all GPUs are suspended, and a call would wake them",
+    "They are read as soon as a program uses one.",
+)
+
+
 def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> Failure:
     cause = f"an unexpected {type(error).__name__}: {error}"
     remedy = "Please report it with the driver's version."
     return Failure(SOURCE, thing, Trouble.MALFORMED, cause, remedy, domain_id)
-
-
-def _pci_address(info: Any) -> str:
-    """The address in NVML's structure in the kernel's form: its domain has four digits, not eight.
-
-    "" without a valid one.
-    """
-    found = _BUS_ID.fullmatch(driver_text(getattr(info, "busId", "")).lower())
-    return "" if found is None else f"{int(found[1], 16):04x}:{found[2]}"
 
 
 class NvmlSource(DriverThreadSource):

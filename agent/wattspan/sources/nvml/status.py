@@ -37,11 +37,11 @@ def read_power(calls: GpuCalls, usage_is_instant: bool | None) -> PowerReading:
     quarter of the time only, while the average covers all of it.
     """
     values = fields.read_fields(calls, (fields.POWER_AVERAGE, fields.POWER_INSTANT))
-    average = _plausible_power(values.get(fields.POWER_AVERAGE))
-    instant = _plausible_power(values.get(fields.POWER_INSTANT))
+    average = _drawn_power(values.get(fields.POWER_AVERAGE))
+    instant = _drawn_power(values.get(fields.POWER_INSTANT))
     if average is not None:
         return PowerReading(average, instant, average)
-    usage = _plausible_power(calls.ask(POWER, "nvmlDeviceGetPowerUsage"))
+    usage = _drawn_power(calls.ask(POWER, "nvmlDeviceGetPowerUsage"))
     if usage is None:
         return PowerReading(None, instant, instant)
     if usage_is_instant is True:
@@ -49,11 +49,28 @@ def read_power(calls: GpuCalls, usage_is_instant: bool | None) -> PowerReading:
     return PowerReading(None if usage_is_instant is None else usage, instant, usage)
 
 
+def read_module_power(calls: GpuCalls) -> Milliwatts | None:
+    """Power of the superchip around a GPU; None of another GPU."""
+    wanted = (fields.POWER_AVERAGE, fields.POWER_INSTANT)
+    try:
+        values = fields.read_fields(calls, wanted, fields.MODULE_SCOPE)
+    except TypeError:  # an old binding, or an imitation of one, has no scopes
+        return None
+    average, instant = (_plausible_power(values.get(field)) for field in wanted)
+    # A scope that the board lacks is refused, or it is 0.
+    return (instant if average is None else average) or None
+
+
 def usage_is_instant(architecture: int | None, model: str) -> bool | None:
     """True if nvmlDeviceGetPowerUsage is instantaneous; False if it is the mean of a second."""
     if architecture is None or architecture == _UNKNOWN_ARCHITECTURE:
         return None
     return architecture <= _TURING or any(name in model for name in ("A100", "A30", "A800"))
+
+
+def _drawn_power(value: Any) -> Milliwatts | None:
+    """None also for 0: a board that answers draws power."""
+    return _plausible_power(value) or None
 
 
 def _plausible_power(value: Any) -> Milliwatts | None:

@@ -7,6 +7,7 @@ every few seconds, or at once after a descriptor became invalid. A failing zone 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -24,8 +25,8 @@ from wattspan.sources.rapl.sysfs import (
     NO_ZONES,
     ORPHAN,
     POWERCAP_CLASS,
-    STUCK,
     VANISHED,
+    WITHOUT_CPUS,
     CounterFile,
     RaplSource,
     ZoneProblem,
@@ -75,8 +76,6 @@ class PowercapSource(RaplSource):
         if not intact:
             self._discover()
             batch, _ = self._sweep()
-        for reading in batch.readings:
-            self._counter_of[reading.domain_id].record(reading.counter, reading.at.mono)
         return batch
 
     def close(self) -> None:
@@ -109,12 +108,6 @@ class PowercapSource(RaplSource):
                 continue
             value = counter.parse(content)
             if value is not None:
-                # A repeated value would mean no energy since, which is impossible for a counter of
-                # the cover: the next value that differs covers all of the time in between.
-                if (unchanged := counter.unchanged_for(value, at.mono)) is not None:
-                    if counter.is_stuck(unchanged):
-                        failed.append(self._failure(STUCK, counter, seconds=unchanged // SECOND))
-                    continue
                 readings.append(Reading(counter.domain_id, at, value, counter.epoch))
             elif content:
                 shown = content[:32].decode(errors="replace").strip()
@@ -139,7 +132,7 @@ class PowercapSource(RaplSource):
             return
         fresh, wrong = self._register(found)
         closed = {name: error for name, c in self._counters.items() if (error := c.open())}
-        self._resolve(fresh)
+        self._resolve(fresh, moved=self._cpus.refresh())
         for name, error in closed.items():
             counter = self._counters[name]
             counter.failure = access_failure(counter.path, error, counter.domain_id or None)
@@ -150,6 +143,11 @@ class PowercapSource(RaplSource):
             wrong.append(MASKED.failure(self._sysfs / POWERCAP_CLASS, names=names))
         elif not found.zones:
             wrong.append(NO_ZONES.failure(self._sysfs / POWERCAP_CLASS))
+        wrong += (
+            WITHOUT_CPUS.failure(self._counter_of[one].path, one)
+            for one in sorted(self._topology.without_cpus)
+            if one in self._counter_of
+        )
         self._standing = (*wrong, *self._vanished.values())
 
     def _register(self, found: ZoneScan) -> tuple[set[str], list[Failure]]:
@@ -173,12 +171,15 @@ class PowercapSource(RaplSource):
                 wrong.append(INVALID_NAME.failure(path, error=error))
         return fresh, wrong
 
-    def _resolve(self, fresh: set[str]) -> None:
-        """Derive the domains; a domain that was registered again gets the next epoch."""
+    def _resolve(self, fresh: set[str], *, moved: bool) -> None:
+        """Derive the domains; a domain that was registered again gets the next epoch.
+
+        ``moved``: CPUs were taken on- or offline, which may change the numbers of sockets.
+        """
         before = self._topology
         known = before.domain_of.keys() | before.orphans
         changed = fresh or any(counter.readable_now for counter in self._counters.values())
-        if known == self._counters.keys() and not changed:
+        if known == self._counters.keys() and not changed and not moved:
             return
         after = self.resolve(self._sampled(), before.mirrors)
         domains = {domain.id: domain for domain in after.domains}
@@ -278,6 +279,12 @@ def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource |
     return source
 
 
+def rapl_advice(settings: RaplSettings) -> Iterator[str]:
+    """A sentence for a root that this host does not have."""
+    if settings.enabled is not False and not Path(settings.sysfs).is_dir():
+        yield f"sources.rapl.sysfs: there is no directory {settings.sysfs}"
+
+
 class ReaderComparison(NamedTuple):
     """The energy of one domain over the same period, as each reader measured it."""
 
@@ -350,4 +357,4 @@ def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
     return spent
 
 
-plugin = SourcePlugin(settings=RaplSettings, open=open_rapl)
+plugin = SourcePlugin(settings=RaplSettings, open=open_rapl, advice=rapl_advice)

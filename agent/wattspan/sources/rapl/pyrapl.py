@@ -241,6 +241,7 @@ class PyRaplSource(RaplSource):
                 zones[directory] = read_zone(path)
             except (OSError, ValueError):
                 continue  # the powercap reader reports it; pyRAPL cannot read it either
+        self._cpus.refresh()
         topology = self.resolve(zones.values())
         directory_of = {identity: name for name, identity in topology.domain_of.items()}
         packages: dict[int, Path] = {}

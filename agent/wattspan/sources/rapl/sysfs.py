@@ -23,6 +23,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock
 from wattspan.sources.rapl.topology import NAME, MirrorPair, Zone, ZoneTopology, resolve_topology
+from wattspan.util.cpu_topology import CpuTopology
 
 GRANT_REMEDY = (
     "Run the agent in the group wattspan, or as a user who is a member, and let that group read "
@@ -49,22 +50,18 @@ class ZoneProblem(NamedTuple):
     trouble: Trouble
     cause: str
     remedy: str
+    verb: str = "read"
 
     def failure(self, path: Path, domain_id: str | None = None, **values: object) -> Failure:
         """The failure of ``path``, with ``values`` for the cause."""
         cause = self.cause.format(**values)
-        return Failure(NAME, str(path), self.trouble, cause, self.remedy, domain_id)
+        return Failure(NAME, str(path), self.trouble, cause, self.remedy, domain_id, self.verb)
 
 
 INVALID_VALUE = ZoneProblem(
     Trouble.MALFORMED,
     "{value!r} is not a possible value of this counter",
     "It is read again; if the failure persists, report it to the kernel driver's maintainers.",
-)
-STUCK = ZoneProblem(
-    Trouble.STUCK,
-    "the counter has not changed for {seconds} s",
-    "Firmware or a hypervisor no longer updates it. It is used again when it changes.",
 )
 VANISHED = ZoneProblem(
     Trouble.ABSENT,
@@ -81,6 +78,13 @@ MASKED = ZoneProblem(
 NO_ZONES = ZoneProblem(Trouble.ABSENT, "no zone counts energy there", LOAD_DRIVER_REMEDY)
 INVALID_NAME = ZoneProblem(
     Trouble.MALFORMED, "{error}", "Its counter is omitted, and those of the zones below it."
+)
+WITHOUT_CPUS = ZoneProblem(
+    Trouble.ABSENT,
+    "no CPU of this host belongs to its package, so its energy is charged to no process",
+    "Its energy is counted. Look at physical_package_id in /sys/devices/system/cpu/cpu*/topology; "
+    "the agent looks for its CPUs every few seconds.",
+    verb="attribute",
 )
 ORPHAN = ZoneProblem(
     Trouble.MALFORMED,
@@ -256,6 +260,7 @@ class RaplSource:
         model: str = "",
     ) -> None:
         self._sysfs = sysfs
+        self._cpus = CpuTopology(sysfs)
         self._model = model
         self._clock = clock
         self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
@@ -280,13 +285,11 @@ class RaplSource:
             mirrors=mirrors,
             resolution=self._resolution,
             model=self._model,
+            sockets_of=self._cpus.sockets_of_packages,
         )
 
 
 _UNBOUNDED = 2**64
-STUCK_AFTER = 3 * SECOND
-"""A counter that does not move for longer is stuck: a domain of the cover always draws power."""
-_STUCK_FACTOR = 4  # times its longest pause between two moves, for counters of coarse steps
 
 
 class CounterFile:
@@ -308,17 +311,12 @@ class CounterFile:
         self.readable_now = False  # it could not be read before, and can now
         self._identity = _file_identity(path)
         self._limit = _UNBOUNDED
-        self._moves = False  # it is of the cover, so it moves all the time
-        self._value: int | None = None
-        self._moved: int | None = None  # when; None before its first move
-        self._longest = 0  # nanoseconds between two moves
 
     def assign(self, domain: Domain, epoch: int) -> None:
         """Set the domain of this counter."""
         self.domain_id = domain.id
         self.epoch = epoch
         self._limit = _UNBOUNDED if domain.modulus is None else domain.modulus
-        self._moves = domain.in_cover
 
     def same_registration(self) -> bool:
         """True if the path still leads to the file that this counter was made from."""
@@ -353,27 +351,6 @@ class CounterFile:
             return None
         value = int(digits)
         return Microjoules(value) if value < self._limit else None
-
-    def unchanged_for(self, value: int, now: int) -> int | None:
-        """The time since the last move of a counter that moves; None if it moved.
-
-        A counter that never moved is not known to be one that does.
-        """
-        if not self._moves or self._moved is None or value != self._value:
-            return None
-        return now - self._moved
-
-    def record(self, value: int, now: int) -> None:
-        """Record a published value, with which the next one is compared."""
-        if self._moves and value != self._value and self._value is not None:
-            if self._moved is not None and not self.is_stuck(now - self._moved):
-                self._longest = max(self._longest, now - self._moved)
-            self._moved = now
-        self._value = value
-
-    def is_stuck(self, unchanged: int) -> bool:
-        """True if a pause is longer than a working counter's."""
-        return unchanged > max(STUCK_AFTER, _STUCK_FACTOR * self._longest)
 
     def sample(self) -> int | None:
         """The value now; None if it cannot be read."""

@@ -1,4 +1,4 @@
-"""Powercap zones and the disjoint cover of them that may be summed, with reasons.
+"""Powercap zones and the things that they measure, by which the cover chooses among them.
 
 Pure. A zone is known by the kernel's ``name``, its place in the tree and its control type, never
 by its directory: directory ids are hexadecimal numbers in order of registration, and change when
@@ -19,7 +19,7 @@ Two counters of 262 kJ do so by chance about once in a hundred thousand hosts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
@@ -33,7 +33,10 @@ from wattspan.model import (
     Milliwatts,
     Nanoseconds,
     Provenance,
+    Thing,
+    ThingKind,
 )
+from wattspan.util.text import natural_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,16 @@ class ZoneLocation:
         """The path of the zone above; empty at the top."""
         return self.path.rpartition("/")[0]
 
-    @property
-    def resource(self) -> str:
-        """The stream of usage by which its energy is charged."""
+    def resource(self, sockets: Mapping[int, int | None]) -> str | None:
+        """The stream of usage by which its energy is charged; None for a package without CPUs.
+
+        ``sockets`` has the number of the socket of each package; others have their id.
+        """
         charged_by_socket = self.kind in {ZoneKind.PACKAGE, ZoneKind.DIE, ZoneKind.DRAM}
-        return f"cpu:{self.socket}" if charged_by_socket and self.socket is not None else "cpu"
+        if not charged_by_socket or self.socket is None:
+            return "cpu"
+        number = sockets.get(self.socket, self.socket)
+        return None if number is None else f"cpu:{number}"
 
 
 _SUBZONE_KINDS = {"core": ZoneKind.CORE, "uncore": ZoneKind.UNCORE, "dram": ZoneKind.DRAM}
@@ -133,13 +141,6 @@ def _parse_top_level(name: str) -> tuple[ZoneKind, int | None, int | None]:
         # The kernel numbers the platform counter of every package but the first.
         return ZoneKind.PLATFORM, int(match[1] or 0), None
     return _SUBZONE_KINDS.get(name, ZoneKind.OTHER), None, None
-
-
-def natural_key(text: str) -> tuple[tuple[int, str], ...]:
-    """A sort key that puts ``package-2`` before ``package-10``."""
-    return tuple(
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)
-    )
 
 
 MirrorPair = tuple[str, str]  # ids of two domains; the first represents both
@@ -188,15 +189,22 @@ def _comparable(one: ZoneLocation, other: ZoneLocation) -> bool:
     )
 
 
-class CoverDecision(NamedTuple):
-    in_cover: bool
+class ZoneMeaning(NamedTuple):
+    """The thing that a zone measures, the zone that contains or repeats it, and one clause.
+
+    A zone that is not ``summed`` has a part of a thing that others have as a whole, or an unknown
+    one.
+    """
+
+    thing: Thing | None
     why: str
     parent: str | None = None
+    summed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class CoverContext:
-    """The context for the decision about one zone.
+class ZoneContext:
+    """The other zones.
 
     ``domain_of`` maps each place to the id of its representative domain; the other zones with the
     same place are its duplicates. ``vendor`` is ``"intel"``, ``"amd"`` or None.
@@ -214,103 +222,90 @@ class CoverContext:
     def at(self, path: str) -> str | None:
         return next((d for place, d in self.domain_of.items() if place.path == path), None)
 
-    def original(self, identity: str) -> str | None:
-        """The first domain that shows the same counter as ``identity``, if another one does."""
-        present = set(self.domain_of.values())  # the first of two dies may have gone offline
-        others = (a for a, b in self.mirrors if b == identity and a in present)
-        return min(others, key=natural_key, default=None)
-
-    @property
-    def counts_packages(self) -> bool:
-        return any(p.kind in {ZoneKind.PACKAGE, ZoneKind.DIE} for p in self.domain_of)
+    def original(self, identity: str) -> ZoneLocation | None:
+        """The place of the first domain that shows the same counter, if it is not ``identity``."""
+        places = {domain_id: place for place, domain_id in self.domain_of.items()}
+        # The first of two dies may have gone offline.
+        others = (a for a, b in self.mirrors if b == identity and a in places)
+        first = min(others, key=natural_key, default=None)
+        return None if first is None else places[first]
 
 
-def decide_cover(identity: str, place: ZoneLocation, context: CoverContext) -> CoverDecision:
-    """The verdict on the domain ``identity`` at ``place``."""
+def meaning_of_zone(identity: str, place: ZoneLocation, context: ZoneContext) -> ZoneMeaning:
+    """The meaning of the domain ``identity`` at ``place``."""
     first = context.domain_of[place]
-    if first != identity:
-        return CoverDecision(
-            False, f"shows the counter of {first} through another interface", first
-        )
-    original = context.original(identity)
+    original = context.original(first)
+    meaning = _RULES[place.kind](original or place, context)
     if original is not None:
-        return CoverDecision(False, f"shows the same counter as {original}", original)
-    return _RULES[place.kind](place, context)
+        other = context.domain_of[original]
+        meaning = meaning._replace(why=f"shows the same counter as {other}", parent=other)
+    if first != identity:
+        why = f"shows the counter of {first} through another interface"
+        meaning = meaning._replace(why=why, parent=first)
+    return meaning
 
 
-def _package_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
-    return CoverDecision(
-        True,
-        f"socket {place.socket}'s own counter, cores and uncore included",
-        _covering_platform(context),
-    )
+def _package_rule(place: ZoneLocation, context: ZoneContext) -> ZoneMeaning:
+    why = f"socket {place.socket}'s own counter, cores and uncore included"
+    return ZoneMeaning(Thing(ThingKind.SOCKET, place.socket), why, _platform_of(place, context))
 
 
-def _die_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
-    package = context.at(f"package-{place.socket}")
-    if package is not None:
-        return CoverDecision(False, f"part of {package}", package)
+def _die_rule(place: ZoneLocation, context: ZoneContext) -> ZoneMeaning:
     why = f"die {place.die} of socket {place.socket}, a counter of its own"
-    return CoverDecision(True, why, _covering_platform(context))
+    above = context.at(f"package-{place.socket}") or _platform_of(place, context)
+    return ZoneMeaning(Thing(ThingKind.SOCKET, place.socket, part=_die(place)), why, above)
 
 
-def _dram_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
+def _dram_rule(place: ZoneLocation, context: ZoneContext) -> ZoneMeaning:
     whole = context.at(f"package-{place.socket}/dram") if place.die is not None else None
-    if whole is not None:
-        return CoverDecision(False, f"part of {whole}", whole)
-    platforms = context.of_kind(ZoneKind.PLATFORM)
-    if platforms and not context.counts_packages:
-        platform = context.domain_of[platforms[0]]
-        return CoverDecision(False, f"{platform} may contain it, and is counted instead", platform)
+    why = "memory has a counter of its own, outside every package"
     if place.above:
-        return CoverDecision(
-            True, f"memory has a counter of its own: {place.above} does not contain it"
-        )
-    return CoverDecision(True, "memory has a counter of its own, outside every package")
+        why = f"memory has a counter of its own: {place.above} does not contain it"
+    return ZoneMeaning(Thing(ThingKind.MEMORY, place.socket, part=_die(place)), why, whole)
 
 
-def _contained_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
+def _die(place: ZoneLocation) -> tuple[str, ...]:
+    return () if place.die is None else (NAME, f"die-{place.die}")
+
+
+def _contained_rule(place: ZoneLocation, context: ZoneContext) -> ZoneMeaning:
     above = context.at(place.above)
     if place.kind is ZoneKind.CORE and context.vendor == "amd":
         # The register is per core, and the driver reads it on the package's first CPU only.
         why = f"one core's counter, not the sum of the socket's cores; {above} contains it"
-        return CoverDecision(False, why, above)
-    part = _PARTS.get(place.kind) or repr(place.path.rpartition("/")[2])
-    where = f"contained in {above}" if above else "without a package that contains it"
-    return CoverDecision(False, f"{part}, {where}", above)
+    else:
+        part = _PARTS.get(place.kind) or repr(place.path.rpartition("/")[2])
+        where = f"contained in {above}" if above else "without a package that contains it"
+        why = f"{part}, {where}"
+    return ZoneMeaning(None, why, above, summed=False)
 
 
-def _platform_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
-    platforms = context.of_kind(ZoneKind.PLATFORM)
-    if context.counts_packages:
-        why = "contains the packages and parts of the board that differ by vendor"
-        return CoverDecision(False, why)
-    if place != platforms[0]:
-        first = context.domain_of[platforms[0]]
-        return CoverDecision(False, f"its overlap with {first} is unknown", first)
-    return CoverDecision(True, "the whole platform; no package has a counter")
+def _platform_rule(place: ZoneLocation, context: ZoneContext) -> ZoneMeaning:
+    why = "the packages and parts of the board that differ by vendor"
+    return ZoneMeaning(Thing(ThingKind.PLATFORM, place.socket), why)
 
 
-def _other_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
+def _other_rule(place: ZoneLocation, context: ZoneContext) -> ZoneMeaning:
     if place.above:
         return _contained_rule(place, context)
-    others = context.of_kind(ZoneKind.OTHER)
-    tops = [other for other in others if not other.above]
-    if len(tops) == 1 and not context.counts_packages and not context.of_kind(ZoneKind.PLATFORM):
-        return CoverDecision(
-            True, f"the only counter here, though {place.path!r} does not name its subject"
-        )
-    return CoverDecision(False, f"the subject and the contents of {place.path!r} are unknown")
+    tops = [other for other in context.of_kind(ZoneKind.OTHER) if not other.above]
+    if len(tops) > 1:
+        why = f"the subject and the contents of {place.path!r} are unknown"
+        return ZoneMeaning(None, why, summed=False)
+    thing = Thing(ThingKind.PLATFORM, part=(NAME, place.path))
+    return ZoneMeaning(thing, f"{place.path!r} does not name its subject")
 
 
-def _covering_platform(context: CoverContext) -> str | None:
-    """The platform counter that contains every package, where there is exactly one."""
+def _platform_of(place: ZoneLocation, context: ZoneContext) -> str | None:
+    """The platform counter that contains a package: the only one, or that of its socket."""
     platforms = context.of_kind(ZoneKind.PLATFORM)
+    if len(platforms) > 1:
+        platforms = [one for one in platforms if one.socket == place.socket]
     return context.domain_of[platforms[0]] if len(platforms) == 1 else None
 
 
 _PARTS = {ZoneKind.CORE: "the cores", ZoneKind.UNCORE: "mostly the integrated graphics"}
-_RULES: dict[ZoneKind, Callable[[ZoneLocation, CoverContext], CoverDecision]] = {
+_RULES: dict[ZoneKind, Callable[[ZoneLocation, ZoneContext], ZoneMeaning]] = {
     ZoneKind.PACKAGE: _package_rule,
     ZoneKind.DIE: _die_rule,
     ZoneKind.DRAM: _dram_rule,
@@ -329,13 +324,14 @@ class ZoneTopology:
     """All zones: every zone's domain, the mirrored pairs, and the zones without a place.
 
     ``domain_of`` maps directories to domain ids. ``orphans`` are directories without a place,
-    because a zone above them has none.
+    because a zone above them has none. ``without_cpus`` are domains of packages without CPUs.
     """
 
     domains: tuple[Domain, ...]
     domain_of: Mapping[str, str]
     mirrors: frozenset[MirrorPair] = frozenset()
     orphans: tuple[str, ...] = ()
+    without_cpus: frozenset[str] = frozenset()
 
 
 def resolve_topology(
@@ -346,13 +342,15 @@ def resolve_topology(
     mirrors: frozenset[MirrorPair] = frozenset(),
     resolution: int = MILLISECOND,
     model: str = "",
+    sockets_of: Callable[[Collection[int]], Mapping[int, int | None]] = lambda _: {},
 ) -> ZoneTopology:
-    """The domains behind ``zones``, with the cover chosen and every choice explained.
+    """The domains behind ``zones``, with the things that they measure.
 
     The result does not depend on the order of ``zones`` nor on their directory ids, as far as names
     distinguish the zones. ``mirrors`` are pairs of domain ids already known to show one counter:
     the knowledge outlives the time at which both could be compared. ``resolution`` is the interval
     of the counters' moves: about a millisecond on a real host. ``model`` is that of the processor.
+    ``sockets_of`` returns the number of the socket of each package, None of one without CPUs.
     """
     by_directory = {zone.directory: zone for zone in zones}
     placed = {
@@ -360,13 +358,14 @@ def resolve_topology(
         for directory in by_directory
         if (place := ZoneLocation.of(directory, by_directory)) is not None
     }
+    sockets = sockets_of({one.socket for one in placed.values() if one.socket is not None})
     domain_of = _domain_ids(placed, by_directory)
     firsts = _preferred_zones(placed, domain_of)
     pairs = mirrors | find_mirrors(
         (domain_of[directory], placed[directory], by_directory[directory])
         for directory in firsts.values()
     )
-    context = CoverContext(
+    context = ZoneContext(
         domain_of={place: domain_of[directory] for place, directory in firsts.items()},
         mirrors=pairs,
         vendor=vendor,
@@ -374,25 +373,28 @@ def resolve_topology(
 
     def domain(directory: str) -> Domain:
         zone, place, identity = by_directory[directory], placed[directory], domain_of[directory]
-        decision = decide_cover(identity, place, context)
+        meaning = meaning_of_zone(identity, place, context)
         modulus = modulus_of(zone.max_range)
         unknown = "" if modulus else "; its range is unknown, so a wrap shows as a reset"
+        resource = place.resource(sockets) if meaning.summed else None
         return Domain(
             id=identity,
             hw_type=_HW_TYPE.get(place.kind, HwType.CPU),
             name=place.path,
             source=NAME,
             provenance=provenance,
-            in_cover=decision.in_cover,
-            parent=decision.parent,
-            resource=place.resource if decision.in_cover else None,
-            method=_METHOD.get(place.kind, "cpu-time-proxy") if decision.in_cover else "none",
+            in_cover=meaning.summed,
+            parent=meaning.parent,
+            resource=resource,
+            method=_METHOD.get(place.kind, "cpu-time-proxy") if resource else "none",
             # Generous, and more so where the part itself claims more.
             max_power=Milliwatts(max(_MAX_POWER[place.kind], 4 * (zone.max_power or 0))),
             modulus=modulus,
             resolution=Nanoseconds(resolution),
-            why=decision.why + unknown,
+            why=meaning.why + unknown,
             model=model,
+            measures=_numbered(meaning.thing, sockets),
+            moves_with=_moves_with(place, context, sockets),
         )
 
     return ZoneTopology(
@@ -400,7 +402,33 @@ def resolve_topology(
         domain_of=domain_of,
         mirrors=pairs,
         orphans=tuple(sorted(by_directory.keys() - placed.keys(), key=natural_key)),
+        without_cpus=frozenset(
+            domain_of[directory] for directory, one in placed.items() if not one.resource(sockets)
+        ),
     )
+
+
+def _numbered(thing: Thing | None, sockets: Mapping[int, int | None]) -> Thing | None:
+    """``thing`` with the number of its socket, by which other sources name it, for the id."""
+    if thing is None or thing.socket is None:
+        return thing
+    number = sockets.get(thing.socket)
+    return thing if number is None else thing._replace(socket=number)
+
+
+def _moves_with(
+    place: ZoneLocation, context: ZoneContext, sockets: Mapping[int, int | None]
+) -> str:
+    """The usage that must show in the counter at ``place``; "" if none does.
+
+    Graphics may be off, and the core's counter of AMD is that of one core.
+    """
+    if place.kind in (ZoneKind.UNCORE, ZoneKind.OTHER):
+        return ""
+    if place.kind is ZoneKind.CORE and context.vendor == "amd":
+        return ""
+    number = None if place.socket is None else sockets.get(place.socket, place.socket)
+    return "cpu" if number is None or place.kind is ZoneKind.PLATFORM else f"cpu:{number}"
 
 
 def modulus_of(max_range: int | None) -> Microjoules | None:

@@ -7,7 +7,7 @@ import { split, analyse } from "./page/flow.js";
 import { List } from "./page/list.js";
 import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
-import { drawAgent, drawFigures, drawHealth } from "./page/summary.js";
+import { drawAgent, drawFigures, drawHealth, drawProblems } from "./page/summary.js";
 import { devicesOf, devicesTable, modelsTable, spansTable } from "./page/tables.js";
 import { drawTuner } from "./page/tuner.js";
 
@@ -33,7 +33,7 @@ const models = modelsTable(byId("models"));
 
 function drawHead() {
   write(byId("host"), figures.name(data.snapshot.host_name, 80));
-  document.title = `${figures.watts(data.now.watts)} · ${figures.name(data.snapshot.host_name, 60)} · wattspan`;
+  document.title = `${figures.flowWatts(data.now)} · ${figures.name(data.snapshot.host_name, 60)} · wattspan`;
   byId("emulated").hidden = !data.snapshot.emulated;
   write(byId("version"), `wattspan ${data.snapshot.agent_version}`);
 }
@@ -87,6 +87,7 @@ const parts = [
   () => spans.draw(data.hour_spans),
   drawModels,
   () => drawTuner(data.snapshot.tuning),
+  () => drawProblems(byId("problems"), data.snapshot),
   () => drawHealth(byId("health"), data.snapshot.sources),
   () => drawAgent(byId("agent"), data.snapshot.agent, data.agent_cpu),
   drawAge,

@@ -26,6 +26,14 @@ function digits(value) {
   return value.toFixed(places);
 }
 
+/** A formatted figure, marked if it is a lower bound. */
+export const atLeast = (text, bounded) =>
+  (bounded && text !== UNKNOWN ? `≥${SPACE}${text}` : text);
+
+/** The power of a flow: at least that of the devices whose power is known. */
+export const flowWatts = ({ watts: sum, least_watts: least }) =>
+  atLeast(watts(sum ?? least), sum === null);
+
 /** Watts to a tenth below a hundred, whole above: the resolution of counters within seconds. */
 export const watts = known((value) => {
   if (value >= 9999.5 || value < 0.05) return si(value, "W");

@@ -62,7 +62,7 @@ export class Power {
     const own = (index) => () => getComputedStyle(this.#legend.children[index].firstChild).backgroundColor;
     const areas = this.#data.series.map((_, index) => ({
       fill: own(index), stroke: colour("backgroundColor"), width: 1, points: { show: false },
-      paths: uPlot.paths.stepped({ align: -1 }),
+      paths: (plot, index) => this.#steps(plot, plot.data[index]),
     }));
     const axis = { stroke: colour("color"), font: "12px sans-serif", ticks: { show: false } };
     const grid = { stroke: colour("outlineColor"), width: 1 };
@@ -70,6 +70,7 @@ export class Power {
       width, height: TALL, legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: {
+        x: { range: (_, first, last) => [first - this.#data.step, last] },
         y: { range: (_, least, most) => uPlot.rangeNum(0, Math.max(most, 1e-3), 0.1, true) },
       },
       axes: [
@@ -82,6 +83,23 @@ export class Power {
       series: [{}, ...areas.reverse()],
       hooks: { draw: [(plot) => this.#hatch(plot)], setCursor: [(plot) => this.#pointed(plot)] },
     };
+  }
+
+  /** A bar for each step with a figure, also for the first one after unknown time. */
+  #steps(plot, values) {
+    const [fill, stroke] = [new Path2D(), new Path2D()];
+    const ground = plot.valToPos(0, "y", true);
+    const edge = (time) => Math.round(plot.valToPos(time, "x", true));
+    this.#data.times.forEach((time, index) => {
+      const value = values[index];
+      if (value === null) return;
+      const [left, right] = [edge(time - this.#data.step), edge(time)];
+      const top = Math.round(plot.valToPos(value, "y", true));
+      fill.rect(left, top, right - left, ground - top);
+      stroke.moveTo(left, top);
+      stroke.lineTo(right, top);
+    });
+    return { fill, stroke };
   }
 
   #hatch(plot) {

@@ -20,13 +20,13 @@ function makeFact() {
 function facts(data, now, hour) {
   const known = now.watts !== null;
   const shown = [{
-    name: "Power now", value: figures.watts(now.watts),
+    name: "Power now", value: figures.flowWatts(now),
     note: known ? `mean of the last ${figures.duration(now.seconds)}` : unknownPower(now),
   }];
   if (hour) {
     shown.push({
-      name: "Energy", value: figures.joules(hour.joules),
-      note: `in ${figures.duration(hour.seconds)}, ${figures.watts(hour.watts)} on average`,
+      name: "Energy", value: figures.atLeast(figures.joules(hour.joules), hour.bounded),
+      note: `in ${figures.duration(hour.seconds)}, ${figures.atLeast(figures.flowWatts(hour), hour.bounded && hour.watts !== null)} on average`,
     });
   }
   const { cost, carbon } = data.snapshot;
@@ -54,6 +54,26 @@ function weighed(name, figure, shown, suffix) {
 }
 
 const ORIGINS = { constant: "a constant", schedule: "the time of day", metric: "a metric" };
+
+/** The banner of what fails now: sources, exporters, and devices without readings. */
+export function drawProblems(banner, { sources, domains }) {
+  const failing = sources.filter(({ up, failures }) => !up || failures.length);
+  const found = [
+    ...domains.filter((d) => d.in_cover && d.silent && (d.present || d.lost)).map((d) =>
+      `${figures.name(d.hw_name, 60)} gives no readings: its energy is unknown, and sums lack it.`),
+    ...failing.map(({ source, up, failures }) =>
+      `${source}${up ? "" : " is down"}: ${failures[0] ?? "it gives nothing."}`),
+  ];
+  banner.hidden = !found.length;
+  const [title, list] = banner.children;
+  write(title, found.length === 1 ? "1 problem" : `${found.length} problems`);
+  const more = found.length > MOST ? [`${found.length - MOST} more in Health, below.`] : [];
+  keep(list, [...found.slice(0, MOST), ...more], (text) => text, () => html("li"), (line, text) => {
+    write(line, figures.sentence(text));
+  });
+}
+
+const MOST = 3;
 
 export function drawHealth(list, sources) {
   keep(list, sources, (source) => source.source, makeSource, (item, source) => {
