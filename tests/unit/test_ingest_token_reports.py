@@ -218,3 +218,21 @@ def test_impossible_names_of_settings_are_refused(
 
 def test_every_key_of_the_setting_has_a_figure() -> None:
     assert set(get_args(SpanFigure)) == SETTINGS.keys()
+
+
+def test_request_with_names_of_many_conventions_is_read_alike_in_both_encodings() -> None:
+    """Beyond some names the decoder reads every attribute instead of searching for each name."""
+    names = [each.name for each in ATTRIBUTES if each.column is not F.USAGE]
+    spans = [
+        span(1, **dict.fromkeys(names, 7)),
+        span(2, gen_ai__usage__prompt_tokens=5, gen_ai__usage__input_tokens=-1),
+        span(3, note="tokens"),
+        span(4, llm__token_count__completion="9", ai__usage__outputTokens=8),
+    ]
+    receiver = Receiver()
+    whole = request(*spans)
+    receiver.take(whole.SerializeToString(), Peer())
+    receiver.take(json_of(whole), Peer(), json=True)
+    first, second = (list(one.parts[0].spans) for one in receiver.sink.deliveries)
+    assert first == second
+    assert [(one.tokens_in, one.tokens_out) for one in first] == [(21, 7), (5, 0), (0, 0), (0, 9)]

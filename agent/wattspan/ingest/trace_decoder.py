@@ -458,6 +458,7 @@ def valid_parents(parents: Sequence[bytes]) -> Sequence[bytes]:
 # -------------------------------------------------------------------------------- the decoder
 
 Number = TypeVar("Number")
+_MANY_KEYS = 32  # real requests have names of one or two conventions
 _TOGETHER = 64  # spans of a scope with a malformed one that are tried at once
 _CACHE_ENTRIES, _CACHEABLE_SIZE = 4096, 128  # attributes with known numbers, and their bytes
 
@@ -497,6 +498,9 @@ class _AttributeFinder(Generic[Number]):
         numbers = self._numbers
         if not keys:
             return columns
+        if len(keys) > _MANY_KEYS:
+            self._read_all(spans, keys, columns, budget)
+            return columns
         for i, span in enumerate(spans):
             attributes: Sequence[bytes] | None = None  # decoded at most once a span
             values: dict[bytes, bytes] = {}
@@ -519,6 +523,24 @@ class _AttributeFinder(Generic[Number]):
                     else:
                         column[i] = self._remember(attribute, pair[1], column_number)
         return columns
+
+    def _read_all(
+        self,
+        spans: Sequence[bytes],
+        keys: Sequence[AttributeKey],
+        columns: Sequence[list[Number | None]],
+        budget: FieldBudget,
+    ) -> None:
+        """Read every attribute: so many searches of each span would take longer."""
+        order = {key.name: at for at, key in enumerate(keys)}
+        for i, span in enumerate(spans):
+            attributes = _attributes_of(span, _SpanAttributes)
+            budget.spend(len(attributes))
+            values = dict(reversed([*_pairs(attributes)]))
+            for at in sorted(order[name] for name in values.keys() & order.keys()):
+                column = keys[at].column
+                if columns[column][i] is None:
+                    columns[column][i] = self._read(column, _scalar(values[keys[at].name]))
 
     def _search(
         self,
