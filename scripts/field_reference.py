@@ -25,7 +25,8 @@ def _lines() -> Iterator[str]:
         if not cases:
             continue
         yield f"## {folder.name.replace('_', ' ').capitalize()}\n"
-        yield f"Test: `tests/field/test_{folder.name}.py`, unless another is named.\n"
+        if (test := FOLDER / f"test_{folder.name}.py").exists():
+            yield f"Test: `tests/field/{test.name}`, unless another is named.\n"
         yield "| case | input | right | source |"
         yield "|---|---|---|---|"
         for case in cases:

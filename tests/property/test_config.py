@@ -3,7 +3,7 @@
 import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import pytest
@@ -20,6 +20,7 @@ from wattspan.config import (
     load,
 )
 from wattspan.config.loading import parse_toml
+from wattspan.config.settings import SpanFigure
 from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY
 from wattspan.config.writing import to_toml, value_text
 from wattspan.model import Knob
@@ -51,6 +52,9 @@ TOGETHER: dict[str, st.SearchStrategy[Any]] = {
     "caps.reserve_watts": st.integers(0, 500),
     "caps.budget_file": st.just("") | TEXT.map("/{}".format),
     "caps.host_dir": TEXT.map("/{}".format),
+    "spans.attributes": st.dictionaries(
+        st.sampled_from(get_args(SpanFigure)), st.lists(TEXT.filter(bool), max_size=1), max_size=1
+    ),
     "cost.currency": st.text(string.ascii_letters, min_size=1, max_size=12),
     "carbon.intensity": st.none(),
     "fleet.endpoints": st.just([]) | st.just(["https://etcd-1:2379", "http://[::1]"]),

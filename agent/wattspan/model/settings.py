@@ -432,10 +432,30 @@ def _mismatch(value: object, key: SettingKey, error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, ValueError) and not isinstance(cause, msgspec.ValidationError):
         return str(cause)  # from the parser of a Duration, Size or Listen
+    if isinstance(value, dict) and (entry := _wrong_entry(value, key.type)):
+        return entry
     if bound := re.search(r"`(?:int|float)` [<>]=? \S+$", str(error)):
         return f"{_shortened(value)} is out of bounds, {bound[0].replace('`', '')}"
     hint = f"; {key.hint}" if key.hint else ""
     return f"expected {key.kind}, got {_shortened(value)}{hint}"
+
+
+def _wrong_entry(table: Mapping[str, object], kind: Any) -> str:
+    """The fault of the first entry whose key or value has another type; "" without such types."""
+    kind = _bare(kind)
+    if typing.get_origin(kind) not in (dict, Mapping):
+        return ""
+    kinds = typing.get_args(kind)
+    choices = _choices(kinds[0])
+    for name, value in table.items():
+        if choices and name not in choices:
+            alternatives = _join_alternatives(map(quoted, choices))
+            return f"{quoted(name)} is not {alternatives}{_nearest(name, choices)}"
+        try:
+            msgspec.convert(value, kinds[1], dec_hook=_decode)
+        except (msgspec.ValidationError, ValueError, OverflowError):
+            return f"expected {_type_words(kinds[1])} for {quoted(name)}, got {_shortened(value)}"
+    return ""
 
 
 def _nearest(word: str, choices: list[str]) -> str:

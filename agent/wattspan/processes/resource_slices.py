@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from time import monotonic  # noqa: TID251 - an age on this host
@@ -99,6 +98,8 @@ def _list(value: Any) -> list[Any]:
 
 def fetch_slices(node: str, account: Path = ACCOUNT) -> dict[DeviceKey, str]:
     """The devices of a node by the API server of this cluster; SlicesError."""
+    import ssl  # takes 10 ms and 4 MB, and few agents ask an API server
+
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not host:
         raise SlicesError("there is no API server: the agent runs outside of a cluster")
