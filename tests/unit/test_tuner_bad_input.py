@@ -19,14 +19,16 @@ from wattspan.model import (
     GroupKind,
     Knob,
     Move,
+    Principal,
     TuningState,
 )
+from wattspan.sharing.pools import POOL_RULES, PoolName
 from wattspan.spans.values import Span, SpanColumns
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.missing_jobs import MISSING_AFTER
-from wattspan.tuning.tuner import MAX_JOBS
 
 HOUR = 3600
+MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
 COUNTED = TunedJobSettings(service="trainer", span="train_step", kind="steps", work="tokens.n")
 
 
@@ -242,6 +244,25 @@ def test_number_of_jobs_is_bounded_and_logged_once() -> None:
     assert len(host.tuner.accounts().rows) == MAX_JOBS
     (line,) = host.logged
     assert f"{MAX_JOBS} jobs are known" in line
+
+
+def test_many_jobs_of_a_user_leave_room_for_anothers() -> None:
+    host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
+    now = host.clock.monotonic()
+    told = [SpanRecord(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
+    for number in range(1000):
+        service = f"service-{number}"
+        spans = [Span(b"t" * 16, bytes(8), b"", service, "train_step", now - 10**8, now)]
+        columns = SpanColumns.of(spans), SpanRecordColumns.of(told)
+        host.tap.append(Consumer(5000 + number, 1), service, *columns)
+    host.run(1)
+    spans = [Span(b"t" * 16, bytes(8), b"", "modest", "train_step", now - 10**8, now)]
+    host.owners[Consumer(9000, 1)] = Principal(1001)
+    host.tap.append(Consumer(9000, 1), "modest", SpanColumns.of(spans), SpanRecordColumns.of(told))
+    host.run(1)
+    names = {row.job for row in host.tuner.accounts().rows}
+    assert "modest/train_step" in names
+    assert len(names) == MAX_JOBS + 1
 
 
 def test_jobs_that_have_ended_make_room() -> None:

@@ -321,6 +321,7 @@ class TuningAssembly:
             command=self._command_of,
             floor=self.core.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,
+            pools=self.core.pools,
             log=self.core.log,
         )
         self.services.add_thread("wattspan-tuner", self.tuner.run)

@@ -187,7 +187,7 @@ class FairPool(Generic[T]):
         lost: tuple[T, ...] = ()
         if self.left < 1:
             lost = tuple(self.expire(now))
-        if not self._permits(path, 1):
+        if not self.permits(path, 1):
             victim = self._victim(path)
             if victim is None:
                 self.refused += 1
@@ -234,7 +234,7 @@ class FairPool(Generic[T]):
 
     def acquire(self, path: SharePath, size: int = 1) -> Admission[SharePath]:
         """Reserve ``size`` units; a pool that displaces has units of one."""
-        if not size or self._permits(path, size):
+        if not size or self.permits(path, size):
             self.force(path, size)
             return _ADMITTED
         victim = self._victim(path)
@@ -263,7 +263,7 @@ class FairPool(Generic[T]):
 
     # ---------------------------------------------------------------------------- division
 
-    def _permits(self, path: SharePath, size: int) -> bool:
+    def permits(self, path: SharePath, size: int = 1) -> bool:
         """True if there is room without displacement."""
         left = self.left
         if self.overflow is not Overflow.RESERVE:

@@ -20,12 +20,14 @@ class PoolName(StrEnum):
     ENGINES = "engines"  # whose requests to language models get energy
     HANDSHAKES = "handshakes"  # of TLS, unfinished, of one listener
     INFERENCE_ACCOUNTS = "inference_accounts"  # pairs of service and model
+    JOB_SEARCHES = "job_searches"  # owners whose spans are searched for units of work
     LARGE_REQUESTS = "large_requests"  # held while they wait for a decoder
     OPEN_SPANS = "open_spans"  # announced, not received
     SERVICES = "services"  # with accounts of energy outside of spans
     SIDE_CHANNEL = "side_channel"  # processes that announce spans
     SPAN_BUFFER = "span_buffer"  # bytes of received spans that are not joined
     SPAN_NAMES = "span_names"  # services and names of spans with accounts of their own
+    TUNED_JOBS = "tuned_jobs"
     UNMETERED_ACCOUNTS = "unmetered_accounts"  # services and models of requests without energy
     WAITING_QUERIES = "waiting_queries"  # for energy that has not settled
 
@@ -46,12 +48,14 @@ POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.ENGINES: PoolRule(64, Overflow.REPLACE, 600 * SECOND),
     PoolName.HANDSHAKES: PoolRule(256, Overflow.RESERVE),
     PoolName.INFERENCE_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
+    PoolName.JOB_SEARCHES: PoolRule(64, Overflow.REPLACE),
     PoolName.LARGE_REQUESTS: PoolRule(8, Overflow.RESERVE),
     PoolName.OPEN_SPANS: PoolRule(100_000, Overflow.REFUSE),
     PoolName.SERVICES: PoolRule(1_000, Overflow.RESERVE),
     PoolName.SIDE_CHANNEL: PoolRule(256, Overflow.RESERVE),
     PoolName.SPAN_BUFFER: PoolRule(128 << 20, Overflow.RESERVE),
     PoolName.SPAN_NAMES: PoolRule(500, Overflow.REFUSE, 600 * SECOND),
+    PoolName.TUNED_JOBS: PoolRule(64, Overflow.RESERVE),
     PoolName.UNMETERED_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
     PoolName.WAITING_QUERIES: PoolRule(64, Overflow.RESERVE),
 }

@@ -7,7 +7,6 @@ renews only after a pass over all jobs.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -35,6 +34,8 @@ from wattspan.ports import (
     EnergyQueries,
     ProcessDirectory,
 )
+from wattspan.sharing.fair_pool import FairPool, share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
@@ -65,12 +66,6 @@ TROUBLE_LOG_INTERVAL = 600 * SECOND
 
 HANG_TIMEOUT = 30 * SECOND
 """A pass takes milliseconds, and a second more if the capper does not answer."""
-
-MAX_JOBS = 64
-"""Known jobs; ended ones are removed first, then new ones are ignored."""
-
-MAX_OWNERS = 64
-"""Owners whose units of work are searched; the one without spans for longest is forgotten."""
 
 Log = Callable[[str], None]
 
@@ -106,6 +101,7 @@ class Tuner:
         command: Callable[[Consumer], str] = lambda _: "",
         floor: int = 0,
         seed: int = 0,
+        pools: Pools | None = None,
         log: Log = lambda _: None,
     ) -> None:
         self._clock, self._settings, self._spans = clock, settings, spans
@@ -115,7 +111,10 @@ class Tuner:
         self._decisions, self._log = decisions, log
         self._declared, self._owner_of = declared, ProcessOwners(directory)
         self._declarations: dict[tuple[JobOwner, str, str], DeclaredJob] = {}
-        self._searches: OrderedDict[JobOwner, UnitSearch] = OrderedDict()
+        pools = pools or Pools()
+        self._places = pools.make(PoolName.TUNED_JOBS)
+        self._searching: FairPool[JobOwner] = pools.make(PoolName.JOB_SEARCHES)
+        self._searches: dict[JobOwner, UnitSearch] = {}
         self._context = TuningContext(
             certified, accounts, evidence, plans, command, self._owner_of, floor, seed, records
         )
@@ -227,10 +226,12 @@ class Tuner:
 
     def _search(self, owner: JobOwner) -> UnitSearch:
         """The search for units of work in the spans of one owner."""
-        search = self._searches.setdefault(owner, UnitSearch(()))
-        self._searches.move_to_end(owner)
-        if len(self._searches) > MAX_OWNERS:
-            self._searches.popitem(last=False)
+        admission = self._searching.admit(owner, share_path(owner.principal))
+        for displaced in admission.displaced:
+            del self._searches[displaced]
+        search = self._searches.get(owner) or UnitSearch(())
+        if admission:
+            self._searches[owner] = search
         declared = (one.settings for one in self._declarations.values() if one.owner == owner)
         search.configured = (*declared, *self._settings.job)
         return search
@@ -267,7 +268,7 @@ class Tuner:
             return
         name = self._free_name(service, span, owner)
         previous = self._jobs.get(name)
-        if not name or (previous is None and not self._has_room(name)):
+        if not name or not self._has_room(name, owner):
             return
         terms = self._terms(owner, service, span)
         self._jobs[name] = _job_type(terms)(
@@ -289,20 +290,32 @@ class Tuner:
         free = (one for one in names if one not in self._jobs or self._jobs[one].ended)
         return next(free, "")
 
-    def _has_room(self, name: str) -> bool:
-        """True if one more job can be added; removes an ended one if necessary."""
-        if len(self._jobs) < MAX_JOBS:
+    def _has_room(self, name: str, owner: JobOwner) -> bool:
+        """Take a place for a job; the ended jobs that it replaces or that must go lose theirs."""
+        ended = [known for known, job in self._jobs.items() if job.ended]
+        path = share_path(owner.principal)
+        own = [known for known in ended if self._jobs[known].owner == owner]
+        if name in self._jobs:
+            self._remove(name)
+        for known in (*own, *ended):
+            if self._places.permits(path):
+                break
+            if known in self._jobs:
+                self._remove(known)
+        if self._places.acquire(path):
             return True
-        ended = next((name for name, job in self._jobs.items() if job.ended), None)
-        if ended is not None:
-            del self._jobs[ended]
-        elif not self._logged_full:
+        if not self._logged_full:
             self._logged_full = True
             self._log(
-                f"{name} and further jobs are not tuned: {MAX_JOBS} jobs are known, and none of "
-                "them has ended. Name the important ones as [[autotune.job]]."
+                f"{name} and further jobs are not tuned: {len(self._jobs)} jobs are known, of "
+                f"{self._places.limit}, which all users share, and none of them has ended. Name "
+                "the important ones as [[autotune.job]]."
             )
-        return ended is not None
+        return False
+
+    def _remove(self, name: str) -> None:
+        """Remove an ended job, and free its place."""
+        self._places.release(share_path(self._jobs.pop(name).owner.principal))
 
     def _share_devices(self, host: HostView) -> None:
         """Let jobs that share their GPUs be tuned by one search."""
