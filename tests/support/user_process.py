@@ -39,7 +39,7 @@ Question = tuple[str, Mapping[str, object]]
 """The name of a method of `_Answers`, and its arguments."""
 
 _LIBC = ctypes.CDLL(None)
-_CROWD_RATE = 200  # forks a second
+_CROWD_RATE = 100  # forks a second
 
 
 class UserProcess(Closeable):
