@@ -27,12 +27,12 @@ function digits(value) {
 }
 
 /** A formatted figure, marked if it is a lower bound. */
-export const atLeast = (text, bounded) =>
+export const lowerBound = (text, bounded) =>
   (bounded && text !== UNKNOWN ? `≥${SPACE}${text}` : text);
 
 /** The power of a flow: at least that of the devices whose power is known. */
 export const flowWatts = ({ watts: sum, least_watts: least }) =>
-  atLeast(watts(sum ?? least), sum === null);
+  lowerBound(watts(sum ?? least), sum === null);
 
 /** Watts to a tenth below a hundred, whole above: the resolution of counters within seconds. */
 export const watts = known((value) => {

@@ -25,8 +25,8 @@ function facts(data, now, hour) {
   }];
   if (hour) {
     shown.push({
-      name: "Energy", value: figures.atLeast(figures.joules(hour.joules), hour.bounded),
-      note: `in ${figures.duration(hour.seconds)}, ${figures.atLeast(figures.flowWatts(hour), hour.bounded && hour.watts !== null)} on average`,
+      name: "Energy", value: figures.lowerBound(figures.joules(hour.joules), hour.bounded),
+      note: `in ${figures.duration(hour.seconds)}, ${figures.lowerBound(figures.flowWatts(hour), hour.bounded && hour.watts !== null)} on average`,
     });
   }
   const { cost, carbon } = data.snapshot;

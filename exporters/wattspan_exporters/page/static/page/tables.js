@@ -107,11 +107,11 @@ function gaps(device) {
 export function spansTable(parent) {
   return new Table(parent, "Spans by energy", [
     { title: "Span", draw: spanName },
-    { title: "Energy", number: true, text: (s) => figures.atLeast(figures.joules(s.joules), s.bounded) },
+    { title: "Energy", number: true, text: (s) => figures.lowerBound(figures.joules(s.joules), s.bounded) },
     { title: "Calls", number: true, text: (s) => figures.count(s.calls) },
     { title: "Static", number: true, draw: staticPart },
-    { title: "Per call", number: true, text: (s) => figures.atLeast(figures.joules(each(s.joules, s.calls)), s.bounded) },
-    { title: "Per token", number: true, text: (s) => figures.atLeast(figures.joules(each(s.joules, s.output_tokens)), s.bounded) },
+    { title: "Per call", number: true, text: (s) => figures.lowerBound(figures.joules(each(s.joules, s.calls)), s.bounded) },
+    { title: "Per token", number: true, text: (s) => figures.lowerBound(figures.joules(each(s.joules, s.output_tokens)), s.bounded) },
     { title: "Time a call", number: true, text: (s) => figures.seconds(each(s.seconds, s.calls)) },
     { title: "Trace", draw: trace },
   ], (s) => `${s.service}\u0000${s.name}`,
@@ -161,7 +161,7 @@ function staticPart(cell, { split }) {
   const whole = split ? split.static_joules + split.dynamic_joules : 0;
   const bound = split?.basis === "lower_bound";
   const known = whole > 0 && !(bound && split.static_joules === 0); // that it is not negative is nothing new
-  write(text, known ? figures.atLeast(figures.share(split.static_joules, whole), bound) : "–");
+  write(text, known ? figures.lowerBound(figures.share(split.static_joules, whole), bound) : "–");
   set(text, { title: split ? `Of its GPU energy. ${ORIGINS[split.basis]}` : null });
   set(meter, { hidden: !known, max: whole || 1, value: split?.static_joules ?? 0 });
 }
