@@ -111,6 +111,7 @@ def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
         "Source nvml",
         "Source rapl",
         "RAPL by powercap and by pyRAPL, over 1.0 s",
+        "Cover",
         "Processes",
         "Agent",
         "Configuration",
