@@ -191,17 +191,16 @@ class Ledger:
     def apply(self, tick: Tick) -> list[Attribution]:
         """Update all accounts; returns the attributions of the intervals that are now settled.
 
-        Readings of domains that no source has listed are ignored. Where the cover changes, this
-        tick's readings are those of the cover before: a former member counts up to its reading, and
-        a new one from a later reading on.
+        Readings of domains that no source has listed are ignored. Where the cover changes, a former
+        member counts up to its reading of this tick, and a new one what begins after that.
         """
         for source, domains in tick.domains.items():
             self._register(source, domains, tick.at)
-        for reading in tick.readings:
-            state = self._domains.get(reading.domain_id)
-            if state is not None:
-                self._update(state, reading)
-        self._change_cover(tick.at.mono)
+        joining = {domain.id for _, domain in self._moving if domain.in_cover}
+        self._update(one for one in tick.readings if one.domain_id not in joining)
+        if self._moving:
+            self._change_cover(tick.at.mono)
+            self._update(one for one in tick.readings if one.domain_id in joining)
         for info in tick.births:
             self._infos[info.payer] = info
         for usage in tick.usages:
@@ -300,7 +299,13 @@ class Ledger:
             known = self._settings.idle_powers.get(kind)
         return idle_model(kind, known)
 
-    def _update(self, state: _DomainState, reading: Reading) -> None:
+    def _update(self, readings: Iterable[Reading]) -> None:
+        for reading in readings:
+            state = self._domains.get(reading.domain_id)
+            if state is not None:
+                self._advance(state, reading)
+
+    def _advance(self, state: _DomainState, reading: Reading) -> None:
         if state.resumed:  # epochs are counted per run of the agent
             last = state.meter.last
             if last is not None and state.domain.moves_with and last.counter == reading.counter:
