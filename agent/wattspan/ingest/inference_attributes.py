@@ -45,6 +45,7 @@ _FACTS = (
     InferenceFigure.CACHED,
     InferenceFigure.CACHED_APART,
     InferenceFigure.WRITTEN_APART,
+    InferenceFigure.WRITTEN,
     InferenceFigure.USAGE,
     InferenceFigure.MODEL,
     InferenceFigure.PROVIDER,
@@ -166,20 +167,19 @@ def _is_sum(values: Sequence[Scalar]) -> bool:
 
 def _tokens(values: Sequence[Scalar]) -> tuple[int, int | None, int | None]:
     """The cached input, the whole input and the output; None for absent counts."""
-    (prompt, generated, all_input, all_output, total, cached, apart, written) = (
-        value if isinstance(value, int) else None
-        for value in values[: InferenceFigure.WRITTEN_APART + 1]
+    (prompt, generated, all_input, all_output, total, cached, apart, written_apart, written) = (
+        value if isinstance(value, int) else None for value in values[: InferenceFigure.WRITTEN + 1]
     )
     if prompt is None and generated is None:
         prompt, generated = all_input, all_output
     usage = values[InferenceFigure.USAGE]
     if prompt is None and generated is None and isinstance(usage, bytes):
         return _usage(usage)
-    beside = (apart or 0) + (written or 0)
+    beside, parts = (apart or 0) + (written_apart or 0), (cached or 0) + (written or 0)
     if prompt is not None and beside and _excludes(values, prompt, generated, total, beside):
         prompt = min(MAX_TOKENS, prompt + beside)
-    elif prompt is not None and cached is not None and cached > prompt:
-        prompt = min(MAX_TOKENS, prompt + cached)
+    elif prompt is not None and parts and _leaves_out(prompt, generated, total, parts):
+        prompt = min(MAX_TOKENS, prompt + parts)
     return (apart if cached is None else cached) or 0, prompt, generated
 
 
@@ -191,14 +191,19 @@ def _excludes(
     The sum of a span decides, else the provider: input counts of Anthropic exclude tokens of the
     cache, those of OpenAI and of the conventions include them.
     """
-    if beside > prompt:
-        return True
-    if total is not None:
-        rest = total - prompt - (generated or 0)
-        if rest in (0, beside):
-            return rest == beside
+    by_counts = _leaves_out(prompt, generated, total, beside)
+    if by_counts is not None:
+        return by_counts
     name = _text(values[InferenceFigure.PROVIDER]).lower()
     return any(part in name for part in _EXCLUDING)
+
+
+def _leaves_out(prompt: int, generated: int | None, total: int | None, beside: int) -> bool | None:
+    """True if the count of input leaves ``beside`` tokens out; None if the counts do not tell."""
+    if beside > prompt:
+        return True
+    rest = None if total is None else total - prompt - (generated or 0)
+    return rest == beside if rest in (0, beside) else None
 
 
 def _usage(raw: bytes) -> tuple[int, int | None, int | None]:

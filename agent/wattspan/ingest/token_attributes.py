@@ -29,19 +29,20 @@ class InferenceFigure(IntEnum):
     CACHED = 5  # a part of the input
     CACHED_APART = 6  # in the way of the provider, which may not count it as input
     WRITTEN_APART = 7  # input that was written to the cache, likewise
-    USAGE = 8  # JSON with several counts
-    MODEL = 9
-    PROVIDER = 10
-    OPERATION = 11
-    SERVER = 12  # the host or the URL that is called
-    QUEUE = 13
-    FIRST_TOKEN = 14
-    FIRST_CHUNK = 15  # the first token as the caller sees it
-    FIRST_CHUNK_MS = 16
-    PREFILL = 17
-    DECODE = 18
-    INFERENCE = 19
-    PER_TOKEN = 20
+    WRITTEN = 8  # input that was written to the cache, a part of the input
+    USAGE = 9  # JSON with several counts
+    MODEL = 10
+    PROVIDER = 11
+    OPERATION = 12
+    SERVER = 13  # the host or the URL that is called
+    QUEUE = 14
+    FIRST_TOKEN = 15
+    FIRST_CHUNK = 16  # the first token as the caller sees it
+    FIRST_CHUNK_MS = 17
+    PREFILL = 18
+    DECODE = 19
+    INFERENCE = 20
+    PER_TOKEN = 21
 
 
 COUNTS = frozenset(
@@ -54,6 +55,7 @@ COUNTS = frozenset(
         InferenceFigure.CACHED,
         InferenceFigure.CACHED_APART,
         InferenceFigure.WRITTEN_APART,
+        InferenceFigure.WRITTEN,
     )
 )
 """Figures that are numbers of tokens."""
@@ -144,6 +146,10 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
             "llm.usage.cache_creation_input_tokens",
             "ai.usage.inputTokenDetails.cacheWriteTokens",
         )
+    },
+    InferenceFigure.WRITTEN: {
+        _ANY: (f"{_USAGE}cache_creation.input_tokens",),
+        _CALLS: (f"{_LLM}prompt_details.cache_write",),
     },
     InferenceFigure.USAGE: {
         None: ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage"),
