@@ -117,7 +117,7 @@ class _AnyValue(_Message):
 
 
 class _ArrayValue(_Message):
-    values: list[_AnyValue] | None = None
+    values: list[_AnyValue | None] | None = None
 
 
 class _KeyValue(_Message):
@@ -194,6 +194,12 @@ _CAMEL_CASE = {
     for kind in (_AnyValue, _Scope, _Event, _Link, _Span, _ScopeSpans, _ResourceSpans, _Request)
     for field in msgspec.structs.fields(kind)
     if field.name != field.encode_name
+} | {
+    # the names until OTLP 0.14
+    b"instrumentationLibrarySpans": b"scopeSpans",
+    b"instrumentation_library_spans": b"scopeSpans",
+    b"instrumentationLibrary": b"scope",
+    b"instrumentation_library": b"scope",
 }
 # A match is always a key: the quotes within a JSON string are escaped.
 _PROTOBUF_NAME = re.compile(rb'"(%s)"(?=\s*:)' % b"|".join(_CAMEL_CASE))
@@ -460,6 +466,8 @@ def _scalar(value: _AnyValue | None) -> Scalar:
     return _whole(value.int_value)
 
 
+_INT64 = 1 << 63
+_MAX_UINT32 = (1 << 32) - 1
 _MESSAGE_FIELDS = frozenset(
     ("attributes", "events", "links", "status", "value", "values", "array_value", "kvlist_value")
 )
@@ -485,7 +493,7 @@ def _checked(name: str, value: Any) -> Any:
     if name in _WHOLE_FIELDS:
         if (number := _whole(value)) is None:
             raise ValueError(f"Expected a whole number as {name}, got {value}")
-        return number
+        return min(max(number, 0), _MAX_UINT32) if name.startswith("dropped_") else number
     if name in _ENUMS and isinstance(value, str):
         return int(value) if value.isdecimal() else dict(_ENUMS[name].items()).get(value, 0)
     return value
@@ -508,8 +516,11 @@ def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
     """The arguments of the constructor of the protobuf message; ValueError beyond MAX_DEPTH."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
-    if type(message) is _AnyValue and message.string_value is not None:
-        return {"string_value": message.string_value}  # the most frequent value
+    if type(message) is _AnyValue:
+        if message.string_value is not None:
+            return {"string_value": message.string_value}  # the most frequent value
+        if (number := _whole(message.int_value)) is not None and not -_INT64 <= number < _INT64:
+            return {"string_value": str(number)}
     arguments = msgspec.structs.asdict(message)  # None is an absent field
     for name in _checked_fields(type(message)):
         if arguments[name] is not None:
@@ -517,7 +528,8 @@ def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
     for name in _message_fields(type(message)):
         value = arguments[name]
         if isinstance(value, list):
-            arguments[name] = [_arguments(each, depth + 1) for each in value]
+            # A null element of an array is a value without a type.
+            arguments[name] = [_arguments(each, depth + 1) if each else {} for each in value]
         elif value is not None:
             arguments[name] = _arguments(value, depth + 1)
     return arguments
