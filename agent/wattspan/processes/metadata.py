@@ -80,8 +80,24 @@ def _untruncated(comm: str, line: bytes) -> str:
     return base if base.startswith(comm) else comm
 
 
-_HYPERVISOR = re.compile(r"qemu-system-.+|qemu-kvm|kvm|firecracker")
-_GUEST = re.compile(rb"\0(?:--?name\0(?:guest=)?|--id[\0=])(?P<name>[^\0,=]+)(?:[,\0]|$)")
+_HYPERVISORS = (
+    # QEMU, also as the device model of Xen, and Firecracker
+    (
+        re.compile(r"qemu-system-.+|qemu-kvm|kvm|firecracker"),
+        re.compile(rb"\0(?:--?name\0(?:guest=)?|--id[\0=])(?P<name>[^\0,=]+)(?:[,\0]|$)"),
+    ),
+    # VirtualBox, whose VBoxManage passes the name before the UUID
+    (
+        re.compile(r"VBoxHeadless|VBoxSDL|VirtualBoxVM"),
+        re.compile(rb"\0--?(?:comment|startvm)\0(?P<name>[^\0]+)(?:\0|$)"),
+    ),
+    # VMware Workstation, by the file of the guest
+    (
+        re.compile(r"vmware-vmx(?:-debug|-stats)?"),
+        re.compile(rb"\0(?:[^\0]*/)?(?P<name>[^\0/]+)\.vmx(?:\0|$)"),
+    ),
+)
+"""Names of hypervisors' processes, and the option with the name of their guest."""
 
 
 def _with_guest(
@@ -91,16 +107,17 @@ def _with_guest(
     principal: Principal | None,
     names: NamePolicy,
 ) -> tuple[Group, ...]:
-    """The groups of a process, with its virtual machine if QEMU or Firecracker runs one.
+    """The groups of a process, with its virtual machine if a hypervisor runs one.
 
     A cgroup may name it already; LXD, Incus and scripts start machines in a cgroup of several. The
     name is an option of the process, which is its claim: it begins with the owner unless that is
     root of the host.
     """
     is_named = names is NamePolicy.NONE or any(one.kind is GroupKind.VM for one in groups)
-    if is_named or principal is None or stat.stuck or not _HYPERVISOR.fullmatch(stat.comm):
+    if is_named or principal is None or stat.stuck:
         return groups
-    match = _GUEST.search(procfs.command_line(stat.pid) or b"")
+    option = next((own for comm, own in _HYPERVISORS if comm.fullmatch(stat.comm)), None)
+    match = option and option.search(procfs.command_line(stat.pid) or b"")
     if match is None:
         return groups
     owner = "" if principal.is_host_root else f"{owner_label(principal)}/"
