@@ -97,6 +97,8 @@ _JOBS = _patterns(
     r"oar\.slice/oar-u?[0-9]+\.slice/oar-u?[0-9]+-j([0-9]+)\.slice",
     # HTCondor names the slot, and reuses it for the next job
     rf"condor_{_SEGMENT}_(slot[0-9]+(?:_[0-9]+)?(?:@{_SEGMENT})?)",
+    # Hadoop YARN, by the application: the prefix is a setting of the cluster
+    r"container_(?:e[0-9]+_)?([0-9]{10,}_[0-9]{4,})_[0-9]{2,}_[0-9]{6,}",
     # Grid Engine: job and task
     r"(?:UGE|AGE|SGE|uge|age|sge)/([0-9]+\.[0-9]+)",
     r"sge-shepherd-([0-9]+)(?:-[0-9]+)?\.(?:slice|scope)",
