@@ -138,7 +138,8 @@ def _single_channels(chip: str, device: str, folder: Path) -> Iterator[SensorFil
             yield SensorFiles(Sensor(chip, device, channel, label, SensorQuantity.ENERGY), (file,))
         elif value == "average":
             milliseconds = _number(folder / f"{channel}_average_interval")
-            interval = min(milliseconds * MILLISECOND, MAX_INTERVAL)
+            interval = milliseconds * MILLISECOND
+            interval = interval if interval <= MAX_INTERVAL else 0
             sensor = Sensor(chip, device, channel, label, SensorQuantity.AVERAGE_POWER, interval)
             yield SensorFiles(sensor, (file,))
         else:
@@ -194,6 +195,9 @@ class SensorMeter:
             power = values[0] * values[1] // 1000  # millivolts times milliamperes: microwatts
         else:
             power = values[0] // 1000
+        if power > self.domain.max_power:  # 0xFFFFFFFF mW: the firmware's meter does not answer
+            shown = " and ".join(map(str, values))
+            raise ValueError(f"{shown} is no possible value")
         # An average describes the middle of its interval.
         half = sensor.interval // 2
         middle = Instant(at.mono - half, at.wall - half, at.asleep)
