@@ -1,9 +1,9 @@
 """Pods of GPUs in answers of kubelets, CDI specifications and ResourceSlices that others wrote.
 
-A file has ``[[pod]]`` tables with their ``claims``, ``[node]`` with the files of the node (its CDI
-specifications, ``/proc/driver/nvidia`` and ``/sys/class/drm``), perhaps ``slices``, the text of
-the API server's answer, and ``[expected]``: ``devices`` as lists of device, namespace, pod and
-container, and the words that the findings contain.
+A file has ``[[pod]]`` tables with their ``claims`` or the ``devices`` of plugins, ``[node]`` with
+the files of the node (its CDI specifications, ``/proc/driver/nvidia`` and ``/sys/class/drm``),
+perhaps ``slices``, the text of the API server's answer, and ``[expected]``: ``devices`` as lists of
+device, namespace, pod and container, and the words that the findings contain.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from support.field import FieldCase, build_tree, field_cases
-from support.kubelet import encode_claims
+from support.kubelet import encode_claims, encode_pods
 from wattspan.processes.cdi import NodeGpus, read_specifications
 from wattspan.processes.pod_resources import ClaimedGpus, decode_allotments
 from wattspan.processes.resource_slices import ResourceSlices, decode_slices
 
 
 @pytest.mark.parametrize("case", field_cases("pod_resources"))
-def test_claims_lead_to_gpus(case: FieldCase, tmp_path: Path) -> None:
+def test_pods_lead_to_gpus(case: FieldCase, tmp_path: Path) -> None:
     node = build_tree(case.get("node", {}), tmp_path)
     text = case.get("slices")
     slices = None
@@ -31,7 +31,15 @@ def test_claims_lead_to_gpus(case: FieldCase, tmp_path: Path) -> None:
         NodeGpus(node / "proc", node / "sys"),
         slices,
     )
-    devices, failures = claimed.find(decode_allotments(encode_claims(case["pod"])).claims)
+    by_plugin = {
+        (one["namespace"], one["pod"]): {one["container"]: one["devices"]}
+        for one in case["pod"]
+        if "devices" in one
+    }
+    by_claim = [one for one in case["pod"] if "claims" in one]
+    allotted = decode_allotments(encode_pods(by_plugin) + encode_claims(by_claim))
+    found, failures = claimed.find(allotted.claims)
+    devices = sorted({*claimed.by_uuid(allotted.devices), *found})
     assert [list(one) for one in devices] == case["expected"].get("devices", [])
     expected = case["expected"].get("findings", [])
     assert len(failures) == len(expected)

@@ -2,10 +2,11 @@
 
 The API is one gRPC call over a Unix socket that only root can reach. It names the pods to which
 device plugins have allotted devices: a whole GPU, a MIG instance, or a replica of a shared GPU
-(``GPU-…::2``), several of which are one device. Devices of Dynamic Resource Allocation are named by
-driver, pool and device: `ClaimedGpus` finds the GPUs, by the specifications of the node or by the
-API server. The answer names the devices that a pod may use, not those that it uses: energy is
-divided among pods by their processes.
+(``GPU-…::2``), several of which are one device. The plugin of Google's clusters names boards by
+their nodes (``nvidia0``, ``nvidia0/vgpu2``): `ClaimedGpus` finds their UUIDs. Devices of Dynamic
+Resource Allocation are named by driver, pool and device: it finds the GPUs by the specifications
+of the node or by the API server. The answer names the devices that a pod may use, not those that
+it uses: energy is divided among pods by their processes.
 
 The format is that of ``podresources/v1`` (``k8s.io/kubelet``): claims are in it since Kubernetes
 1.34, and since 1.32 with the feature gate KubeletPodResourcesDynamicResources.
@@ -14,6 +15,7 @@ The format is that of ``podresources/v1`` (``k8s.io/kubelet``): claims are in it
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +41,7 @@ MAX_PODS = 1000
 
 _MAX_LABEL = 253  # of a name in Kubernetes
 _MAX_CDI_NAME = 1024
+_NODE = re.compile(r"(?P<node>nvidia[0-9]+)(?P<instance>/gi[0-9]+)?(?:/vgpu[0-9]+)?")
 
 
 class PodResourcesError(Exception):
@@ -85,8 +88,9 @@ def decode_allotments(body: bytes) -> Allotments:
 
 
 class ClaimedGpus:
-    """Finds the GPUs of claims: by CDI first, then by the API server's ResourceSlices, if set.
+    """Finds the GPUs of pods.
 
+    Those of claims are found by CDI first, then by the API server's ResourceSlices, if set.
     A device may be claimed by several pods, also with administrative access: each is listed.
     """
 
@@ -118,6 +122,22 @@ class ClaimedGpus:
             found.update(claim.of(known[claim.key]) for claim in missing if claim.key in known)
             missing = [claim for claim in missing if claim.key not in known]
         return tuple(sorted(found)), tuple(self._failures(missing))
+
+    def by_uuid(self, devices: Sequence[DevicePod]) -> tuple[DevicePod, ...]:
+        """The devices of plugins, boards that are named by their node with their UUID.
+
+        No file of the node has the UUID of a MIG instance, which keeps its name without a share.
+        """
+        return tuple(one._replace(device=self._uuid_of(one.device)) for one in devices)
+
+    def _uuid_of(self, device: str) -> str:
+        match = _NODE.fullmatch(device)
+        if match is None:
+            return device
+        if match["instance"]:
+            return match["node"] + match["instance"]
+        (board,) = self._gpus.of([f"/dev/{match['node']}"]) or (match["node"],)
+        return board
 
     def _failures(self, missing: Sequence[Claim]) -> Iterator[Failure]:
         if self._slices is not None and self._slices.trouble:
@@ -276,7 +296,7 @@ class PodResources:
             self._failures = (failure,)
             return
         claimed, self._failures = self._claimed.find(allotted.claims)
-        self._devices = tuple(sorted({*allotted.devices, *claimed}))
+        self._devices = tuple(sorted({*self._claimed.by_uuid(allotted.devices), *claimed}))
         self._up = True
 
     def run(self, stop: threading.Event) -> None:
