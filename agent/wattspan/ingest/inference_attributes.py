@@ -46,6 +46,7 @@ _FACTS = (
     InferenceFigure.CACHED_APART,
     InferenceFigure.WRITTEN_APART,
     InferenceFigure.WRITTEN,
+    InferenceFigure.REASONING,
     InferenceFigure.USAGE,
     InferenceFigure.MODEL,
     InferenceFigure.PROVIDER,
@@ -167,9 +168,12 @@ def _is_sum(values: Sequence[Scalar]) -> bool:
 
 def _tokens(values: Sequence[Scalar]) -> tuple[int, int | None, int | None]:
     """The cached input, the whole input and the output; None for absent counts."""
-    (prompt, generated, all_input, all_output, total, cached, apart, written_apart, written) = (
-        value if isinstance(value, int) else None for value in values[: InferenceFigure.WRITTEN + 1]
+    counts = (
+        value if isinstance(value, int) else None
+        for value in values[: InferenceFigure.REASONING + 1]
     )
+    prompt, generated, all_input, all_output, total, cached, apart, *rest = counts
+    written_apart, written, reasoning = rest
     if prompt is None and generated is None:
         prompt, generated = all_input, all_output
     usage = values[InferenceFigure.USAGE]
@@ -180,6 +184,8 @@ def _tokens(values: Sequence[Scalar]) -> tuple[int, int | None, int | None]:
         prompt = min(MAX_TOKENS, prompt + beside)
     elif prompt is not None and parts and _leaves_out(prompt, generated, total, parts):
         prompt = min(MAX_TOKENS, prompt + parts)
+    if generated is not None and reasoning and _leaves_out(generated, prompt, total, reasoning):
+        generated = min(MAX_TOKENS, generated + reasoning)
     return (apart if cached is None else cached) or 0, prompt, generated
 
 
@@ -198,11 +204,14 @@ def _excludes(
     return any(part in name for part in _EXCLUDING)
 
 
-def _leaves_out(prompt: int, generated: int | None, total: int | None, beside: int) -> bool | None:
-    """True if the count of input leaves ``beside`` tokens out; None if the counts do not tell."""
-    if beside > prompt:
+def _leaves_out(count: int, other: int | None, total: int | None, beside: int) -> bool | None:
+    """True if a count of input or output leaves ``beside`` tokens out; None if unknown.
+
+    ``other`` is the count of the other way, ``total`` the sum of the span.
+    """
+    if beside > count:
         return True
-    rest = None if total is None else total - prompt - (generated or 0)
+    rest = None if total is None else total - count - (other or 0)
     return rest == beside if rest in (0, beside) else None
 
 

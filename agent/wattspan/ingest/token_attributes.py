@@ -30,19 +30,20 @@ class InferenceFigure(IntEnum):
     CACHED_APART = 6  # in the way of the provider, which may not count it as input
     WRITTEN_APART = 7  # input that was written to the cache, likewise
     WRITTEN = 8  # input that was written to the cache, a part of the input
-    USAGE = 9  # JSON with several counts
-    MODEL = 10
-    PROVIDER = 11
-    OPERATION = 12
-    SERVER = 13  # the host or the URL that is called
-    QUEUE = 14
-    FIRST_TOKEN = 15
-    FIRST_CHUNK = 16  # the first token as the caller sees it
-    FIRST_CHUNK_MS = 17
-    PREFILL = 18
-    DECODE = 19
-    INFERENCE = 20
-    PER_TOKEN = 21
+    REASONING = 9  # a part of the output
+    USAGE = 10  # JSON with several counts
+    MODEL = 11
+    PROVIDER = 12
+    OPERATION = 13
+    SERVER = 14  # the host or the URL that is called
+    QUEUE = 15
+    FIRST_TOKEN = 16
+    FIRST_CHUNK = 17  # the first token as the caller sees it
+    FIRST_CHUNK_MS = 18
+    PREFILL = 19
+    DECODE = 20
+    INFERENCE = 21
+    PER_TOKEN = 22
 
 
 COUNTS = frozenset(
@@ -56,6 +57,7 @@ COUNTS = frozenset(
         InferenceFigure.CACHED_APART,
         InferenceFigure.WRITTEN_APART,
         InferenceFigure.WRITTEN,
+        InferenceFigure.REASONING,
     )
 )
 """Figures that are numbers of tokens."""
@@ -150,6 +152,17 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
     InferenceFigure.WRITTEN: {
         _ANY: (f"{_USAGE}cache_creation.input_tokens",),
         _CALLS: (f"{_LLM}prompt_details.cache_write",),
+    },
+    InferenceFigure.REASONING: {
+        _ANY: (f"{_USAGE}reasoning.output_tokens",),
+        _CALLS: (
+            f"{_USAGE}reasoning_tokens",
+            f"{_USAGE}details.reasoning_tokens",
+            f"{_LLM}completion_details.reasoning",
+            "llm.usage.reasoning_tokens",
+            "ai.usage.reasoningTokens",
+            "ai.usage.outputTokenDetails.reasoningTokens",
+        ),
     },
     InferenceFigure.USAGE: {
         None: ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage"),
