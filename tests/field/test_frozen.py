@@ -114,3 +114,5 @@ def test_counter_that_stands_still_while_cpus_work_is_frozen(
     )
     zero = {key for key, one in accounts.items() if one.power == 0}
     assert zero == set(expected.get("zero_powers", ()))
+    for key, (least, most) in expected.get("joules", {}).items():
+        assert least <= accounts[key].counted / 1e6 <= most
