@@ -229,7 +229,7 @@ def retry_after(data: bytes) -> None:
     "cdi-specification",
     whose="drivers of devices on the node, and administrators",
     holds="device nodes by qualified names, or ValueError",
-    watched=("wattspan.processes.cdi", "wattspan.util.yaml_subset"),
+    watched=("wattspan.processes.cdi",),
     samples=(
         b"---\ncdiVersion: 0.5.0\ndevices:\n- containerEdits:\n    deviceNodes:\n"
         b"    - hostPath: /run/dev/nvidia0\n      path: /dev/nvidia0\n  name: gpu-0\nkind: v/c\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import Domain, HwType, Instant, Interval, Microjoules, Provenance
@@ -75,7 +75,6 @@ HOSTS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(HOSTS)
 def test_merge_on_demand_equals_merge_at_each_step(host: Host) -> None:
     history = list(host.steps())

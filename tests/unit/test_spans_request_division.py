@@ -424,7 +424,7 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     division.add_steps({"a": _steps(0, 3, 100), "b": _steps(0, 0.1, 100)})
     assert division.settle(3 * S).requests == []
     for number in range(8):
-        _learn_another(model, str(number), seconds=150)
+        _learn_another(model, str(number), seconds=61)
 
     (settled,) = division.settle(3 * S + BOARD_TIMEOUT).requests
 

@@ -237,6 +237,7 @@ def test_all_models_beyond_the_limit_share_the_pool() -> None:
     assert sum(model.place(str(i)) is POOL for i in range(200)) == 200 - MAX_MODELS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [True, False])
 def test_work_of_a_displaced_model_is_that_of_the_pool(beside: bool) -> None:
     """The pool knows the energy of work that it had as a model, alone or beside the pool."""
@@ -259,6 +260,7 @@ def test_work_of_a_displaced_model_is_that_of_the_pool(beside: bool) -> None:
     assert model.identified([POOL])
 
 
+@pytest.mark.slow
 def test_models_within_the_limit_keep_their_coefficients_beside_pooled_ones() -> None:
     alone, beside, chance = TokenPowerModel(), TokenPowerModel(), random.Random(14)
     truths = {

@@ -7,14 +7,13 @@ a device is ``VENDOR/CLASS=DEVICE``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from wattspan.util.yaml_subset import parse_block_yaml
+import msgspec
 
 DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """The later one has precedence."""
@@ -34,9 +33,9 @@ def decode_specification(text: str, *, is_json: bool) -> dict[str, tuple[str, ..
     A device without a valid form is left out, and keeps no other from being read.
     """
     try:
-        document = json.loads(text) if is_json else parse_block_yaml(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        document = msgspec.json.decode(text) if is_json else msgspec.yaml.decode(text)
+    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:
+        raise ValueError(f"not readable: {error}") from None
     (specification,) = _dictionaries([document]) or [{}]
     kind = specification.get("kind")
     found: dict[str, tuple[str, ...]] = {}

@@ -160,7 +160,8 @@ function staticPart(cell, { split }) {
   const [text, meter] = cell.children;
   const whole = split ? split.static_joules + split.dynamic_joules : 0;
   const bound = split?.basis === "lower_bound";
-  const known = whole > 0 && !(bound && split.static_joules === 0); // that it is not negative is nothing new
+  // A bound of "at least < 0.1 %" says nothing.
+  const known = whole > 0 && !(bound && split.static_joules < whole / 1000);
   write(text, known ? figures.lowerBound(figures.share(split.static_joules, whole), bound) : "–");
   set(text, { title: split ? `Of its GPU energy. ${ORIGINS[split.basis]}` : null });
   set(meter, { hidden: !known, max: whole || 1, value: split?.static_joules ?? 0 });
