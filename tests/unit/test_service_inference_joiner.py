@@ -112,7 +112,9 @@ class Host:
         part = ResourceSpanRecords(
             ResourceClaim(service, model=model), SpanRecordColumns.of([record])
         )
-        found = self.joiner.add(sender, SpanColumns.of([span]), part, self.now)
+        found = self.joiner.add(
+            sender, SpanColumns.of([span]), part, self.now, principal=Principal(1000)
+        )
         self.requests += found.values()
 
     def settle(self) -> None:

@@ -158,7 +158,7 @@ class InferenceJoiner:
         principal = sender if principal is None else principal
         self._withdraw(self._traces.add(principal, spans, records.role), principal)
         if self._stages is not None:
-            self._stages.add(spans)
+            self._stages.add(principal, spans)
         if not any(records.inference):
             return {}
         engine = self._engines.find(sender, claim.service, now, owner)
@@ -185,7 +185,7 @@ class InferenceJoiner:
             tokens = records.tokens_in[i], records.tokens_out[i]
             details = details._replace(
                 model=details.model or claim.model,
-                queue=self._queue(details, spans.trace[i], start, end),
+                queue=self._queue(details, principal, spans.trace[i], start, end),
             )
             request = InferenceRequest.of(
                 spans.id[i], start, end, tokens, details, service=claim.service
@@ -284,13 +284,13 @@ class InferenceJoiner:
         return None
 
     def _queue(
-        self, details: InferenceDetails, trace: bytes, start: int, end: int
+        self, details: InferenceDetails, principal: Hashable, trace: bytes, start: int, end: int
     ) -> Nanoseconds | None:
         """The time in the queue that a request reports, or that the stages of its trace show."""
         if details.queue is not None or self._stages is None:
             return details.queue
         first = end if details.first_token is None else min(end, start + details.first_token)
-        begin = self._stages.begin(trace, start, first)
+        begin = self._stages.begin(principal, trace, start, first)
         return None if begin is None else Nanoseconds(begin - start)
 
     def turn(self, now: int, *, wait: bool = True) -> None:
