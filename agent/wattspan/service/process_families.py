@@ -16,9 +16,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from wattspan.model import SECOND, Consumer, Payer, Principal
+from wattspan.sharing.fair_pool import FairPool, share_path
+from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 
-MAX_PROCESSES = 20_000
-"""Processes with a known parent, at most; beyond it those described first are forgotten."""
+MAX_PROCESSES = POOL_RULES[PoolName.FAMILIES].limit
+"""Running processes with a known parent, and as many ended ones; the user with most loses."""
 
 REMOVAL_INTERVAL = 10 * SECOND
 """Ended processes are removed together, because each removal reads all parents."""
@@ -50,9 +52,13 @@ class ProcessFamilies:
     of both stay whole.
     """
 
-    def __init__(self, lifetime: int) -> None:
+    def __init__(self, lifetime: int, pools: Pools | None = None) -> None:
         """``lifetime``: nanoseconds for which an ended process is kept."""
         self._lifetime = lifetime
+        pools = pools or Pools()
+        # Apart, so that many short-lived processes displace no running one.
+        self._running: FairPool[Consumer] = pools.make(PoolName.FAMILIES)
+        self._kept: FairPool[Consumer] = pools.make(PoolName.FAMILIES)
         self._known: dict[Consumer, _Member] = {}
         self._children: dict[int, list[Consumer]] | None = None  # by the parent's pid
         self._by_pid: dict[int, list[Consumer]] = {}
@@ -85,13 +91,26 @@ class ProcessFamilies:
             groups,
             starts_others,
         )
+        self._place(consumer, self._kept if consumer in self._kept else self._running)
+
+    def _place(self, consumer: Consumer, pool: FairPool[Consumer]) -> None:
+        """Give a known process a place of its principal in ``pool``, and in no other."""
+        self._running.remove(consumer)
+        self._kept.remove(consumer)
+        admission = pool.admit(consumer, share_path(self._known[consumer].principal))
+        for lost in admission.displaced if admission else (consumer,):
+            del self._known[lost]
         self._children = None
-        if len(self._known) > MAX_PROCESSES:
-            del self._known[next(iter(self._known))]
+
+    def known(self, payers: Collection[Payer]) -> frozenset[Payer]:
+        """Those that run, or ended recently."""
+        return frozenset(self._known.keys() & payers)
 
     def end(self, payer: Payer, now: int) -> None:
         """The process has ended."""
         self._ended.append((now, payer))
+        if isinstance(payer, Consumer) and payer in self._known:
+            self._place(payer, self._kept)
 
     def remove_ended(self, now: int) -> set[Payer]:
         """Remove the processes that ended long ago, if a removal is due; returns them."""
@@ -106,6 +125,10 @@ class ProcessFamilies:
             for one in removed
             if isinstance(one, Consumer) and one in self._known
         }
+        for one in removed:
+            if isinstance(one, Consumer):
+                self._running.remove(one)
+                self._kept.remove(one)
         if heirs:
             self._children = None
             self._inherit(heirs)

@@ -18,6 +18,7 @@ class PoolName(StrEnum):
     CPU_CLOCKS = "cpu_clocks"  # of processes with open spans, read between polls
     DECLARED_JOBS = "declared_jobs"
     ENGINES = "engines"  # whose requests to language models get energy
+    FAMILIES = "families"  # processes with known parents: running ones, and ended ones apart
     HANDSHAKES = "handshakes"  # of TLS, unfinished, of one listener
     INFERENCE_ACCOUNTS = "inference_accounts"  # pairs of service and model
     JOB_SEARCHES = "job_searches"  # owners whose spans are searched for units of work
@@ -46,6 +47,7 @@ POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.CPU_CLOCKS: PoolRule(256, Overflow.REFUSE),
     PoolName.DECLARED_JOBS: PoolRule(128, Overflow.RESERVE),
     PoolName.ENGINES: PoolRule(64, Overflow.REPLACE, 600 * SECOND),
+    PoolName.FAMILIES: PoolRule(20_000, Overflow.REPLACE),
     PoolName.HANDSHAKES: PoolRule(256, Overflow.RESERVE),
     PoolName.INFERENCE_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
     PoolName.JOB_SEARCHES: PoolRule(64, Overflow.REPLACE),
