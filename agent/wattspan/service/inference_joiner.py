@@ -13,7 +13,6 @@ are counted apart, and nothing is decided before their energy would have settled
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.serving_engines import ENGINE_TIMEOUT as ENGINE_TIMEOUT
 from wattspan.service.serving_engines import MAX_ENGINES as MAX_ENGINES
 from wattspan.service.serving_engines import Engine, ServingEngines
-from wattspan.sharing.fair_pool import SharePath
+from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.inference_accounts import InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
@@ -41,7 +40,6 @@ from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.prefill_stages import PrefillStages
 from wattspan.spans.request_division import (
     MAX_REQUEST_HOLD,
-    MAX_REQUESTS,
     RequestDivision,
     RequestEnergy,
 )
@@ -113,7 +111,9 @@ class InferenceJoiner:
             now,
         )
         self._waiting: dict[int, _WaitingRequest] = {}  # by the identity of the request
-        self._calls: deque[tuple[int, _WaitingRequest]] = deque()  # certain ones, by receipt
+        self._calls: dict[int, tuple[int, _WaitingRequest]] = {}  # certain ones, by receipt
+        self._call_places: FairPool[int] = pools.make(PoolName.MODEL_CALLS)
+        self._call_count = 0
         self._turned = 0
         self._estimators: tuple[tuple[frozenset[Payer], str, RequestEstimator], ...] = ()
         self._since = 0  # the start of the newest engine's first request
@@ -245,9 +245,12 @@ class InferenceJoiner:
 
     def _call(self, now: int, waiting: _WaitingRequest) -> None:
         """Count a request as a client's, once spans in it may have arrived."""
-        self._calls.append((now + MAX_REQUEST_HOLD // 4, waiting))
-        if len(self._calls) > MAX_REQUESTS:
-            self._count_call(self._calls.popleft()[1], now)
+        self._call_count += 1
+        number = self._call_count
+        self._calls[number] = now + MAX_REQUEST_HOLD // 4, waiting
+        admission = self._call_places.admit(number, waiting.owner, now)
+        for early in admission.displaced if admission else (number,):
+            self._count_call(self._calls.pop(early)[1], now)
 
     def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
         if not self._traces.is_repeated(waiting.principal, waiting.place):
@@ -309,8 +312,13 @@ class InferenceJoiner:
                 self._accounts.open(each.request, waiting.owner, now)
             else:
                 self._count_call(waiting, now)
-        while self._calls and (self._calls[0][0] <= now or not wait):
-            self._count_call(self._calls.popleft()[1], now)
+        while self._calls:
+            number, (due, call) = next(iter(self._calls.items()))
+            if wait and due > now:
+                break
+            del self._calls[number]
+            self._call_places.remove(number)
+            self._count_call(call, now)
         self._accounts.add(measured)
         self._estimators = tuple(
             (engine.members, engine.service, estimator)

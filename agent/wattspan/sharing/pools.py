@@ -23,6 +23,7 @@ class PoolName(StrEnum):
     INFERENCE_ACCOUNTS = "inference_accounts"  # pairs of service and model
     JOB_SEARCHES = "job_searches"  # owners whose spans are searched for units of work
     LARGE_REQUESTS = "large_requests"  # held while they wait for a decoder
+    MODEL_CALLS = "model_calls"  # calls of language models elsewhere, until spans in them arrive
     OPEN_SPANS = "open_spans"  # announced, not received
     SERVICES = "services"  # with accounts of energy outside of spans
     SIDE_CHANNEL = "side_channel"  # processes that announce spans
@@ -52,6 +53,7 @@ POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.INFERENCE_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
     PoolName.JOB_SEARCHES: PoolRule(64, Overflow.REPLACE),
     PoolName.LARGE_REQUESTS: PoolRule(8, Overflow.RESERVE),
+    PoolName.MODEL_CALLS: PoolRule(16_384, Overflow.REPLACE),
     PoolName.OPEN_SPANS: PoolRule(100_000, Overflow.REFUSE),
     PoolName.SERVICES: PoolRule(1_000, Overflow.RESERVE),
     PoolName.SIDE_CHANNEL: PoolRule(256, Overflow.RESERVE),
