@@ -117,6 +117,19 @@ def test_short_lived_processes_displace_no_running_one_of_their_user() -> None:
     assert families.known({api, worker, SHELL}) == {api, worker}
 
 
+def test_ended_processes_beyond_the_limit_are_removed_before_their_time() -> None:
+    families = ProcessFamilies(LIFETIME)
+    ended = [Consumer(100 + pid, pid) for pid in range(5 * MAX_PROCESSES)]
+    for one in ended:
+        families.add(one, 1, principal=BOB)
+        families.end(one, SECOND)
+    early = families.remove_ended(SECOND + REMOVAL_INTERVAL)
+    assert len(early) >= 2 * MAX_PROCESSES
+    assert early.isdisjoint(ended[-MAX_PROCESSES:])
+    assert early | families.remove_ended(SECOND + LATER + REMOVAL_INTERVAL) == set(ended)
+    assert len(families) == 0
+
+
 def test_steady_churn_keeps_the_number_of_processes_bounded() -> None:
     families = ProcessFamilies(LIFETIME)
     for second in range(4 * LIFETIME // SECOND):

@@ -64,6 +64,7 @@ class ProcessFamilies:
         self._by_pid: dict[int, list[Consumer]] = {}
         self._ended: deque[tuple[int, Payer]] = deque()
         self._removed_at = 0
+        self._forgotten: set[Payer] = set()  # ended ones that are to be removed before their time
 
     def __len__(self) -> int:
         return len(self._known)
@@ -111,13 +112,19 @@ class ProcessFamilies:
         self._ended.append((now, payer))
         if isinstance(payer, Consumer) and payer in self._known:
             self._place(payer, self._kept)
+        if len(self._ended) > 3 * MAX_PROCESSES:
+            self._forgotten.update(one for _, one in self._ended if not self._is_kept(one))
+            self._ended = deque(each for each in self._ended if self._is_kept(each[1]))
+
+    def _is_kept(self, payer: Payer) -> bool:
+        return isinstance(payer, Consumer) and payer in self._kept
 
     def remove_ended(self, now: int) -> set[Payer]:
         """Remove the processes that ended long ago, if a removal is due; returns them."""
         if now - self._removed_at < REMOVAL_INTERVAL:
             return set()
         self._removed_at = now
-        removed: set[Payer] = set()
+        removed, self._forgotten = self._forgotten, set()
         while self._ended and now - self._ended[0][0] > self._lifetime:
             removed.add(self._ended.popleft()[1])
         heirs = {
