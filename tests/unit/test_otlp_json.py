@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from support.otlp import attribute, request, span
 from wattspan.ingest.export_request import MalformedRequestError, RequestTooLargeError
+from wattspan.ingest.json_text import MAX_REPAIRED
 from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings
 
@@ -385,3 +388,17 @@ def test_large_request_of_too_many_spans_is_refused() -> None:
     with pytest.raises(RequestTooLargeError, match="at most 100 spans"):
         read(around(*[{**SPAN, "name": "x" * 10_000}] * 150))
     assert len(read(around(*[{**SPAN, "name": "x" * 20_000}] * 90)).resource_spans) == 1
+
+
+def test_repair_of_a_large_request_takes_no_further_memory() -> None:
+    whole = json.dumps(around({**SPAN, "name": "%s"})).encode()
+    for text in (b"\xff" * MAX_REPAIRED, b"\\ud800\\\\" * (MAX_REPAIRED // 8)):
+        body = whole % text
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(MalformedRequestError):
+                assert decode(body).refused.counts == {"malformed": 1}
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 6 * len(body)

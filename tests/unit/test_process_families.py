@@ -91,6 +91,45 @@ def test_oldest_processes_are_forgotten_beyond_the_limit() -> None:
     assert len(families) == MAX_PROCESSES
 
 
+def test_processes_of_a_user_displace_none_of_another() -> None:
+    families = ProcessFamilies(LIFETIME)
+    api, worker = Consumer(100, 1), Consumer(101, 2)
+    families.add(api, 1, principal=ANN)
+    families.add(worker, api.pid, principal=ANN)
+    for pid in range(2 * MAX_PROCESSES):
+        families.add(Consumer(1000 + pid, 3 + pid), 1, principal=BOB)
+    assert families.service(api, {worker}).members == {api, worker}
+    assert len(families) == MAX_PROCESSES
+
+
+def test_short_lived_processes_displace_no_running_one_of_their_user() -> None:
+    families = ProcessFamilies(LIFETIME)
+    api, worker = Consumer(100, 1), Consumer(101, 2)
+    families.add(api, 1, principal=ANN)
+    families.add(worker, api.pid, principal=ANN)
+    for pid in range(2 * MAX_PROCESSES):
+        families.add(Consumer(1000 + pid, 3 + pid), 1, principal=ANN)
+        families.end(Consumer(1000 + pid, 3 + pid), SECOND)
+    assert families.family(api) == {api, worker}
+    assert len(families) == MAX_PROCESSES + 2
+    families.remove_ended(SECOND + LATER)
+    assert len(families) == 2
+    assert families.known({api, worker, SHELL}) == {api, worker}
+
+
+def test_ended_processes_beyond_the_limit_are_removed_before_their_time() -> None:
+    families = ProcessFamilies(LIFETIME)
+    ended = [Consumer(100 + pid, pid) for pid in range(5 * MAX_PROCESSES)]
+    for one in ended:
+        families.add(one, 1, principal=BOB)
+        families.end(one, SECOND)
+    early = families.remove_ended(SECOND + REMOVAL_INTERVAL)
+    assert len(early) >= 2 * MAX_PROCESSES
+    assert early.isdisjoint(ended[-MAX_PROCESSES:])
+    assert early | families.remove_ended(SECOND + LATER + REMOVAL_INTERVAL) == set(ended)
+    assert len(families) == 0
+
+
 def test_steady_churn_keeps_the_number_of_processes_bounded() -> None:
     families = ProcessFamilies(LIFETIME)
     for second in range(4 * LIFETIME // SECOND):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pytest
 
@@ -36,6 +36,7 @@ from wattspan.model import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
+from wattspan.sharing.pools import POOL_RULES, PoolName
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
 from wattspan.spans.request_division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
 from wattspan.spans.values import Span, SpanColumns
@@ -112,8 +113,34 @@ class Host:
         part = ResourceSpanRecords(
             ResourceClaim(service, model=model), SpanRecordColumns.of([record])
         )
-        found = self.joiner.add(sender, SpanColumns.of([span]), part, self.now)
+        found = self.joiner.add(
+            sender, SpanColumns.of([span]), part, self.now, principal=Principal(1000)
+        )
         self.requests += found.values()
+
+    def send_calls(
+        self, owner: Principal, sender: Consumer, idents: Iterable[int], parent: int = 0
+    ) -> None:
+        """Calls of a service elsewhere, with tokens."""
+        above = parent.to_bytes(8, "big") if parent else b""
+        time, tokens = (self.now - S, self.now), (100, 11)
+        ids = [(b"t" * 16, ident.to_bytes(8, "big"), above) for ident in idents]
+        details, remote = InferenceDetails("m"), SpanRole.REMOTE
+        records = [
+            SpanRecord(*own, "chat", *time, None, *tokens, None, details, None, None, remote)
+            for own in ids
+        ]
+        spans = [Span(*own, "app", "chat", *time, None, *tokens) for own in ids]
+        part = ResourceSpanRecords(ResourceClaim("app"), SpanRecordColumns.of(records))
+        self.joiner.add(
+            sender,
+            SpanColumns.of(spans),
+            part,
+            self.now,
+            owner.path,
+            str(owner.user),
+            principal=owner,
+        )
 
     def settle(self) -> None:
         self.joiner.turn(self.now, wait=False)
@@ -559,3 +586,15 @@ def test_tokens_of_a_caller_are_computed_elsewhere(
     assert host.joiner.is_call(SERVER, role) == call
     host.send(1, 0.5, details=PLAIN, role=SpanRole.CALL)
     assert host.joiner.is_call(SERVER, role) == call
+
+
+def test_calls_of_a_user_count_no_call_of_another_early() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    limit = POOL_RULES[PoolName.MODEL_CALLS].limit
+    host.send_calls(Principal(1000), SERVER, (1,))
+    host.send_calls(Principal(2000), OTHER, range(10, limit + 20))
+    host.send_calls(Principal(1000), SERVER, (2,), parent=1)
+    host.settle()
+    counts = {row.owner: row.requests for row in host.joiner.unmetered}
+    assert counts == {"1000": 1, "2000": limit + 10}

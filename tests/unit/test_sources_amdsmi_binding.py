@@ -157,11 +157,24 @@ def test_remedy_names_the_path_to_add(installed: Path) -> None:
     assert "add <root>/share/amd_smi to PYTHONPATH" in caught.value.remedy
 
 
-@pytest.mark.parametrize("place", ["share/amd_smi", "share/amd_smi/amdsmi"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        "share",
+        "share/amd_smi",
+        "share/amd_smi/amdsmi",
+        "share/amd_smi/amdsmi/__init__.py",
+        "share/amd_smi/amdsmi/interface.py",
+    ],
+)
 def test_directory_that_others_may_write_is_not_imported(
     installed: Path, tmp_path: Path, place: str
 ) -> None:
     root = sdk(tmp_path / "rocm")
+    (root / "share/amd_smi/amdsmi/interface.py").write_text("")
+    (root / "share/amd_smi/amdsmi/library.so").symlink_to("nowhere")
+    assert sdk_modules([root]) == [root / "share/amd_smi"]
     (root / place).chmod(0o777)
     assert sdk_modules([root]) == []
     with pytest.raises(BindingError):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from wattspan.model import Principal
 from wattspan.spans.inference_requests import SpanRole
-from wattspan.spans.token_traces import MAX_OWNERS, MAX_SPANS, SpanPlace, TokenTraces
+from wattspan.spans.token_traces import MAX_SPANS, SpanPlace, TokenTraces
 from wattspan.spans.values import Span, SpanColumns
 
 ALICE, BOB = Principal(1000), Principal(1001)
@@ -133,13 +133,32 @@ def test_memory_is_bounded_by_owner() -> None:
     assert not _repeated(traces, 1)  # its trace was forgotten
 
 
-def test_owners_are_bounded() -> None:
+def test_flood_of_an_owner_forgets_no_trace_of_another() -> None:
+    flood = [_span(n, 0, 10, trace=n) for n in range(1, MAX_SPANS)]
+    victim, greedy = Principal(1000, "victim"), Principal(1000, "greedy")
+    for owner, other in ((BOB, ALICE), (greedy, victim)):
+        traces = TokenTraces()
+        _add(traces, _span(1, 0, 10), _span(2, 1, 10), owner=other)
+        for _ in range(2):
+            _add(traces, *flood, owner=owner)
+        assert _repeated(traces, 1, other)
+
+
+def test_many_owners_keep_their_traces() -> None:
+    owners = [Principal(None, pod=str(number)) for number in range(200)]
     traces = TokenTraces()
-    _add(traces, _span(2, 1, 10))
-    for user in range(2000, 2000 + MAX_OWNERS):
-        _add(traces, _span(1, 0, 10), owner=Principal(user))
-    _add(traces, _span(1, 0, 10))
-    assert not _repeated(traces, 1)
+    for owner in owners:
+        _add(traces, _span(1, 0, 10), _span(2, 1, 10), owner=owner)
+    assert all(_repeated(traces, 1, owner) for owner in owners)
+
+
+def test_span_sent_with_ever_new_parents_has_one_outer_span() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 2, 10))
+    for parent in range(3, 100):
+        _add(traces, _span(1, parent, 10))
+    repeated = [number for number in range(1, 100) if _repeated(traces, number)]
+    assert repeated == [2]
 
 
 @given(st.data())

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+MAX_REPAIRED = 4 << 20
+"""Bytes of a longer text are not repaired: a repair takes up to 17 times their memory."""
+
 _PIECE = 1 << 16
 _MARKS = (b",", b":", b"[", b"{")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -45,9 +48,13 @@ def count_values(raw: bytes, limit: int) -> int:
 def repaired(raw: bytes) -> bytes:
     """``raw`` without a byte order mark and with readable text and numbers; ``raw`` if it has both.
 
+    ``raw`` also if it has more than ``MAX_REPAIRED`` bytes.
+
     Bytes that are not UTF-8 and lone surrogates become U+FFFD, control characters become spaces,
     and the bare words NaN, Infinity and -Infinity become the text that OTLP/JSON has for them.
     """
+    if len(raw) > MAX_REPAIRED:
+        return raw
     text = raw.removeprefix(_BYTE_ORDER_MARK)
     if not text.isascii():
         text = text.decode("utf-8", "replace").encode()

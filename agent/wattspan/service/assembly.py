@@ -185,6 +185,7 @@ def build_agent(
             static_powers.powers,
             ledger.baseline_errors,
             ledger.missing_until,
+            pools,
         )
         devices = DeviceHistory(
             config.agent.interval, LedgerSettings().absence, config.agent.api_resolution

@@ -36,6 +36,7 @@ from wattspan.model import (
 )
 from wattspan.processes.starters import starts_others
 from wattspan.service.process_families import ProcessFamilies, ServiceProcesses
+from wattspan.sharing.pools import Pools
 from wattspan.spans.process_energy import DomainStep, DomainSteps, ProcessEnergy, append_share
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy
@@ -127,6 +128,7 @@ class EnergyHistory:
         static_powers: Callable[[], Mapping[str, StaticPower]] = dict,
         baseline_errors: Callable[[], Mapping[str, float]] = dict,
         missing_until: Callable[[Payer], Mapping[HwType, int]] = lambda _: {},
+        pools: Pools | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self._attributions = attributions
@@ -143,7 +145,7 @@ class EnergyHistory:
         self._wanted = -IN_USE
         self.merged = 0
         """Number of intervals that profiles have received."""
-        self._families = ProcessFamilies(attributions.span + SETTLEMENT_TIMEOUT)
+        self._families = ProcessFamilies(attributions.span + SETTLEMENT_TIMEOUT, pools)
         self._gpu_users: set[Payer] = set()  # processes that have had energy of a GPU
         self._baseline_unknown: dict[HwType, int] = {}
         self._now = 0
@@ -343,6 +345,11 @@ class EnergyHistory:
         """``consumer`` and its descendants."""
         with self.lock:
             return frozenset(self._families.family(consumer))
+
+    def known(self, payers: Collection[Payer]) -> frozenset[Payer]:
+        """Those that run, or ended within the history."""
+        with self.lock:
+            return self._families.known(payers)
 
     def service_group(
         self,

@@ -13,7 +13,6 @@ are counted apart, and nothing is decided before their energy would have settled
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.serving_engines import ENGINE_TIMEOUT as ENGINE_TIMEOUT
 from wattspan.service.serving_engines import MAX_ENGINES as MAX_ENGINES
 from wattspan.service.serving_engines import Engine, ServingEngines
-from wattspan.sharing.fair_pool import SharePath
+from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.inference_accounts import InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
@@ -41,7 +40,6 @@ from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.prefill_stages import PrefillStages
 from wattspan.spans.request_division import (
     MAX_REQUEST_HOLD,
-    MAX_REQUESTS,
     RequestDivision,
     RequestEnergy,
 )
@@ -113,7 +111,9 @@ class InferenceJoiner:
             now,
         )
         self._waiting: dict[int, _WaitingRequest] = {}  # by the identity of the request
-        self._calls: deque[tuple[int, _WaitingRequest]] = deque()  # certain ones, by receipt
+        self._calls: dict[int, tuple[int, _WaitingRequest]] = {}  # certain ones, by receipt
+        self._call_places: FairPool[int] = pools.make(PoolName.MODEL_CALLS)
+        self._call_count = 0
         self._turned = 0
         self._estimators: tuple[tuple[frozenset[Payer], str, RequestEstimator], ...] = ()
         self._since = 0  # the start of the newest engine's first request
@@ -158,7 +158,7 @@ class InferenceJoiner:
         principal = sender if principal is None else principal
         self._withdraw(self._traces.add(principal, spans, records.role), principal)
         if self._stages is not None:
-            self._stages.add(spans)
+            self._stages.add(principal, spans)
         if not any(records.inference):
             return {}
         engine = self._engines.find(sender, claim.service, now, owner)
@@ -185,7 +185,7 @@ class InferenceJoiner:
             tokens = records.tokens_in[i], records.tokens_out[i]
             details = details._replace(
                 model=details.model or claim.model,
-                queue=self._queue(details, spans.trace[i], start, end),
+                queue=self._queue(details, principal, spans.trace[i], start, end),
             )
             request = InferenceRequest.of(
                 spans.id[i], start, end, tokens, details, service=claim.service
@@ -245,9 +245,12 @@ class InferenceJoiner:
 
     def _call(self, now: int, waiting: _WaitingRequest) -> None:
         """Count a request as a client's, once spans in it may have arrived."""
-        self._calls.append((now + MAX_REQUEST_HOLD // 4, waiting))
-        if len(self._calls) > MAX_REQUESTS:
-            self._count_call(self._calls.popleft()[1], now)
+        self._call_count += 1
+        number = self._call_count
+        self._calls[number] = now + MAX_REQUEST_HOLD // 4, waiting
+        admission = self._call_places.admit(number, waiting.owner, now)
+        for early in admission.displaced if admission else (number,):
+            self._count_call(self._calls.pop(early)[1], now)
 
     def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
         if not self._traces.is_repeated(waiting.principal, waiting.place):
@@ -284,13 +287,13 @@ class InferenceJoiner:
         return None
 
     def _queue(
-        self, details: InferenceDetails, trace: bytes, start: int, end: int
+        self, details: InferenceDetails, principal: Hashable, trace: bytes, start: int, end: int
     ) -> Nanoseconds | None:
         """The time in the queue that a request reports, or that the stages of its trace show."""
         if details.queue is not None or self._stages is None:
             return details.queue
         first = end if details.first_token is None else min(end, start + details.first_token)
-        begin = self._stages.begin(trace, start, first)
+        begin = self._stages.begin(principal, trace, start, first)
         return None if begin is None else Nanoseconds(begin - start)
 
     def turn(self, now: int, *, wait: bool = True) -> None:
@@ -309,8 +312,13 @@ class InferenceJoiner:
                 self._accounts.open(each.request, waiting.owner, now)
             else:
                 self._count_call(waiting, now)
-        while self._calls and (self._calls[0][0] <= now or not wait):
-            self._count_call(self._calls.popleft()[1], now)
+        while self._calls:
+            number, (due, call) = next(iter(self._calls.items()))
+            if wait and due > now:
+                break
+            del self._calls[number]
+            self._call_places.remove(number)
+            self._count_call(call, now)
         self._accounts.add(measured)
         self._estimators = tuple(
             (engine.members, engine.service, estimator)

@@ -16,9 +16,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from wattspan.model import SECOND, Consumer, Payer, Principal
+from wattspan.sharing.fair_pool import FairPool, share_path
+from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 
-MAX_PROCESSES = 20_000
-"""Processes with a known parent, at most; beyond it those described first are forgotten."""
+MAX_PROCESSES = POOL_RULES[PoolName.FAMILIES].limit
+"""Running processes with a known parent, and as many ended ones; the user with most loses."""
 
 REMOVAL_INTERVAL = 10 * SECOND
 """Ended processes are removed together, because each removal reads all parents."""
@@ -50,14 +52,19 @@ class ProcessFamilies:
     of both stay whole.
     """
 
-    def __init__(self, lifetime: int) -> None:
+    def __init__(self, lifetime: int, pools: Pools | None = None) -> None:
         """``lifetime``: nanoseconds for which an ended process is kept."""
         self._lifetime = lifetime
+        pools = pools or Pools()
+        # Apart, so that many short-lived processes displace no running one.
+        self._running: FairPool[Consumer] = pools.make(PoolName.FAMILIES)
+        self._kept: FairPool[Consumer] = pools.make(PoolName.FAMILIES)
         self._known: dict[Consumer, _Member] = {}
         self._children: dict[int, list[Consumer]] | None = None  # by the parent's pid
         self._by_pid: dict[int, list[Consumer]] = {}
         self._ended: deque[tuple[int, Payer]] = deque()
         self._removed_at = 0
+        self._forgotten: set[Payer] = set()  # ended ones that are to be removed before their time
 
     def __len__(self) -> int:
         return len(self._known)
@@ -85,20 +92,39 @@ class ProcessFamilies:
             groups,
             starts_others,
         )
+        self._place(consumer, self._kept if consumer in self._kept else self._running)
+
+    def _place(self, consumer: Consumer, pool: FairPool[Consumer]) -> None:
+        """Give a known process a place of its principal in ``pool``, and in no other."""
+        self._running.remove(consumer)
+        self._kept.remove(consumer)
+        admission = pool.admit(consumer, share_path(self._known[consumer].principal))
+        for lost in admission.displaced if admission else (consumer,):
+            del self._known[lost]
         self._children = None
-        if len(self._known) > MAX_PROCESSES:
-            del self._known[next(iter(self._known))]
+
+    def known(self, payers: Collection[Payer]) -> frozenset[Payer]:
+        """Those that run, or ended recently."""
+        return frozenset(self._known.keys() & payers)
 
     def end(self, payer: Payer, now: int) -> None:
         """The process has ended."""
         self._ended.append((now, payer))
+        if isinstance(payer, Consumer) and payer in self._known:
+            self._place(payer, self._kept)
+        if len(self._ended) > 3 * MAX_PROCESSES:
+            self._forgotten.update(one for _, one in self._ended if not self._is_kept(one))
+            self._ended = deque(each for each in self._ended if self._is_kept(each[1]))
+
+    def _is_kept(self, payer: Payer) -> bool:
+        return isinstance(payer, Consumer) and payer in self._kept
 
     def remove_ended(self, now: int) -> set[Payer]:
         """Remove the processes that ended long ago, if a removal is due; returns them."""
         if now - self._removed_at < REMOVAL_INTERVAL:
             return set()
         self._removed_at = now
-        removed: set[Payer] = set()
+        removed, self._forgotten = self._forgotten, set()
         while self._ended and now - self._ended[0][0] > self._lifetime:
             removed.add(self._ended.popleft()[1])
         heirs = {
@@ -106,6 +132,10 @@ class ProcessFamilies:
             for one in removed
             if isinstance(one, Consumer) and one in self._known
         }
+        for one in removed:
+            if isinstance(one, Consumer):
+                self._running.remove(one)
+                self._kept.remove(one)
         if heirs:
             self._children = None
             self._inherit(heirs)

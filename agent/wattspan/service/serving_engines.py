@@ -139,8 +139,9 @@ class ServingEngines(Mapping[Consumer, Engine]):
         elif engine.launcher is not None:
             self._part(engine)
         others = (each for each in self._engines.values() if each is not engine)
-        # Workers that have exited remain: their energy may not have settled.
-        engine.members |= found.members.difference(*(each.members for each in others))
+        # Workers that have exited remain while their energy may not have settled.
+        former = self._history.known(engine.members)
+        engine.members = former | found.members.difference(*(each.members for each in others))
 
     def _merge(self, part: Engine, into: Engine) -> None:
         """Make the engine of a related sender a part of another one."""

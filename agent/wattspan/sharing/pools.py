@@ -18,10 +18,12 @@ class PoolName(StrEnum):
     CPU_CLOCKS = "cpu_clocks"  # of processes with open spans, read between polls
     DECLARED_JOBS = "declared_jobs"
     ENGINES = "engines"  # whose requests to language models get energy
+    FAMILIES = "families"  # processes with known parents: running ones, and ended ones apart
     HANDSHAKES = "handshakes"  # of TLS, unfinished, of one listener
     INFERENCE_ACCOUNTS = "inference_accounts"  # pairs of service and model
     JOB_SEARCHES = "job_searches"  # owners whose spans are searched for units of work
     LARGE_REQUESTS = "large_requests"  # held while they wait for a decoder
+    MODEL_CALLS = "model_calls"  # calls of language models elsewhere, until spans in them arrive
     OPEN_SPANS = "open_spans"  # announced, not received
     SERVICES = "services"  # with accounts of energy outside of spans
     SIDE_CHANNEL = "side_channel"  # processes that announce spans
@@ -46,10 +48,12 @@ POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.CPU_CLOCKS: PoolRule(256, Overflow.REFUSE),
     PoolName.DECLARED_JOBS: PoolRule(128, Overflow.RESERVE),
     PoolName.ENGINES: PoolRule(64, Overflow.REPLACE, 600 * SECOND),
+    PoolName.FAMILIES: PoolRule(20_000, Overflow.REPLACE),
     PoolName.HANDSHAKES: PoolRule(256, Overflow.RESERVE),
     PoolName.INFERENCE_ACCOUNTS: PoolRule(64, Overflow.REFUSE, 24 * 3600 * SECOND),
     PoolName.JOB_SEARCHES: PoolRule(64, Overflow.REPLACE),
     PoolName.LARGE_REQUESTS: PoolRule(8, Overflow.RESERVE),
+    PoolName.MODEL_CALLS: PoolRule(16_384, Overflow.REPLACE),
     PoolName.OPEN_SPANS: PoolRule(100_000, Overflow.REFUSE),
     PoolName.SERVICES: PoolRule(1_000, Overflow.RESERVE),
     PoolName.SIDE_CHANNEL: PoolRule(256, Overflow.RESERVE),

@@ -20,11 +20,11 @@ from wattspan.sharing.fair_pool import share_path
 from wattspan.spans.inference_requests import SpanRole
 from wattspan.spans.values import SpanColumns
 
-MAX_OWNERS = 32
-"""Users and pods with traces; beyond it the traces of the one without spans for longest go."""
+MAX_SPANS = 65_536
+"""Spans that are remembered, 20 MB; beyond it the owner with most loses its oldest traces.
 
-MAX_SPANS = 16_384
-"""Spans that are remembered for one user or pod; beyond it the oldest traces are forgotten."""
+Owners are users and pods, and in each its containers, as in `wattspan.sharing.fair_pool`.
+"""
 
 _MAX_COMPARED = 256  # spans with tokens of one trace that are compared without links
 _MAX_DEPTH = 64
@@ -89,20 +89,21 @@ class _Trace:
 
 @dataclass(slots=True)
 class _OwnTraces:
-    """The traces of one user or pod, the one without spans for longest first."""
+    """The traces of one principal, the one without spans for longest first."""
 
-    traces: dict[tuple[Hashable, bytes], _Trace] = field(default_factory=dict)
+    traces: dict[bytes, _Trace] = field(default_factory=dict)
     spans: int = 0
 
-    def trace(self, key: tuple[Hashable, bytes]) -> _Trace:
-        found = self.traces.pop(key, None) or _Trace()
-        self.traces[key] = found
+    def trace(self, trace: bytes) -> _Trace:
+        found = self.traces.pop(trace, None) or _Trace()
+        self.traces[trace] = found
         return found
 
-    def bound(self) -> None:
-        while self.spans > MAX_SPANS:
-            oldest = next(iter(self.traces))
-            self.spans -= len(self.traces.pop(oldest).parents)
+    def forget(self) -> int:
+        """Forget the oldest trace; returns the number of its spans."""
+        count = len(self.traces.pop(next(iter(self.traces))).parents)
+        self.spans -= count
+        return count
 
 
 class TokenTraces:
@@ -110,43 +111,59 @@ class TokenTraces:
 
     def __init__(self) -> None:
         self._owners: dict[Hashable, _OwnTraces] = {}
+        self._spans = 0
 
     def add(self, owner: Hashable, spans: SpanColumns, roles: Sequence[SpanRole]) -> set[SpanPlace]:
         """Add received spans of a principal; returns the earlier ones that repeat their tokens."""
         has_tokens = [bool(a or b) for a, b in zip(spans.tokens_in, spans.tokens_out, strict=True)]
-        share = share_path(owner)[0]
-        own = self._owners.pop(share, None)
-        if own is None:
-            if not any(has_tokens):
-                return set()
-            own = _OwnTraces()
-            if len(self._owners) >= MAX_OWNERS:
-                del self._owners[next(iter(self._owners))]
-        self._owners[share] = own
+        own = self._owners.get(owner) or _OwnTraces()
         wanted = set(compress(spans.trace, has_tokens))
-        wanted.update(one for one in set(spans.trace) if (owner, one) in own.traces)
+        wanted.update(own.traces.keys() & spans.trace)
         found: set[SpanPlace] = set()
         if not wanted:
             return found
+        self._owners[owner] = own
         by_trace: dict[bytes, list[int]] = {}
         for i, trace in enumerate(spans.trace):
             if trace in wanted:
                 by_trace.setdefault(trace, []).append(i)
         for trace, at in by_trace.items():
-            known = own.trace((owner, trace))
+            known = own.trace(trace)
             before = len(known.parents)
             for i in at:
                 ident, parent = spans.id[i], spans.parent[i]
-                known.parents[ident] = b"" if parent == ident else parent
+                # The first parent counts: a span that is sent with ever new ones has one outer one.
+                known.parents.setdefault(ident, b"" if parent == ident else parent)
                 if has_tokens[i]:
                     place = _CountedSpan(roles[i], spans.start[i], spans.end[i])
                     known.counted.setdefault(ident, place)
             own.spans += len(known.parents) - before
+            self._spans += len(known.parents) - before
             for i in at:
                 if has_tokens[i] or spans.id[i] in known.outer:
                     found.update(SpanPlace(trace, one) for one in known.mark(spans.id[i]))
-        own.bound()
+        self._bound()
         return found
+
+    def _bound(self) -> None:
+        """Forget traces of the user or pod with most spans, there of the principal with most."""
+        while self._spans > MAX_SPANS:
+            shares: dict[Hashable, int] = {}
+            for owner, own in self._owners.items():
+                share = share_path(owner)[0]
+                shares[share] = shares.get(share, 0) + own.spans
+            largest = max(shares, key=lambda share: shares[share])
+            loser = max(
+                (owner for owner in self._owners if share_path(owner)[0] == largest),
+                key=lambda owner: self._owners[owner].spans,
+            )
+            surplus = self._spans - MAX_SPANS
+            while surplus > 0 and self._owners[loser].traces:
+                freed = self._owners[loser].forget()
+                self._spans -= freed
+                surplus -= freed
+            if not self._owners[loser].traces:
+                del self._owners[loser]
 
     def is_repeated(self, owner: Hashable, place: SpanPlace) -> bool:
         """True if spans inside of the one at ``place`` have its tokens, as far as is known now."""
@@ -159,5 +176,5 @@ class TokenTraces:
         return trace is not None and place.id in trace.outer
 
     def _trace(self, owner: Hashable, place: SpanPlace) -> _Trace | None:
-        own = self._owners.get(share_path(owner)[0])
-        return None if own is None else own.traces.get((owner, place.trace))
+        own = self._owners.get(owner)
+        return None if own is None else own.traces.get(place.trace)

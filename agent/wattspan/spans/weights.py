@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import repeat
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from wattspan.spans.fair_division import FairDivision
 from wattspan.spans.values import SpanColumns
@@ -19,22 +19,22 @@ class GenerationalCache(Generic[T]):
     """
 
     def __init__(
-        self, limit: int, keep: Callable[[bytes, T], bool] = lambda key, value: False
+        self, limit: int, keep: Callable[[Any, T], bool] = lambda key, value: False
     ) -> None:
         self._half = max(1, limit // 2)
         self._keep = keep
         self._kept = 0  # keys of the older generation in the younger one
-        self._young: dict[bytes, T] = {}
-        self._old: dict[bytes, T] = {}
+        self._young: dict[Hashable, T] = {}
+        self._old: dict[Hashable, T] = {}
         self._since: int | None = None  # beginning of the younger generation
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         return key in self._young or key in self._old
 
-    def __setitem__(self, key: bytes, value: T) -> None:
+    def __setitem__(self, key: Hashable, value: T) -> None:
         self._young[key] = value
         self._bound()
 
@@ -43,15 +43,15 @@ class GenerationalCache(Generic[T]):
         self._half = max(1, limit // 2)
         self._bound()
 
-    def isdisjoint(self, keys: Collection[bytes]) -> bool:
+    def isdisjoint(self, keys: Collection[Hashable]) -> bool:
         """True if it holds none of ``keys``."""
         return self._young.keys().isdisjoint(keys) and self._old.keys().isdisjoint(keys)
 
-    def update(self, values: Mapping[bytes, T]) -> None:
+    def update(self, values: Mapping[Any, T]) -> None:
         self._young.update(values)
         self._bound()
 
-    def get(self, key: bytes) -> T | None:
+    def get(self, key: Hashable) -> T | None:
         found = self._young.get(key)
         return self._old.get(key) if found is None else found
 

@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import io
 import os
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -128,15 +129,30 @@ def sdk_roots() -> tuple[Path, ...]:
 
 
 def sdk_modules(roots: Iterable[Path]) -> list[Path]:
-    """The directories of ROCm SDKs with the module, which only root or this user may write."""
-    found: dict[Path, Path] = {}
+    """The directories of ROCm SDKs with the module, which only root or this user may write.
+
+    Every file of them is checked, and the SDK's own directories above, which could be replaced.
+    """
+    found: dict[Path, None] = {}
     for root in roots:
-        path = root / "share/amd_smi"
-        with contextlib.suppress(OSError):
-            states = [one.stat() for one in (path, path / PACKAGE, path / PACKAGE / "__init__.py")]
-            if all(s.st_uid in {0, os.geteuid()} and not s.st_mode & 0o022 for s in states):
-                found.setdefault(path.resolve(), path)
-    return list(found.values())
+        with contextlib.suppress(OSError, RuntimeError):
+            path = (root / "share/amd_smi").resolve(strict=True)
+            (path / PACKAGE / "__init__.py").stat()
+            above = root, root / "share", path.parent, path.parent.parent
+            if all(map(_is_trusted, (*above, path, *path.rglob("*")))):
+                found[path] = None
+    return list(found)
+
+
+def _is_trusted(path: Path) -> bool:
+    """True if only root and this user may write a file or directory, and what a link leads to."""
+    states = [path.lstat()]
+    with contextlib.suppress(FileNotFoundError):  # a link that leads nowhere
+        states.append(path.stat())
+    return all(
+        s.st_uid in {0, os.geteuid()} and (stat.S_ISLNK(s.st_mode) or not s.st_mode & 0o022)
+        for s in states
+    )
 
 
 def _imported() -> Any:
