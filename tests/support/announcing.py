@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
+from wattspan.ingest.side_channel import MAX_RECORDS, ProcessRecords, SideChannelServer
 from wattspan.ports import PeerPrincipals
 from wattspan.sdk.span_processor import SpanProcessor
 from wattspan.spans.values import SpanEnd, SpanStart
@@ -34,7 +34,9 @@ tracer = trace.get_tracer("application")
 def listening(
     run_dir: Path, principals: PeerPrincipals | None = None, **bounds: int
 ) -> Iterator[SideChannelServer]:
-    feed = SideChannelServer(run_dir / "feed.sock", principals, **bounds)
+    """A server that reads all records of one user in one turn, unless ``bounds`` say otherwise."""
+    everything = {"max_owner_records": MAX_RECORDS, **bounds}
+    feed = SideChannelServer(run_dir / "feed.sock", principals, **everything)
     feed.start()
     try:
         yield feed

@@ -204,6 +204,8 @@ def test_absence_beyond_patience_is_a_growing_gap() -> None:
     after = host.turn(TICK, {}).account(PACKAGE.id)
     assert after.energy == before + 8_000_000
     assert after.gaps[GapReason.ABSENT] == 10 * SECOND + TICK
+    anybody = Consumer(99, 99)
+    assert host.ledger.missing_until(anybody) == {HwType.CPU: host.clock.monotonic() - TICK}
 
 
 def test_short_absence_loses_no_energy() -> None:

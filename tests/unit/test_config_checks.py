@@ -154,6 +154,17 @@ def test_pipeline_names_the_attributes_of_its_instructions(tmp_path: Path) -> No
             '"cpu_power", got a list.',
         ),
         (
+            '[spans.attributes]\nmodel = []\ninput_token = ["app.prompt"]',
+            '1: Bad value for \'spans.attributes\': "input_token" is not "input_tokens", '
+            '"output_tokens", "cached_tokens", "model", "operation", "queue_time", '
+            '"first_token_time", "prefill_time" or "decode_time"; did you mean "input_tokens"?',
+        ),
+        (
+            '[spans.attributes]\nmodel = "app.model"',
+            "1: Bad value for 'spans.attributes': expected list of text for \"model\", "
+            'got "app.model".',
+        ),
+        (
             "[autotune]\nknobs = []",
             "2: Bad value for 'autotune.knobs': the list is empty. Name a knob, such as "
             '["gpu_power"], or set [autotune] mode = "off".',

@@ -445,16 +445,20 @@ def _wrong_entry(table: Mapping[str, object], kind: Any) -> str:
     kind = _bare(kind)
     if typing.get_origin(kind) not in (dict, Mapping):
         return ""
-    kinds = typing.get_args(kind)
-    choices = _choices(kinds[0])
-    for name, value in table.items():
-        if choices and name not in choices:
-            alternatives = _join_alternatives(map(quoted, choices))
-            return f"{quoted(name)} is not {alternatives}{_nearest(name, choices)}"
-        try:
-            msgspec.convert(value, kinds[1], dec_hook=_decode)
-        except (msgspec.ValidationError, ValueError, OverflowError):
-            return f"expected {_type_words(kinds[1])} for {quoted(name)}, got {_shortened(value)}"
+    names, values = typing.get_args(kind)
+    choices = _choices(names)
+    faults = (_entry_fault(name, value, choices, values) for name, value in table.items())
+    return next(filter(None, faults), "")
+
+
+def _entry_fault(name: str, value: object, choices: list[str], kind: Any) -> str:
+    if choices and name not in choices:
+        alternatives = _join_alternatives(map(quoted, choices))
+        return f"{quoted(name)} is not {alternatives}{_nearest(name, choices)}"
+    try:
+        msgspec.convert(value, kind, dec_hook=_decode)
+    except (msgspec.ValidationError, ValueError, OverflowError):
+        return f"expected {_type_words(kind)} for {quoted(name)}, got {_shortened(value)}"
     return ""
 
 
