@@ -249,7 +249,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
                 at[board] += 1
             division.add_steps({board: steps[board][new : at[board]]})
         ended = now > last + EXPORT
-        settled = division.settle(now + SECOND if ended else now - division.hold)
+        settled = division.settle(now + SECOND) if ended else division.settle(now, held=True)
         idle += settled.idle
         found |= {each.request.id: each for each in settled.requests}
         if ended:

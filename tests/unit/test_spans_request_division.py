@@ -137,18 +137,37 @@ def test_engines_on_one_board_share_its_energy() -> None:
 
 def test_first_requests_wait_for_long_ones() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
-    assert division.hold == FIRST_HOLD
     division.assign("e", GPU)
+    assert division.hold("gpu") == FIRST_HOLD
     division.add([_request(1, 0, 0, 1)], 2 * S, engine="e")
 
-    assert division.hold == FIRST_HOLD
+    assert division.hold("gpu") == FIRST_HOLD
 
     many = [_request(i, i, i, i + 9) for i in range(FIRST_REQUESTS)]
     for each in many:
         division.assign("e", GPU)
         division.add([each], each.end + S, engine="e")
 
-    assert 10 * S <= division.hold < 12 * S
+    assert 10 * S <= division.hold("gpu") < 12 * S
+
+
+def test_late_requests_delay_no_engine_on_another_board() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    for engine, delay in (("prompt", 0), ("late", 100 * S)):
+        division.assign(engine, frozenset({engine}))
+        for i in range(FIRST_REQUESTS):
+            one = _request(i, i, i, i + 1)
+            division.add([one], one.end + delay, engine=engine)
+    division.assign("without a board", frozenset())
+
+    assert division.hold("prompt") < 2 * S
+    assert division.hold("late") > 100 * S
+    assert division.hold("unknown") == 0
+
+    last = FIRST_REQUESTS * S
+    division.add_steps({name: _steps(0, FIRST_REQUESTS, 100) for name in ("prompt", "late")})
+    settled = division.settle(last + 2 * S, held=True).requests
+    assert FIRST_REQUESTS + 380 <= len(settled) <= FIRST_REQUESTS + 400
 
 
 def test_request_waits_for_its_last_step() -> None:

@@ -303,7 +303,7 @@ class InferenceJoiner:
         self._turned = now
         self._refresh(now)
         self._read_steps()
-        result = self._division.settle(now - self._division.hold if wait else 2 * now)
+        result = self._division.settle(now, held=True) if wait else self._division.settle(2 * now)
         self._idle += result.idle
         measured = [each for each in result.requests if each.measured]
         for each in result.requests:

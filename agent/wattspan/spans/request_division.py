@@ -115,8 +115,22 @@ class _Engine:
     means: SharingMeans = field(default_factory=SharingMeans)
     requests: int = 0
     prefill: float = 0.0  # mean nanoseconds of so many recent requests
-
     opened: list[InferenceRequest] = field(default_factory=list)
+    delay: ReceiptDelay = field(
+        default_factory=lambda: ReceiptDelay(longest=MAX_REQUEST_HOLD, held=MAX_REQUEST_HOLD)
+    )
+    received: int = 0  # requests
+
+    @property
+    def hold(self) -> int:
+        """The nanoseconds from a moment to the receipt of nearly all its requests."""
+        learned = self.delay.hold
+        return learned if self.received >= FIRST_REQUESTS else max(learned, FIRST_HOLD)
+
+    def add_delay(self, requests: Sequence[InferenceRequest], received: int) -> None:
+        """Learn how late requests are received."""
+        self.delay.add([each.start for each in requests], [each.end for each in requests], received)
+        self.received += len(requests)
 
     def add_prefill(self, requests: Iterable[InferenceRequest]) -> None:
         """Update the mean duration of prefill."""
@@ -195,18 +209,17 @@ class RequestDivision:
         self._boards: dict[str, _BoardSteps] = {}
         self._engines: dict[Hashable, _Engine] = {}
         self._open: list[_OpenRequest] = []
-        self._delay = ReceiptDelay(longest=MAX_REQUEST_HOLD, held=MAX_REQUEST_HOLD)
         self._since: int | None = None
-        self._count = 0
         self._withdrawn = 0
         self.received = 0
         """The microjoules of all steps: the sum of requests, idle energy and waiting steps."""
 
-    @property
-    def hold(self) -> int:
-        """The nanoseconds from a moment to the receipt of nearly all its requests."""
-        learned = self._delay.hold
-        return learned if self._count >= FIRST_REQUESTS else max(learned, FIRST_HOLD)
+    def hold(self, board: str) -> int:
+        """The longest hold of the engines that use ``board``, in nanoseconds.
+
+        Requests of one engine never delay those of engines on other boards.
+        """
+        return max((one.hold for one in self._engines.values() if board in one.boards), default=0)
 
     @property
     def waiting(self) -> int:
@@ -217,12 +230,10 @@ class RequestDivision:
         """Add ended requests of an engine that were received at ``received``."""
         if not requests:
             return
-        starts, ends = [each.start for each in requests], [each.end for each in requests]
-        self._delay.add(starts, ends, received)
-        self._count += len(requests)
         if self._since is None:
-            self._since = min(starts)
+            self._since = min(each.start for each in requests)
         owner = self._engines.setdefault(engine, _Engine())
+        owner.add_delay(requests, received)
         owner.add_prefill(requests)
         divided = [self._boards[name].divided for name in owner.boards if name in self._boards]
         front = min(divided, default=0)
@@ -296,11 +307,15 @@ class RequestDivision:
 
     # ---------------------------------------------------------------------------------- settle
 
-    def settle(self, until: int) -> SettledRequests:
-        """Divide the steps that end by ``until``, and return the requests that are final."""
+    def settle(self, now: int, *, held: bool = False) -> SettledRequests:
+        """Divide the steps that end by ``now``, and return the requests that are final.
+
+        ``held``: the steps of each board wait for its :meth:`hold`.
+        """
         self._update_clocks()
         idle, self._withdrawn = self._withdrawn, 0
         for name, board in self._boards.items():
+            until = now - self.hold(name) if held else now
             ready = []
             while board.steps and board.steps[0].end <= until:
                 ready.append(board.steps.popleft())
@@ -320,7 +335,7 @@ class RequestDivision:
             for step in ready:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
                 idle += self._divide(name, step, _fair(inside, MAX_ACTIVE))
-        return SettledRequests(self._final(until), Microjoules(idle))
+        return SettledRequests(self._final(now, held=held), Microjoules(idle))
 
     def _update_clocks(self) -> None:
         """Set the clocks of all engines, before some steps are divided."""
@@ -338,18 +353,20 @@ class RequestDivision:
             ]
             engine.progress.update([*engine.recent, *engine.opened], _merged_periods(*others))
 
-    def _final(self, until: int) -> list[RequestEnergy]:
+    def _final(self, now: int, *, held: bool) -> list[RequestEnergy]:
         """Remove and return the requests that have ended before all waiting steps."""
+        lost = now - BOARD_TIMEOUT  # a board that has disappeared is not waited for
         fronts = {
-            # A board that has disappeared is not waited for.
-            name: max(board.divided, 0 if board.steps else until - BOARD_TIMEOUT)
+            name: board.divided
+            if board.steps
+            else max(board.divided, lost - (self.hold(name) if held else 0))
             for name, board in self._boards.items()
         }
         done: list[_OpenRequest] = []
         left: list[_OpenRequest] = []
         for each in self._open:
             own = [fronts[name] for name in each.engine.boards if name in fronts]
-            front = min(own, default=until - BOARD_TIMEOUT)
+            front = min(own, default=lost - (each.engine.hold if held else 0))
             (done if each.request.end <= front else left).append(each)
         self._open = _fair(left[::-1], MAX_REQUESTS)[::-1]
         if len(self._open) < len(left):
