@@ -309,7 +309,10 @@ class PrincipalsByTurn(UserPrincipals):
 
 
 def test_flood_of_one_owner_leaves_the_records_of_another_to_their_turn(tmp_path: Path) -> None:
-    with listening(tmp_path, PrincipalsByTurn()) as feed, ExitStack() as stack:
+    with (
+        listening(tmp_path, PrincipalsByTurn(), max_owner_records=MAX_OWNER_RECORDS) as feed,
+        ExitStack() as stack,
+    ):
         for count in (20_000, 500, 500):
             ring = stack.enter_context(memory(20_001 * RECORD_SIZE))
             hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 20_001)
