@@ -8,14 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _ENOUGH = 1024
+_LISTINGS = 50
 
 
 def forbid_descriptors(pid: int) -> None:
     """Let a process have no descriptor but those that it has."""
-    listed = list(Path(f"/proc/{pid}/fd").iterdir())
-    used = {int(one.name) for one in listed if one.is_symlink()}  # without that of the listing
+    used = _used(pid)
+    for _ in range(_LISTINGS):  # a file that is just being read has one for a moment
+        used &= _used(pid)
     lowest = next(number for number in range(len(used) + 1) if number not in used)
     _limit(pid, lowest)
+
+
+def _used(pid: int) -> set[int]:
+    listed = list(Path(f"/proc/{pid}/fd").iterdir())
+    return {int(one.name) for one in listed if one.is_symlink()}  # without that of the listing
 
 
 def permit_descriptors(pid: int) -> None:

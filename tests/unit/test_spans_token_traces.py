@@ -144,6 +144,16 @@ def test_flood_of_an_owner_forgets_no_trace_of_another() -> None:
         assert _repeated(traces, 1, other)
 
 
+def test_trace_beyond_the_limit_is_forgotten_with_its_owner() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 0, 10), _span(2, 1, 10), owner=BOB)
+    _add(traces, _span(1, 0, 10), _span(2, 1, 10), *(_span(n) for n in range(3, MAX_SPANS + 2)))
+    assert not _repeated(traces, 1)
+    assert _repeated(traces, 1, BOB)
+    _add(traces, _span(1, 0, 10), _span(2, 1, 10))
+    assert _repeated(traces, 1)
+
+
 def test_many_owners_keep_their_traces() -> None:
     owners = [Principal(None, pod=str(number)) for number in range(200)]
     traces = TokenTraces()
