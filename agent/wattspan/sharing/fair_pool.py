@@ -17,7 +17,7 @@ Each operation costs the number of levels, and the logarithm of the number of si
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -336,3 +336,30 @@ def _path(owner: _Owner) -> SharePath:
         keys.append(at.key)
         at = at.above
     return tuple(reversed(keys))
+
+
+_EARLIER: SharePath = ("earlier",)
+
+
+class RestoredPlaces(Generic[T]):
+    """Places of a pool, some of which continue from an earlier run of the agent.
+
+    The owner of a restored item is unknown until it is claimed: all of them share one part.
+    """
+
+    def __init__(self, pool: FairPool[T], restored: Iterable[T], now: int) -> None:
+        """``restored`` items beyond the part have no place."""
+        self._pool = pool
+        self._earlier = {item for item in restored if pool.admit(item, _EARLIER, now)}
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._pool
+
+    def claim(self, item: T, path: SharePath, now: int) -> Admission[T]:
+        """Admit an item that its owner uses; a restored one leaves the part of all."""
+        if item in self._earlier:
+            self._earlier.discard(item)
+            self._pool.remove(item)
+        admission = self._pool.admit(item, path, now)
+        self._earlier.difference_update(admission.displaced)
+        return admission

@@ -15,7 +15,7 @@ from operator import add
 
 from wattspan.attribution.top_n import OTHER
 from wattspan.model import REQUEST_ENERGY_BOUNDS, InferenceRow, Microjoules
-from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.fair_pool import FairPool, RestoredPlaces, SharePath
 from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.inference_requests import InferenceRequest
@@ -24,7 +24,6 @@ from wattspan.spans.request_division import DivisionMethod, RequestEnergy
 MAX_ACCOUNTS = POOL_RULES[PoolName.INFERENCE_ACCOUNTS].limit
 """Services and models of owners with an account of their own."""
 
-_EARLIER: SharePath = ("earlier",)  # the owner of restored accounts until they are used
 _OTHERS = OTHER, OTHER, ""
 
 
@@ -59,13 +58,13 @@ class InferenceAccounts:
         pool: FairPool[_Key] | None = None,
         now: int = 0,
     ) -> None:
+        self._accounts = {row.key: _account(row) for row in rows}
+        own = [key for key in self._accounts if key != _OTHERS]
         if pool is None:
             pool = Pools().make(PoolName.INFERENCE_ACCOUNTS)
-        self._pool: FairPool[_Key] = pool
-        self._accounts = {row.key: _account(row) for row in rows}
-        self._earlier = self._accounts.keys() - {_OTHERS}
-        for key in tuple(self._accounts):
-            if key != _OTHERS and not pool.admit(key, _EARLIER, now):
+        self._places: RestoredPlaces[_Key] = RestoredPlaces(pool, own, now)
+        for key in own:
+            if key not in self._places:
                 self._fold(key)
 
     def open(self, request: InferenceRequest, owner: SharePath, now: int) -> None:
@@ -73,12 +72,8 @@ class InferenceAccounts:
         key = _key(request)
         if key == _OTHERS:
             return
-        if key in self._earlier:
-            self._earlier.discard(key)
-            self._pool.remove(key)
-        admission = self._pool.admit(key, owner, now)
+        admission = self._places.claim(key, owner, now)
         for displaced in admission.displaced:
-            self._earlier.discard(displaced)
             self._fold(displaced)
         if admission:
             self._accounts.setdefault(key, _InferenceAccount())

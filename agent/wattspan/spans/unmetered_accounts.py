@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from wattspan.attribution.top_n import OTHER
 from wattspan.model import ModelEnum, UnmeteredRow
-from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.fair_pool import FairPool, RestoredPlaces, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.inference_requests import InferenceRequest
-
-_EARLIER: SharePath = ("earlier",)  # the owner of restored accounts until they are used
 
 _Key = tuple[str, str, str, str]  # service, model, owner, role
 
@@ -49,18 +47,16 @@ class UnmeteredAccounts:
         pool: FairPool[_Key] | None = None,
         now: int = 0,
     ) -> None:
-        if pool is None:
-            pool = Pools().make(PoolName.UNMETERED_ACCOUNTS)
-        self._pool: FairPool[_Key] = pool
         self._accounts: dict[_Key, _UnmeteredAccount] = {}
-        self._earlier: set[_Key] = set()
         for row in rows:
             tokens = row.tokens.get("input", 0), row.tokens.get("output", 0)
             self._accounts[row.key] = _UnmeteredAccount(row.requests, *tokens)
-            if row.key != _others(row.role):
-                self._earlier.add(row.key)
-        for key in tuple(self._earlier):
-            if not pool.admit(key, _EARLIER, now):
+        own = [key for key in self._accounts if key != _others(key[-1])]
+        if pool is None:
+            pool = Pools().make(PoolName.UNMETERED_ACCOUNTS)
+        self._places: RestoredPlaces[_Key] = RestoredPlaces(pool, own, now)
+        for key in own:
+            if key not in self._places:
                 self._fold(key)
 
     def add(
@@ -69,10 +65,7 @@ class UnmeteredAccounts:
         """Count a request of ``owner``."""
         service, model = shortened_name(request.service), shortened_name(request.model)
         key: _Key = (service, model, request.owner, role.value)
-        if key in self._earlier:
-            self._earlier.discard(key)
-            self._pool.remove(key)
-        admission = self._pool.admit(key, owner, now)
+        admission = self._places.claim(key, owner, now)
         for displaced in admission.displaced:
             self._fold(displaced)
         if not admission:
@@ -82,7 +75,6 @@ class UnmeteredAccounts:
 
     def _fold(self, key: _Key) -> None:
         """Add an account to the shared one of its role."""
-        self._earlier.discard(key)
         lost = self._accounts.pop(key)
         account = self._accounts.setdefault(_others(key[-1]), _UnmeteredAccount())
         account.add(lost.requests, lost.tokens_in, lost.tokens_out)
