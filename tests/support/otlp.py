@@ -72,6 +72,17 @@ def span(number: int = 1, **attributes: Value) -> Span:
     return made
 
 
+def span_names(message: bytes | None) -> list[str]:
+    """The names of all spans of a forwarded request in protobuf."""
+    found = ExportTraceServiceRequest.FromString(message or b"")
+    return [
+        one.name
+        for each in found.resource_spans
+        for scope in each.scope_spans
+        for one in scope.spans
+    ]
+
+
 def request(*spans: Span, resource: Mapping[str, Value] | None = None) -> ExportTraceServiceRequest:
     """A request of one resource and one scope."""
     made = ExportTraceServiceRequest()

@@ -91,11 +91,17 @@ def test_oldest_processes_are_forgotten_beyond_the_limit() -> None:
     assert len(families) == MAX_PROCESSES
 
 
-def test_processes_of_a_user_displace_none_of_another() -> None:
+def serving() -> tuple[ProcessFamilies, Consumer, Consumer]:
+    """Families with an API server of Ann's and its worker."""
     families = ProcessFamilies(LIFETIME)
     api, worker = Consumer(100, 1), Consumer(101, 2)
     families.add(api, 1, principal=ANN)
     families.add(worker, api.pid, principal=ANN)
+    return families, api, worker
+
+
+def test_processes_of_a_user_displace_none_of_another() -> None:
+    families, api, worker = serving()
     for pid in range(2 * MAX_PROCESSES):
         families.add(Consumer(1000 + pid, 3 + pid), 1, principal=BOB)
     assert families.service(api, {worker}).members == {api, worker}
@@ -103,10 +109,7 @@ def test_processes_of_a_user_displace_none_of_another() -> None:
 
 
 def test_short_lived_processes_displace_no_running_one_of_their_user() -> None:
-    families = ProcessFamilies(LIFETIME)
-    api, worker = Consumer(100, 1), Consumer(101, 2)
-    families.add(api, 1, principal=ANN)
-    families.add(worker, api.pid, principal=ANN)
+    families, api, worker = serving()
     for pid in range(2 * MAX_PROCESSES):
         families.add(Consumer(1000 + pid, 3 + pid), 1, principal=ANN)
         families.end(Consumer(1000 + pid, 3 + pid), SECOND)
