@@ -421,7 +421,7 @@ CAUSES = {
     "invalid_id": "a trace id has 16 bytes and a span id has 8, and neither is all zeros.",
     "invalid_time": "a span has a start and an end in Unix nanoseconds, and neither is 0.",
 }
-"""What spans with a reason of refusal lack."""
+"""The sentence for the sender, by reason of refusal."""
 
 
 def unusable(
@@ -576,7 +576,7 @@ def _short_pair(attribute: bytes) -> tuple[bytes, bytes] | None:
 
 
 class _Reads(NamedTuple):
-    """What is read of the spans of one service."""
+    """The settings for the spans of one service: work, latencies and instructions."""
 
     work: Sequence[_WorkKey]
     latencies: Sequence[_LatencyKeys]

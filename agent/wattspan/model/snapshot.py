@@ -162,7 +162,7 @@ class BaselineQuality(ModelEnum):
 
 
 def energy_certainty(energy: int, gaps: Mapping[GapReason, int]) -> Certainty:
-    """The certainty of the energy of a time with ``gaps``: that it is at least 0 says nothing."""
+    """The certainty of the energy of a time with ``gaps``; a lower bound of 0 is unknown."""
     if not any(gaps.values()):
         return Certainty.KNOWN
     return Certainty.LOWER_BOUND if energy else Certainty.UNKNOWN
@@ -171,7 +171,10 @@ def energy_certainty(energy: int, gaps: Mapping[GapReason, int]) -> Certainty:
 def consumers_certainty(
     energy: Certainty, gaps: Mapping[GapReason, int], withheld: int
 ) -> Certainty:
-    """That of the consumers' part of ``energy``; none of them runs while the host is suspended."""
+    """The certainty of the consumers' part of energy with the certainty ``energy``.
+
+    No consumer runs while the host is suspended.
+    """
     if energy is Certainty.UNKNOWN:
         return energy
     awake = any(time for reason, time in gaps.items() if reason is not GapReason.SUSPEND)

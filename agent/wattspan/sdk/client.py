@@ -46,7 +46,7 @@ class Energy(dict[str, float]):
 
     @property
     def certainty(self) -> str:
-        """That of the sum of all kinds: ``"known"``, ``"lower_bound"`` or ``"unknown"``."""
+        """The certainty of ``total``: ``"known"``, ``"lower_bound"`` or ``"unknown"``."""
         if not self:
             return "unknown"
         return "lower_bound" if self.unknown or self.lower_bound else "known"

@@ -54,7 +54,7 @@ class BreakdownLine:
 
     @property
     def total_certainty(self) -> Certainty:
-        """That of ``total``: unknown types bound a sum of others."""
+        """The certainty of ``total``; a type without known energy makes it a lower bound."""
         return Certainty.of_sum(self.certainty.values()) if self.certainty else Certainty.KNOWN
 
 

@@ -164,10 +164,7 @@ def _cell_of(line: BreakdownLine, hw_type: HwType, unit: str) -> str:
 
 
 def _bounded(energy: int, certainty: Certainty, unit: str) -> str:
-    """The energy, marked if it is a lower bound; a dash if nothing of it is known.
-
-    That an energy is at least 0 says nothing.
-    """
+    """The energy, marked if it is a lower bound; a dash for a lower bound of 0."""
     if certainty is not Certainty.KNOWN and not energy:
         return UNKNOWN
     return at_least(_energy(energy, unit), bounded=certainty is not Certainty.KNOWN)
