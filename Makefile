@@ -7,8 +7,6 @@ PURE := model/* \
 	tuning/decisions/* \
 	tuning/host_turns \
 	tuning/serialization \
-	capper/budget_shares \
-	capper/ramps \
 	fleet/allotment \
 	fleet/allotment_planner \
 	fleet/demand \

@@ -14,12 +14,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.capper.budget_shares import DEFAULT_PRIORITY, BudgetClaim, share_budget
 from wattspan.capper.devices import matches_device
 from wattspan.capper.journal_entries import JournalEntry
-from wattspan.capper.ramps import RampAllowance, ramp_parts
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState
+from wattspan.sharing.power_budget import (
+    DEFAULT_PRIORITY,
+    BudgetClaim,
+    RampAllowance,
+    ramp_parts,
+    share_budget,
+)
 
 _MILLIWATTS_PER_WATT = 1_000
 _NO_LIMITS: Mapping[CapKey, int] = MappingProxyType({})

@@ -40,9 +40,9 @@ from wattspan.capper.ownership import (
 )
 from wattspan.capper.planner import CapDemand, Plan, Planner, WriteCause, is_power_knob
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.ramps import RampAllowance
 from wattspan.model import SECOND, CapKey, KnobState, Trouble
 from wattspan.ports import CapsError, Clock
+from wattspan.sharing.power_budget import RampAllowance
 
 QUIET_PERIOD: Final = 60 * SECOND
 """Time that a restored original must last after a foreign write before the knob is used again."""

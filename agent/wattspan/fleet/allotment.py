@@ -24,7 +24,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from wattspan.capper.budget_shares import DEFAULT_PRIORITY
+from wattspan.sharing.power_budget import DEFAULT_PRIORITY
 
 MAX_POWER: Final = 10**12
 """The highest power of a host or a budget, in milliwatts."""
