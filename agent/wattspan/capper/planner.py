@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.capper.devices import matches_device
-from wattspan.capper.journal_entries import JournalEntry
+from wattspan.capper.journal import JournalEntry
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState
 from wattspan.sharing.power_budget import (

@@ -19,16 +19,17 @@ from wattspan.capper.audit import (
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.fleet_ceiling import FleetCeiling
-from wattspan.capper.host_directory import HostClaim, HostDirectoryError, HostHeldError
-from wattspan.capper.host_root import HostRoot
-from wattspan.capper.journal import (
+from wattspan.capper.host_directory import (
     CapperHost,
     CapperLock,
-    Journal,
-    JournalError,
+    HostClaim,
+    HostDirectoryError,
+    HostHeldError,
     distrust_reason,
     has_journal,
 )
+from wattspan.capper.host_root import HostRoot
+from wattspan.capper.journal import Journal, JournalError
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import CapperClient, RefusalReason

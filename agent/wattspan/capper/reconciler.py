@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from wattspan.capper.actuators import is_honoured
 from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
 from wattspan.capper.devices import DeviceError, ManagedDevices
-from wattspan.capper.journal import Journal, JournalError
-from wattspan.capper.journal_entries import ALL_DEVICES, EntrySource, JournalEntry
+from wattspan.capper.journal import ALL_DEVICES, EntrySource, Journal, JournalEntry, JournalError
 from wattspan.capper.ownership import (
     Ownership,
     disobeyed_error,

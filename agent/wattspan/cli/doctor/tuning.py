@@ -6,9 +6,8 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from wattspan.capper.host_directory import HostDirectory
-from wattspan.capper.journal import capper_directory
-from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
+from wattspan.capper.host_directory import HostDirectory, capper_directory
+from wattspan.capper.journal import EntrySource, JournalEntry, boot_ids, read_journal
 from wattspan.capper.protocol import (
     TIMEOUT,
     CapperClient,
