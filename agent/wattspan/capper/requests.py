@@ -11,10 +11,9 @@ from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.journal import JournalError
 from wattspan.capper.lease_manager import CapManager
-from wattspan.capper.planner import imposed_limits, power_range
+from wattspan.capper.planner import imposed_limits, power_range, unmatched_settings
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply, knob_row
 from wattspan.capper.reconciler import Reconciler
-from wattspan.capper.unmatched import unmatched_settings
 from wattspan.config import CapsSettings
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey
