@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import click
 
-from wattspan.cli.formatting import joules_text, table_lines
+from wattspan.cli.formatting import Column, joules_text, table_lines
 from wattspan.cli.options import echo_result, json_option
 from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest
@@ -175,18 +176,14 @@ def _job_lines(job: Mapping[str, Any]) -> Iterator[str]:
     others = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     runs = f"{job['runs']} run{'' if job['runs'] == 1 else 's'}{f' ({others})' if others else ''}"
     yield f"{title}: {runs}, {job['phase']}: {_PHASES[job['phase']]}"
-    rows = [("batch size", "runs", "reached", "cost/run", "energy/run")]
-    rows += [
-        (
-            str(one["batch_size"]),
-            str(one["runs"] + running[one["batch_size"]]),
-            str(one["reached"]),
-            joules_text(one["cost_joules"]),
-            joules_text(one["energy_joules"]),
-        )
-        for one in job["sizes"]
-    ]
-    yield from table_lines(rows, left=())
+    columns = (
+        Column("batch size", itemgetter("batch_size")),
+        Column("runs", lambda one: one["runs"] + running[one["batch_size"]]),
+        Column("reached", itemgetter("reached")),
+        Column("cost/run", lambda one: joules_text(one["cost_joules"])),
+        Column("energy/run", lambda one: joules_text(one["energy_joules"])),
+    )
+    yield from table_lines(columns, job["sizes"])
     eta = job["terms"]["eta_knob"]
     if eta != 1:  # the cost is more than energy
         yield f"The cost is {eta:g} x energy + {1 - eta:g} x time x highest power of the devices."
