@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 import msgspec
+from testbed.machine import describe
 
-from benchmarks.machine import describe
 from wattspan.frontier.estimates import SettingEstimates
 from wattspan.frontier.hypervolume import LogPoint, hypervolume
 from wattspan.frontier.pareto import frontier
