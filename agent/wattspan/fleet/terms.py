@@ -9,8 +9,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from wattspan.capper.budget_shares import DEFAULT_PRIORITY
 from wattspan.fleet.allotment import HostReport, Power, watts
+from wattspan.sharing.power_budget import DEFAULT_PRIORITY
 
 MAX_PRIORITY: Final = 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")

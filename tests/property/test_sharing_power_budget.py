@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.capper.budget_shares import SHARE_STEP, BudgetClaim, share_budget
 from wattspan.model import CapKey, Knob
+from wattspan.sharing.power_budget import SHARE_STEP, BudgetClaim, share_budget
 
 MILLIWATTS = st.integers(0, 40_000)
 Host = Mapping[CapKey, BudgetClaim]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.capper.joint import JointActuator
+from wattspan.capper.workers import JointActuator
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 

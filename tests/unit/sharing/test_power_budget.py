@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wattspan.capper.budget_shares import BudgetClaim, share_budget
 from wattspan.model import CapKey, Knob
+from wattspan.sharing.power_budget import BudgetClaim, share_budget
 
 A, B, C = (CapKey(Knob.GPU_POWER, f"gpu:{letter}") for letter in "abc")
 PACKAGE = CapKey(Knob.CPU_POWER, "rapl:package-0")

@@ -1,4 +1,4 @@
-"""Divides a power budget among claimants by priority. Pure.
+"""Divides a power budget among claimants by priority, and bounds its rate of change. Pure.
 
 A claimant is a device under the ceiling of its host, or a host under the budget of its rack. Power
 is in milliwatts. Limits may be nested: each group of a tree keeps its own.
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from wattspan.model import SECOND
 
 SHARE_STEP: Final = 1_000
 DEFAULT_PRIORITY: Final = 100
@@ -188,3 +190,53 @@ def _divide(room: int, parts: Sequence[_Part]) -> list[int]:
             average = Fraction(divided[number] + 1, parts[number].weight)
             heapq.heappush(averages, (average, number))
     return divided
+
+
+# ----------------------------------------------------------------------------------------- ramps
+
+_LONGEST_RAMP: Final = SECOND
+
+
+class RampAllowance(NamedTuple):
+    """Milliwatts by which limits may go ``up`` and ``down``, as of the monotonic time ``at``.
+
+    Each is the rate times the time since the last change, at most a second of it. In any period of
+    T seconds the limits therefore go up, and go down, by at most the rate times T + 1.
+    """
+
+    at: int
+    up: int
+    down: int
+
+    @classmethod
+    def full(cls, rate: int, now: int) -> RampAllowance:
+        """The allowance after a second without a change; ``rate`` is in milliwatts per second."""
+        return cls(now, rate, rate)
+
+    def advanced(self, rate: int, now: int) -> RampAllowance:
+        """The allowance at ``now``, at a rate in milliwatts per second."""
+        elapsed = min(max(0, now - self.at), _LONGEST_RAMP)
+        more = rate * elapsed // SECOND
+        return RampAllowance(now, min(self.up + more, rate), min(self.down + more, rate))
+
+    def used(self, change: int) -> RampAllowance:
+        """The allowance after a change of one limit by ``change`` milliwatts."""
+        if change >= 0:
+            return self._replace(up=max(0, self.up - change))
+        return self._replace(down=max(0, self.down + change))
+
+
+def ramp_parts(changes: Mapping[K, int], allowance: int) -> dict[K, int]:
+    """The part of each change, all above 0, that ``allowance`` permits now; in milliwatts.
+
+    The parts are in proportion to the changes, and in whole watts unless a change is complete. The
+    watts that are left by rounding go to the largest remaining changes, so that none waits forever.
+    """
+    parts = share_budget({key: BudgetClaim(0, most) for key, most in changes.items()}, allowance)
+    left = allowance - sum(parts.values())
+    for key in sorted(changes, key=lambda key: (parts[key] - changes[key], key)):
+        rest = changes[key] - parts[key]
+        more = rest if rest <= left else left // SHARE_STEP * SHARE_STEP
+        parts[key] += more
+        left -= more
+    return parts
