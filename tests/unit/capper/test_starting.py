@@ -13,7 +13,7 @@ from wattspan.capper.protocol import (
     has_capper_unit,
 )
 from wattspan.ports import CapsError
-from wattspan.service.installation import files
+from wattspan.installation import files
 from wattspan.testing import ManualClock
 
 

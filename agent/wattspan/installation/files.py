@@ -133,7 +133,7 @@ def service_files_directory() -> Path:
     """Return the directory of the shipped files, in the package or in the source tree."""
     here = Path(__file__).resolve().parent
     packaged = here / "systemd"
-    return packaged if packaged.is_dir() else here.parents[3] / "systemd"
+    return packaged if packaged.is_dir() else here.parents[2] / "systemd"
 
 
 def install_place(path: str) -> str:

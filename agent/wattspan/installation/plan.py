@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from wattspan.ports import WattspanError
-from wattspan.service.installation.files import (
+from wattspan.installation.files import (
     AGENT,
     CAPPER,
     CAPPER_SOCKET,
@@ -30,6 +29,7 @@ from wattspan.service.installation.files import (
     file_state,
     path_below,
 )
+from wattspan.ports import WattspanError
 from wattspan.util.files import replace_file
 
 

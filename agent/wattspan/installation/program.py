@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import wattspan
+from wattspan.installation.files import path_below
 from wattspan.ports import WattspanError
-from wattspan.service.installation.files import path_below
 
 HIDDEN = ("/home", "/root", "/run/user")
 """Directories hidden from units with ProtectHome=."""
