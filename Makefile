@@ -25,20 +25,14 @@ PURE := model/* \
 	frontier/student_t \
 	frontier/surrogate \
 	tuning/pipeline/costs \
-	tuning/pipeline/critical_flow \
 	tuning/pipeline/dag \
 	tuning/pipeline/frontier \
-	tuning/pipeline/observation \
 	tuning/pipeline/plan \
 	tuning/pipeline/assembly \
-	tuning/pipeline/comparison \
 	tuning/pipeline/control \
-	tuning/pipeline/holding \
 	tuning/pipeline/iterations \
-	tuning/pipeline/losses \
 	tuning/pipeline/online_profile \
 	tuning/pipeline/partners \
-	tuning/pipeline/probes \
 	tuning/pipeline/remote_ranks \
 	tuning/pipeline/replicas \
 	tuning/pipeline/session \

@@ -30,9 +30,9 @@ from benchmarks.pipeline_plant import (
 from benchmarks.pipelines import BLOCKING_WATTS, STAGES, measured_profile, small_model
 from benchmarks.tuner.stats import clopper_pearson
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
+from wattspan.tuning.pipeline.dag import PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.plan import RankClocks
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build/pipeline_loop.jsonl"

@@ -310,10 +310,10 @@ def _model(
     schedule: str | None,
     ranks: int | None,
 ) -> PipelineModel:
+    from wattspan.tuning.pipeline.dag import PipelineSchedule, scheduled
     from wattspan.tuning.pipeline.files import read_spans
     from wattspan.tuning.pipeline.frontier import PipelineModel
-    from wattspan.tuning.pipeline.observation import observed
-    from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
+    from wattspan.tuning.pipeline.iterations import observed
 
     named = schedule is not None or microbatches is not None or ranks is not None
     if named if spans is not None else microbatches is None:
@@ -347,6 +347,7 @@ def _plan(
     straggler: float | None,
     each: str,
 ) -> tuple[StoredPlan, list[list[tuple[str, int]]]]:
+    from wattspan.tuning.pipeline.dag import recognised
     from wattspan.tuning.pipeline.files import StoredPlan
     from wattspan.tuning.pipeline.plan import (
         RankClocks,
@@ -354,7 +355,6 @@ def _plan(
         rank_orders,
         target_iteration,
     )
-    from wattspan.tuning.pipeline.schedules import recognised
 
     wait = straggler or 0.0
     reference = RankClocks(model, wait)
