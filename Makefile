@@ -11,19 +11,14 @@ PURE := model/* \
 	capper/ramps \
 	fleet/allotment \
 	fleet/allotment_planner \
-	fleet/demand \
-	fleet/terms \
 	fleet/job_records \
 	footprint/cost \
 	http/rate_limiter \
 	training/units \
 	recurring/search \
 	recurring/jobs \
-	frontier/hypervolume \
 	frontier/selection \
-	frontier/steadiness \
-	frontier/student_t \
-	frontier/surrogate \
+	frontier/statistics \
 	tuning/pipeline/costs \
 	tuning/pipeline/dag \
 	tuning/pipeline/frontier \

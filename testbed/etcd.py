@@ -18,10 +18,8 @@ from testbed.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
 from wattspan.emulation.control import Closeable
-from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import CoordinationError
-from wattspan.fleet.etcd import EtcdCoordination
-from wattspan.fleet.gateway import EtcdGateway
+from wattspan.fleet.etcd import EtcdAccess, EtcdCoordination, EtcdGateway
 from wattspan.model import SECOND
 
 HEARTBEAT_MS, ELECTION_MS = 50, 300

@@ -14,7 +14,6 @@ from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
-from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import (
     ConflictError,
     CoordinationError,
@@ -27,7 +26,7 @@ from wattspan.fleet.coordination import (
     UnreachableError,
     WatchEndedError,
 )
-from wattspan.fleet.etcd import EtcdCoordination
+from wattspan.fleet.etcd import EtcdAccess, EtcdCoordination
 from wattspan.model import SECOND
 
 pytestmark = pytest.mark.needs_etcd

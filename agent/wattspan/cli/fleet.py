@@ -158,8 +158,8 @@ def set_terms(
 
     Exits with 9 if the floor exceeds the ceiling, with 8 if etcd does not answer or refuses.
     """
+    from wattspan.fleet.allotment import HostTerms, terms_problem
     from wattspan.fleet.records import encode
-    from wattspan.fleet.terms import HostTerms, terms_problem
 
     written = HostTerms(
         floor=floor * _MILLIWATTS_PER_WATT, ceiling=ceiling * _MILLIWATTS_PER_WATT,
@@ -220,8 +220,8 @@ def list_terms(configuration: ConfigurationOptions, as_json: bool) -> None:
 def _write_terms(
     configuration: ConfigurationOptions, host: str | None, is_default: bool, value: bytes | None
 ) -> None:
+    from wattspan.fleet.allotment import is_host_name
     from wattspan.fleet.coordination import KeyWrite
-    from wattspan.fleet.terms import is_host_name
 
     if (host is None) is not is_default:
         raise click.UsageError("Name either HOST or --default.")
@@ -343,8 +343,7 @@ class _Fleet:
         if not config.fleet.is_enabled:
             raise ConfigError("This host is in no fleet: set [fleet] endpoints.")
         from wattspan.clock import SystemClock
-        from wattspan.fleet.access import EtcdAccess
-        from wattspan.fleet.etcd import EtcdCoordination
+        from wattspan.fleet.etcd import EtcdAccess, EtcdCoordination
         from wattspan.fleet.records import FleetKeys
 
         self.keys: FleetKeys = FleetKeys(config.fleet.prefix)

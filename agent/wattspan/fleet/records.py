@@ -8,16 +8,19 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from wattspan.fleet.allotment import Allotment, AllotmentBook, Count, HostReport
-from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
-from wattspan.fleet.coordination import ABSENT, PrefixState, RevisionCondition, StoredKey
-from wattspan.fleet.terms import (
+from wattspan.fleet.allotment import (
     DEFAULT_TERMS,
+    Allotment,
+    AllotmentBook,
+    Count,
     FleetTerms,
+    HostReport,
     HostTerms,
     is_host_name,
     terms_problem,
 )
+from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
+from wattspan.fleet.coordination import ABSENT, PrefixState, RevisionCondition, StoredKey
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
 

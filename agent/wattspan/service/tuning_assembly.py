@@ -338,8 +338,7 @@ class TuningAssembly:
         shared = any(job.on_several_hosts for job in core.config.autotune.job)
         if not (fleet.is_enabled and shared):
             return None
-        from wattspan.fleet.access import EtcdAccess
-        from wattspan.fleet.etcd import EtcdCoordination
+        from wattspan.fleet.etcd import EtcdAccess, EtcdCoordination
         from wattspan.fleet.job_exchange import JobExchange
 
         coordination = EtcdCoordination(EtcdAccess.configured(fleet), core.clock)

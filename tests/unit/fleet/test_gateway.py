@@ -11,9 +11,8 @@ from testbed.reserved_port import reserved_port
 
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
-from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import CoordinationError, KeyWrite, UnreachableError
-from wattspan.fleet.etcd import EtcdCoordination
+from wattspan.fleet.etcd import EtcdAccess, EtcdCoordination
 from wattspan.model import SECOND
 
 

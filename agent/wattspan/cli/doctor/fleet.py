@@ -75,8 +75,7 @@ def etcd_members(settings: FleetSettings, clock: Clock) -> Connect:
     """Opens clients of the members of the configured cluster, each for one member."""
 
     def connect(endpoint: EtcdEndpoint) -> EtcdCoordination:
-        from wattspan.fleet.access import EtcdAccess
-        from wattspan.fleet.etcd import EtcdCoordination
+        from wattspan.fleet.etcd import EtcdAccess, EtcdCoordination
 
         access = EtcdAccess.configured(settings)
         return EtcdCoordination(replace(access, endpoints=(endpoint,)), clock)

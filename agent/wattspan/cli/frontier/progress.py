@@ -6,7 +6,7 @@ from rich.progress import ProgressColumn, Task, TimeRemainingColumn
 from rich.text import Text
 
 from wattspan.cli.formatting import duration_text
-from wattspan.frontier.time_budget import spent_seconds
+from wattspan.frontier.allocation import spent_seconds
 from wattspan.frontier.trials import Study
 from wattspan.model import SECOND
 
