@@ -343,13 +343,11 @@ class _Fleet:
         if not config.fleet.is_enabled:
             raise ConfigError("This host is in no fleet: set [fleet] endpoints.")
         from wattspan.clock import SystemClock
-        from wattspan.fleet.etcd import EtcdAccess, EtcdCoordination
+        from wattspan.fleet.etcd import EtcdCoordination
         from wattspan.fleet.records import FleetKeys
 
         self.keys: FleetKeys = FleetKeys(config.fleet.prefix)
-        self._etcd: EtcdCoordination = EtcdCoordination(
-            EtcdAccess.configured(config.fleet), SystemClock()
-        )
+        self._etcd: EtcdCoordination = EtcdCoordination(config.fleet, SystemClock())
 
     def read(self) -> FleetState:
         from wattspan.fleet.records import read_state

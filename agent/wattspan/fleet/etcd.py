@@ -7,9 +7,8 @@ decimal strings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
@@ -44,7 +43,6 @@ from wattspan.fleet.http_client import (
     describe_failure,
 )
 from wattspan.http.access_policy import AccessError, client_tls, is_world_accessible
-from wattspan.model import SECOND
 from wattspan.ports import Clock, ConfigError
 from wattspan.util.encoding import GrpcStatus
 from wattspan.util.files import read_regular
@@ -54,57 +52,6 @@ if TYPE_CHECKING:
 
 
 _MAX_PASSWORD_BYTES: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdAccess:
-    """Addresses and credentials of an etcd cluster. Files are read at each use.
-
-    ``authority`` is the file of the certificates that sign the members', by default the host's
-    trusted ones; ``certificate`` and ``key`` are the client's. ``timeout`` is in nanoseconds.
-    """
-
-    endpoints: tuple[EtcdEndpoint, ...]
-    authority: str = ""
-    certificate: str = ""
-    key: str = ""
-    user: str = ""
-    password_file: str = ""
-    timeout: int = 3 * SECOND
-
-    @classmethod
-    def configured(cls, settings: FleetSettings) -> EtcdAccess:
-        return cls(
-            tuple(map(parse_endpoint, settings.endpoints)),
-            settings.tls_ca,
-            settings.tls_certificate,
-            settings.tls_key,
-            settings.user,
-            settings.password_file,
-            settings.call_timeout,
-        )
-
-    def tls_context(self) -> ssl.SSLContext:
-        """AccessError if a file is unreadable or invalid."""
-        files = self.authority, self.certificate, self.key
-        return client_tls(*files, what="Cannot reach etcd", where="in [fleet]")
-
-    def password(self) -> str:
-        """The password in its file; ConfigError."""
-        path = self.password_file
-        try:
-            content, status = read_regular(Path(path), _MAX_PASSWORD_BYTES)
-        except OSError as error:
-            raise ConfigError(
-                f"Cannot read the password of etcd in {path}: {error.strerror}. Correct"
-                " password_file in [fleet]."
-            ) from None
-        if is_world_accessible(status.st_mode):
-            raise ConfigError(
-                f"Cannot use the password of etcd in {path}: other users can read or change it;"
-                f" run `chmod 0640 {path}`."
-            )
-        return content.decode("utf-8", "replace").strip()
 
 
 # ----------------------------------------------------------------------------------------- gateway
@@ -128,11 +75,19 @@ _TOKEN_ERRORS: Final = (
 )
 
 
-class EtcdGateway:
-    """Calls of etcd's gateway on the first endpoint that answers. Safe from any thread."""
+_Exchange = Callable[[MemberConnection, dict[str, str], int], Answer]
+"""A call on a connection with these headers, until a deadline."""
 
-    def __init__(self, access: EtcdAccess, clock: Clock) -> None:
-        self._access, self._clock = access, clock
+
+class EtcdGateway:
+    """Calls of etcd's gateway on the first endpoint that answers. Safe from any thread.
+
+    The files of the settings are read at each use.
+    """
+
+    def __init__(self, settings: FleetSettings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._endpoints = tuple(map(parse_endpoint, settings.endpoints))
         self._lock = Lock()
         self._idle: list[MemberConnection] = []
         self._preferred = 0
@@ -145,14 +100,7 @@ class EtcdGateway:
 
         KeyError for an unknown lease (its message), CoordinationError.
         """
-        body = msgspec.json.encode(request)
-
-        def exchange(
-            connection: MemberConnection, headers: dict[str, str], deadline: int
-        ) -> Answer:
-            return connection.post(path, body, headers, deadline, answer)
-
-        return self._try_endpoints(exchange, repeatable=repeatable)
+        return self._try_endpoints(_posted(path, request, answer), repeatable=repeatable)
 
     def stream(self, path: str, request: Any) -> JsonStream:
         """Open a streaming call; CoordinationError."""
@@ -184,15 +132,11 @@ class EtcdGateway:
     # --------------------------------------------------------------------------- inner workings
 
     def _try_endpoints(
-        self,
-        exchange: Callable[[MemberConnection, dict[str, str], int], Answer],
-        *,
-        repeatable: bool,
-        keep: bool = True,
+        self, exchange: _Exchange[Answer], *, repeatable: bool, keep: bool = True
     ) -> Answer:
         """Divide the time among the endpoints, the last good one first."""
-        endpoints, first = self._access.endpoints, self._preferred
-        deadline = self._clock.monotonic() + self._access.timeout
+        endpoints, first = self._endpoints, self._preferred
+        deadline = self._clock.monotonic() + self._settings.call_timeout
         causes: dict[EtcdEndpoint, str] = {}
         for attempt in range(len(endpoints)):
             index = (first + attempt) % len(endpoints)
@@ -220,18 +164,15 @@ class EtcdGateway:
         )
 
     def _at(
-        self,
-        endpoint: EtcdEndpoint,
-        exchange: Callable[[MemberConnection, dict[str, str], int], Answer],
-        deadline: int,
-        keep: bool,
+        self, endpoint: EtcdEndpoint, exchange: _Exchange[Answer], deadline: int, keep: bool
     ) -> Answer:
         """Exchange at one endpoint, with a new token if the present one is not accepted."""
-        token = self._token or (self._authenticate(endpoint, deadline) if self._access.user else "")
+        has_user = bool(self._settings.user)
+        token = self._token or (self._authenticate(endpoint, deadline) if has_user else "")
         try:
             return self._exchange(endpoint, exchange, token, deadline, keep)
         except RefusedCallError as refusal:
-            if not (self._access.user and _is_of_token(refusal)):
+            if not (has_user and _is_of_token(refusal)):
                 raise _error_of(refusal, endpoint) from None
         token = self._authenticate(endpoint, deadline)
         try:
@@ -240,14 +181,10 @@ class EtcdGateway:
             raise _error_of(refusal, endpoint) from None
 
     def _authenticate(self, endpoint: EtcdEndpoint, deadline: int) -> str:
-        body = msgspec.json.encode({"name": self._access.user, "password": self._access.password()})
-
-        def exchange(connection: MemberConnection, headers: dict[str, str], deadline: int) -> str:
-            path = "/v3/auth/authenticate"
-            return connection.post(path, body, headers, deadline, _TokenAnswer).token
-
+        user = {"name": self._settings.user, "password": self._password()}
+        exchange = _posted("/v3/auth/authenticate", user, _TokenAnswer)
         try:
-            self._token = self._exchange(endpoint, exchange, "", deadline, keep=True)
+            self._token = self._exchange(endpoint, exchange, "", deadline, keep=True).token
         except BrokenExchangeError as error:
             raise BrokenExchangeError(str(error), sent=False) from None
         except RefusedCallError as refusal:
@@ -259,29 +196,14 @@ class EtcdGateway:
     def _exchange(
         self,
         endpoint: EtcdEndpoint,
-        exchange: Callable[[MemberConnection, dict[str, str], int], Answer],
+        exchange: _Exchange[Answer],
         token: str,
         deadline: int,
         keep: bool,
     ) -> Answer:
-        headers = {"authorization": token} if token else {}
-        with self._connection(endpoint, deadline, keep) as connection:
-            return exchange(connection, headers, deadline)
-
-    @contextmanager
-    def _connection(
-        self, endpoint: EtcdEndpoint, deadline: int, keep: bool
-    ) -> Iterator[MemberConnection]:
-        connection = self._kept(endpoint) if keep else None
-        if connection is None:
-            try:
-                connection = MemberConnection(
-                    endpoint, self._access.tls_context, self._clock, deadline
-                )
-            except OSError as error:
-                raise BrokenExchangeError(describe_failure(error), sent=False) from None
+        connection = (self._kept(endpoint) if keep else None) or self._opened(endpoint, deadline)
         try:
-            yield connection
+            answer = exchange(connection, {"authorization": token} if token else {}, deadline)
         except RefusedCallError:
             self._keep(connection)
             raise
@@ -290,15 +212,20 @@ class EtcdGateway:
             raise
         if keep:
             self._keep(connection)
+        return answer
+
+    def _opened(self, endpoint: EtcdEndpoint, deadline: int) -> MemberConnection:
+        try:
+            return MemberConnection(endpoint, self._tls_context, self._clock, deadline)
+        except OSError as error:
+            raise BrokenExchangeError(describe_failure(error), sent=False) from None
 
     def _kept(self, endpoint: EtcdEndpoint) -> MemberConnection | None:
         with self._lock:
-            for connection in self._idle:
-                if connection.endpoint == endpoint:
-                    self._idle.remove(connection)
-                    break
-            else:
+            connection = next((one for one in self._idle if one.endpoint == endpoint), None)
+            if connection is None:
                 return None
+            self._idle.remove(connection)
         if connection.is_fresh:
             return connection
         connection.close()
@@ -312,6 +239,37 @@ class EtcdGateway:
                         self._idle.append(connection)
                         return
         connection.close()
+
+    def _tls_context(self) -> ssl.SSLContext:
+        """AccessError if a file is unreadable or invalid."""
+        settings = self._settings
+        files = settings.tls_ca, settings.tls_certificate, settings.tls_key
+        return client_tls(*files, what="Cannot reach etcd", where="in [fleet]")
+
+    def _password(self) -> str:
+        """The password in its file; ConfigError."""
+        path = self._settings.password_file
+        try:
+            content, status = read_regular(Path(path), _MAX_PASSWORD_BYTES)
+        except OSError as error:
+            raise ConfigError(
+                f"Cannot read the password of etcd in {path}: {error.strerror}. Correct"
+                " password_file in [fleet]."
+            ) from None
+        if is_world_accessible(status.st_mode):
+            raise ConfigError(
+                f"Cannot use the password of etcd in {path}: other users can read or change it;"
+                f" run `chmod 0640 {path}`."
+            )
+        return content.decode("utf-8", "replace").strip()
+
+
+def _posted(path: str, request: Any, answer: type[Answer]) -> _Exchange[Answer]:
+    """The exchange of one request for one answer."""
+    body = msgspec.json.encode(request)
+    return lambda connection, headers, deadline: connection.post(
+        path, body, headers, deadline, answer
+    )
 
 
 class _TokenAnswer(msgspec.Struct):
@@ -409,8 +367,8 @@ _WATCH_DECODER = msgspec.json.Decoder(_WatchAnswer, strict=False)
 class EtcdCoordination:
     """A client of an etcd cluster. Safe from any thread."""
 
-    def __init__(self, access: EtcdAccess, clock: Clock) -> None:
-        self._gateway = EtcdGateway(access, clock)
+    def __init__(self, settings: FleetSettings, clock: Clock) -> None:
+        self._gateway = EtcdGateway(settings, clock)
 
     def read(self, prefix: str) -> PrefixState:
         answer = self._gateway.call("/v3/kv/range", _range_of(prefix), _RangeAnswer)

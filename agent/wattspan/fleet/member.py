@@ -36,8 +36,7 @@ from wattspan.fleet.records import (
     MAX_LIFETIME,
     FleetKeys,
     Presence,
-    decode_allotment,
-    decode_presence,
+    decode,
     encode,
 )
 from wattspan.model import SECOND
@@ -186,7 +185,7 @@ class FleetMember:
             )
             return False
         entry = read_key(self._coordination, self._keys.report(self.name))
-        if entry is not None and decode_presence(entry).report.session not in self._own_sessions:
+        if entry is not None and decode(entry, Presence).report.session not in self._own_sessions:
             self.waiting = (
                 "A session of this host's name has not ended: the agent began it before a crash,"
                 " or it belongs to another host with the same [fleet] name."
@@ -256,7 +255,7 @@ class FleetMember:
 
     def _newest(self) -> Allotment | None:
         entry = read_key(self._coordination, self._keys.allotment(self.name))
-        return None if entry is None else decode_allotment(entry)
+        return None if entry is None else decode(entry, Allotment)
 
     def _adopt(self, newest: Allotment | None) -> bool:
         if newest is not None:
