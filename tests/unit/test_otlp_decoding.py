@@ -12,14 +12,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, span, span_names
 from support.otlp_reference import json_of
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
-    MAX_NAME,
+from wattspan.ingest.export_request import MAX_NAME, ResourceClaim, SpanRecord, WorkAttribute
+from wattspan.ingest.request_limits import (
     MalformedRequestError,
     ReceiverBusyError,
     RequestTooLargeError,
-    ResourceClaim,
-    SpanRecord,
-    WorkAttribute,
 )
 from wattspan.ingest.trace_receiver import RejectedSpans
 from wattspan.util.protobuf import length_delimited
