@@ -101,7 +101,7 @@ lint: ## style, spelling, project metadata
 
 types: ## mypy: the product strictly, names and calls of tests and benchmarks
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks tests
+	$(BIN)/mypy benchmarks testbed tests
 
 contracts: ## who may import whom
 	$(BIN)/lint-imports
@@ -157,7 +157,7 @@ bench: environment ## measure the agent beside its peers (two hours; see benchma
 	$(BIN)/python -m benchmarks
 
 fuzz: environment ## fuzz every parser: [seconds=30] [target=NAME] [jobs=1] [input=FILE]
-	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(seconds),--seconds $(seconds)) $(if $(jobs),--jobs $(jobs)) \
+	PYTHONPATH=tests:. $(BIN)/python -m fuzz $(if $(seconds),--seconds $(seconds)) $(if $(jobs),--jobs $(jobs)) \
 		$(if $(target),--target $(target)) $(if $(input),--input $(input))
 
 lock: ## resolve the dependencies anew and pin them with hashes

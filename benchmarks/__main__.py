@@ -56,7 +56,7 @@ def main() -> None:
             stdout=subprocess.PIPE,
             text=True,
             check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},  # some simulate with its hosts
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # some simulate with its hosts
         )
         print(run.stdout, flush=True)
         if run.returncode:

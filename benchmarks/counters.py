@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.powercap_layouts import LAYOUTS
+from testbed.powercap_layouts import LAYOUTS
+
 from wattspan.clock import SystemClock
 from wattspan.emulation.powercap_engine import CpuLaw, PowercapEngine, on_sockets, open_cpu_load
 from wattspan.emulation.powercap_tree import PowercapTree

@@ -23,12 +23,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+from testbed.requirements import CLIENTS, TORCH
+from testbed.tuned_host import DEFAULT, Gpu, Host
+from testbed.tuned_host import Job as SimulatedJob
+
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
 from benchmarks.tuner.zeus_optimizer import on_boards
-from support.requirements import CLIENTS, TORCH
-from support.tuned_host import DEFAULT, Gpu, Host
-from support.tuned_host import Job as SimulatedJob
 from wattspan.config import AutotuneSettings
 
 BUDGET, LOWEST = 0.05, 0.6

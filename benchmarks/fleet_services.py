@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+from testbed.etcd import EtcdCluster
 
-from support.etcd import EtcdCluster
 from wattspan.fleet.coordination import (
     Changes,
     Coordination,

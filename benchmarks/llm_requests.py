@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from support.queueing import repeated
+from testbed.queueing import repeated
+
 from wattspan.emulation.continuous_batching import (
     ContinuousBatching,
     EmulatedRequest,

@@ -27,11 +27,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from testbed.reserved_port import reserved_port
+
 from benchmarks.machine import describe
 from benchmarks.serving import SIZE, TBT, TTFT, Arrival, trace
 from benchmarks.serving_plant import VirtualServer
 from benchmarks.tuner.stack import BoardClient, StackHost, job_report, running_agent, until
-from support.reserved_port import reserved_port
 from wattspan.emulation.boards import H100
 from wattspan.emulation.continuous_batching import ModelCosts
 from wattspan.emulation.control import EmulatedGpu

@@ -172,7 +172,7 @@ def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, An
     environ = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         if plan["zeus"]:
-            from nvml_library import build, environment
+            from testbed.nvml_library import build, environment
 
             # Zeus has /sys hard-coded: the emulated tree is mounted there, in a mount namespace.
             mount = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'

@@ -33,8 +33,8 @@ LEARNING = 10.0  # seconds in which the agent finds the steps of the GPU's count
 
 def windows(agent: SpanAgent, repeats: Sequence[int], seed: int) -> list[dict[str, Any]]:
     """The lines of one process."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from nvml_library import build, environment
+    sys.path.insert(0, str(ROOT))
+    from testbed.nvml_library import build, environment
 
     plan = {
         "door": str(agent.host / "engine.sock"),

@@ -12,9 +12,8 @@ from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from support.leaks import LEFT_RUNNING, LeakWatch
-from support.requirements import REQUIREMENTS, TOOLS, required
+from testbed.leaks import LEFT_RUNNING, LeakWatch
+from testbed.requirements import REQUIREMENTS, TOOLS, required
 
 _EXHAUSTIVE = ("alone", "search", "needs_apps", "needs_clients", "needs_grafana", "needs_node")
 """Markers of tests that `make test` leaves out, for their time or their requirements."""

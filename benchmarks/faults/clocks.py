@@ -25,7 +25,7 @@ def clock_that_can_be_set(folder: Path) -> dict[str, str]:
     """The environment of programs whose wall clock and time asleep a file in ``folder`` shifts."""
     compiler = shutil.which("cc") or "cc"
     library, file = folder / "stepped_clock.so", folder / "offset"
-    source = ROOT / "tests" / "support" / "stepped_clock.c"
+    source = ROOT / "testbed" / "stepped_clock.c"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True
     )

@@ -15,13 +15,14 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from testbed.certificates import Authority
+from testbed.etcd import EtcdCluster
+
 from benchmarks.faults.judge import flowing
 from benchmarks.faults.observation import NANO, Sight
 from benchmarks.faults.power_limits import Limits
 from benchmarks.faults.schedule import Claim, Fault, down
 from benchmarks.faults.stage import Stage
-from support.certificates import Authority
-from support.etcd import EtcdCluster
 from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import AllotmentBook, accept_budgets
 from wattspan.fleet.coordination import CoordinationError, KeyWrite

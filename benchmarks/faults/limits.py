@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import psutil
+from testbed.descriptors import forbid_descriptors, permit_descriptors
 
 from benchmarks.faults.memory_limit import MEMORY_MAX, MemoryLimit, resident
 from benchmarks.faults.schedule import Claim, Fault, Sign
 from benchmarks.faults.stage import Stage
-from support.descriptors import forbid_descriptors, permit_descriptors
 
 
 def flood(stage: Stage, seconds: float, senders: int = 4, spans: int = 5_000) -> dict[str, int]:

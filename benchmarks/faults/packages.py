@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from testbed.debian_machine import CPU_MAY_BE_CAPPED, Machine
+from testbed.debian_root import another_version, the_package
+from testbed.network import enter_network
+
 from benchmarks.faults.observation import NANO
 from benchmarks.faults.schedule import Claim, Fault
 from benchmarks.faults.stage import Stage, Watcher
-from support.debian_machine import CPU_MAY_BE_CAPPED, Machine
-from support.debian_root import another_version, the_package
-from support.network import enter_network
 
 METRICS = "http://127.0.0.1:9949/metrics"
 AGENT = "wattspan.service"

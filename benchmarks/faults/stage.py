@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from testbed.emulated_faults import FaultyHost
+
 from benchmarks.faults.judge import Breach, Judge
 from benchmarks.faults.observation import NANO, Sight, parse
-from support.emulated_faults import FaultyHost
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.profiles import profile_named
 
@@ -91,9 +92,9 @@ class Stage(Closeable):
         }
         words = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("WATTSPAN_", "COVERAGE"))}
-        path = [ROOT / "tests", *filter(None, [clean.get("PYTHONPATH")])]
+        path = [ROOT, *filter(None, [clean.get("PYTHONPATH")])]
         self._lives += 1
-        program = [sys.executable, "-m", "support.agent_on_host", str(self.host.directory)]
+        program = [sys.executable, "-m", "testbed.agent_on_host", str(self.host.directory)]
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 [*self.within, *program, "run", "--emulate", self.profile, *words],

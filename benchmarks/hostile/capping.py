@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from click.testing import CliRunner
+from testbed.journal_corruption import corrupt_audit, corrupt_journal, snapshot
 
 from benchmarks.hostile.actor import Actor
 from benchmarks.hostile.intake import attacked
@@ -26,7 +27,6 @@ from benchmarks.hostile.stage import (
     tuner,
 )
 from benchmarks.hostile.traffic import ask_capper
-from support.journal_corruption import corrupt_audit, corrupt_journal, snapshot
 from wattspan.cli.caps import command as caps_commands
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError

@@ -13,14 +13,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from testbed.capper_process import CapperProcess
+from testbed.program import ENVIRONMENT, PROGRAM
+
 from benchmarks.faults.limits import LimitStage
 from benchmarks.faults.memory_limit import SizeWatch, reset_peak, resident
 from benchmarks.faults.power_limits import Limits
 from benchmarks.hostile import ROOT
 from benchmarks.hostile.actor import Actor
 from benchmarks.hostile.judge import SERVED, Reply, Sample
-from support.capper_process import CapperProcess
-from support.program import ENVIRONMENT, PROGRAM
 
 ATTACKER, OTHER, TUNER = 20_001, 20_002, 20_003
 """Users: one that attacks, one that behaves well, and one that [caps] users names."""

@@ -20,9 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from testbed.http2 import Http2Client, framed
+from testbed.span_senders import ByHand
+
 from benchmarks.hostile.bodies import compress, span_template, understood
-from support.http2 import Http2Client, framed
-from support.span_senders import ByHand
 
 TIMEOUT = 30.0  # seconds
 _TIMEVAL = struct.Struct("ll")

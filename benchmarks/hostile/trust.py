@@ -13,12 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.hostile.judge import Rule
-from benchmarks.hostile.schedule import Attack, Done, Terms
-from benchmarks.hostile.stage import HostileStage
-from benchmarks.span_accuracy import quantile
-from support.program import UNPRIVILEGED
-from support.two_users import (
+from testbed.program import UNPRIVILEGED
+from testbed.two_users import (
     CONTAINERS,
     JOB,
     SPANS,
@@ -30,8 +26,13 @@ from support.two_users import (
     TwoUsers,
     two_users,
 )
-from support.user_attacks import ATTACKS as USER_ATTACKS
-from support.user_attacks import UserAttack
+from testbed.user_attacks import ATTACKS as USER_ATTACKS
+from testbed.user_attacks import UserAttack
+
+from benchmarks.hostile.judge import Rule
+from benchmarks.hostile.schedule import Attack, Done, Terms
+from benchmarks.hostile.stage import HostileStage
+from benchmarks.span_accuracy import quantile
 
 SETTLED = 3.0  # seconds, for the 99th percentile of others' spans
 LONGEST = 20.0  # seconds; later spans count as never settled

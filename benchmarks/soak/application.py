@@ -17,8 +17,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Tracer
+from testbed.emulated_training import EmulatedTraining
 
-from support.emulated_training import EmulatedTraining
 from wattspan import otel
 
 VISIT = 3.0  # seconds

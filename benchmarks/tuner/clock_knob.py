@@ -27,10 +27,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from testbed.tuned_host import Gpu, Host, MemoryCapper
+
 from benchmarks.machine import describe
 from benchmarks.tuner.curves import Curve, Effect
 from benchmarks.tuner.stats import clopper_pearson, mean
-from support.tuned_host import Gpu, Host, MemoryCapper
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.emulation.boards import H100
 from wattspan.emulation.clock_scaling import costs_at_clock

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.program import host_of
+
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
-from support.program import host_of
 from wattspan.emulation.boards import Demand, EmulatedBoard, operate
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
@@ -67,7 +68,7 @@ span = "train_step"
 LOOP = """\
 import itertools, json, sys, time
 from pathlib import Path
-from support.emulated_training import EmulatedTraining
+from testbed.emulated_training import EmulatedTraining
 from wattspan.training import Loop
 host, truth, terms = Path(sys.argv[1]), open(sys.argv[2], "w"), json.loads(sys.argv[3])
 with EmulatedTraining(host=host, **terms) as training:

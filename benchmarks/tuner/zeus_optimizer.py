@@ -20,14 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from testbed.apps import app_environment
+from testbed.requirements import APPS, CLIENTS, ROOT
+from testbed.tuned_host import DEFAULT, MINIMUM, Gpu
+
 from benchmarks.tuner.cells import cells
 from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Plant
 from benchmarks.tuner.runner import Bench, Score, Terms, Watch
 from benchmarks.tuner.tables import ZEUS
-from support.apps import app_environment
-from support.requirements import APPS, CLIENTS, ROOT
-from support.tuned_host import DEFAULT, MINIMUM, Gpu
 
 _MILLI = 1000
 
@@ -51,13 +52,12 @@ def on_plants(names: Sequence[str], seeds: int, budget: float) -> dict[str, list
 
 
 def _runs(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    places = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     with subprocess.Popen(
         [str(APPS), "-m", "benchmarks.tuner.zeus_optimizer"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=app_environment(PYTHONPATH=places, PYTHONWARNINGS="ignore"),
+        env=app_environment(PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore"),
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -15,15 +15,15 @@ from typing import Any
 
 import pynvml
 import pytest
+from testbed import amdsmi_library
+from testbed.amd_boards import AmdFaults
+from testbed.emulated_faults import FaultyPowercapTree, GpuFaults
+from testbed.fake_actuators import FakeRapl, KnobNvml
+from testbed.fake_nvml import FakeGpu
+from testbed.gpu_boards import A40
+from testbed.nvml_library import ENVIRONMENT, build
+from testbed.powercap_layouts import LAYOUTS
 
-import amdsmi_library
-from nvml_library import ENVIRONMENT, build
-from support.amd_boards import AmdFaults
-from support.emulated_faults import FaultyPowercapTree, GpuFaults
-from support.fake_actuators import FakeRapl, KnobNvml
-from support.fake_nvml import FakeGpu
-from support.gpu_boards import A40
-from support.powercap_layouts import LAYOUTS
 from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from testbed.capper_bench import Bench, W
+from testbed.capper_server import CapperServer
+from testbed.waiting import eventually
 
-from support.capper_bench import Bench, W
-from support.capper_server import CapperServer
-from support.waiting import eventually
 from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from testbed.etcd import EtcdCluster
+from testbed.waiting import eventually
 
-from support.etcd import EtcdCluster
-from support.waiting import eventually
 from wattspan.fleet.coordination import (
     ABSENT,
     ConflictError,

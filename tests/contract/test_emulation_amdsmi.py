@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed import amdsmi_library
+from testbed.amd_boards import AmdFaults
 
-import amdsmi_library
-from support.amd_boards import AmdFaults
 from wattspan.clock import SystemClock
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
 from wattspan.emulation.boards import H100, MI300X

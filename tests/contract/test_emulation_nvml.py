@@ -15,10 +15,10 @@ from typing import Any
 
 import pynvml
 import pytest
+from testbed.emulated_faults import GpuFaults
+from testbed.gpu_boards import A40, P100
+from testbed.nvml_library import ENVIRONMENT, build
 
-from nvml_library import ENVIRONMENT, build
-from support.emulated_faults import GpuFaults
-from support.gpu_boards import A40, P100
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
 from wattspan.emulation.gpu_engine import ProcessKind, Throttle

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.amd_boards import AmdFaults
+from testbed.sampled_boards import SERVE, TRAIN, SampledBoards
 
-from support.amd_boards import AmdFaults
-from support.sampled_boards import SERVE, TRAIN, SampledBoards
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
 from wattspan.emulation.boards import MI300X, PICOJOULES

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.powercap_host import PowercapHost
 
-from support.powercap_host import PowercapHost
 from wattspan.attribution.counter_deltas import energy_between
 from wattspan.emulation.power_meters import EmulatedMeter, PowerMeters
 from wattspan.emulation.powercap_tree import CounterScope

@@ -14,10 +14,10 @@ from typing import Any
 
 import pynvml
 import pytest
+from testbed.amd_boards import AmdFaults
+from testbed.emulated_faults import GpuFaults
+from testbed.sampled_boards import SERVE, TRAIN, SampledBoards
 
-from support.amd_boards import AmdFaults
-from support.emulated_faults import GpuFaults
-from support.sampled_boards import SERVE, TRAIN, SampledBoards
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards

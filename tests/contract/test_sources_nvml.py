@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.emulated_faults import GpuFaults
+from testbed.gpu_boards import A40
+from testbed.sampled_boards import SERVE, TRAIN, SampledBoards
 
-from support.emulated_faults import GpuFaults
-from support.gpu_boards import A40
-from support.sampled_boards import SERVE, TRAIN, SampledBoards
 from wattspan.emulation.boards import H100
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import DECODE, SteadyLoad

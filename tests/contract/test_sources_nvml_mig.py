@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.dcgm_exporter import DcgmServer, series
+from testbed.emulated_faults import GpuFaults
 
-from support.dcgm_exporter import DcgmServer, series
-from support.emulated_faults import GpuFaults
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
+from testbed.capper_bench import BOOT
+from testbed.fake_actuators import KnobNvml
+from testbed.fake_nvml import FakeGpu
+from testbed.field import FieldCase, build_tree, field_cases
 
-from support.amd_boards import AmdFaults, ScriptedAmdSmi
-from support.capper_bench import BOOT
-from support.fake_actuators import KnobNvml
-from support.fake_nvml import FakeGpu
-from support.field import FieldCase, build_tree, field_cases
 from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards

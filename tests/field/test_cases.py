@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from support.field import FOLDER, MAX_ENTRIES, InvalidCaseError, build_tree, read_case, read_cases
+from testbed.field import FOLDER, MAX_ENTRIES, InvalidCaseError, build_tree, read_case, read_cases
 
 KINDS = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and any(path.glob("*.toml")))
 ROOT = FOLDER.parents[1]

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from testbed.field import FieldCase, field_cases
+from testbed.top_view import document, drawn
 
-from support.field import FieldCase, field_cases
-from support.top_view import document, drawn
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     SECOND,

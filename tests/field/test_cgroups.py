@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.field import FieldCase, field_cases
 
-from support.field import FieldCase, field_cases
 from wattspan.model import GroupKind, Principal
 from wattspan.processes.cgroup_names import cgroup_paths
 from wattspan.processes.principals import CgroupDirectories, PrincipalResolver, SubordinateUsers

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.field import FieldCase, build_tree, field_cases
 
-from support.field import FieldCase, build_tree, field_cases
 from wattspan.api.device_energy import selected_domains
 from wattspan.api.energy import energy_response
 from wattspan.attribution.history import AttributionHistory

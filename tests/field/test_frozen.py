@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.field import FieldCase, build_tree, field_cases
 
-from support.field import FieldCase, build_tree, field_cases
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import MILLISECOND, SECOND, Consumer, GapReason, Payer, Snapshot, Usage

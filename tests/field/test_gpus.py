@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from testbed.amd_boards import ScriptedAmdSmi
+from testbed.fake_nvml import FakeGpu, FakeNvml
+from testbed.field import FieldCase, build_tree, field_cases
 
-from support.amd_boards import ScriptedAmdSmi
-from support.fake_nvml import FakeGpu, FakeNvml
-from support.field import FieldCase, build_tree, field_cases
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.model import GpuStatus, Reading

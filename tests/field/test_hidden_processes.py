@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, build_tree, field_cases
 
-from support.field import FieldCase, build_tree, field_cases
 from wattspan.processes.procfs import ProcFs
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, build_tree, field_cases
+from testbed.waiting import eventually
 
-from support.field import FieldCase, build_tree, field_cases
-from support.waiting import eventually
 from wattspan.config import Config
 from wattspan.plugins import AwaitedSources, Plugins, open_sources
 from wattspan.ports import CounterSource, SourceContext

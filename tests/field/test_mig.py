@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, field_cases
 
-from support.field import FieldCase, field_cases
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus

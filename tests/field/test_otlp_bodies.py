@@ -9,9 +9,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-
-from support.field import FieldCase, field_cases
-from support.otlp import JSON, PROTOBUF, Receiver
+from testbed.field import FieldCase, field_cases
+from testbed.otlp import JSON, PROTOBUF, Receiver
 
 
 def body_of(case: FieldCase) -> bytes:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, build_tree, field_cases
+from testbed.kubelet import encode_claims, encode_pods
 
-from support.field import FieldCase, build_tree, field_cases
-from support.kubelet import encode_claims, encode_pods
 from wattspan.processes.cdi import NodeGpus, read_specifications
 from wattspan.processes.pod_resources import ClaimedGpus, decode_allotments
 from wattspan.processes.resource_slices import ResourceSlices, decode_slices

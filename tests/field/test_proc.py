@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, field_cases
 
-from support.field import FieldCase, field_cases
 from wattspan.model import GroupKind
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs

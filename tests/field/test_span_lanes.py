@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from testbed.field import FieldCase, field_cases
 
-from support.field import FieldCase, field_cases
 from wattspan.model import HwType, Microjoules
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, build_tree, field_cases
 
-from support.field import FieldCase, build_tree, field_cases
 from wattspan.attribution.cover import decide
 from wattspan.model import Domain, Failure
 from wattspan.sources.hwmon.source import HwmonSource

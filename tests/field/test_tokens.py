@@ -8,9 +8,8 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-
-from support.field import FieldCase, field_cases
-from support.token_host import TokenHost
+from testbed.field import FieldCase, field_cases
+from testbed.token_host import TokenHost
 
 APP = ({"name": "app"},)
 ONE_CLIENT = [

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, field_cases
 
-from support.field import FieldCase, field_cases
 from wattspan.capper.unmatched import unmatched_settings
 from wattspan.config import load
 from wattspan.config.ineffective import ineffective_settings

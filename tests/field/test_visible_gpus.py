@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.field import FieldCase, field_cases
 
-from support.field import FieldCase, field_cases
 from wattspan.compat.zeus.cuda import CudaEnvironment, DeviceMappingError, visible_boards
 from wattspan.sdk.client import Device
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from benchmarks.spans.agent import SpanAgent
-
-from support.program import ENVIRONMENT, wattspan
-from support.requirements import ROOT
-from support.waiting import eventually
+from testbed.program import ENVIRONMENT, wattspan
+from testbed.requirements import ROOT
+from testbed.waiting import eventually
 
 pytestmark = pytest.mark.exhaustive
 

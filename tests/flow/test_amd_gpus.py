@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.amd_boards import AmdFaults
+from testbed.amdsmi_library import build, environment
+from testbed.capper_process import CapperProcess, gpu_at
+from testbed.gpu_source_process import read_source
+from testbed.waiting import eventually
 
-from amdsmi_library import build, environment
-from support.amd_boards import AmdFaults
-from support.capper_process import CapperProcess, gpu_at
-from support.gpu_source_process import read_source
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.certificates import Authority
+from testbed.emulated_faults import FaultyHost
+from testbed.program import UNPRIVILEGED, Running, fallen, lasting, on_a_disk_of, options, wattspan
+from testbed.waiting import eventually
 
-from support.certificates import Authority
-from support.emulated_faults import FaultyHost
-from support.program import UNPRIVILEGED, Running, fallen, lasting, on_a_disk_of, options, wattspan
-from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.program import ENVIRONMENT, PROGRAM, wattspan
+from testbed.requirements import ROOT
+from testbed.waiting import eventually
 
-from support.program import ENVIRONMENT, PROGRAM, wattspan
-from support.requirements import ROOT
-from support.waiting import eventually
 from wattspan.capper.journal import SOCKET_FILE
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock

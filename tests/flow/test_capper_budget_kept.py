@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from testbed.capper_fixtures import host_fixture, limits_fixture
+from testbed.capper_process import CapperProcess
+from testbed.power_limits import PowerLimits, restore
+from testbed.waiting import eventually
 
-from support.capper_fixtures import host_fixture, limits_fixture
-from support.capper_process import CapperProcess
-from support.power_limits import PowerLimits, restore
-from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import Knob
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from testbed.capper_process import CapperProcess, Gpu
+from testbed.local_user import asks
+from testbed.program import wattspan
+from testbed.waiting import eventually
 
-from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
-from support.capper_process import CapperProcess, Gpu
-from support.local_user import asks
-from support.program import wattspan
-from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users needs root")

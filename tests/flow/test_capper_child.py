@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from testbed.capper_process import Gpu, finish, holding
+from testbed.program import Running, alive, wattspan
+from testbed.requirements import ROOT
+from testbed.waiting import eventually
 
-from support.capper_process import Gpu, finish, holding
-from support.program import Running, alive, wattspan
-from support.requirements import ROOT
-from support.waiting import eventually
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
@@ -29,7 +29,7 @@ from wattspan.testing import ManualClock
 CAP = 600_000
 ON_HOST = """
 import sys
-from support.agent_on_host import main
+from testbed.agent_on_host import main
 sys.argv = ["wattspan", sys.argv[1], *sys.argv[5:]]
 main()
 """
@@ -111,7 +111,7 @@ def agent_on(host: EmulatedHost, folder: Path, file: Path) -> Running:
         *("--config", str(file)),
         emulate="one-socket-h100",
         within=[sys.executable, "-c", ON_HOST, str(host.directory)],
-        environ={"PYTHONPATH": str(ROOT / "tests")},
+        environ={"PYTHONPATH": str(ROOT)},
     )
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from testbed.capper_process import CapperProcess, Gpu, finish
+from testbed.descriptors import no_free_descriptor
+from testbed.waiting import eventually
 
-from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
-from support.capper_process import CapperProcess, Gpu, finish
-from support.descriptors import no_free_descriptor
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.ports import CapsError

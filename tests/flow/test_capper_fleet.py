@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from testbed.capper_fixtures import host_fixture, limits_fixture
+from testbed.capper_process import CapperProcess
+from testbed.power_limits import PowerLimits
+from testbed.waiting import eventually
 
-from support.capper_fixtures import host_fixture, limits_fixture
-from support.capper_process import CapperProcess
-from support.power_limits import PowerLimits
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import SECOND

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.capper_fixtures import host_fixture, limits_fixture
+from testbed.capper_process import CapperProcess
+from testbed.emulated_faults import FaultyHost
+from testbed.power_limits import Hang, PowerLimits, restore
+from testbed.waiting import eventually
 
-from support.capper_fixtures import host_fixture, limits_fixture
-from support.capper_process import CapperProcess
-from support.emulated_faults import FaultyHost
-from support.power_limits import Hang, PowerLimits, restore
-from support.waiting import eventually
 from wattspan.capper.protocol import CapperClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import CapKey, Knob

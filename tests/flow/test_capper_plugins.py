@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from testbed.capper_process import CapperProcess, Gpu
+from testbed.program import options, wattspan
 
-from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
-from support.capper_process import CapperProcess, Gpu
-from support.program import options, wattspan
 from wattspan.emulation.host import EmulatedHost
 
 CAP = 500_000

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from testbed.capper_process import CapperProcess, Gpu, finish
+from testbed.emulated_faults import FaultyHost
+from testbed.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
+from testbed.requirements import ROOT
+from testbed.two_users import CgroupsOfTest, NoCgroupError
+from testbed.waiting import eventually
 
-from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
-from support.capper_process import CapperProcess, Gpu, finish
-from support.emulated_faults import FaultyHost
-from support.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
-from support.requirements import ROOT
-from support.two_users import CgroupsOfTest, NoCgroupError
-from support.waiting import eventually
 from wattspan.capper.journal import Journal, open_capper_host
 from wattspan.capper.protocol import CapperClient
 from wattspan.emulation.host import EmulatedHost
@@ -202,8 +202,8 @@ def test_successor_of_a_killed_capper_restores_the_limit(
 def test_limit_of_a_capper_killed_during_a_write_is_restored(
     host: EmulatedHost, tmp_path: Path, gpu: Gpu, when: str, stands: int
 ) -> None:
-    program = [sys.executable, "-m", "support.blocking_capper", when]
-    within = ["env", f"PYTHONPATH={ROOT / 'tests'}"]
+    program = [sys.executable, "-m", "testbed.blocking_capper", when]
+    within = ["env", f"PYTHONPATH={ROOT}"]
     with CapperProcess(host, tmp_path, program=program, within=within) as capper:
         capper.ready()
         client = capper.client()

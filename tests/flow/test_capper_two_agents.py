@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from testbed.capper_process import Gpu, finish, gpu_at, holding
+from testbed.nvml_library import build, environment
+from testbed.program import ENVIRONMENT, PROGRAM, options, wattspan
+from testbed.waiting import eventually
 
-from nvml_library import build, environment
-from support.capper_process import Gpu, finish, gpu_at, holding
-from support.program import ENVIRONMENT, PROGRAM, options, wattspan
-from support.waiting import eventually
 from wattspan.capper.host_directory import HostDirectory
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from testbed.capper_process import CapperProcess
+from testbed.requirements import ROOT, find_program
+from testbed.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
+from testbed.waiting import eventually
 
-from support.capper_process import CapperProcess
-from support.requirements import ROOT, find_program
-from support.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
 
@@ -43,7 +43,7 @@ def wall(tmp_path_factory: pytest.TempPathFactory) -> WallClock:
     library, file = folder / "stepped_clock.so", folder / "offset"
     compiler = find_program("cc", "gcc", "clang")
     assert compiler is not None
-    source = ROOT / "tests" / "support" / "stepped_clock.c"
+    source = ROOT / "testbed" / "stepped_clock.c"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
     subprocess.run(command, check=True)
     file.write_bytes(bytes(8))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.emulated_faults import FaultyHost
+from testbed.waiting import eventually
 
-from support.emulated_faults import FaultyHost
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.host import EmulatedHost

@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from testbed.journals import journal_entries
+from testbed.program import Running, alive, descendants
+from testbed.stopped_holders import go_on, still_while_capped
+from testbed.tuned_stack import LEASE, ORIGINAL, PROFILE, Tuned, TunedHost
+from testbed.waiting import eventually
 
-from support.journals import journal_entries
-from support.program import Running, alive, descendants
-from support.stopped_holders import go_on, still_while_capped
-from support.tuned_stack import LEASE, ORIGINAL, PROFILE, Tuned, TunedHost
-from support.waiting import eventually
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import Knob

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.program import PROGRAM
+from testbed.tuned_stack import ORIGINAL, OwnHost, Tuned, TunedHost
+from testbed.waiting import eventually
 
-from support.program import PROGRAM
-from support.tuned_stack import ORIGINAL, OwnHost, Tuned, TunedHost
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 
 pytestmark = pytest.mark.exhaustive

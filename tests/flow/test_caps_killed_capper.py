@@ -7,10 +7,9 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-
-from support.program import alive
-from support.tuned_stack import ORIGINAL, Tuned, TunedHost
-from support.waiting import eventually
+from testbed.program import alive
+from testbed.tuned_stack import ORIGINAL, Tuned, TunedHost
+from testbed.waiting import eventually
 
 Note = Callable[[str, object], None]
 

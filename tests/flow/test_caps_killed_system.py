@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from support.capper_process import CapperProcess
-from support.tuned_stack import ORIGINAL, Tuned, TunedHost
+from testbed.capper_process import CapperProcess
+from testbed.tuned_stack import ORIGINAL, Tuned, TunedHost
 
 pytestmark = pytest.mark.exhaustive
 

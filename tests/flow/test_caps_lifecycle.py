@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from support.stopped_holders import go_on, still_while_capped
-from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
+from testbed.stopped_holders import go_on, still_while_capped
+from testbed.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
 pytestmark = [pytest.mark.long, pytest.mark.exhaustive]
 

@@ -8,10 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from support.program import on_a_disk_of
-from support.stopped_holders import go_on, still_while_capped
-from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
+from testbed.program import on_a_disk_of
+from testbed.stopped_holders import go_on, still_while_capped
+from testbed.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
 pytestmark = pytest.mark.exhaustive
 

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from support.program import ENVIRONMENT, PROGRAM, options
-from support.waiting import eventually
+from testbed.program import ENVIRONMENT, PROGRAM, options
+from testbed.waiting import eventually
 
 HOSTILE = ("click", "msgspec", "psutil", "pyarrow", "sitecustomize", "usercustomize", "wattspan")
 

@@ -6,10 +6,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from testbed.certificates import Authority
+from testbed.exporting import serving
+from testbed.receiving import receiving
 
-from support.certificates import Authority
-from support.exporting import serving
-from support.receiving import receiving
 from wattspan.cli.agent_client import (
     AgentCredentials,
     AgentReadError,

@@ -13,9 +13,9 @@ from pathlib import Path
 from time import monotonic_ns
 
 import pytest
+from testbed.program import ENVIRONMENT, Running, host_of
+from testbed.waiting import eventually
 
-from support.program import ENVIRONMENT, Running, host_of
-from support.waiting import eventually
 from wattspan.compat.zeus import PowerMonitor, TemperatureMonitor, ZeusMonitor
 from wattspan.compat.zeus.monitor import WindowMeasurement
 from wattspan.emulation.control import ControlClient, EmulatedGpu

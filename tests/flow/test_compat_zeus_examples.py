@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.spans.agent import SpanAgent
+from testbed.apps import app_environment
+from testbed.nvml_library import build, environment
+from testbed.program import ENVIRONMENT
+from testbed.requirements import APPS, CLIENTS, ROOT
+from testbed.waiting import eventually
 
-from nvml_library import build, environment
-from support.apps import app_environment
-from support.program import ENVIRONMENT
-from support.requirements import APPS, CLIENTS, ROOT
-from support.waiting import eventually
 from wattspan.compat.zeus.aliases import ALIASES
 
 EXAMPLES = ROOT / "examples" / "zeus"

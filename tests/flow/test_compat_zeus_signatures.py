@@ -10,8 +10,7 @@ import subprocess
 from typing import Any
 
 import pytest
-
-from support.requirements import CLIENTS, ROOT
+from testbed.requirements import CLIENTS, ROOT
 
 pytestmark = pytest.mark.needs_clients
 

@@ -12,9 +12,8 @@ from benchmarks.tuner.baselines import Selector, sweep
 from benchmarks.tuner.cells import cells
 from benchmarks.tuner.runner import Bench, Terms
 from benchmarks.tuner.zeus_optimizer import on_plants
-
-from support.apps import app_environment
-from support.requirements import APPS, ROOT
+from testbed.apps import app_environment
+from testbed.requirements import APPS, ROOT
 
 pytestmark = [pytest.mark.needs_apps, pytest.mark.needs_torch, pytest.mark.exhaustive]
 

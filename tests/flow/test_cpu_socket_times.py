@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from testbed.waiting import eventually
 
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.processes import HostUsage, open_processes
 from wattspan.processes.cpu_socket_times import SocketTimes

@@ -18,11 +18,10 @@ from dashboards.drawing.answers import Picture, Window, answered
 from dashboards.drawing.browser import Drawing, browser, draw
 from dashboards.queries import documents
 from playwright.sync_api import Browser
-
-from support.grafana import PAGE
-from support.prometheus_server import Prometheus, scraping
-from support.waiting import eventually
-from support.watched_host import watched_host
+from testbed.grafana import PAGE
+from testbed.prometheus_server import Prometheus, scraping
+from testbed.waiting import eventually
+from testbed.watched_host import watched_host
 
 pytestmark = [pytest.mark.needs_browser, pytest.mark.needs_grafana, pytest.mark.needs_prometheus]
 

@@ -22,11 +22,10 @@ import dashboards
 import pytest
 import yaml
 from dashboards.queries import Query, Variable
-
-from support.prometheus_server import Prometheus, scraping
-from support.requirements import ROOT
-from support.waiting import eventually
-from support.watched_host import watched_host
+from testbed.prometheus_server import Prometheus, scraping
+from testbed.requirements import ROOT
+from testbed.waiting import eventually
+from testbed.watched_host import watched_host
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_prometheus]
 

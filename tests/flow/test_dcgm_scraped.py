@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from testbed.exporting import Served, serving
+from testbed.prometheus_server import scraping
+from testbed.scrapes import full_host
+from testbed.waiting import eventually
 
-from support.exporting import Served, serving
-from support.prometheus_server import scraping
-from support.scrapes import full_host
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Snapshot
 

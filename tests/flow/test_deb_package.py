@@ -9,10 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from support.debian_root import package, the_package
-from support.program import wattspan
-from support.requirements import ROOT
+from testbed.debian_root import package, the_package
+from testbed.program import wattspan
+from testbed.requirements import ROOT
 
 pytestmark = pytest.mark.needs_debian
 

@@ -6,9 +6,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-
-from support.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, UNITS, Machine
-from support.debian_root import DebianRoot, the_package
+from testbed.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, UNITS, Machine
+from testbed.debian_root import DebianRoot, the_package
 
 pytestmark = pytest.mark.needs_debian
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from support.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, Machine
-from support.debian_root import the_package
+from testbed.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, Machine
+from testbed.debian_root import the_package
 
 pytestmark = pytest.mark.needs_debian
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from support.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, Machine
-from support.debian_root import another_version, the_package
+from testbed.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, Machine
+from testbed.debian_root import another_version, the_package
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_debian]
 

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from testbed.program import ENVIRONMENT, Running, wattspan
+from testbed.tuned_training import JOB, TuningAgent
+from testbed.waiting import eventually
 
-from support.program import ENVIRONMENT, Running, wattspan
-from support.tuned_training import JOB, TuningAgent
-from support.waiting import eventually
 from wattspan.emulation.control import Closeable
 from wattspan.sdk.client import request_json
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
-
-from support.program import (
+from testbed.program import (
     ENVIRONMENT,
     OPENMETRICS,
     PROGRAM,
@@ -27,7 +26,8 @@ from support.program import (
     emulated_hosts,
     wattspan,
 )
-from support.waiting import eventually
+from testbed.waiting import eventually
+
 from wattspan.clock import SystemClock
 
 pytestmark = pytest.mark.long

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from testbed.certificates import Authority
+from testbed.etcd import EtcdCluster
+from testbed.program import options, wattspan
+from testbed.reserved_port import reserved_port
+from testbed.waiting import eventually
 
-from support.certificates import Authority
-from support.etcd import EtcdCluster
-from support.program import options, wattspan
-from support.reserved_port import reserved_port
-from support.waiting import eventually
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
 from wattspan.clock import SystemClock

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from testbed.clients import client_environment, fake_nvidia_smi
+from testbed.gpu_boards import A40
+from testbed.nvml_library import build, environment
+from testbed.requirements import CLIENTS
+from testbed.scripted_load import ScriptedLoad
 
-from nvml_library import build, environment
-from support.clients import client_environment, fake_nvidia_smi
-from support.gpu_boards import A40
-from support.requirements import CLIENTS
-from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from testbed.nvml_library import build, environment
+from testbed.requirements import ROOT
 
-from nvml_library import build, environment
-from support.requirements import ROOT
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from wattspan.clock import SystemClock
 sys.path.append({str(Path(__file__).parents[1])!r})
-from support.gpu_state import true_energy
+from testbed.gpu_state import true_energy
 from wattspan.emulation.gpu_file import GpuFile, counter_energy
 file, clock = GpuFile(Path(sys.argv[1])), SystemClock().monotonic
 energy = counter = 0

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.emulated_faults import GpuFaults
+from testbed.gpu_boards import P100
 
-from support.emulated_faults import GpuFaults
-from support.gpu_boards import P100
 from wattspan.emulation.boards import H100, EmulatedBoard
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml

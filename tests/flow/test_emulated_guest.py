@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from testbed.scripted_load import ScriptedLoad
 
-from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100, EnergyLog
 from wattspan.emulation.control import HOST_VARIABLE, ControlClient, EmulatedGpu, running_host

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from testbed.emulated_faults import FaultyHost
+from testbed.program import alive
+from testbed.waiting import eventually
 
-from support.emulated_faults import FaultyHost
-from support.program import alive
-from support.waiting import eventually
 from wattspan.emulation import host as hosts
 from wattspan.emulation.profiles import profile_named
 from wattspan.ports import WattspanError

@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from testbed.live_host import LiveAgent, churn
+from testbed.simulated_host import imbalances, steps_back
 
-from support.live_host import LiveAgent, churn
-from support.simulated_host import imbalances, steps_back
 from wattspan.model import GapReason, HwType
 
 pytestmark = pytest.mark.alone

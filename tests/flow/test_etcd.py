@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from testbed.certificates import Authority
+from testbed.etcd import EtcdCluster
+from testbed.reserved_port import reserved_port
+from testbed.waiting import eventually
 
-from support.certificates import Authority
-from support.etcd import EtcdCluster
-from support.reserved_port import reserved_port
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
 from wattspan.fleet.access import EtcdAccess

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks.spans.agent import SpanAgent
-
-from support.apps import EXAMPLES, app_environment, node_sources
-from support.program import wattspan
-from support.requirements import APPS
-from support.waiting import eventually
+from testbed.apps import EXAMPLES, app_environment, node_sources
+from testbed.program import wattspan
+from testbed.requirements import APPS
+from testbed.waiting import eventually
 
 pytestmark = pytest.mark.exhaustive
 

@@ -8,8 +8,7 @@ import pytest
 from benchmarks.faults.clocks import STOPPED, WALL, clock_that_can_be_set
 from benchmarks.faults.schedule import Fault
 from benchmarks.faults.stage import Stage
-
-from support.faults import of, stands
+from testbed.faults import of, stands
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_cc]
 

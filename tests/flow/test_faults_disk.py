@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 from benchmarks.faults.disk import FAULTS, DiskStage
 from benchmarks.faults.schedule import Fault
-
-from support.faults import of, stands
+from testbed.faults import of, stands
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 

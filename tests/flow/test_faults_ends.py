@@ -8,8 +8,7 @@ import pytest
 from benchmarks.faults.ends import SHORT, STOP_LIMIT, end_after
 from benchmarks.faults.schedule import Fault
 from benchmarks.faults.stage import Stage
-
-from support.faults import of, stands
+from testbed.faults import of, stands
 
 pytestmark = pytest.mark.exhaustive
 

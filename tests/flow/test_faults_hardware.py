@@ -11,8 +11,7 @@ import pytest
 from benchmarks.faults.hardware import AT_ONCE, COUNTERS, GPUS
 from benchmarks.faults.schedule import Fault
 from benchmarks.faults.stage import Stage
-
-from support.faults import of, stands
+from testbed.faults import of, stands
 
 pytestmark = pytest.mark.exhaustive
 

@@ -8,8 +8,7 @@ import pytest
 from benchmarks.faults.processes import FAULTS, ROOM
 from benchmarks.faults.schedule import Fault
 from benchmarks.faults.stage import Stage
-
-from support.faults import of, stands
+from testbed.faults import of, stands
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_cc, pytest.mark.needs_root]
 

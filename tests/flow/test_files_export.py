@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.file_writer import Row, desk, read, settings
+from testbed.program import Running, on_a_disk_of, options, wattspan
+from testbed.scrapes import full_host
+from testbed.waiting import eventually
 
-from support.file_writer import Row, desk, read, settings
-from support.program import Running, on_a_disk_of, options, wattspan
-from support.scrapes import full_host
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.ports import ExporterContext, ExporterError
 from wattspan_exporters.files import FilesSettings, open_exporter
@@ -108,7 +108,7 @@ def test_full_disk_is_logged_once_and_counted(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from support.file_writer import Desk, settings
+from testbed.file_writer import Desk, settings
 from wattspan_exporters.files.exporter import SnapshotWriter
 folder = Path(sys.argv[1])
 keys = {"rotate": "1m", "format": sys.argv[2], "compression": sys.argv[3], "metrics": ["hw.*"]}

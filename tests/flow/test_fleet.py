@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from support.etcd import EtcdCluster
-from support.program import Running, wattspan
-from support.waiting import eventually
+from testbed.etcd import EtcdCluster
+from testbed.program import Running, wattspan
+from testbed.waiting import eventually
 
 pytestmark = [pytest.mark.needs_etcd, pytest.mark.exhaustive]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.etcd import EtcdCluster
+from testbed.real_time_fleet import RealTimeHost, Schedule, real_time_fleet
+from testbed.simulated_fleet import W
+from testbed.waiting import eventually
 
-from support.etcd import EtcdCluster
-from support.real_time_fleet import RealTimeHost, Schedule, real_time_fleet
-from support.simulated_fleet import W
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.etcd import EtcdCluster
+from testbed.simulated_fleet import SimulatedFleet, SimulatedHost, W
 
-from support.etcd import EtcdCluster
-from support.simulated_fleet import SimulatedFleet, SimulatedHost, W
 from wattspan.fleet.coordination import CoordinationError
 from wattspan.fleet.records import read_state
 from wattspan.model import SECOND

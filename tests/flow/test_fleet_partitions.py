@@ -12,11 +12,10 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-
-from support.etcd import EtcdCluster
-from support.network import Network
-from support.real_time_fleet import RealTimeHost, Schedule, real_time_fleet
-from support.simulated_fleet import W
+from testbed.etcd import EtcdCluster
+from testbed.network import Network
+from testbed.real_time_fleet import RealTimeHost, Schedule, real_time_fleet
+from testbed.simulated_fleet import W
 
 pytestmark = [pytest.mark.needs_etcd, pytest.mark.needs_network, pytest.mark.exhaustive]
 

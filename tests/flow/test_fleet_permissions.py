@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from testbed.etcd import EtcdCluster
+from testbed.requirements import ROOT, find_program
 
-from support.etcd import EtcdCluster
-from support.requirements import ROOT, find_program
 from wattspan.config import FleetSettings
 from wattspan.fleet.coordination import (
     Coordination,

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from testbed.live_host import LiveAgent
+from testbed.prometheus_server import scraping
+from testbed.rate_server import serving, vector
+from testbed.waiting import eventually
 
-from support.live_host import LiveAgent
-from support.prometheus_server import scraping
-from support.rate_server import serving, vector
-from support.waiting import eventually
 from wattspan.footprint.cost import KILOWATT_HOUR
 from wattspan.footprint.price_and_carbon import NumberError, query_number
 from wattspan.model import RatedEnergy, Snapshot, SourceHealth

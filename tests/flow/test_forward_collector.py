@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from support.collector import (
+from testbed.collector import (
     Break,
     GrpcCollector,
     GrpcStatus,
@@ -21,8 +20,9 @@ from support.collector import (
     Silence,
     rejecting,
 )
-from support.forwarding import delivery, joules, no_energy, spans_in
-from support.waiting import eventually
+from testbed.forwarding import delivery, joules, no_energy, spans_in
+from testbed.waiting import eventually
+
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.model import MILLISECOND, SECOND, HwType, Provenance
@@ -249,8 +249,8 @@ def test_under_pressure_from_many_threads_every_span_is_sent_or_counted(tmp_path
 ENDLESS = """
 import sys
 from pathlib import Path
-from support.forwarding import delivery
-from support.waiting import eventually
+from testbed.forwarding import delivery
+from testbed.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.otlp.forwarder import Forwarder
@@ -269,7 +269,7 @@ for number in range(10**6):
 def test_spooled_spans_survive_sigkill(tmp_path: Path, free_port: Callable[[], int]):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS, url, str(tmp_path)], stdout=subprocess.PIPE, env=environment
     ) as agent:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from testbed.certificates import Authority
+from testbed.collector import Break, GrpcCollector, GrpcStatus, HttpCollector, Silence, rejecting
+from testbed.forwarding import grpc_to, request
+from testbed.grpc_wire import WireServer
+from testbed.waiting import eventually
 
-from support.certificates import Authority
-from support.collector import Break, GrpcCollector, GrpcStatus, HttpCollector, Silence, rejecting
-from support.forwarding import grpc_to, request
-from support.grpc_wire import WireServer
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
 from wattspan.otlp.destination import parse_destination

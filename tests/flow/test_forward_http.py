@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from support.certificates import Authority
-from support.collector import (
+from testbed.certificates import Authority
+from testbed.collector import (
     Break,
     CutShort,
     EarlyRefusal,
@@ -21,8 +20,9 @@ from support.collector import (
     Silence,
     rejecting,
 )
-from support.forwarding import http_to, request
-from support.waiting import eventually
+from testbed.forwarding import http_to, request
+from testbed.waiting import eventually
+
 from wattspan.model import SECOND
 from wattspan.otlp.transport import ExportStatus
 

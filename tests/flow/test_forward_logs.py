@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from testbed.collector import GrpcCollector, HttpCollector, Memory, Reply
+from testbed.tuned_stack import Tuned, TunedHost
+from testbed.waiting import eventually
 
-from support.collector import GrpcCollector, HttpCollector, Memory, Reply
-from support.tuned_stack import Tuned, TunedHost
-from support.waiting import eventually
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings

@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.spans.agent import SpanAgent
+from testbed import emulated_training
+from testbed.agent_on_host import Standing
+from testbed.capper_process import Gpu
+from testbed.program import ENVIRONMENT, PROGRAM
+from testbed.requirements import ROOT
+from testbed.waiting import eventually
 
-from support import emulated_training
-from support.agent_on_host import Standing
-from support.capper_process import Gpu
-from support.program import ENVIRONMENT, PROGRAM
-from support.requirements import ROOT
-from support.waiting import eventually
 from wattspan import Frontier
 from wattspan.emulation.profiles import profile_named
 from wattspan.frontier.trials import Trial

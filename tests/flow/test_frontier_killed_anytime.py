@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from testbed import emulated_training
+from testbed.capper_process import Gpu
+from testbed.program import ENVIRONMENT, PROGRAM
+from testbed.requirements import ROOT
+from testbed.tuned_stack import ORIGINAL, PROFILE, Limited, Tuned
+from testbed.waiting import eventually
 
-from support import emulated_training
-from support.capper_process import Gpu
-from support.program import ENVIRONMENT, PROGRAM
-from support.requirements import ROOT
-from support.tuned_stack import ORIGINAL, PROFILE, Limited, Tuned
-from support.waiting import eventually
 from wattspan import Frontier
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.host import EmulatedHost

@@ -23,7 +23,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "fuzz", *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -56,7 +56,7 @@ def test_fuzz_finding_has_its_reproduction_command(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, str(broken), str(tmp_path / "found")],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,14 +12,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from testbed.collector import GrpcCollector
+from testbed.forwarding import grpc_to, request
+from testbed.grpc_wire import Told, WireServer, failing, saying
+from testbed.grpcio_collector import grpcio_collector
+from testbed.http2 import framed
+from testbed.pushing import pushing
+from testbed.waiting import eventually
 
-from support.collector import GrpcCollector
-from support.forwarding import grpc_to, request
-from support.grpc_wire import Told, WireServer, failing, saying
-from support.grpcio_collector import grpcio_collector
-from support.http2 import framed
-from support.pushing import pushing
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.otlp.forwarder import Forwarder

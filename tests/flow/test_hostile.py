@@ -8,8 +8,7 @@ import pytest
 from benchmarks.hostile.__main__ import ATTACKS
 from benchmarks.hostile.schedule import Attack, Terms, judged
 from benchmarks.hostile.stage import HostileStage
-
-from support.repeated import holds_once
+from testbed.repeated import holds_once
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.alone]
 

@@ -8,9 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-from support.exporting import serving as exporting
-from support.web import read_all, serving, statuses
+from testbed.exporting import serving as exporting
+from testbed.web import read_all, serving, statuses
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 Connect = Callable[[], socket.socket]

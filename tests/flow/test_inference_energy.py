@@ -16,8 +16,8 @@ import pytest
 from benchmarks.spans.agent import SpanAgent
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
+from testbed.waiting import eventually
 
-from support.waiting import eventually
 from wattspan.cli import cli
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.inference_server import InferenceServerSettings

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.etcd import EtcdCluster
+from testbed.ranks_on_hosts import JOB, RankedHosts, place_of
+from testbed.waiting import eventually
 
-from support.etcd import EtcdCluster
-from support.ranks_on_hosts import JOB, RankedHosts, place_of
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.fleet.etcd import EtcdCoordination
 from wattspan.fleet.job_exchange import JobExchange

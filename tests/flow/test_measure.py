@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from support.constant_history import ConstantPast
-from support.program import ENVIRONMENT, PROGRAM
-from support.query_server import FAR, Anybody, Living, QueryServer
+from testbed.constant_history import ConstantPast
+from testbed.program import ENVIRONMENT, PROGRAM
+from testbed.query_server import FAR, Anybody, Living, QueryServer
 
 
 def python(script: str) -> tuple[str, ...]:

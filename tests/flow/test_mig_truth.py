@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.live_host import LiveAgent, percent
+from testbed.simulated_host import imbalances
+from testbed.waiting import eventually
 
-from support.live_host import LiveAgent, percent
-from support.simulated_host import imbalances
-from support.waiting import eventually
 from wattspan.model import DomainAccount, HwType, Provenance
 
 WINDOW = 3.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.capper_process import CapperProcess
+from testbed.live_host import LiveAgent, percent
+from testbed.simulated_host import imbalances
+from testbed.waiting import eventually
 
-from support.capper_process import CapperProcess
-from support.live_host import LiveAgent, percent
-from support.simulated_host import imbalances
-from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import CapKey, HwType, Knob

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from testbed.certificates import Authority
+from testbed.program import ENVIRONMENT, PROGRAM, options
 
-from support.certificates import Authority
-from support.program import ENVIRONMENT, PROGRAM, options
 from wattspan.footprint.price_and_carbon import NumberError, read_number
 from wattspan.util.files import MAX_FILE_BYTES
 

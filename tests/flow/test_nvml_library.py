@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testbed.gpu_source_process import read_source
+from testbed.nvml_library import build, environment
 
-from nvml_library import build, environment
-from support.gpu_source_process import read_source
 from wattspan.emulation.boards import H100
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from testbed.apps import app_environment
+from testbed.query_server import QueryServer
+from testbed.requirements import APPS
 
-from support.apps import app_environment
-from support.query_server import QueryServer
-from support.requirements import APPS
 from wattspan.model import Consumer, Microjoules
 from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.request_estimate import RequestEstimate

@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from testbed.announcing import listening
+from testbed.apps import app_environment
+from testbed.requirements import APPS
+from testbed.waiting import eventually
 
-from support.announcing import listening
-from support.apps import app_environment
-from support.requirements import APPS
-from support.waiting import eventually
 from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
 from wattspan.spans.values import SpanEnd, SpanStart
 

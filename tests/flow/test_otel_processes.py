@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.announcing import by_process, ends, finish, listening, run, start, starts
+from testbed.waiting import eventually
 
-from support.announcing import by_process, ends, finish, listening, run, start, starts
-from support.waiting import eventually
 from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
 from wattspan.model import Principal
 from wattspan.spans.values import SpanEnd, SpanStart

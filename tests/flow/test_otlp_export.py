@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from support.certificates import Authority, Pair
-from support.collector import (
+from testbed.certificates import Authority, Pair
+from testbed.collector import (
     Break,
     EarlyRefusal,
     Garbage,
@@ -22,11 +21,12 @@ from support.collector import (
     Silence,
     rejecting,
 )
-from support.otlp_sink import by_series, points, resource_of, total_seen
-from support.pushing import opened, pushing
-from support.reserved_port import reserved_port
-from support.scrapes import parse
-from support.waiting import eventually
+from testbed.otlp_sink import by_series, points, resource_of, total_seen
+from testbed.pushing import opened, pushing
+from testbed.reserved_port import reserved_port
+from testbed.scrapes import parse
+from testbed.waiting import eventually
+
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules
 from wattspan.model.settings import Duration

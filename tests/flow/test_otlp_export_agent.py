@@ -6,11 +6,12 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from support.collector import HttpCollector, Reply
-from support.live_host import LiveAgent
-from support.otlp_sink import Key, Point, by_series, points, resource_of, total_seen
-from support.scrapes import CATALOGUE_SERIES, Series, parse
-from support.waiting import eventually
+from testbed.collector import HttpCollector, Reply
+from testbed.live_host import LiveAgent
+from testbed.otlp_sink import Key, Point, by_series, points, resource_of, total_seen
+from testbed.scrapes import CATALOGUE_SERIES, Series, parse
+from testbed.waiting import eventually
+
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat
 

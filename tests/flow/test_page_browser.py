@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from dashboards.drawing.browser import browser as chromium
 from playwright.sync_api import Browser, ViewportSize
+from testbed import page_worlds
+from testbed.browser import Tab, opened
+from testbed.page_server import STATIC, PageServer
+from testbed.tuned import PIPELINED
+from testbed.waiting import eventually
 
-from support import page_worlds
-from support.browser import Tab, opened
-from support.page_server import STATIC, PageServer
-from support.tuned import PIPELINED
-from support.waiting import eventually
 from wattspan.tuning.serialization import row_to_json
 
 pytestmark = [pytest.mark.long, pytest.mark.needs_browser]

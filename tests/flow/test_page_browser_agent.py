@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from dashboards.drawing.browser import browser as chromium
 from playwright.sync_api import Browser
-
-from support.browser import opened
-from support.program import Running
-from support.reserved_port import reserved_port
-from support.span_senders import made, send
-from support.waiting import eventually
+from testbed.browser import opened
+from testbed.program import Running
+from testbed.reserved_port import reserved_port
+from testbed.span_senders import made, send
+from testbed.waiting import eventually
 
 pytestmark = pytest.mark.needs_browser
 

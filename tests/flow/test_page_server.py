@@ -12,12 +12,12 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from testbed.exporting import Answer, Served, serving
+from testbed.scrapes import full_host
+from testbed.simulated_host import World
+from testbed.snapshots import CPU, process
+from testbed.waiting import eventually
 
-from support.exporting import Answer, Served, serving
-from support.scrapes import full_host
-from support.simulated_host import World
-from support.snapshots import CPU, process
-from support.waiting import eventually
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import HwType, Instant, Microjoules, Snapshot
 from wattspan.testing import ManualClock

@@ -7,8 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from support.powercap_host import PowercapHost, python_on
+from testbed.powercap_host import PowercapHost, python_on
 
 pytestmark = pytest.mark.needs_root
 

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from testbed.emulated_faults import FaultyPowercapEngine, FaultyPowercapTree
+from testbed.powercap_layouts import LAYOUTS
+from testbed.waiting import eventually
 
-from support.emulated_faults import FaultyPowercapEngine, FaultyPowercapTree
-from support.powercap_layouts import LAYOUTS
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.powercap_engine import CpuLaw, PowercapRunner, on_sockets, open_cpu_load
 from wattspan.sources.rapl.powercap import PowercapSource

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.waiting import eventually
 
-from support.waiting import eventually
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents, open_process_connector
 from wattspan.processes.taskstats import open_taskstats
 

@@ -9,8 +9,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from support.program import Running
-from support.waiting import eventually
+from testbed.program import Running
+from testbed.waiting import eventually
 
 LIGHT = "import time\nwhile True:\n    sum(range(20000))\n    time.sleep(0.01)\n"
 

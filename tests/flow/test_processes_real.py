@@ -13,8 +13,8 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from testbed.waiting import eventually
 
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Consumer, PayerInfo, Remainder
 from wattspan.ports import UsageBatch

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.certificates import Authority
+from testbed.exporting import Served, serving
+from testbed.prometheus_server import Prometheus, scraping
+from testbed.requirements import find_program
+from testbed.scrapes import full_host
+from testbed.snapshots import busy_host
+from testbed.waiting import eventually
 
-from support.certificates import Authority
-from support.exporting import Served, serving
-from support.prometheus_server import Prometheus, scraping
-from support.requirements import find_program
-from support.scrapes import full_host
-from support.snapshots import busy_host
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Provenance
 from wattspan_exporters.prometheus.pages import SelfMetrics

@@ -13,11 +13,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from testbed.exporting import Served, serving
+from testbed.scrapes import full_host, parse, value
+from testbed.snapshots import CPU, busy_host
+from testbed.waiting import eventually
 
-from support.exporting import Served, serving
-from support.scrapes import full_host, parse, value
-from support.snapshots import CPU, busy_host
-from support.waiting import eventually
 from wattspan.api.snapshot_document import decode_snapshot, snapshot_document
 from wattspan.model import MILLISECOND, Microjoules, Provenance, TickCounts
 from wattspan.model.settings import Listen

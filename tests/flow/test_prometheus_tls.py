@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from testbed.certificates import Authority, Pair, key_pem
+from testbed.exporting import Served, serving
+from testbed.scrapes import parse, value
 
-from support.certificates import Authority, Pair, key_pem
-from support.exporting import Served, serving
-from support.scrapes import parse, value
 from wattspan.http.access_policy import AccessError
 from wattspan_exporters.prometheus.renderer import ExpositionFormat
 

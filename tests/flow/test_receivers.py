@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.otlp import PROTOBUF, request, span
+from testbed.receiving import Receiving, receiving
+from testbed.requirements import APPS
+from testbed.waiting import eventually
+from testbed.web import post, read_all, read_answer, statuses
 
-from support.otlp import PROTOBUF, request, span
-from support.receiving import Receiving, receiving
-from support.requirements import APPS
-from support.waiting import eventually
-from support.web import post, read_all, read_answer, statuses
 from wattspan.clock import SystemClock
 from wattspan.config.settings import SpansSettings
 from wattspan.http.limits import ServerLimits
@@ -124,7 +124,7 @@ def test_bomb_is_refused(running: Receiving) -> None:
 HOSTILE = """
 import asyncio, gzip, sys
 from pathlib import Path
-from support.otlp import PROTOBUF, Receiver, request
+from testbed.otlp import PROTOBUF, Receiver, request
 
 MOST = 16 << 20
 receiver = Receiver(MOST)
@@ -163,7 +163,7 @@ def test_request_memory_is_proportional_to_its_size() -> None:
     """With the complete schema, a request of two-byte messages takes seventy times its size."""
     done = subprocess.run(
         [sys.executable, "-c", HOSTILE],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=120,

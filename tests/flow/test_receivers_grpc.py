@@ -23,11 +23,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from testbed.http2 import EXPORT, Answer, framed, http2
+from testbed.otlp import request, span
+from testbed.receiving import Receiving, receiving
+from testbed.waiting import eventually
 
-from support.http2 import EXPORT, Answer, framed, http2
-from support.otlp import request, span
-from support.receiving import Receiving, receiving
-from support.waiting import eventually
 from wattspan.http.limits import ServerLimits
 from wattspan.util.protobuf import encode_retry_info, encode_status
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from benchmarks.spans.agent import SpanAgent
-
-from support.program import ENVIRONMENT, PROGRAM
-from support.requirements import ROOT
-from support.waiting import eventually
+from testbed.program import ENVIRONMENT, PROGRAM
+from testbed.requirements import ROOT
+from testbed.waiting import eventually
 
 EXAMPLE = ROOT / "examples" / "recurring" / "nightly.py"
 WAITING = """

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from testbed.known_totals import Books, J
+from testbed.program import wattspan
 
-from support.known_totals import Books, J
-from support.program import wattspan
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from testbed.known_totals import Books
 
-from support.known_totals import Books
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from testbed.known_totals import Books
 
-from support.known_totals import Books
 from wattspan.cli import cli
 from wattspan.cli.report import export
 from wattspan.clock import SystemClock

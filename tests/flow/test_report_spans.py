@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from testbed.joined_spans import CPU, GPU, joined
+from testbed.known_totals import Books, J
 
-from support.joined_spans import CPU, GPU, joined
-from support.known_totals import Books, J
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings

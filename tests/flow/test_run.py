@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as text
-
-from support.program import (
+from testbed.program import (
     UNPRIVILEGED,
     Running,
     alive,
@@ -27,9 +26,10 @@ from support.program import (
     lasting,
     wattspan,
 )
-from support.prometheus_server import scraping
-from support.requirements import find_program
-from support.waiting import eventually
+from testbed.prometheus_server import scraping
+from testbed.requirements import find_program
+from testbed.waiting import eventually
+
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named

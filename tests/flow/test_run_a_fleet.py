@@ -8,12 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
-from support.program import ENVIRONMENT
-from support.requirements import ROOT, find_program
-from support.reserved_port import reserved_port
-from support.shown_commands import PageShell, Shown, is_shown, shown_commands
-from support.waiting import eventually
+from testbed.program import ENVIRONMENT
+from testbed.requirements import ROOT, find_program
+from testbed.reserved_port import reserved_port
+from testbed.shown_commands import PageShell, Shown, is_shown, shown_commands
+from testbed.waiting import eventually
 
 PAGE = (ROOT / "docs" / "how-to" / "run-a-fleet.md").read_text()
 _PORTS = ("12379", "12380")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.harness import cpu_seconds
-
-from support.hostile_otlp import (
+from testbed.hostile_otlp import (
     JSON,
     JSONS,
     PERMITTED,
@@ -24,10 +23,10 @@ from support.hostile_otlp import (
     Body,
     bombs,
 )
-from support.http2 import Http2Client, framed
-from support.program import Running
-from support.span_senders import UnixConnection
-from support.waiting import eventually
+from testbed.http2 import Http2Client, framed
+from testbed.program import Running
+from testbed.span_senders import UnixConnection
+from testbed.waiting import eventually
 
 pytestmark = pytest.mark.alone
 

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from testbed.file_writer import desk
+from testbed.program import wattspan
+from testbed.scrapes import Series, full_host, parse
+from testbed.top_view import document
 
-from support.file_writer import desk
-from support.program import wattspan
-from support.scrapes import Series, full_host, parse
-from support.top_view import document
 from wattspan.api.requests import sanitized
 from wattspan.capper.protocol import KnobRow, StateReply
 from wattspan.cli.run import one_line

@@ -8,11 +8,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from testbed.hostile_otlp import PERMITTED_JSON
+from testbed.receiving import Receiving, receiving
+from testbed.repeated import holds_once
+from testbed.web import PATIENCE
 
-from support.hostile_otlp import PERMITTED_JSON
-from support.receiving import Receiving, receiving
-from support.repeated import holds_once
-from support.web import PATIENCE
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
 from wattspan.ingest.trace_receiver import LARGE_REQUEST

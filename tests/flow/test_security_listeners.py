@@ -13,13 +13,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from testbed.certificates import Authority
+from testbed.http2 import framed, http2
+from testbed.otlp import request, span
+from testbed.program import Running, wattspan
+from testbed.receiving import receiving
+from testbed.waiting import eventually
 
-from support.certificates import Authority
-from support.http2 import framed, http2
-from support.otlp import request, span
-from support.program import Running, wattspan
-from support.receiving import receiving
-from support.waiting import eventually
 from wattspan.model.settings import Listen
 from wattspan_exporters.prometheus import PrometheusSettings
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.constant_history import ConstantPast
+from testbed.exporting import serving as exporting
+from testbed.local_user import asks, greedy
+from testbed.query_server import FAR, Living, QueryServer
+from testbed.receiving import Receiving, receiving
+from testbed.requirements import find_program
+from testbed.waiting import eventually
+from testbed.web import serving
 
-from support.constant_history import ConstantPast
-from support.exporting import serving as exporting
-from support.local_user import asks, greedy
-from support.query_server import FAR, Living, QueryServer
-from support.receiving import Receiving, receiving
-from support.requirements import find_program
-from support.waiting import eventually
-from support.web import serving
 from wattspan.api.service import MAX_WAITING
 from wattspan.http.limits import ServerLimits
 from wattspan.ingest.side_channel import SideChannelServer

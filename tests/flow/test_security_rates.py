@@ -12,16 +12,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from testbed.exporting import Served, serving
+from testbed.http2 import framed, http2
+from testbed.local_user import asks
+from testbed.otlp import PROTOBUF, request, span
+from testbed.program import Running
+from testbed.receiving import Receiving, receiving
+from testbed.requirements import APPS, find_program
+from testbed.waiting import eventually
+from testbed.web import post, read_all, read_answer, statuses
 
-from support.exporting import Served, serving
-from support.http2 import framed, http2
-from support.local_user import asks
-from support.otlp import PROTOBUF, request, span
-from support.program import Running
-from support.receiving import Receiving, receiving
-from support.requirements import APPS, find_program
-from support.waiting import eventually
-from support.web import post, read_all, read_answer, statuses
 from wattspan.http.limits import RejectionCounter, ServerLimits
 from wattspan.http.rate_limiter import BURST_SECONDS
 from wattspan.testing import ManualClock

@@ -16,10 +16,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-
-from support.collector import HttpCollector
-from support.program import Running, wattspan
-from support.waiting import eventually
+from testbed.collector import HttpCollector
+from testbed.program import Running, wattspan
+from testbed.waiting import eventually
 
 ARGUMENT, VARIABLE = "s3cret-of-the-command-line", "s3cret-of-the-environment"
 NAME = "keeper-of-it"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from testbed.secret_load import AGENT, INTERVAL, ROOT, STRANGER, VictimPast, joules, told
 
-from support.secret_load import AGENT, INTERVAL, ROOT, STRANGER, VictimPast, joules, told
 from wattspan.config.settings import AgentSettings
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND

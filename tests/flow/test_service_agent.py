@@ -14,11 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from support.blocking_source import BlockingSource
-from support.program import Running, alive, counters, descendants, fallen, lasting
-from support.service_manager import ServiceManager
-from support.waiting import eventually
+from testbed.blocking_source import BlockingSource
+from testbed.program import Running, alive, counters, descendants, fallen, lasting
+from testbed.service_manager import ServiceManager
+from testbed.waiting import eventually
 
 ON_A_TERMINAL = """
 import fcntl, os, sys, termios

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from testbed.capper_process import CapperProcess, Gpu
+from testbed.power_limits import restore
+from testbed.program import Running, wattspan
+from testbed.service_manager import ServiceManager
+from testbed.waiting import eventually
 
-from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
-from support.capper_process import CapperProcess, Gpu
-from support.power_limits import restore
-from support.program import Running, wattspan
-from support.service_manager import ServiceManager
-from support.waiting import eventually
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost

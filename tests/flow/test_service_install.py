@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from support.systemd_host import SystemdHost
-from support.systemd_wattspan import AGENT, BASE, CAPPER, PROGRAM, SHIPPED, SOCKET, UNITS, _program
-from support.waiting import eventually
+from testbed.systemd_host import SystemdHost
+from testbed.systemd_wattspan import AGENT, BASE, CAPPER, PROGRAM, SHIPPED, SOCKET, UNITS, _program
+from testbed.waiting import eventually
 
 pytestmark = pytest.mark.needs_systemd
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from testbed.waiting import eventually
 
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from support.program import PROGRAM, UNPRIVILEGED, Running, options, wattspan
-from support.reserved_port import reserved_port
-from support.span_senders import Scrape, made, send
-from support.waiting import eventually
+from testbed.program import PROGRAM, UNPRIVILEGED, Running, options, wattspan
+from testbed.reserved_port import reserved_port
+from testbed.span_senders import Scrape, made, send
+from testbed.waiting import eventually
 
 SOCKETS = ("otlp.sock", "feed.sock", "api.sock")
 

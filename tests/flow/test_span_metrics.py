@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from testbed.exporting import serving
+from testbed.joined_spans import CPU, GPU, joined
+from testbed.prometheus_server import scraping
+from testbed.requirements import ROOT
+from testbed.snapshots import busy_host
+from testbed.waiting import eventually
 
-from support.exporting import serving
-from support.joined_spans import CPU, GPU, joined
-from support.prometheus_server import scraping
-from support.requirements import ROOT
-from support.snapshots import busy_host
-from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Instant, Snapshot
 from wattspan.spans.aggregator import SpanAggregator

@@ -24,8 +24,7 @@ from benchmarks.span_accuracy import (
 from benchmarks.spans.agent import SpanAgent
 from benchmarks.spans.collector import Collector
 from benchmarks.spans.workload import Edge, Mark, Trial, divided, trials
-
-from support.repeated import holds_once
+from testbed.repeated import holds_once
 
 pytestmark = pytest.mark.alone
 

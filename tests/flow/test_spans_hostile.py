@@ -8,11 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-from support.collector import HttpCollector
-from support.program import Running
-from support.span_senders import ByHand, Scrape, UnixConnection, made, post, send
-from support.waiting import eventually
+from testbed.collector import HttpCollector
+from testbed.program import Running
+from testbed.span_senders import ByHand, Scrape, UnixConnection, made, post, send
+from testbed.waiting import eventually
 
 pytestmark = pytest.mark.alone
 

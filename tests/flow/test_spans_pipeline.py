@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from testbed.collector import Fault, GrpcCollector, GrpcStatus, HttpCollector, Reply
+from testbed.program import Running, counters, fallen, wattspan
+from testbed.requirements import ROOT
+from testbed.span_senders import ByHand, Scrape, UnixConnection, made, post
+from testbed.waiting import eventually
 
-from support.collector import Fault, GrpcCollector, GrpcStatus, HttpCollector, Reply
-from support.program import Running, counters, fallen, wattspan
-from support.requirements import ROOT
-from support.span_senders import ByHand, Scrape, UnixConnection, made, post
-from support.waiting import eventually
 from wattspan.sdk.client import request_json
 
 SENDER = """
 import os, random, sys, time
 from pathlib import Path
-from support.span_senders import UnixConnection, made, post
+from testbed.span_senders import UnixConnection, made, post
 
 run_dir, service = Path(sys.argv[1]), sys.argv[2]
 seconds, seed = float(sys.argv[3]), int(sys.argv[4])
@@ -64,7 +64,7 @@ sys.stdin.read()
 @contextmanager
 def senders(run_dir: Path, count: int, seconds: float) -> Iterator[list[subprocess.Popen[str]]]:
     """Computing processes that send badly nested and overlapping spans."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
     started = [
         subprocess.Popen(
             [sys.executable, "-c", SENDER, str(run_dir), f"service {n}", str(seconds), str(n)],

@@ -9,14 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from testbed.known_totals import PACKAGE, Books, J, history, totals
 
-from support.known_totals import PACKAGE, Books, J, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.store import Store
 
 WRITER = """
 import pathlib, sys
-from support.known_totals import Books
+from testbed.known_totals import Books
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.store import Store
 host = Books()

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from support.systemd_host import HostError
-from support.systemd_wattspan import AGENT, PYTHON, Installed, installed
-from support.waiting import eventually
+from testbed.systemd_host import HostError
+from testbed.systemd_wattspan import AGENT, PYTHON, Installed, installed
+from testbed.waiting import eventually
 
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from support.systemd_boot import cgroups, sweep
-from support.systemd_host import HostError, SystemdHost
-from support.waiting import eventually
+from testbed.systemd_boot import cgroups, sweep
+from testbed.systemd_host import HostError, SystemdHost
+from testbed.waiting import eventually
 
 pytestmark = pytest.mark.needs_systemd
 
@@ -65,12 +64,12 @@ def test_systemd_failure_shows_the_journal(tmp_path: Path) -> None:
 
 def test_systemd_instance_ends_with_its_killed_user(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from support.systemd_host import SystemdHost\n"
+        "import sys, time; from pathlib import Path; from testbed.systemd_host import SystemdHost\n"
         "with SystemdHost(Path(sys.argv[1])) as host: print(host.pid, flush=True); time.sleep(1000)"
     )
     user = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "host")],
-        env={"PYTHONPATH": str(Path(__file__).parents[1])},
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -6,9 +6,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-
-from support.capper_process import HOLDER
-from support.systemd_wattspan import (
+from testbed.capper_process import HOLDER
+from testbed.systemd_wattspan import (
     AGENT,
     CAPPER,
     CAPPER_SOCKET,
@@ -18,7 +17,7 @@ from support.systemd_wattspan import (
     Installed,
     installed,
 )
-from support.waiting import eventually
+from testbed.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.needs_systemd, pytest.mark.needs_cc]
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from support import emulated_training
-from support.capper_process import Gpu
-from support.systemd_training import TOLD_UNITS, board_inside, training
-from support.systemd_wattspan import AGENT, CAPPER, PROGRAM, Installed, installed
-from support.waiting import eventually
+from testbed import emulated_training
+from testbed.capper_process import Gpu
+from testbed.systemd_training import TOLD_UNITS, board_inside, training
+from testbed.systemd_wattspan import AGENT, CAPPER, PROGRAM, Installed, installed
+from testbed.waiting import eventually
 
 pytestmark = [
     pytest.mark.needs_systemd,

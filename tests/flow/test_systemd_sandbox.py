@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from support import sandbox_prober
-from support.sandbox_prober import ACTS, MARK, PORT
-from support.systemd_host import PRINTED
-from support.systemd_wattspan import AGENT, CAPPER, PYTHON, Installed, installed
+from testbed import sandbox_prober
+from testbed.sandbox_prober import ACTS, MARK, PORT
+from testbed.systemd_host import PRINTED
+from testbed.systemd_wattspan import AGENT, CAPPER, PYTHON, Installed, installed
 
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-from support.capper_process import Gpu
-from support.program import descendants
-from support.systemd_training import board_inside, training
-from support.systemd_wattspan import AGENT, CAPPER, PROGRAM, Installed, installed
-from support.waiting import eventually
+from testbed.capper_process import Gpu
+from testbed.program import descendants
+from testbed.systemd_training import board_inside, training
+from testbed.systemd_wattspan import AGENT, CAPPER, PROGRAM, Installed, installed
+from testbed.waiting import eventually
 
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 

@@ -7,10 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from support.requirements import ROOT, find_program
-from support.systemd_host import SystemdHost
-from support.systemd_wattspan import AGENT, CAPPER, SHIPPED, SHIPPED_PROGRAM, UNITS
+from testbed.requirements import ROOT, find_program
+from testbed.systemd_host import SystemdHost
+from testbed.systemd_wattspan import AGENT, CAPPER, SHIPPED, SHIPPED_PROGRAM, UNITS
 
 pytestmark = pytest.mark.needs_systemd
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from testbed.exporting import Served, serving
+from testbed.reserved_port import reserved_port
+from testbed.snapshots import busy_host
+from testbed.waiting import eventually
 
-from support.exporting import Served, serving
-from support.reserved_port import reserved_port
-from support.snapshots import busy_host
-from support.waiting import eventually
 from wattspan.model import Provenance
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()", "top"]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from pynvml import NVML_CLOCK_SM
+from testbed.program import wattspan
+from testbed.tuned_stack import ORIGINAL, Tuned, TunedHost, stack_config
 
-from support.program import wattspan
-from support.tuned_stack import ORIGINAL, Tuned, TunedHost, stack_config
 from wattspan.emulation.boards import H100
 from wattspan.emulation.control import EmulatedGpu
 

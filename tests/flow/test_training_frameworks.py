@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from testbed.apps import EXAMPLES, app_environment
+from testbed.receiving import receiving
+from testbed.requirements import APPS, ROOT
 
-from support.apps import EXAMPLES, app_environment
-from support.receiving import receiving
-from support.requirements import APPS, ROOT
 from wattspan.ingest.export_request import SpanRecord, WorkAttribute
 from wattspan.training.session import WORK_ATTRIBUTE
 
@@ -180,7 +180,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import lightning.pytorch as lightning
 import torch
-from support.training_spans import RecordedTraining
+from testbed.training_spans import RecordedTraining
 from torch.utils.data import DataLoader, TensorDataset
 from wattspan.integrations.lightning import WattspanCallback
 
@@ -222,7 +222,7 @@ fit(3, fails_at=7)
 
 
 def test_resumed_and_failed_lightning(tmp_path: Path) -> None:
-    report = run(tmp_path, "-c", RESUMED_LIGHTNING, str(ROOT / "tests"))
+    report = run(tmp_path, "-c", RESUMED_LIGHTNING, str(ROOT))
     assert report.output.splitlines()[-3:] == [
         "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10] 0 [1, 2] 1",
         "[11, 12, 13, 14, 15] 0 [3] 1",

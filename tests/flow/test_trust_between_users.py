@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from support import user_attacks
-from support.program import UNPRIVILEGED, Running, host_of
-from support.requirements import find_program
-from support.two_users import (
+from testbed import user_attacks
+from testbed.program import UNPRIVILEGED, Running, host_of
+from testbed.requirements import find_program
+from testbed.two_users import (
     CONTAINERS,
     JOB,
     THREE_USERS,

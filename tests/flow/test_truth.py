@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from testbed.live_host import LiveAgent, percent
+from testbed.repeated import holds_once
+from testbed.simulated_host import imbalances
+from testbed.waiting import eventually
 
-from support.live_host import LiveAgent, percent
-from support.repeated import holds_once
-from support.simulated_host import imbalances
-from support.waiting import eventually
 from wattspan.emulation.profiles import PROFILES
 from wattspan.model import HwType, Provenance, energy_at
 

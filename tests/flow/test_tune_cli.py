@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from testbed.query_server import QueryServer
+from testbed.tuned import ACCOUNTS, HELD, HOLD, PROBE, PROBED, RELEASE, decided
 
-from support.query_server import QueryServer
-from support.tuned import ACCOUNTS, HELD, HOLD, PROBE, PROBED, RELEASE, decided
 from wattspan.api.requests import json_response
 from wattspan.cli import cli
 from wattspan.clock import SystemClock

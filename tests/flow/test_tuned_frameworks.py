@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from support import emulated_training
-from support.apps import EXAMPLES, app_environment
-from support.requirements import APPS
-from support.tuned_training import TuningAgent
-from support.waiting import eventually
+from testbed import emulated_training
+from testbed.apps import EXAMPLES, app_environment
+from testbed.requirements import APPS
+from testbed.tuned_training import TuningAgent
+from testbed.waiting import eventually
 
 pytestmark = [pytest.mark.search, pytest.mark.needs_apps, pytest.mark.needs_training]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.emulated_faults import FaultyHost
+from testbed.stopped_holders import go_on, still_while_capped
+from testbed.tuned_stack import CONFIG, Limited, Tuned
+from testbed.waiting import eventually
 
-from support.emulated_faults import FaultyHost
-from support.stopped_holders import go_on, still_while_capped
-from support.tuned_stack import CONFIG, Limited, Tuned
-from support.waiting import eventually
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.profiles import profile_named
 
@@ -58,7 +58,7 @@ def host() -> Iterator[PackageHost]:
 
 @pytest.fixture
 def agent(host: PackageHost, tmp_path: Path) -> Iterator[Tuned]:
-    program = (sys.executable, "-m", "support.agent_on_quiet_host", str(host.emulated.directory))
+    program = (sys.executable, "-m", "testbed.agent_on_quiet_host", str(host.emulated.directory))
     with Tuned(host, tmp_path, program=program, config=PACKAGES, job=JOB, profile=PROFILE) as agent:
         yield agent
 

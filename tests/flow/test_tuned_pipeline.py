@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from support.etcd import EtcdCluster
-from support.program import wattspan
-from support.tuned_stack import Tuned, TunedHost, stack_config
+from testbed.etcd import EtcdCluster
+from testbed.program import wattspan
+from testbed.tuned_stack import Tuned, TunedHost, stack_config
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.tuned_stack import Tuned, TunedHost, stack_config
 
-from support.tuned_stack import Tuned, TunedHost, stack_config
 from wattspan.sdk.client import request_json
 
 LEADER, OTHER = "second/train_step", "first/train_step"

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-from support.tuned_training import JOB, Done, Training, TuningAgent
-from support.waiting import eventually
+from testbed.tuned_training import JOB, Done, Training, TuningAgent
+from testbed.waiting import eventually
 
 pytestmark = [pytest.mark.search, pytest.mark.needs_apps]
 

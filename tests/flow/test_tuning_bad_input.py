@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from testbed.capper_bench import Bench
+from testbed.capper_server import CapperServer
+from testbed.tuned_host import Host
+from testbed.tuned_stack import Tuned, TunedHost
+from testbed.waiting import eventually
 
-from support.capper_bench import Bench
-from support.capper_server import CapperServer
-from support.tuned_host import Host
-from support.tuned_stack import Tuned, TunedHost
-from support.waiting import eventually
 from wattspan.capper.protocol import CapperClient, RefusalReason, RefusedReply
 from wattspan.model import DecisionReason, Move
 from wattspan.ports import Caps, Clock

@@ -10,11 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.spans.agent import SpanAgent
-
-from support.program import ENVIRONMENT
-from support.requirements import ROOT
-from support.shown_commands import PageShell, Shown, is_shown, shown_commands
-from support.waiting import eventually
+from testbed.program import ENVIRONMENT
+from testbed.requirements import ROOT
+from testbed.shown_commands import PageShell, Shown, is_shown, shown_commands
+from testbed.waiting import eventually
 
 PAGE = ROOT / "docs" / "tutorial-settings.md"
 _START = re.compile(r"^wattspan run --emulate (\S+)(.*)$", re.MULTILINE)

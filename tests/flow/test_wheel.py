@@ -14,12 +14,11 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-
-from support.program import ENVIRONMENT
-from support.requirements import ROOT
-from support.sources import tracked
-from support.waiting import eventually
-from support.wheels import build, environment
+from testbed.program import ENVIRONMENT
+from testbed.requirements import ROOT
+from testbed.sources import tracked
+from testbed.waiting import eventually
+from testbed.wheels import build, environment
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -116,7 +115,7 @@ def test_sdist_can_be_tested_and_packaged(sdist: Path) -> None:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     for needed in (
         "tests/conftest.py",
-        "tests/unit/test_project.py",
+        "tests/unit/project/test_project.py",
         "Makefile",
         "scripts/lock",
         "systemd/wattspan.service",

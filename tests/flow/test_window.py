@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testbed.program import ENVIRONMENT, PROGRAM, Running
+from testbed.waiting import eventually
 
-from support.program import ENVIRONMENT, PROGRAM, Running
-from support.waiting import eventually
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 

@@ -8,10 +8,10 @@ import socket
 from pathlib import Path
 
 import msgspec
+from testbed.capper_bench import BOOT, Bench, W, entry
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
-from support.capper_bench import BOOT, Bench, W, entry
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import CeilingFile, PowerCeilings

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pynvml
+from testbed.fake_nvml import FakeGpu, FakeNvml
+from testbed.nvml_bench import Bench
 
 from fuzz.registry import target
 from fuzz.supply import Supply, one_line
-from support.fake_nvml import FakeGpu, FakeNvml
-from support.nvml_bench import Bench
 
 _CODES = (1, 2, 3, 4, 6, 7, 9, 10, 13, 15, 16, 18, 27, 28, 999, 12345)
 

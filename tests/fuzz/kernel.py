@@ -8,9 +8,10 @@ import struct
 from pathlib import Path
 from typing import Any, cast
 
+from testbed.netlink import batch_of
+
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
-from support.netlink import batch_of
 from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.identity_verification import container_id
 from wattspan.model import NamePolicy

@@ -5,9 +5,10 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import replace
 
+from testbed.scrapes import full_host, parse
+
 from fuzz.registry import target
 from fuzz.supply import Supply
-from support.scrapes import full_host, parse
 from wattspan.ingest.trace_decoder import printable
 from wattspan.model import (
     Consumer,

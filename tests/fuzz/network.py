@@ -10,12 +10,12 @@ from typing import Any
 
 import h2.config
 import h2.connection
+from testbed.constant_history import Asked
+from testbed.http2 import EXPORT, framed
+from testbed.otlp import KeptSink, request, span
 
 from fuzz.registry import target
 from fuzz.supply import Supply
-from support.constant_history import Asked
-from support.http2 import EXPORT, framed
-from support.otlp import KeptSink, request, span
 from wattspan.http.access_policy import OPEN_ACCESS, is_local_host_header
 from wattspan.http.connection import HttpConnection
 from wattspan.http.limits import ServerCapacity, ServerLimits

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from testbed.otlp import Receiver, request, span
+from testbed.otlp_reference import expected, json_of
 
 from fuzz.registry import target
 from fuzz.supply import Supply, told
-from support.otlp import Receiver, request, span
-from support.otlp_reference import expected, json_of
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import SpanRecord, WorkAttribute
 from wattspan.ingest.request_limits import (

@@ -7,10 +7,10 @@ import json
 import sqlite3
 
 import msgspec
+from testbed.known_totals import Books
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line, told
-from support.known_totals import Books
 from wattspan.config import StoreSettings as StoreSettings
 from wattspan.model import (
     Checkpoint,

@@ -5,8 +5,8 @@ import copy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.watched_load import CPUS, show, watch
 
-from support.watched_load import CPUS, show, watch
 from wattspan.attribution.baseline import FULL_CONFIDENCE_WEIGHT, MAX_WEIGHT, LoadIntercept
 from wattspan.attribution.settlement import attribute
 from wattspan.model import SECOND, Instant, Interval, Microjoules, energy_at

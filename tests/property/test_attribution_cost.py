@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.snapshots import CPU, account
 
-from support.snapshots import CPU, account
 from wattspan.footprint.cost import (
     BILLION,
     KILOWATT_HOUR,

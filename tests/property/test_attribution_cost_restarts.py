@@ -10,8 +10,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.simulated_host import DOMAINS, GPU, PACKAGE, World
 
-from support.simulated_host import DOMAINS, GPU, PACKAGE, World
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.footprint.cost import KILOWATT_HOUR, CoverEnergy, RateAccumulator
 from wattspan.model import SECOND, Checkpoint, Footprint, RatedEnergy, RateOrigin, Snapshot

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.simulated_host import PACKAGE
 
-from support.simulated_host import PACKAGE
 from wattspan.attribution.counter_deltas import CounterMeter
 from wattspan.attribution.counter_history import CounterHistory
 from wattspan.model import MILLISECOND, SECOND, Instant, Interval, Microjoules, Reading

@@ -2,9 +2,9 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.history import shares
+from testbed.simulated_host import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
 
-from support.history import shares
-from support.simulated_host import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import SECOND, Certainty, IdlePolicy, Payer, energy_at

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from testbed.capper_bench import Bench, Killed, W
 
-from support.capper_bench import Bench, Killed, W
 from wattspan.capper.planner import ImposedLimits, OperatorLimits
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError

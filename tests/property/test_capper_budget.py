@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from testbed.capper_bench import Bench, Killed, W
 
-from support.capper_bench import Bench, Killed, W
 from wattspan.capper.planner import OperatorLimits, imposed_limits
 from wattspan.config import CapsSettings
 from wattspan.model import CapKey, Trouble

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.capper_bench import Bench, W
 
-from support.capper_bench import Bench, W
 from wattspan.capper.planner import ImposedLimits, OperatorLimits
 from wattspan.model import SECOND, CapKey
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.emulated_faults import GpuFaults
+from testbed.gpu_boards import A40, BOARDS, V100
+from testbed.gpu_state import true_energy
+from testbed.scripted_load import ScriptedLoad
 
-from support.emulated_faults import GpuFaults
-from support.gpu_boards import A40, BOARDS, V100
-from support.gpu_state import true_energy
-from support.scripted_load import ScriptedLoad
 from wattspan.emulation.boards import H100, Demand, Kernel, operate
 from wattspan.emulation.gpu_file import GpuFile, counter_energy
 from wattspan.emulation.gpus import EmulatedGpus

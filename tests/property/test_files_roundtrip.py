@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.file_writer import Desk, desk, read
+from testbed.snapshots import account
 
-from support.file_writer import Desk, desk, read
-from support.snapshots import account
 from wattspan.model import (
     Consumer,
     Group,

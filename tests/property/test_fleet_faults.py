@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from support.simulated_fleet import SimulatedFleet, SimulatedHost, W
+from testbed.simulated_fleet import SimulatedFleet, SimulatedHost, W
 
 FAULTS = (
     "cut",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from testbed.forwarding import joules, spans_in
 
-from support.forwarding import joules, spans_in
 from wattspan.model import HwType, Provenance
 from wattspan.otlp.enrichment import ATTRIBUTE_PREFIX, EnergyAttributeEncoder, enrich, slice_spans
 from wattspan.spans.values import Outcome

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.forwarding import TAKEN, HangingSpool, delivery, kill, names_in, no_energy
 
-from support.forwarding import TAKEN, HangingSpool, delivery, kill, names_in, no_energy
 from wattspan.config import SpansSettings
 from wattspan.model import SECOND
 from wattspan.model.settings import Size

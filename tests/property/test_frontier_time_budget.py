@@ -8,8 +8,8 @@ from collections import Counter
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.studies import power_settings, study, trial
 
-from support.studies import power_settings, study, trial
 from wattspan.frontier.hypervolume import LogPoint, NormalPoint, expected_gain
 from wattspan.frontier.schedule import TrialSchedule
 from wattspan.frontier.settings import Setting

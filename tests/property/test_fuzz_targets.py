@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.requirements import ROOT
 
 from fuzz.registry import CORPUS, Target, targets
-from support.requirements import ROOT
 
 TARGETS = targets()
 _SLOW = {"config-words", "store-file", "grpc", "capper-protocol", "http", "capper-files", "nvml"}

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
+from testbed.otlp_sink import Key, Point, points, total_seen
+from testbed.snapshots import NOON
 
-from support.otlp_sink import Key, Point, points, total_seen
-from support.snapshots import NOON
 from wattspan.model import SECOND, AgentStats, Instant, Snapshot
 from wattspan_exporters.catalogue.definition import CACHE_SLACK, Instrument, Labels, Metric
 from wattspan_exporters.otlp.encoder import MetricsEncoder

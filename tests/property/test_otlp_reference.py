@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
+from testbed.otlp import Receiver, request, span
+from testbed.otlp_reference import expected, json_of
 
-from support.otlp import Receiver, request, span
-from support.otlp_reference import expected, json_of
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import LatencyReport, WorkAttribute
 from wattspan.ingest.trace_decoder import DecoderSettings, TraceDecoder

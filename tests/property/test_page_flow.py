@@ -10,8 +10,8 @@ from operator import attrgetter
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from testbed.simulated_host import World
 
-from support.simulated_host import World
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     SECOND,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.job_hosts import RunningJob
 
-from support.job_hosts import RunningJob
 from wattspan.fleet.job_records import RECORD_LIFETIME
 from wattspan.tuning.pipeline.session_state import PipelinePhase, PipelinePolicy
 

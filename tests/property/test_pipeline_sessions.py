@@ -6,8 +6,8 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.pipelines import RunningPipeline, RunningReplicas
 
-from support.pipelines import RunningPipeline, RunningReplicas
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePolicy, begin_session
 

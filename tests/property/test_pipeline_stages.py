@@ -7,10 +7,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.hosts_in_step import Disturbances
+from testbed.tuned_pipeline import TOP
+from testbed.tuned_stages import StagedHosts, StageHost, staged
 
-from support.hosts_in_step import Disturbances
-from support.tuned_pipeline import TOP
-from support.tuned_stages import StagedHosts, StageHost, staged
 from wattspan.fleet.job_records import RECORD_LIFETIME
 from wattspan.model import SECOND
 

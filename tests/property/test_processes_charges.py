@@ -7,8 +7,8 @@ from itertools import chain, repeat
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.synthetic_kernel import Life, SyntheticKernel
 
-from support.synthetic_kernel import Life, SyntheticKernel
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Usage
 from wattspan.ports import UsageBatch
 from wattspan.processes.lifecycle import YOUNG_CPU_TIME

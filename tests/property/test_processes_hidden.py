@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.synthetic_kernel import Life, SyntheticKernel
 
-from support.synthetic_kernel import Life, SyntheticKernel
 from wattspan.model import Consumer, Remainder, Usage
 from wattspan.processes.source import CpuUsageSource
 

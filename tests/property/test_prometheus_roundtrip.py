@@ -10,8 +10,8 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.scrapes import CATALOGUE_SERIES, full_host, parse
 
-from support.scrapes import CATALOGUE_SERIES, full_host, parse
 from wattspan.model import (
     Consumer,
     Exemplar,

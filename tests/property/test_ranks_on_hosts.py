@@ -7,9 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.hosts_in_step import Disturbances
+from testbed.ranks_on_hosts import RankedHosts, RankHost, spread
 
-from support.hosts_in_step import Disturbances
-from support.ranks_on_hosts import RankedHosts, RankHost, spread
 from wattspan.fleet.job_records import RECORD_LIFETIME
 from wattspan.model import SECOND
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.constant_history import PACKAGE
+from testbed.secret_load import INTERVAL, ROOT, VictimPast, joules, told
 
-from support.constant_history import PACKAGE
-from support.secret_load import INTERVAL, ROOT, VictimPast, joules, told
 from wattspan.api.energy import TimeGrid
 from wattspan.model import SECOND
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.amd_boards import ScriptedAmdSmi
 
-from support.amd_boards import ScriptedAmdSmi
 from wattspan.emulation.amdsmi import AmdSmiLibraryException
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.powercap_host import PowercapHost
+from testbed.powercap_layouts import LAYOUTS
 
-from support.powercap_host import PowercapHost
-from support.powercap_layouts import LAYOUTS
 from wattspan.attribution.counter_deltas import energy_between
 from wattspan.emulation.powercap_tree import PowercapLayout
 from wattspan.model import Gap, GapReason, Interval

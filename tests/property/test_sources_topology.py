@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.covers import cover_of, decided
 
-from support.covers import cover_of, decided
 from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
 
 

@@ -3,8 +3,8 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from testbed.fake_kernel import FakeKernel
 
-from support.fake_kernel import FakeKernel
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.identity_verification import IdentityResolver

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.joined_spans import CPU, GPU, joined, moment
 
-from support.joined_spans import CPU, GPU, joined, moment
 from wattspan.model import SpanAccounts, SpanRow
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.values import Outcome, SpanEnergy

@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from testbed.known_totals import Books, buckets, history, totals
+from testbed.simulated_host import DOMAINS, GPU, PACKAGE, World
 
-from support.known_totals import Books, buckets, history, totals
-from support.simulated_host import DOMAINS, GPU, PACKAGE, World
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint, GroupKind

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from testbed.joined_spans import CPU, GPU, joined
+from testbed.known_totals import Books
 
-from support.joined_spans import CPU, GPU, joined
-from support.known_totals import Books
 from wattspan.config import StoreSettings as Settings
 from wattspan.model.settings import Duration
 from wattspan.spans.aggregator import SpanAggregator

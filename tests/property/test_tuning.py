@@ -10,8 +10,8 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from testbed.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run, SharedRun
 
-from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run, SharedRun
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.phases import plan_ends

@@ -8,8 +8,8 @@ from string import ascii_letters
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.queueing import load_sample, request_block
 
-from support.queueing import load_sample, request_block
 from wattspan.model import Knob
 from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.certified_settings import (

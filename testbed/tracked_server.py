@@ -1,0 +1,96 @@
+"""A server on the host of numbers that announces its requests and reports their latencies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from testbed.tuned_host import Host, Job, quick
+from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.ingest.export_request import RequestLatency, SpanRecord
+from wattspan.model import SECOND, Consumer
+from wattspan.model.settings import Duration
+from wattspan.spans.values import Span, SpanEnd, SpanStart
+
+SERVICE, REQUEST = "llm", "chat"
+JOB = f"{SERVICE}/{REQUEST}"
+
+
+def tracking(limit: float = 0.4, **more: object) -> AutotuneSettings:
+    """Settings that track such a server; ``limit`` of the time to the first token in seconds."""
+    job = TunedJobSettings(
+        service=SERVICE,
+        span=REQUEST,
+        kind="requests",
+        control="track",
+        slo={"ttft_p90": Duration(round(limit * SECOND))},
+        ttft="ttft",
+        period=Duration(2 * SECOND),
+    )
+    return quick(**({"job": (job,), "dwell": 5 * SECOND} | more))
+
+
+@dataclass
+class TrackedServer(Job):
+    """``rate`` requests a second; ``first`` seconds to the first token, without a cap.
+
+    ``announces`` False leaves the starts out, ``reports`` False the latencies. While it ``hangs``,
+    no request begins or ends.
+    """
+
+    host: Host | None = None
+    rate: float = 20.0
+    first: float = 0.2
+    lasting: float = 0.5
+    announces: bool = True
+    reports: bool = True
+    hangs: bool = False
+    due: float = 0.0
+    active: list[tuple[float, float, float, bytes]] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
+
+    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
+        assert self.host is not None
+        if self.hangs:
+            return []
+        records: list[SpanStart | SpanEnd] = []
+        now, until = start / 1e9, end / 1e9
+        while self.alive and not self.paused and now + self.due < until:
+            now += self.due
+            self.due = self.random.expovariate(self.rate)
+            slower = self.gpu.slowdown * math.exp(self.random.gauss(0.0, 0.1))
+            first = self.first * slower
+            self.steps += 1
+            ident = self.steps.to_bytes(8, "big")
+            self.active.append((now, now + self.lasting * slower, first, ident))
+            records.append(SpanStart(ident, b"", round(now * 1e9), 1, 0))
+        self.due -= until - now
+        ended = [one for one in self.active if one[1] < until]
+        self.active = [one for one in self.active if one[1] >= until]
+        records += [SpanEnd(ident, round(at * 1e9), 1, 0) for _, at, _, ident in ended]
+        if self.announces:
+            self.host.tap.announce(self.consumer, records)
+        return [self._told(*one) for one in ended]
+
+    def _told(
+        self, came: float, until: float, first: float, ident: bytes
+    ) -> tuple[Span, SpanRecord]:
+        self.latencies.append(first)
+        times = round(came * 1e9), round(until * 1e9)
+        tokens = 200, 50
+        latency = RequestLatency(round(first * 1e9) if self.reports else None)
+        trace = b"r" * 16
+        return (
+            Span(trace, ident, b"", self.service, self.span, *times, None, *tokens),
+            SpanRecord(trace, ident, b"", self.span, *times, None, *tokens, None, None, latency),
+        )
+
+
+def serve(host: Host, **more: object) -> TrackedServer:
+    """A tracked server on the host's first GPU."""
+    consumer = Consumer(300 + len(host.jobs), 1)
+    server = TrackedServer(  # type: ignore[arg-type]
+        SERVICE, host.gpus[0], consumer, span=REQUEST, host=host, **more
+    )
+    host.jobs.append(server)
+    return server

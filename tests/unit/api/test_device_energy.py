@@ -1,0 +1,143 @@
+"""Responses to queries of device energy from readings: ``/v1/energy?of=devices``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from testbed.constant_history import DRAM, GPU, PACKAGE, Asked, local_peer
+
+from wattspan.api.device_energy import DEFAULT_WAIT, MAX_IDS
+from wattspan.model import SECOND, GpuStatus, Instant
+
+ROOT = local_peer(9, 0)
+STRANGER = local_peer(55, 2000)
+BOARD = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+def by_id(told: dict[str, Any]) -> dict[str, Any]:
+    return {device["hw_id"]: device for device in told["devices"]}
+
+
+def with_gpu(asked: Asked) -> None:
+    asked.past.known_domains = (PACKAGE, DRAM, GPU)
+    asked.past.devices[GPU.id] = 300_000
+    asked.past.gpus[GPU.id] = GpuStatus(
+        GPU.id, Instant(asked.now, 0), model=BOARD, index=3, temperature_celsius=61
+    )
+
+
+def test_devices_have_energy_uncertainty_coverage_and_provenance(asked: Asked) -> None:
+    told = asked.energy(2.0, of="devices", peer=ROOT)
+    package = by_id(told)["package-0"]
+    assert (package["joules"], package["uncertainty_joules"]) == (20.0, 0.2)
+    assert (package["coverage"], package["provenance"]) == (1.0, "measured")
+    assert (package["index"], package["uuid"]) == (0, None)
+    assert package["known_mono_ns"] == asked.now
+    assert told["complete"] is package["complete"] is True
+    assert (told["seconds"], told["host_name"], told["emulated"]) == (2.0, "testhost", False)
+
+
+def test_gpu_has_index_uuid_model_and_temperature(asked: Asked) -> None:
+    with_gpu(asked)
+    gpu = by_id(asked.energy(2.0, of="devices"))[GPU.id]
+    assert (gpu["index"], gpu["uuid"], gpu["model"]) == (3, GPU.id, BOARD)
+    assert (gpu["joules"], gpu["temperature_celsius"]) == (600.0, 61)
+
+
+def test_asked_devices_only_are_answered(asked: Asked) -> None:
+    told = asked.energy(2.0, of="devices", hw_id="package-1,dram-0,package-1", peer=ROOT)
+    assert list(by_id(told)) == ["package-1", "dram-0"]
+
+
+def test_unknown_device_is_not_found_with_a_suggestion(asked: Asked) -> None:
+    sentence = asked.problem(404, of="devices", start="-1s", hw_id="package-0,pakage-1")
+    assert "hw_id=pakage-1: the agent has no such device" in sentence
+    assert "Did you mean 'package-1'?" in sentence
+
+
+@pytest.mark.parametrize(
+    ("query", "cause"),
+    [
+        ({"of": "processes"}, "only the energy of devices"),
+        ({"of": "devices", "hw_id": ","}, "it names no device"),
+        (
+            {"of": "devices", "hw_id": ",".join(map(str, range(MAX_IDS + 1)))},
+            "more than 256 devices",
+        ),
+        ({"of": "devices", "timeline": "yes"}, "neither yes nor no"),
+        ({"of": "devices", "pid": "self"}, "there is no such parameter"),
+        ({"of": "devices", "wait": "61s"}, "too long"),
+        ({"of": "devices", "end": "mono:1"}, "before start"),
+    ],
+)
+def test_invalid_query_is_refused(asked: Asked, query: dict[str, str], cause: str) -> None:
+    assert cause in asked.problem(400, **{"start": "-1s", **query})
+
+
+def test_answer_waits_for_the_reading_after_the_end(asked: Asked) -> None:
+    end = asked.now + SECOND // 2
+    asked.past.on_settled = [asked.now] * 3 + [end] * 20
+    told = asked.energy(1.0, of="devices", end=f"mono:{end}", peer=ROOT)
+    assert told["complete"] is True
+    assert 0 < len(asked.pauses) <= 3
+
+
+def test_answer_waits_for_no_silent_device(asked: Asked) -> None:
+    asked.past.silenced = {PACKAGE.id, DRAM.id, "package-1"}
+    told = asked.energy(1.0, of="devices", end=f"mono:{asked.now + SECOND}", peer=ROOT)
+    assert asked.pauses == []
+    assert told["complete"] is False
+    assert {one["coverage"] for one in told["devices"]} == {0.5}
+    assert {one["silent"] for one in told["devices"]} == {True}
+
+
+def test_answer_comes_at_the_latest_after_the_wait(asked: Asked) -> None:
+    told = asked.energy(1.0, of="devices", end=f"mono:{asked.now + 60 * SECOND}", peer=ROOT)
+    assert told["complete"] is False
+    assert sum(asked.pauses) == pytest.approx(DEFAULT_WAIT / SECOND)
+
+
+def test_device_without_any_reading_is_unknown_and_not_zero(asked: Asked) -> None:
+    asked.past.horizon = asked.now
+    (package,) = asked.energy(2.0, of="devices", hw_id=PACKAGE.id, peer=ROOT)["devices"]
+    assert package["joules"] is package["uncertainty_joules"] is None
+    assert package["coverage"] == 0.0
+
+
+def test_timeline_and_temperatures_come_on_request(asked: Asked) -> None:
+    with_gpu(asked)
+    plain = by_id(asked.energy(2.0, of="devices"))[GPU.id]
+    assert "timeline" not in plain
+    told = by_id(asked.energy(2.0, of="devices", timeline=1))[GPU.id]
+    assert told["timeline"] == [[0, asked.now, pytest.approx(300.0 * asked.now / 1e9)]]
+    assert told["temperatures"] == [[asked.now, 61]]
+
+
+def test_other_users_receive_whole_cells_and_no_readings_of_cpus() -> None:
+    asked = Asked(resolution=SECOND)
+    with_gpu(asked)
+    asked.past.until = asked.now + SECOND // 3
+    told = asked.energy(1.5, of="devices", timeline=1, peer=STRANGER)
+    package, gpu = by_id(told)[PACKAGE.id], by_id(told)[GPU.id]
+    assert told["device_resolution_seconds"] == 1.0
+    assert package["timeline"] is None
+    assert asked.now % SECOND == 0
+    assert (package["known_mono_ns"], gpu["known_mono_ns"]) == (asked.now, asked.past.until)
+    assert package["joules"] == pytest.approx(15.0)
+    assert gpu["timeline"] is not None
+    assert by_id(asked.energy(1.5, of="devices", timeline=1, peer=ROOT))[PACKAGE.id]["timeline"]
+
+
+def test_uncertainty_of_cells_contains_nothing_of_single_readings() -> None:
+    asked = Asked(resolution=SECOND)
+    with_gpu(asked)
+    told = by_id(asked.energy(2.0, of="devices", peer=STRANGER))[PACKAGE.id]
+    assert asked.past.asked_cells == {PACKAGE.id, DRAM.id}
+    # 10 ms and the counter's step of 1 ms at either edge, of 20 J in 2 s
+    assert told["uncertainty_joules"] == pytest.approx(20.0 * 0.022 / 2)

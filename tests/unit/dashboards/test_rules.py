@@ -1,0 +1,371 @@
+"""The Prometheus rules and the files installed with them, without a server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import dashboards
+import pytest
+import yaml
+from benchmarks.recorded import labels_of
+from testbed.requirements import ROOT, find_program
+from testbed.scrapes import CATALOGUE_SERIES
+
+from wattspan_exporters.catalogue import CATALOGUE
+
+DASHBOARDS = ROOT / "dashboards"
+PROMETHEUS = DASHBOARDS / "prometheus"
+RECORDING, ALERTS = PROMETHEUS / "recording.yml", PROMETHEUS / "alerts.yml"
+TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
+RUNBOOK = ROOT / "docs" / "how-to" / "alerts.md"
+REFERENCE = ROOT / "docs" / "reference" / "rules.md"
+
+
+def loaded(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def rules(path: Path, kind: str) -> dict[str, dict[str, Any]]:
+    """The rules of a file by name; ``kind`` is ``record`` or ``alert``."""
+    found = [rule for group in loaded(path)["groups"] for rule in group["rules"]]
+    named = {rule[kind]: rule for rule in found}
+    assert len(named) == len(found), "every name once"
+    return named
+
+
+RECORDED, ALERTED = rules(RECORDING, "record"), rules(ALERTS, "alert")
+EXPRESSIONS = {name: rule["expr"] for name, rule in {**RECORDED, **ALERTED}.items()}
+
+
+def promtool(*words: str | Path) -> str:
+    """Output of promtool; it must succeed."""
+    program = find_program("promtool")
+    assert program
+    done = subprocess.run([program, *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---------------------------------------------------------------------------------- promtool
+
+
+@pytest.mark.needs_prometheus
+def test_promtool_accepts_rules_and_example_configuration() -> None:
+    said = promtool("check", "config", PROMETHEUS / "prometheus.yml")
+    assert f"{len(RECORDED)} rules found" in said
+    assert f"{len(ALERTED)} rules found" in said
+
+
+@pytest.mark.needs_prometheus
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_rules_pass_promtool_tests(path: Path) -> None:
+    assert "SUCCESS" in promtool("test", "rules", path)
+
+
+def test_every_rule_has_a_test_of_its_values() -> None:
+    asked = [
+        asking["expr"]
+        for path in TESTS
+        for test in loaded(path)["tests"]
+        for asking in test.get("promql_expr_test", ())
+        if asking["exp_samples"]
+    ]
+    untested = [name for name in RECORDED if not any(name in expr.split("(")[-1] for expr in asked)]
+    assert untested == []
+
+
+def test_alerts_have_positive_and_negative_tests() -> None:
+    seen: dict[str, set[bool]] = {name: set() for name in ALERTED}
+    for path in TESTS:
+        for test in loaded(path)["tests"]:
+            for asking in test.get("alert_rule_test", ()):
+                seen[asking["alertname"]].add(bool(asking["exp_alerts"]))
+    assert {name: fires for name, fires in seen.items() if fires != {True, False}} == {}
+
+
+# --------------------------------------------------------------------- metrics in the rules
+
+
+def metrics(expr: str) -> set[str]:
+    """The names of the metrics in an expression."""
+    bare = re.sub(r'"[^"]*"', "", expr)
+    bare = re.sub(r"\b(?:by|on|without|ignoring|group_left|group_right) *\([^)]*\)", "", bare)
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]", "", bare)
+    names = set(re.findall(r"[a-z_]+(?::[a-z0-9_]+)+|[a-z_0-9]+_[a-z_0-9]+(?! *\()", bare))
+    return {name for name in names if not re.fullmatch(r"group_(?:left|right)|.*_over_time", name)}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_rules_use_existing_metrics(name: str) -> None:
+    known = CATALOGUE_SERIES | set(RECORDED)
+    spoken = metrics(EXPRESSIONS[name]) | ({"up"} if "up{" in EXPRESSIONS[name] else set())
+    assert spoken
+    assert spoken - known - {"up"} == set()
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_rules_use_existing_labels(name: str) -> None:
+    expr = EXPRESSIONS[name]
+    grouped = re.findall(r"\b(?:by|on|group_left) *\(([^)]*)\)", expr)
+    matched = re.findall(r"(\w+)=~?\"|(\w+)!~?=?\"", expr)
+    used = {label.strip() for group in grouped for label in group.split(",")}
+    used |= {label for pair in matched for label in pair if label}
+    known = {label for metric in CATALOGUE for label in metric.labels}
+    assert used - known - {"", "job", "instance", "exported_job"} == set()
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_counters_are_used_in_rate_functions_only(name: str) -> None:
+    counters = re.findall(r"\b(\w+_total)\b(?:\{[^}]*\})?(\[5m\])?", RECORDED[name]["expr"])
+    assert [counter for counter, window in counters if not window] == []
+
+
+def test_rules_follow_their_dependencies() -> None:
+    """Rules of a group are evaluated in turn: later rules would be half a minute old."""
+    groups = [[rule["record"] for rule in group["rules"]] for group in loaded(RECORDING)["groups"]]
+    for names in groups:
+        for place, name in enumerate(names):
+            rests_on = metrics(EXPRESSIONS[name]) & set(RECORDED)
+            assert rests_on <= set(names[:place])
+
+
+# ------------------------------------------------------------------- another price than ours
+
+
+@pytest.mark.needs_prometheus
+def test_price_and_carbon_can_come_from_metrics_of_the_operator(tmp_path: Path) -> None:
+    """According to the comments in the file: the expression below takes the place of the one
+    above."""
+    text, switched = re.subn(
+        r"^( +)expr: .*\n( +# .*\n)\1# expr: (.*)$",
+        r"\1expr: \3",
+        RECORDING.read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
+    assert switched == 2
+    (tmp_path / "recording.yml").write_text(text, encoding="utf-8")
+    series = {
+        'hw_host_energy_joules_total{job="wattspan", instance="a"}': "0+3000x30",
+        'hw_host_energy_joules_total{job="wattspan", instance="b"}': "0+6000x30",
+        'electricity_price_per_kwh{currency="EUR", job="market"}': "0.25x30",
+        'grid_carbon_grams_per_kwh{job="market"}': "400x30",
+    }
+    expected: dict[str, dict[str, float]] = {
+        "instance:wattspan_cost_per_hour:rate5m": {
+            '{job="wattspan", instance="a", currency="EUR"}': 0.025,
+            '{job="wattspan", instance="b", currency="EUR"}': 0.05,
+        },
+        "fleet:wattspan_carbon_grams_per_hour:rate5m": {'{job="wattspan"}': 120},
+    }
+    test = {
+        "rule_files": ["recording.yml"],
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "interval": "30s",
+                "input_series": [{"series": s, "values": v} for s, v in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": f"round({name}, 0.0001)",
+                        "eval_time": "10m",
+                        "exp_samples": [{"labels": at, "value": v} for at, v in samples.items()],
+                    }
+                    for name, samples in expected.items()
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test), encoding="utf-8")
+    promtool("test", "rules", tmp_path / "test.yml")
+
+
+# -------------------------------------------------------------------------------------- panels
+
+
+@pytest.mark.needs_prometheus
+@pytest.mark.parametrize(
+    ("panel", "series"),
+    [
+        ("Without complete energy", 'wattspan_span_outcomes_total{reason="unknown_process"}'),
+        ("Outside spans", 'wattspan_span_outside_energy_joules_total{hw_type="gpu"}'),
+    ],
+)
+def test_share_of_one_is_shown_as_full(tmp_path: Path, panel: str, series: str) -> None:
+    """The other part has no series yet: that is when somebody should look."""
+    assert_shown(tmp_path, panel, {series: 10}, 1)
+
+
+@pytest.mark.needs_prometheus
+def test_duplicate_span_is_not_shown_as_loss(tmp_path: Path) -> None:
+    spans = {"joined": 6, "partial": 2, "duplicate": 80}
+    outcomes = {
+        f'wattspan_span_outcomes_total{{reason="{reason}"}}': each for reason, each in spans.items()
+    }
+    assert_shown(tmp_path, "Without complete energy", outcomes, 0.25)
+
+
+@pytest.mark.needs_prometheus
+@pytest.mark.parametrize("panel", ["Spans with most energy", "Energy against latency"])
+def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> None:
+    """The longest calls here are those that spend least: each figure alone would choose others."""
+    series = {}
+    for n in range(60):
+        labels = f'{{service_name="service{n % 2}", span_name="span{n // 2}"}}'
+        series[f"wattspan_span_energy_joules_total{labels}"] = 100 + n
+        series[f"wattspan_span_static_energy_joules_total{labels}"] = 30
+        series[f"wattspan_span_dynamic_energy_joules_total{labels}"] = 60
+        series[f"wattspan_span_seconds_total{labels}"] = 100 - n
+        series[f"wattspan_spans_total{labels}"] = 1
+        series[f"wattspan_span_tokens_total{labels}".replace("}", ', direction="output"}')] = 200
+    first, *others = of_spans(panel)
+    for number, other in enumerate(others):
+        both, either = (
+            f"count({other} {how} on (service_name, span_name) {first})" for how in ("and", "or")
+        )
+        assert_answered(tmp_path / f"{number}.yml", f"{both} + {either}", series, 50 + 50)
+
+
+def of_spans(panel: str) -> list[str]:
+    """Queries of ``panel`` of *Spans* with every variable at All."""
+    asked = [q for q in dashboards.queries() if (q.dashboard, q.panel) == ("wattspan-spans", panel)]
+    return [dashboards.fill(q.expr, {one.name: ".*" for one in q.variables}) for q in asked]
+
+
+def assert_shown(tmp_path: Path, panel: str, series: dict[str, int], value: float) -> None:
+    """``panel`` of *Spans* shows ``value`` where each of ``series`` grows by so much at a time."""
+    (asked,) = of_spans(panel)
+    assert_answered(tmp_path / "test.yml", asked, series, value)
+
+
+def assert_answered(path: Path, expr: str, series: dict[str, int], value: float) -> None:
+    """promtool finds ``value`` where each of ``series`` grows by so much at a time."""
+    shown = {"expr": expr, "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": value}]}
+    named = {name.replace("{", '{job="wattspan", instance="a", '): n for name, n in series.items()}
+    test = {
+        "interval": "30s",
+        "input_series": [{"series": s, "values": f"0+{n}x30"} for s, n in named.items()],
+        "promql_expr_test": [shown],
+    }
+    path.write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
+    promtool("test", "rules", path)
+
+
+# -------------------------------------------------------------------------------------- alerts
+
+
+@pytest.mark.parametrize("name", ALERTED)
+def test_alerts_have_severity_and_runbook_link(name: str) -> None:
+    alert = ALERTED[name]
+    assert alert["labels"].keys() == {"severity"}
+    assert alert["labels"]["severity"] in ("critical", "warning", "info")
+    assert alert["for"]
+    notes = alert["annotations"]
+    assert notes.keys() == {"summary", "description", "runbook_url"}
+    assert not notes["summary"].endswith("."), "a headline"
+    assert notes["description"].endswith("."), "sentences"
+    path, _, anchor = notes["runbook_url"].partition("#")
+    assert ROOT / path == RUNBOOK
+    assert anchor == name.lower()
+
+
+def test_runbook_has_a_chapter_for_every_alert_and_no_other() -> None:
+    chapters = re.findall(r"^### (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
+    assert chapters == list(ALERTED)
+
+
+def test_runbook_chapters_have_meaning_diagnosis_and_remedy() -> None:
+    for chapter in RUNBOOK.read_text(encoding="utf-8").split("\n### ")[1:]:
+        for part in ("**Means.**", "**Look.**", "**Do.**"):
+            assert part in chapter, chapter.split("\n")[0]
+
+
+def test_reference_names_every_rule_and_every_alert() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [*RECORDED, *ALERTED]
+
+
+def labels_told() -> dict[str, set[str]]:
+    """The labels that the reference promises of every recording rule."""
+    rows = re.findall(
+        r"^\| `([^`]+:[^`]+)` \| ([^|]*)\|", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {name: {"job", *re.findall(r"`(\w+)`", labels)} for name, labels in rows}
+
+
+def test_reference_labels_match_promtool_output() -> None:
+    seen: dict[str, set[str]] = {}
+    for path in TESTS:
+        for test in loaded(path)["tests"]:
+            for asking in test.get("promql_expr_test", ()):
+                if rounded := re.fullmatch(r"round\(([^,{]+)(?:\{.*\})?, 0.0001\)", asking["expr"]):
+                    for sample in asking["exp_samples"]:
+                        labels = set(re.findall(r"(\w+)=", sample["labels"]))
+                        seen.setdefault(rounded[1], labels)
+                        assert seen[rounded[1]] == labels
+    assert seen == labels_told()
+
+
+def test_bench_of_dashboards_has_series_with_the_labels_of_the_rules() -> None:
+    for name, told in labels_told().items():
+        made = list(labels_of(name, hosts=2))
+        assert {frozenset(labels) for labels in made} == {frozenset(told)}, name
+        assert len({tuple(labels.items()) for labels in made}) == len(made), "each series once"
+
+
+# ---------------------------------------------------------------------- start of the stack
+
+COMPOSE = loaded(DASHBOARDS / "compose.yaml")
+PROVISIONED = sorted((DASHBOARDS / "provisioning").glob("*/*.yml"))
+
+
+def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> None:
+    named = set()
+    for service in COMPOSE["services"].values():
+        for mount in service["volumes"]:
+            source = mount.split(":")[0]
+            if source.startswith("."):
+                assert (DASHBOARDS / source).exists(), source
+                assert mount.endswith(":ro"), mount
+            else:
+                named.add(source)
+    assert named == set(COMPOSE["volumes"])
+
+
+def test_compose_images_are_pinned_and_bound_to_loopback() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"]), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        if service.get("network_mode") == "host":
+            said = f"{service.get('command')} {service.get('environment')}"
+            assert "127.0.0.1" in said, name
+
+
+def test_grafana_finds_its_dashboards_where_they_are_mounted() -> None:
+    (provider,) = loaded(DASHBOARDS / "provisioning" / "dashboards" / "wattspan.yml")["providers"]
+    mounts = dict(mount.split(":")[:2] for mount in COMPOSE["services"]["grafana"]["volumes"])
+    assert mounts["./grafana"].startswith(provider["options"]["path"] + "/")
+    assert mounts["./provisioning"] == "/etc/grafana/provisioning"
+    assert provider["allowUiUpdates"] is False
+    assert provider["options"]["foldersFromFilesStructure"] is True
+
+
+def test_exemplar_leads_to_a_data_source_that_is_provisioned() -> None:
+    found = loaded(DASHBOARDS / "provisioning" / "datasources" / "wattspan.yml")["datasources"]
+    sources = {source["uid"]: source for source in found}
+    prometheus = next(one for one in sources.values() if one["type"] == "prometheus")
+    (destination,) = prometheus["jsonData"]["exemplarTraceIdDestinations"]
+    assert destination["name"] == "trace_id"
+    assert sources[destination["datasourceUid"]]["type"] == "tempo"
+    assert [one["name"] for one in found if one.get("isDefault")] == [prometheus["name"]]
+
+
+def test_configured_rule_files_are_mounted() -> None:
+    mounts = dict(mount.split(":")[:2] for mount in COMPOSE["services"]["prometheus"]["volumes"])
+    inside = {Path(target).name for target in mounts.values()}
+    assert set(loaded(PROMETHEUS / "prometheus.yml")["rule_files"]) <= inside
+    features = " ".join(COMPOSE["services"]["prometheus"]["command"])
+    assert "--enable-feature=exemplar-storage" in features

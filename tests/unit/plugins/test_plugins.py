@@ -1,0 +1,182 @@
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+
+import pytest
+from testbed import plugin_bench
+
+from wattspan.config import Config
+from wattspan.model.settings import Table
+from wattspan.plugins import (
+    AWAITED_INTERVAL,
+    EXPORTERS,
+    SOURCES,
+    AwaitedSources,
+    Plugins,
+    discover,
+    open_exporters,
+    open_sources,
+    source_advice,
+)
+from wattspan.ports import (
+    CounterSource,
+    ExporterContext,
+    SourceContext,
+    SourceError,
+    SourcePlugin,
+)
+from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
+
+
+def installed(
+    sources: Iterable[tuple[str, str]] = (), exporters: Iterable[tuple[str, str]] = ()
+) -> Plugins:
+    def find(group: str) -> Iterable[EntryPoint]:
+        pairs = {SOURCES: sources, EXPORTERS: exporters}[group]
+        return [EntryPoint(name, f"testbed.{target}", group) for name, target in pairs]
+
+    return discover(find)
+
+
+def configured(plugins: Plugins) -> Config:
+    tables = plugins.schema.tables
+
+    def family(name: str) -> dict[str, Table]:
+        return {t.partition(".")[2]: tables[t]() for t in tables if t.startswith(f"{name}.")}
+
+    return Config(sources=family("sources"), exporters=family("exporters"))
+
+
+CONTEXT = SourceContext(ManualClock(), FakeDirectory())
+EXPORTER_CONTEXT = ExporterContext(ManualClock(), "1", lambda line: None)
+
+
+def test_plugins_are_in_alphabetical_order() -> None:
+    plugins = installed([("b", "plugin_bench:knob"), ("a", "plugin_bench:good")])
+    assert list(plugins.sources) == ["a", "b"]
+    assert plugins.broken == ()
+
+
+def test_schema_includes_tables_of_plugins() -> None:
+    schema = installed([("k", "plugin_bench:knob")]).schema
+    assert schema.tables["sources.k"] is plugin_bench.Knob
+
+
+@pytest.mark.parametrize(
+    ("target", "cause"),
+    [
+        ("no_such_module:plugin", "ModuleNotFoundError"),
+        ("plugin_bench:missing", "AttributeError"),
+        ("plugin_bench:not_a_plugin", "it is str, not a SourcePlugin"),
+        ("plugin_bench:crashing_exporter", "it is ExporterPlugin, not a SourcePlugin"),
+        ("plugin_bench:no_table", "its settings are not a Table"),
+        ("plugin_bench:unresolvable", "NoSuchType"),
+    ],
+)
+def test_broken_plugin_does_not_affect_others(target: str, cause: str) -> None:
+    plugins = installed([("bad", target), ("good", "plugin_bench:good")])
+    assert list(plugins.sources) == ["good"]
+    (broken,) = plugins.broken
+    assert broken.table == "sources.bad"
+    assert cause in str(broken)
+    assert plugins.schema.broken == {"sources.bad"}
+
+
+def test_plugins_of_the_same_name_are_refused() -> None:
+    plugins = installed([("x", "plugin_bench:good"), ("x", "plugin_bench:knob")])
+    assert plugins.sources == {}
+    (broken,) = plugins.broken
+    assert "installed more than once" in str(broken)
+    assert "Uninstall all but one" in str(broken)
+
+
+def test_plugin_found_twice_is_loaded_once() -> None:
+    plugins = installed([("x", "plugin_bench:good"), ("x", "plugin_bench:good")])
+    assert list(plugins.sources) == ["x"]
+
+
+def test_source_that_raises_at_opening_is_a_failure() -> None:
+    plugins = installed([("bad", "plugin_bench:crashing"), ("good", "plugin_bench:good")])
+    opened = open_sources(plugins, configured(plugins), CONTEXT)
+    assert list(opened.sources) == ["good"]
+    (failure,) = opened.failures
+    assert "[sources.bad]: it does not open, ZeroDivisionError: oops." in str(failure)
+
+
+def test_broken_plugin_is_a_failure_of_open_sources() -> None:
+    plugins = installed([("bad", "no_such_module:plugin")])
+    (failure,) = open_sources(plugins, configured(plugins), CONTEXT).failures
+    assert failure.source == "bad"
+    assert "Reinstall or remove its package" in failure.remedy
+
+
+def test_disabled_source_is_not_opened() -> None:
+    plugins = installed([("k", "plugin_bench:knob")])
+    opened = open_sources(plugins, configured(plugins), CONTEXT)
+    assert (opened.sources, opened.failures) == ({}, ())
+
+
+def test_unavailable_enabled_source_raises_and_closes_others() -> None:
+    plugins = installed([("a", "plugin_bench:good"), ("z", "plugin_bench:refusing")])
+    with pytest.raises(SourceError, match="it is not here"):
+        open_sources(plugins, configured(plugins), CONTEXT)
+    assert plugin_bench.OPENED[-1].closed
+
+
+def test_exporter_that_raises_at_opening_does_not_affect_others() -> None:
+    plugins = installed(exporters=[("bad", "plugin_bench:crashing_exporter")])
+    opened = open_exporters(plugins, configured(plugins), EXPORTER_CONTEXT)
+    assert opened.exporters == {}
+    assert "exporters.bad" in str(opened.failures[0])
+
+
+def test_late_source_that_fails_does_not_keep_others_from_being_found() -> None:
+    answers: list[CounterSource | None] = [None, ReplaySource([])]
+
+    def broken() -> CounterSource | None:
+        raise OSError("no bus")
+
+    awaited = AwaitedSources({"broken": broken, "late": lambda: answers.pop(0)}, 0)
+    assert awaited.found(AWAITED_INTERVAL - 1) == []
+    assert awaited.found(AWAITED_INTERVAL) == []
+    assert [one.cause for one in awaited.failures] == ["it does not open, OSError: no bus"]
+    assert [one.name for one in awaited.found(2 * AWAITED_INTERVAL)] == ["replay"]
+    assert awaited.found(3 * AWAITED_INTERVAL) == []
+
+
+def test_disabled_source_is_not_awaited() -> None:
+    class Switch(Table, frozen=True):
+        enabled: bool = True
+
+    plugin = SourcePlugin(settings=Switch, open=lambda settings, context: None)
+    plugins = Plugins(sources={"off": plugin, "on": plugin})
+    config = Config(sources={"off": Switch(enabled=False), "on": Switch()})
+    assert [*open_sources(plugins, config, CONTEXT).awaited] == ["on"]
+
+
+def test_awaited_source_is_opened_only_where_something_may_be_present() -> None:
+    opened: list[Table] = []
+    present: list[SourceContext] = []
+
+    def open_source(settings: Table, context: SourceContext) -> CounterSource | None:
+        opened.append(settings)
+        return ReplaySource([]) if present else None
+
+    plugin = SourcePlugin(Table, open_source, present=lambda _: bool(present))
+    plugins = Plugins(sources={"late": plugin})
+    awaited = AwaitedSources(
+        open_sources(plugins, Config(sources={"late": Table()}), CONTEXT).awaited, 0
+    )
+    assert awaited.found(AWAITED_INTERVAL) == []
+    assert len(opened) == 1, "at the start only"
+    present.append(CONTEXT)
+    assert len(awaited.found(2 * AWAITED_INTERVAL)) == 1
+
+
+def test_advice_of_a_faulty_plugin_is_its_fault() -> None:
+    def advise(settings: Table) -> Iterable[str]:
+        raise ValueError("nonsense")
+
+    plugins = Plugins(sources={"odd": SourcePlugin(Table, lambda *_: None, advise)})
+    config = Config(sources={"odd": Table()})
+    (sentence,) = source_advice(plugins, config, "odd")
+    assert sentence.startswith("[sources.odd] cannot be checked, ValueError: nonsense.")

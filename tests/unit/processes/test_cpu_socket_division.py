@@ -1,0 +1,205 @@
+"""Work is divided over the sockets without losing any, and in line with how busy they were."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from testbed.synthetic_kernel import SyntheticKernel
+
+from wattspan.ports import UsageBatch
+from wattspan.processes.cpu_socket_division import SocketTimesSample, apportion, weights_of
+from wattspan.processes.source import CpuUsageSource
+
+BOTH = {0: 4, 1: 4}
+
+
+def test_bound_process_is_charged_to_its_socket() -> None:
+    bound = weights_of(seen=1, allowed=[1], cpus=BOTH, threads=8)
+    assert apportion([1000], [bound], {0: 1000, 1: 0}) == [{1: 1000}]
+
+
+def test_sampled_placement_decides_if_socket_sums_agree() -> None:
+    weights = [weights_of(socket, [0, 1], BOTH, 1) for socket in (0, 1)]
+    first, second = apportion([1_000_000, 2_000_000], weights, {0: 1_000_000, 1: 2_000_000})
+    assert first[0] > 850_000
+    assert second[1] > 1_850_000
+
+
+def test_placement_is_corrected_by_socket_sums() -> None:
+    seen_on_0 = weights_of(0, [0, 1], BOTH, 1)
+    (parts,) = apportion([1_000_000], [seen_on_0], {0: 200_000, 1: 800_000})
+    assert abs(parts[1] - 800_000) < 10_000
+
+
+def test_bound_processes_leave_the_rest_of_a_socket_to_the_others() -> None:
+    bound, free = weights_of(0, [0], BOTH, 1), weights_of(0, [0, 1], BOTH, 4)
+    _, parts = apportion([1_000_000, 1_000_000], [bound, free], {0: 1_000_000, 1: 1_000_000})
+    assert parts.get(1, 0) > 900_000
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10**12),
+            st.sampled_from([{0: 1.0}, {1: 1.0}, {0: 1.0, 1: 1 / 16}, {0: 4.0, 1: 4.0}]),
+        ),
+        max_size=20,
+    ),
+    st.fixed_dictionaries({0: st.integers(-(10**9), 10**12), 1: st.integers(-(10**9), 10**12)}),
+)
+def test_parts_of_every_process_add_up(work: list, room: dict[int, int]) -> None:
+    spent = [amount for amount, _ in work]
+    parts = apportion(spent, [weight for _, weight in work], room)
+    assert [sum(part.values()) for part in parts] == spent
+    assert all(part > 0 for by_socket in parts for part in by_socket.values())
+
+
+class Times:
+    """Counted times of the next poll."""
+
+    def __init__(self) -> None:
+        self.next: dict[int, dict[int, int]] = {}
+        self.refreshed = self.closed = 0
+
+    def sample(self) -> SocketTimesSample:
+        found, self.next = self.next, {}
+        pairs = {
+            pid << 32 | socket: t for pid, times in found.items() for socket, t in times.items()
+        }
+        return SocketTimesSample(list(pairs), list(pairs.values()))
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class TwoSockets:
+    """Two sockets of one CPU each."""
+
+    sockets = (0, 1)
+    changed = False
+
+    def socket_of(self, cpu: int) -> int:
+        return cpu
+
+    def capacity(self) -> dict[int, int]:
+        return {0: 1, 1: 1}
+
+    def refresh(self) -> bool:
+        return self.changed
+
+
+MS = 1_000_000
+
+
+def spent(batch: UsageBatch) -> dict[int, dict[str, int]]:
+    """The nanoseconds of each pid by resource."""
+    found: dict[int, dict[str, int]] = {}
+    for usage in batch.usages:
+        for payer, amount in usage.spent.items():
+            found.setdefault(payer.pid, {})[usage.resource] = amount
+    return found
+
+
+def watched() -> tuple[SyntheticKernel, Times, CpuUsageSource]:
+    kernel, times = SyntheticKernel(), Times()
+    source = kernel.source(topology=TwoSockets(), times=times)
+    source.poll()
+    return kernel, times, source
+
+
+def polled(kernel: SyntheticKernel, source: CpuUsageSource) -> dict[int, dict[str, int]]:
+    kernel.clock.advance(0.1)
+    return spent(source.poll())
+
+
+def test_counted_process_is_divided_by_the_count() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 30 * MS)
+    times.next = {life.pid: {0: 7_000, 1: 14_000}}
+    assert polled(kernel, source)[life.pid] == {
+        "cpu": 30 * MS,
+        "cpu:0": 10 * MS,
+        "cpu:1": 20 * MS,
+    }
+
+
+def test_counted_process_that_ended_is_divided_by_the_count() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 4 * MS)
+    kernel.exit(life)
+    times.next = {life.pid: {1: 5}}
+    assert polled(kernel, source)[life.pid] == {"cpu": 4 * MS, "cpu:1": 4 * MS}
+
+
+def test_uncounted_process_is_divided_by_its_last_count() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 3 * MS)
+    times.next = {life.pid: {1: 14_000}}
+    polled(kernel, source)
+    kernel.run(life, 5 * MS)
+    assert polled(kernel, source)[life.pid] == {"cpu": 5 * MS, "cpu:1": 5 * MS}
+
+
+def test_waiting_sample_is_divided_by_its_own_count() -> None:
+    kernel, times = SyntheticKernel(), Times()
+    life = kernel.spawn()
+    source = kernel.source(topology=TwoSockets(), times=times, vigil=True)
+    source.poll()
+    kernel.run(life, MS)
+    polled(kernel, source)
+    kernel.run(life, 10 * MS)
+    times.next = {life.pid: {0: 5}}
+    kernel.clock.advance(0.1)
+    assert source.poll(settle=False).usages == ()
+    kernel.run(life, 6 * MS)
+    times.next = {life.pid: {1: 5}}
+    kernel.clock.advance(0.1)
+    divided = [usage for usage in source.poll().usages if usage.resource != "cpu"]
+    assert [(usage.resource, usage.spent) for usage in divided if usage.spent] == [
+        ("cpu:0", {life.consumer: 10 * MS}),
+        ("cpu:1", {life.consumer: 6 * MS}),
+    ]
+
+
+def test_count_on_an_unknown_socket_is_ignored() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 3 * MS)
+    times.next = {life.pid: {7: 14_000}}
+    found = polled(kernel, source)[life.pid]
+    assert found == {"cpu": 3 * MS, "cpu:0": 3 * MS}  # the socket that was busy
+
+
+def test_changed_sockets_are_told_to_the_count_which_the_source_closes() -> None:
+    kernel, times, source = watched()
+    polled(kernel, source)
+    assert times.refreshed == 0
+    source._topology.changed = True  # type: ignore[attr-defined]
+    kernel.clock.advance(1.0)
+    source.poll()
+    source.close()
+    assert (times.refreshed, times.closed) == (1, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 10**12),
+            st.dictionaries(st.integers(0, 1), st.integers(1, 10**11), max_size=2),
+        ),
+        max_size=12,
+    )
+)
+def test_divided_work_adds_up_with_and_without_counts(work: list) -> None:
+    kernel, times, source = watched()
+    for amount, counted in work:
+        life = kernel.spawn()
+        kernel.run(life, amount)
+        if counted:
+            times.next[life.pid] = counted
+    for found in polled(kernel, source).values():
+        assert found["cpu"] == found.get("cpu:0", 0) + found.get("cpu:1", 0)

@@ -1,0 +1,419 @@
+"""CPU attribution on a kernel with known truth."""
+
+import pytest
+from testbed.synthetic_kernel import SyntheticKernel
+
+from wattspan.attribution.division import split
+from wattspan.model import Consumer, NamePolicy, Remainder
+from wattspan.ports import UsageBatch, UsageSource
+from wattspan.processes.lifecycle import exit_weight
+from wattspan.processes.source import CpuUsageSource
+
+MS = 1_000_000
+
+
+def spent(batch: UsageBatch) -> dict:
+    return dict(batch.usages[0].spent)
+
+
+def tick(kernel: SyntheticKernel, source: CpuUsageSource) -> UsageBatch:
+    kernel.clock.advance(0.1)
+    return source.poll()
+
+
+def test_source_is_a_usage_source() -> None:
+    assert isinstance(SyntheticKernel().source(), UsageSource)
+
+
+def test_work_before_the_first_poll_is_not_charged() -> None:
+    kernel = SyntheticKernel()
+    old = kernel.spawn()
+    kernel.run(old, 500 * MS)
+    source = kernel.source()
+    assert source.poll().usages == ()
+    kernel.run(old, 3 * MS)
+    assert spent(tick(kernel, source)) == {old.consumer: 3 * MS}
+
+
+def test_process_is_described_at_its_first_work_and_exits_after_its_last_usage() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    assert tick(kernel, source).infos == ()
+    kernel.run(life, MS)
+    assert [info.payer for info in tick(kernel, source).infos] == [life.consumer]
+    kernel.run(life, 2 * MS)
+    kernel.exit(life)
+    last = tick(kernel, source)
+    assert spent(last) == {life.consumer: 2 * MS}
+    assert last.exited == (life.consumer,)
+
+
+def test_process_shorter_than_a_tick_is_charged_by_name() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 2 * MS)
+    kernel.exit(life)
+    batch = tick(kernel, source)
+    (payer,) = spent(batch)
+    assert (payer.pid, spent(batch)[payer]) == (life.pid, 2 * MS)
+    assert [info.command for info in batch.infos] == ["dead"]
+    assert batch.exited == (payer,)
+
+
+def test_exit_cost_is_charged_to_exited_processes() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    life, bystander = kernel.spawn(), kernel.spawn()
+    kernel.run(life, 2 * MS)
+    kernel.run(bystander, 5 * MS)
+    kernel.exit(life, tail=MS)
+    charged = {payer.pid: amount for payer, amount in spent(tick(kernel, source)).items()}
+    assert charged == {life.pid: 3 * MS, bystander.pid: 5 * MS}
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen alive", "between two polls"])
+def test_exit_costs_are_charged_by_memory(seen: bool) -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    large, small = kernel.spawn(), kernel.spawn()
+    for life in (large, small):
+        kernel.run(life, MS)
+    if seen:
+        tick(kernel, source)
+    for life, tail, memory in ((large, 35 * MS, 350 << 10), (small, MS, 4 << 10)):
+        kernel.run(life, MS)
+        kernel.exit(life, tail=tail, memory=memory)
+    charged = sorted(spent(tick(kernel, source)).values())
+    if not seen:  # processes of one parent and command share an account
+        assert charged == [40 * MS]
+        return
+    weights = exit_weight(4 << 10), exit_weight(350 << 10)
+    assert charged == [MS + part for part in split(36 * MS, weights)]
+    assert charged[0] == pytest.approx(2 * MS, abs=MS)
+
+
+def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    zombie, other = kernel.spawn(), kernel.spawn()
+    kernel.run(zombie, MS)
+    tick(kernel, source)
+    kernel.run(zombie, MS)
+    kernel.exit(zombie, reap=False, tail=MS)
+    tick(kernel, source)
+    kernel.run(other, 2 * MS)
+    kernel.exit(other, tail=MS)
+    kernel.exit(zombie)
+    batch = tick(kernel, source)
+    assert {payer.pid for payer in batch.exited} == {zombie.pid, other.pid}
+    assert {payer.pid: amount for payer, amount in spent(batch).items()} == {other.pid: 3 * MS}
+
+
+def test_work_between_reads_of_clocks_is_not_charged_to_exited_processes() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    life, bystander = kernel.spawn(), kernel.spawn()
+    kernel.run(life, MS)
+    tick(kernel, source)
+    kernel.run(life, 2 * MS)
+    kernel.run(bystander, MS)
+    kernel.exit(life, reap=False)
+    first = spent(tick(kernel, source))
+    kernel.run(bystander, MS)
+    kernel.exit(life)  # the clock of its pid is the first evidence of the reaping
+    kernel.work_before_cgroup_read = [(bystander, 4 * MS)]
+    second = spent(tick(kernel, source))
+    assert (first, second) == (
+        {life.consumer: 2 * MS, bystander.consumer: MS},
+        {bystander.consumer: 5 * MS},
+    )
+
+
+def test_cgroup_reads_use_a_fiftieth_of_a_cpu() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    kernel.cgroup_cost = 10 * MS
+    for _ in range(100):
+        kernel.spawn()
+        tick(kernel, source)
+    assert kernel.envelope.reads == 20
+
+
+def test_short_work_without_kernel_events_is_charged_to_its_cgroup() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(events=False, envelope=True)
+    source.poll()
+    survivor, brief = kernel.spawn(), kernel.spawn()
+    kernel.run(survivor, 5 * MS)
+    kernel.run(brief, 2 * MS)
+    kernel.exit(brief)
+    batch = tick(kernel, source)
+    assert spent(batch) == {survivor.consumer: 5 * MS, Remainder("/"): 2 * MS}
+    assert Remainder("/") in {info.payer for info in batch.infos}
+
+
+def test_short_work_without_cgroups_is_unclaimed() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(events=False)
+    source.poll()
+    brief = kernel.spawn()
+    kernel.run(brief, 2 * MS)
+    kernel.exit(brief)
+    assert tick(kernel, source).usages[0].unclaimed == 2 * MS
+
+
+def test_hidden_process_is_unclaimed_and_never_charged_in_arrears() -> None:
+    kernel = SyntheticKernel()
+    shy = kernel.spawn()
+    kernel.hidden.add(shy.pid)
+    source = kernel.source(events=False)
+    source.poll()
+    kernel.run(shy, 9 * MS)
+    assert tick(kernel, source).usages[0].unclaimed == 9 * MS
+    kernel.hidden.clear()
+    kernel.clock.advance(2.0)
+    source.poll()
+    kernel.run(shy, MS)
+    assert spent(tick(kernel, source)) == {shy.consumer: MS}
+
+
+def test_reused_pid_does_not_inherit_even_if_its_clock_has_overtaken() -> None:
+    for events in (True, False):
+        kernel = SyntheticKernel(pid_max=302)
+        first, _ = kernel.spawn(), kernel.spawn()
+        source = kernel.source(events=events)
+        source.poll()
+        kernel.run(first, MS)
+        tick(kernel, source)
+        kernel.exit(first)
+        kernel.spawn()
+        second = kernel.spawn()
+        assert second.pid == first.pid
+        kernel.run(second, 50 * MS)
+        batch = tick(kernel, source)
+        assert spent(batch) == {second.consumer: 50 * MS}
+        assert batch.exited == (first.consumer,)
+
+
+def test_reaped_zombie_is_not_charged_twice() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS)
+    tick(kernel, source)
+    kernel.run(life, 4 * MS)
+    kernel.exit(life, reap=False)
+    assert spent(tick(kernel, source)) == {life.consumer: 4 * MS}
+    kernel.exit(life)
+    assert spent(tick(kernel, source)) == {}
+
+
+def test_zombie_cpu_time_is_charged_to_it() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    life = kernel.spawn()
+    tick(kernel, source)
+    kernel.run(life, 4 * MS)
+    kernel.exit(life, reap=False)
+    tick(kernel, source)
+    kernel.run(life, MS)
+    kernel.exit(life)
+    assert spent(tick(kernel, source)) == {life.consumer: MS}
+
+
+def test_work_is_not_unclaimed_before_the_table_is_complete() -> None:
+    kernel = SyntheticKernel()
+    kernel.tells_last_pid = False
+    source = kernel.source(events=False)
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 5 * MS)
+    unclaimed, charged = 0, 0
+    for _ in range(12):  # a scan is due each second
+        usage = tick(kernel, source).usages[0]
+        unclaimed += usage.unclaimed
+        charged += usage.spent.get(life.consumer, 0)
+    assert (unclaimed, charged) == (0, 5 * MS)
+
+
+def test_usages_tile_time_and_name_the_host_and_the_socket() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    start = kernel.clock.now()
+    first, second = tick(kernel, source), tick(kernel, source)
+    assert [usage.resource for usage in first.usages] == ["cpu", "cpu:0"]
+    assert first.usages[0].start == start
+    assert second.usages[0].start == first.usages[0].end
+    assert second.usages[0].capacity == 100 * MS
+    assert first.usages[0].spent is first.usages[1].spent
+
+
+def test_exec_updates_process_metadata() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS)
+    tick(kernel, source)
+    life.cgroup = "0::/system.slice/new.service\n"
+    kernel.clock.advance(1.0)
+    (info,) = source.poll().infos
+    assert (info.payer, info.group) == (life.consumer, "new.service")
+
+
+@pytest.mark.parametrize(
+    ("names", "living", "dead"),
+    [(NamePolicy.SCRIPT, "work", "dead"), (NamePolicy.NONE, "process", "process")],
+)
+def test_running_and_exited_processes_are_named_by_policy(
+    names: NamePolicy, living: str, dead: str
+) -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(names=names)
+    source.poll()
+    kernel.run(kernel.spawn(), MS)
+    assert [info.command for info in tick(kernel, source).infos] == [living]
+    short = kernel.spawn()
+    kernel.run(short, MS)
+    kernel.exit(short)
+    assert [info.command for info in tick(kernel, source).infos] == [dead]
+
+
+def test_idle_clocks_are_not_read_and_new_work_is_charged_at_once() -> None:
+    kernel = SyntheticKernel()
+    asked: list[int] = []
+    sleeper = kernel.spawn()
+    source = kernel.source(vigil=True)
+    source.poll()
+    for _ in range(150):
+        tick(kernel, source)
+    reading = source._table.idle._read
+    source._table.idle._read = lambda clock: asked.append(clock) or reading(clock)  # type: ignore[func-returns-value]
+    for _ in range(5):
+        tick(kernel, source)
+    assert len(asked) <= 1
+    kernel.run(sleeper, 2 * MS)
+    assert spent(tick(kernel, source)) == {sleeper.consumer: 2 * MS}
+
+
+def test_empty_process_table_is_a_failure_with_a_remedy() -> None:
+    batch = SyntheticKernel().source(events=False).poll()
+    assert batch.processes == 0
+    assert "hidepid" in batch.failures[0].remedy
+
+
+def test_reused_pid_has_its_own_consumer() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    one, two = kernel.spawn(), kernel.spawn()
+    kernel.run(one, MS)
+    kernel.run(two, MS)
+    assert set(spent(tick(kernel, source))) == {
+        Consumer(one.pid, one.started),
+        Consumer(two.pid, two.started),
+    }
+
+
+def test_process_with_little_work_is_charged_at_its_second_poll() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    first = tick(kernel, source)
+    kernel.run(life, MS)
+    second = tick(kernel, source)
+    assert (spent(first), first.usages[0].unclaimed) == ({}, 0)
+    assert spent(second) == {life.consumer: MS // 2 + MS}
+
+
+def test_young_process_that_ends_is_charged_from_its_exit_record() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    tick(kernel, source)
+    kernel.exit(life)
+    batch = tick(kernel, source)
+    assert [info.command for info in batch.infos] == ["dead"]
+    assert list(spent(batch).values()) == [MS // 2]
+
+
+@pytest.mark.parametrize("reap", [True, False], ids=["reaped", "zombie"])
+@pytest.mark.parametrize("work", [MS // 2, 3 * MS], ids=["young", "tracked"])
+def test_new_process_that_ends_during_its_first_poll_is_charged_once(work: int, reap: bool) -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    idle = kernel.spawn()
+    for _ in range(13):
+        tick(kernel, source)
+    life = kernel.spawn()
+    kernel.run(life, work)
+    kernel.exit(idle)
+    kernel.finals.waiting.clear()  # its clock shows its end, after the first read of events
+    kernel.births.waiting[:] = [(life.pid, 1)]
+    kernel.after_read[life.pid] = lambda: kernel.exit(life, reap=reap)
+    amounts = [sum(spent(tick(kernel, source)).values()) for _ in range(3)]
+    assert amounts == [work, 0, 0]
+
+
+def test_parent_of_a_new_process_is_not_left_to_the_next_poll() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    parent = kernel.spawn()
+    kernel.spawn(parent=parent.pid)
+    kernel.run(parent, MS // 2)
+    assert spent(tick(kernel, source)) == {parent.consumer: MS // 2}
+
+
+def test_full_scan_leaves_no_process_to_the_next_poll() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    kernel.clock.advance(1.0)
+    assert spent(source.poll()) == {life.consumer: MS // 2}
+
+
+def test_zombie_with_an_exit_record_is_charged_once() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 3 * MS)
+    kernel.exit(life, reap=False)
+    amounts = [sum(spent(tick(kernel, source)).values()) for _ in range(25)]
+    kernel.exit(life)
+    amounts += [sum(spent(tick(kernel, source)).values()) for _ in range(25)]
+    assert amounts == [3 * MS, *[0] * 49]
+
+
+def test_pid_of_a_zombie_is_tracked_when_it_is_used_again() -> None:
+    kernel = SyntheticKernel(pid_max=300)
+    source = kernel.source()
+    source.poll()
+    first = kernel.spawn()
+    kernel.run(first, 3 * MS)
+    kernel.exit(first, reap=False)
+    tick(kernel, source)
+    kernel.exit(first)
+    second = kernel.spawn()
+    assert second.pid == first.pid
+    kernel.run(second, 2 * MS)
+    assert spent(tick(kernel, source)) == {second.consumer: 2 * MS}

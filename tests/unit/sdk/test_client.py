@@ -1,0 +1,605 @@
+"""Windows: measuring by hand, against a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from testbed.constant_history import GPU, ConstantPast
+from testbed.query_server import FAR, STARTED, QueryServer, powered
+from testbed.waiting import eventually
+
+import wattspan
+from wattspan import sdk as sdk_agent
+from wattspan.http.limits import ServerLimits
+from wattspan.model import Consumer, HwType, Milliwatts, StaticBasis
+from wattspan.sdk import run_directories
+from wattspan.sdk.client import Energy, request_json
+
+
+@pytest.fixture
+def past() -> ConstantPast:
+    """We draw 4 W of CPU and 0.4 W of memory, our children 1 W and 0.1 W."""
+    return powered(os.getpid(), watts=4, children={2**22: 1})
+
+
+@pytest.fixture
+def agent(
+    past: ConstantPast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[QueryServer]:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
+    with QueryServer(tmp_path, past) as server:
+        yield server
+
+
+@pytest.fixture
+def no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------- figures
+
+
+@pytest.mark.usefixtures("agent")
+def test_window_reports_its_energy() -> None:
+    with wattspan.window("train") as w:
+        sum(range(10_000))
+    seconds = w.seconds
+    assert seconds > 0
+    assert w.joules["cpu"] == pytest.approx(5 * seconds, rel=0.01, abs=2e-6)
+    assert w.process["cpu"] == pytest.approx(4 * seconds, rel=0.01, abs=2e-6)
+    assert w.host["cpu"] == pytest.approx(30 * seconds, rel=0.01, abs=2e-6)
+    assert w.total == w.joules.total == sum(w.joules.values())
+    assert [device.name for device in w.devices] == ["package-0", "package-1", "dram-0"]
+    assert w.coverage == 1.0
+    assert w.uncertainty["cpu"] <= w.joules["cpu"]
+    assert w.provenance == {"cpu": "derived", "memory": "measured"}
+    assert w.ok
+
+
+def test_window_divides_its_gpu_energy_into_static_and_dynamic(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    past.known_domains = (*past.known_domains, GPU)
+    past.devices[GPU.id] = past.gpu_power = 300_000
+    past.static_power = Milliwatts(110_000), StaticBasis.LOWER_BOUND
+    with wattspan.window("train") as w:
+        sum(range(10_000))
+    assert (w.static, w.dynamic) == (
+        pytest.approx(110 * w.seconds, rel=0.01, abs=2e-6),
+        pytest.approx(190 * w.seconds, rel=0.01, abs=2e-6),
+    )
+    assert w.static_basis == "lower_bound"
+    assert w.static is not None
+    assert w.dynamic is not None
+    assert w.static + w.dynamic == pytest.approx(w.joules["gpu"], abs=2e-6)
+
+
+def test_window_has_no_split_while_the_static_power_is_unknown(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    past.known_domains = (*past.known_domains, GPU)
+    past.devices[GPU.id] = past.gpu_power = 300_000
+    with wattspan.window("train") as w:
+        sum(range(10_000))
+    assert w.joules["gpu"] > 0
+    assert (w.static, w.dynamic, w.static_basis) == (None, None, None)
+
+
+@pytest.mark.usefixtures("agent")
+def test_windows_nest_and_overlap() -> None:
+    with wattspan.window("outer") as outer:
+        first = wattspan.window("first").begin()
+        second = wattspan.window("second").begin()
+        first.end()
+        second.end()
+    assert outer.seconds > max(first.seconds, second.seconds)
+    assert outer.total >= max(first.total, second.total)
+    assert first._begun < second._begun < first._ended < second._ended
+
+
+@pytest.mark.usefixtures("agent")
+def test_windows_may_be_open_in_many_threads_at_once() -> None:
+    together = threading.Barrier(8)
+    windows: list[wattspan.Window] = []
+
+    def work() -> None:
+        with wattspan.window("step") as w:
+            together.wait(20)
+        assert w.total > 0
+        windows.append(w)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(windows) == 8
+    assert max(w._begun for w in windows) < min(w._ended for w in windows)
+
+
+@pytest.mark.usefixtures("agent")
+def test_window_read_does_not_block_the_event_loop() -> None:
+    async def main() -> float:
+        with wattspan.window("request") as w:
+            await asyncio.to_thread(int)
+        measurements = await asyncio.gather(w.aresult(), w.aresult())
+        return measurements[0].joules.total
+
+    assert asyncio.run(main()) > 0
+
+
+def test_unsettled_window_is_waited_for(agent: QueryServer, past: ConstantPast) -> None:
+    past.until = 0
+    with wattspan.window("train") as w:
+        pass
+    threading.Timer(0.05, lambda: setattr(past, "until", FAR)).start()
+    assert w.result(timeout=30).complete
+
+
+def test_unsettled_window_is_reported(agent: QueryServer, past: ConstantPast) -> None:
+    past.until = 0
+    with wattspan.window("train") as w:
+        pass
+    with pytest.raises(
+        wattspan.NotSettledError, match=r"'train'.* after 0 s\. Read it again"
+    ) as no:
+        w.result(timeout=0)
+    assert isinstance(no.value, TimeoutError)
+    assert no.value.partial.joules.coverage == 0.0
+    assert w.result(timeout=0, partial=True).complete is False
+    past.until = FAR
+    assert w.result(timeout=0).complete  # unknown energy is requested again
+
+
+def test_settled_window_is_requested_once(agent: QueryServer, past: ConstantPast) -> None:
+    with wattspan.window("train") as w:
+        pass
+    total = w.total
+    past.powers.clear()
+    assert w.total == total
+
+
+def test_unknown_energy_is_an_error_and_no_zero(agent: QueryServer, past: ConstantPast) -> None:
+    past.horizon = FAR
+    with wattspan.window("train") as w:
+        pass
+    with pytest.raises(wattspan.NotMeasuredError, match="cpu, memory was not measured"):
+        _ = w.total
+    assert not w.ok
+    assert dict(w.host) == {}
+
+
+def test_unmeasured_device_is_unknown(agent: QueryServer, past: ConstantPast) -> None:
+    past.known_domains = (*past.known_domains, GPU)
+    with wattspan.window("train") as w:
+        pass
+    assert {device.kind: device.joules for device in w.devices}["gpu"] is None
+    with pytest.raises(KeyError, match="'gpu' has no known energy here; known: cpu, memory"):
+        _ = w.host["gpu"]
+    assert "gpu" not in w.host
+    assert w.host.get("gpu") is None
+    assert w.host.unknown == ("gpu",)
+    with pytest.raises(wattspan.NotMeasuredError, match="gpu was not measured"):
+        _ = w.host.total
+    assert w.host["cpu"] > 0
+
+
+def test_window_from_time_without_an_idle_power_is_a_lower_bound(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    past.bounds = {HwType.CPU: FAR}
+    with wattspan.window("train") as w:
+        pass
+    assert w.joules.lower_bound == ("cpu",)
+    assert w.certainty == w.joules.certainty == "lower_bound"
+    assert repr(w.joules).startswith("<Energy cpu≥")
+    assert w.host.certainty == "known"
+
+
+def test_energy_mapping_has_a_readable_repr() -> None:
+    energy = Energy({"cpu": 1.5, "gpu": 2.0}, {"cpu": 0.1, "gpu": 0.2}, 0.5)
+    assert dict(energy) == {"cpu": 1.5, "gpu": 2.0}
+    assert energy.total == 3.5
+    assert energy.total_uncertainty == pytest.approx(0.3)
+    assert repr(energy) == "<Energy cpu=1.5 J, gpu=2 J, coverage 50%>"
+    assert len(energy) == 2
+    assert energy.certainty == "known"
+    assert Energy({"cpu": 1.0}, {}, 1.0, unknown=("gpu",)).certainty == "lower_bound"
+    assert Energy({}, {}, 0.0).certainty == "unknown"
+
+
+# ------------------------------------------------------------------------------------ no agent
+
+
+def test_missing_agent_fails_only_at_the_first_read(no_agent: Path) -> None:
+    with wattspan.window("train") as w:
+        done = True
+    assert done
+    assert w.seconds > 0
+    assert not w.ok
+    with pytest.raises(wattspan.AgentUnavailableError) as error:
+        _ = w.joules
+    assert f"{no_agent}/api.sock (no such file or directory)" in str(error.value)
+    assert "wattspan run" in str(error.value)
+
+
+def test_socket_without_listener_is_reported(no_agent: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(no_agent / "api.sock"))
+    with pytest.raises(wattspan.AgentUnavailableError, match="connection refused"):
+        request_json("/v1/status", {})
+
+
+def test_agent_exit_during_a_request_is_reported(no_agent: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(no_agent / "api.sock"))
+        listener.listen()
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(100)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(wattspan.AgentUnavailableError, match=r"api\.sock"):
+            request_json("/v1/status", {})
+        thread.join()
+
+
+def test_foreign_program_on_the_socket_is_not_an_agent(no_agent: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(no_agent / "api.sock"))
+        listener.listen()
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+            connection.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(wattspan.MeasurementError, match="no wattspan agent: status 200"):
+            request_json("/v1/status", {})
+        thread.join()
+
+
+@pytest.mark.usefixtures("agent")
+def test_agents_own_sentence_is_passed_on() -> None:
+    with pytest.raises(wattspan.RefusedError, match="there is no such path"):
+        request_json("/v2/energy", {})
+
+
+def test_rate_limited_client_is_not_reported_as_missing_agent(no_agent: Path) -> None:
+    with QueryServer(no_agent, limits=ServerLimits(rate=1, rejection_delay=0.0)):
+
+        def ask_on() -> None:
+            for _ in range(10_000):
+                request_json("/v1/status", {})
+
+        with pytest.raises(wattspan.RefusedError, match="More than 1 requests a second"):
+            ask_on()
+
+
+@pytest.mark.parametrize(
+    ("environ", "places"),
+    [
+        ({}, ["/run/wattspan"]),
+        ({"XDG_RUNTIME_DIR": "/run/user/5"}, ["/run/wattspan", "/run/user/5/wattspan"]),
+        ({"WATTSPAN_RUN_DIR": "/x", "XDG_RUNTIME_DIR": "/run/user/5"}, ["/x"]),
+    ],
+)
+def test_agent_socket_is_searched_in_the_run_directories(
+    environ: dict[str, str], places: list[str]
+) -> None:
+    assert list(run_directories(environ)) == places
+
+
+# ------------------------------------------------------------------------------- use and misuse
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_window_is_used_once_and_in_order() -> None:
+    w = wattspan.window("train")
+    with pytest.raises(wattspan.WindowError, match="'train', not begun> is not open"):
+        w.end()
+    with pytest.raises(wattspan.WindowError, match="never begun"):
+        _ = w.seconds
+    with w:
+        with pytest.raises(wattspan.WindowError, match="still open"):
+            _ = w.joules
+        with pytest.raises(wattspan.WindowError, match="begun before"):
+            w.begin()
+    with pytest.raises(wattspan.WindowError, match="is not open"):
+        w.end()
+    with pytest.raises(wattspan.WindowError, match="begun before"):
+        w.begin()
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_window_may_end_before_its_block() -> None:
+    with wattspan.window() as w:
+        w.end()
+        ended = w.seconds
+        sum(range(1000))
+    assert w.seconds == ended
+
+
+@pytest.mark.usefixtures("agent")
+def test_window_with_a_failing_block_is_measured() -> None:
+    w = wattspan.window("train")
+    with pytest.raises(ZeroDivisionError), w:
+        _ = 1 / 0
+    assert w.total > 0
+
+
+def test_process_watch_is_requested_once(agent: QueryServer, past: ConstantPast) -> None:
+    for _ in range(3):
+        with wattspan.window():
+            pass
+    eventually(lambda: past.watched, "the agent is asked")
+    assert past.watched == [(Consumer(os.getpid(), STARTED), True)]
+    sdk_agent.registration.due = 0  # as time does: the agent may have restarted
+    with wattspan.window():
+        pass
+    eventually(lambda: len(past.watched) == 2, "the agent is asked again")
+
+
+def test_later_agent_receives_the_process_watch(no_agent: Path, past: ConstantPast) -> None:
+    with wattspan.window() as w:
+        pass
+    assert w._begun < sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER
+    with QueryServer(no_agent, past):
+        sdk_agent.registration.due = 0  # as time does
+        with wattspan.window():
+            pass
+        eventually(lambda: past.watched, "the agent is asked")
+
+
+def test_invalid_run_directory_means_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory in ("x" * 200, "/\0"):
+        monkeypatch.setattr(sdk_agent, "run_directories", lambda told=directory: [told])
+        monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
+        with wattspan.window() as w:
+            pass
+        assert sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER  # retried soon
+
+
+def test_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
+    inherited = wattspan.window("of the parent").begin().end()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with wattspan.window() as w:
+                pass
+            with pytest.raises(wattspan.WindowError, match="belongs to another process"):
+                _ = inherited.joules
+            os.write(writer, f"{w.process['cpu']}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        assert told.read() == "0.0"  # the child was not charged
+    assert os.waitpid(child, 0)[1] == 0
+    assert inherited.process["cpu"] > 0
+    assert {consumer.pid for consumer, _ in past.watched} == {os.getpid(), child}
+
+
+# ----------------------------------------------------------------------------- synchronisation
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_device_is_waited_for_at_both_edges_on_request() -> None:
+    called: list[int] = []
+    w = wattspan.window(synchronize=lambda: called.append(w._begun))
+    with w:
+        pass
+    assert called == [0, w._begun]
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_hook_that_fails_is_heard_and_the_window_ends() -> None:
+    calls = iter([None])
+
+    with pytest.raises(StopIteration), wattspan.window(synchronize=lambda: next(calls)) as w:
+        pass
+    assert w.seconds > 0
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_failing_block_is_not_hidden_by_its_device() -> None:
+    calls = iter([None])
+
+    with pytest.raises(ZeroDivisionError), wattspan.window(synchronize=lambda: next(calls)):
+        _ = 1 / 0
+
+
+@pytest.mark.parametrize(("initialised", "waits"), [(True, 2), (False, 0)])
+@pytest.mark.usefixtures("no_agent")
+def test_window_synchronises_pytorch_devices(
+    monkeypatch: pytest.MonkeyPatch, initialised: bool, waits: int
+) -> None:
+    called: list[str] = []
+    torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        is_initialized=lambda: initialised, synchronize=lambda: called.append("cuda")
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with wattspan.window(synchronize="torch"):
+        pass
+    assert len(called) == waits
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_jax_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    jax = ModuleType("jax")
+    jax.live_arrays = lambda: ["array"]  # type: ignore[attr-defined]
+    jax.block_until_ready = called.append  # type: ignore[attr-defined]
+    jax.effects_barrier = lambda: called.append("effects")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    with wattspan.window(synchronize="jax"):
+        called.append("work")
+    assert called == [["array"], "effects", "work", ["array"], "effects"]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.usefixtures("no_agent")
+def test_framework_that_is_not_loaded_is_not_loaded_by_us(name: str) -> None:
+    assert name not in sys.modules
+    with wattspan.window(synchronize=name):
+        pass
+    assert name not in sys.modules
+
+
+def test_unknown_hook_is_an_error_that_names_the_known() -> None:
+    with pytest.raises(ValueError, match=r"synchronize='tensorflow'.*\"torch\", \"jax\""):
+        wattspan.window(synchronize="tensorflow")
+
+
+# ---------------------------------------------------------------------------------- decorators
+
+
+@pytest.mark.usefixtures("agent")
+def test_every_call_of_a_measured_function_is_a_window() -> None:
+    seen: list[wattspan.Window] = []
+
+    @wattspan.measured("step", report=seen.append)
+    def step(x: int, *, y: int = 0) -> int:
+        """Add."""
+        return x + y
+
+    assert step(1, y=2) == 3
+    assert step(5) == 5
+    assert [w.name for w in step.windows] == ["step", "step"]  # type: ignore[attr-defined]
+    assert list(step.windows) == seen  # type: ignore[attr-defined]
+    assert seen[0].total > 0
+    assert (step.__name__, step.__doc__) == ("step", "Add.")
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_measured_function_that_fails_has_a_window_too() -> None:
+    @wattspan.measured
+    def fails() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    (w,) = fails.windows  # type: ignore[attr-defined]
+    assert w.seconds > 0
+    assert w.name.endswith("fails")
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_coroutines_and_generators_are_measured_to_their_end() -> None:
+    order: list[str] = []
+
+    def ended(w: wattspan.Window) -> None:
+        order.append(f"{w.name} ended")
+
+    @wattspan.measured("coroutine", report=ended)
+    async def coroutine() -> str:
+        await asyncio.to_thread(int)
+        order.append("coroutine worked")
+        return "value"
+
+    @wattspan.measured("generator", report=ended)
+    def generator() -> Iterator[int]:
+        yield 1
+        order.append("generator worked")
+        yield 2
+
+    @wattspan.measured("steps", report=ended)
+    async def steps() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            order.append("steps closed")
+
+    async def main() -> None:
+        assert await coroutine() == "value"
+        assert list(generator()) == [1, 2]
+        walk = steps()
+        assert await anext(walk) == 1
+        await walk.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert order == [
+        "coroutine worked",
+        "coroutine ended",
+        "generator worked",
+        "generator ended",
+        "steps closed",
+        "steps ended",
+    ]
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_recursion_and_threads_have_a_window_for_each_call() -> None:
+    @wattspan.measured
+    def countdown(n: int) -> None:
+        if n:
+            countdown(n - 1)
+
+    countdown(3)
+    inner_first = [w.seconds for w in countdown.windows]  # type: ignore[attr-defined]
+    assert len(inner_first) == 4
+    assert inner_first == sorted(inner_first)
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_windows_of_a_function_are_kept_within_bounds() -> None:
+    @wattspan.measured
+    def step() -> None: ...
+
+    for _ in range(1010):
+        step()
+    assert len(step.windows) == 1000  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------------------- import
+
+
+def test_importing_wattspan_loads_few_modules() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import wattspan; wattspan.window\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-S", "-c", script],
+        env={"PYTHONPATH": str(Path(wattspan.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    heavy = {"asyncio", "socket", "http", "json", "threading", "typing", "dataclasses", "inspect"}
+    assert not heavy & set(loaded)
+    assert len(loaded) < 20
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in wattspan.__all__:
+        assert getattr(wattspan, name) is not None
+    assert set(wattspan.__all__) <= set(dir(wattspan))
+    with pytest.raises(AttributeError, match="no attribute 'windows'"):
+        _ = wattspan.windows  # type: ignore[attr-defined]

@@ -1,0 +1,380 @@
+"""The device history: energy of devices from the readings of ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from testbed.simulated_host import CORE, GPU, PACKAGE
+
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Attribution,
+    Consumer,
+    Domain,
+    GpuStatus,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    PartEnergy,
+    Reading,
+    Share,
+    Tick,
+)
+from wattspan.service.device_history import (
+    MAX_TEMPERATURES,
+    MAX_WAITING_TICKS,
+    RAMP_WINDOWS,
+    DeviceHistory,
+)
+
+TICK = 100 * MILLISECOND
+START = 1000 * SECOND
+PACKAGE_POWER, GPU_POWER = 5_000_000, 40_000_000  # microjoules a tick
+
+
+class Host:
+    """A package and a GPU, whose readings are stamped 30 ms before the tick."""
+
+    def __init__(self, interval: int = TICK) -> None:
+        self.devices = DeviceHistory(interval, 10 * SECOND, cell=SECOND)
+        self.now = START
+        self._listed: dict[str, Sequence[Domain]] = {"rapl": (PACKAGE, CORE), "nvml": (GPU,)}
+        self._counters = {PACKAGE.id: 0, GPU.id: 0}
+        self.powers = {PACKAGE.id: PACKAGE_POWER, GPU.id: GPU_POWER}
+
+    def second(self, silent: tuple[str, ...] = ()) -> dict[int, int]:
+        """A second of ticks, and the ramps that the snapshot at its end has."""
+        self.run(10, silent)
+        return self.devices.ramps()
+
+    def run(
+        self, ticks: int, silent: tuple[str, ...] = (), gpus: tuple[GpuStatus, ...] = ()
+    ) -> None:
+        for _ in range(ticks):
+            self.now += TICK
+            for key, power in self.powers.items():
+                self._counters[key] += power
+            readings = [
+                Reading(key, Instant(self.now - 30 * MILLISECOND, 0), Microjoules(counter))
+                for key, counter in self._counters.items()
+                if key not in silent
+            ]
+            readings.append(Reading("unlisted", Instant(self.now, 0), Microjoules(1)))
+            listed, self._listed = self._listed, {}
+            self.devices.record(Tick(Instant(self.now, 0), listed, readings), gpus)
+
+    def list(self, source: str, *domains: Domain) -> None:
+        self._listed = {source: domains}
+
+
+def test_devices_are_those_of_the_cover() -> None:
+    host = Host()
+    host.run(1)
+    assert host.devices.domains() == {PACKAGE.id: PACKAGE, GPU.id: GPU}
+
+
+def test_device_energy_is_known_with_the_tick_of_its_reading() -> None:
+    host = Host()
+    host.run(11)
+    end = host.now - 30 * MILLISECOND
+    assert host.devices.known(GPU.id) == end
+    spent = host.devices.device(GPU.id, end - SECOND, end)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 10 * GPU_POWER}, SECOND)
+    assert spent.uncertainty[HwType.GPU] > 0
+
+
+@pytest.mark.parametrize("ticks", [7, 64, 66, 200])
+def test_waiting_ticks_give_the_same_figures_as_ticks_added_at_once(ticks: int) -> None:
+    waiting, at_once = Host(), Host()
+    for host in (waiting, at_once):
+        for number in range(ticks):
+            status = GpuStatus(GPU.id, Instant(host.now, 0), temperature_celsius=number % 90)
+            if number == ticks // 2:
+                host.list("nvml", replace(GPU, resolution=20 * MILLISECOND))
+            host.run(1, silent=(GPU.id,) if number % 5 == 3 else (), gpus=(status,))
+            if host is at_once:
+                host.devices.domains()
+    assert len(at_once.devices._waiting) == 0
+    assert 0 < len(waiting.devices._waiting) <= MAX_WAITING_TICKS
+    answers = [
+        (
+            host.devices.domains(),
+            host.devices.known(key),
+            host.devices.silent(key),
+            host.devices.device(key, START + TICK // 3, host.now),
+            host.devices.timeline(key, START, host.now),
+            host.devices.temperatures(key, START, host.now),
+        )
+        for host in (waiting, at_once)
+        for key in (GPU.id, PACKAGE.id)
+    ]
+    assert answers[:2] == answers[2:]
+
+
+def test_cells_have_the_energy_of_whole_seconds() -> None:
+    host = Host()
+    host.run(50)
+    cells = host.devices.cells(PACKAGE.id, START + SECOND, START + 3 * SECOND)
+    assert (cells.energy, cells.covered) == ({HwType.CPU: 20 * PACKAGE_POWER}, 2 * SECOND)
+    assert cells.uncertainty == {}
+
+
+def test_unknown_device_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="no such"):
+        Host().devices.device("no such", 0, 1)
+
+
+def test_device_without_readings_becomes_silent() -> None:
+    host = Host()
+    host.run(5)
+    assert not host.devices.silent(GPU.id)
+    host.run(19, silent=(GPU.id,))
+    assert not host.devices.silent(GPU.id)
+    host.run(3, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+    assert not host.devices.silent(PACKAGE.id)
+    host.run(1)
+    assert not host.devices.silent(GPU.id)
+
+
+def test_device_that_never_had_a_reading_becomes_silent() -> None:
+    host = Host()
+    host.run(10, silent=(GPU.id,))
+    assert host.devices.known(GPU.id) is None
+    assert not host.devices.silent(GPU.id)
+    host.run(12, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+
+
+def test_silence_lasts_at_least_three_intervals() -> None:
+    host = Host(interval=SECOND)
+    host.run(1)
+    host.run(29, silent=(GPU.id,))
+    assert not host.devices.silent(GPU.id)
+    host.run(1, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+
+
+def test_vanished_device_is_silent_at_once_and_keeps_its_energy() -> None:
+    host = Host()
+    host.run(11)
+    host.list("nvml")
+    host.run(1, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+    assert host.devices.device(GPU.id, START, host.now).energy == {HwType.GPU: 10 * GPU_POWER}
+    host.list("nvml", replace(GPU, resolution=20 * MILLISECOND))
+    host.run(1)
+    assert not host.devices.silent(GPU.id)
+    assert host.devices.domains()[GPU.id].resolution == 20 * MILLISECOND
+
+
+def test_device_outside_the_cover_adds_nothing_until_it_joins_again() -> None:
+    host = Host()
+    host.run(11)
+    host.list("nvml", replace(GPU, in_cover=False, resource=None))
+    host.run(1)  # its last reading that counts
+    host.run(5)
+    assert host.devices.silent(GPU.id)
+    assert host.devices.device(GPU.id, START, host.now).energy == {HwType.GPU: 11 * GPU_POWER}
+    assert not host.devices.domains()[GPU.id].in_cover
+    host.list("nvml", GPU)
+    host.run(3)
+    found = host.devices.device(GPU.id, START, host.now)
+    assert found.energy == {HwType.GPU: 13 * GPU_POWER}
+    assert found.covered == 13 * TICK
+
+
+def test_device_that_joins_counts_after_the_last_reading_of_the_one_that_leaves() -> None:
+    host = Host()
+    host.run(11)
+    late = replace(GPU, id="late")
+    host.devices.record(
+        Tick(
+            Instant(host.now, 0),
+            {"nvml": (replace(GPU, in_cover=False, resource=None), late)},
+            [Reading("late", Instant(host.now - SECOND, 0), Microjoules(0))],
+        ),
+        (),
+    )
+    for tick in (5, 9, 10, 11):
+        at = Instant(host.now - SECOND + tick * TICK, 0)
+        host.devices.record(Tick(at, {}, [Reading("late", at, Microjoules(tick))]), ())
+    assert host.devices.device("late", START, host.now + SECOND).energy == {HwType.GPU: 1}
+
+
+def test_device_without_readings_leaves_the_cover_without_a_trace() -> None:
+    host = Host()
+    silent = replace(GPU, id="silent")
+    host.list("nvml", GPU, silent)
+    host.run(3)
+    host.list("nvml", GPU, replace(silent, in_cover=False, resource=None))
+    host.run(3)
+    assert host.devices.device("silent", START, host.now).covered == 0
+    assert host.devices.device(GPU.id, START, host.now).covered == 5 * TICK
+
+
+def test_timeline_has_the_energy_between_readings() -> None:
+    host = Host()
+    host.run(4)
+    host.run(120, silent=(GPU.id,))
+    steps = host.devices.timeline(GPU.id, START + 2 * TICK, host.now)
+    assert [step.energy for step in steps] == [GPU_POWER, GPU_POWER, None]
+    assert steps[0].end == steps[1].start == START + 3 * TICK - 30 * MILLISECOND
+
+
+def test_temperatures_are_kept_within_bounds() -> None:
+    host = Host()
+    host.run(1)
+    assert host.devices.gpu(GPU.id) is None
+    newest = GpuStatus(GPU.id, Instant(START, 0))
+    for i in range(2 * MAX_TEMPERATURES + 5):
+        newest = GpuStatus(GPU.id, Instant(START + i * SECOND, 0), temperature_celsius=40 + i % 9)
+        host.run(1, gpus=(newest, GpuStatus("unlisted", newest.at)))
+        host.run(1, gpus=(newest,))
+    host.run(1, gpus=(replace(newest, temperature_celsius=None),))
+    kept = host.devices.temperatures(GPU.id, 0, 2**62)
+    assert len(kept) == MAX_TEMPERATURES + 5
+    assert kept[-1] == (newest.at.mono, newest.temperature_celsius)
+    assert host.devices.temperatures(GPU.id, START, START + 4 * SECOND) == []
+    assert host.devices.gpu(GPU.id) == replace(newest, temperature_celsius=None)
+
+
+def ramps_per_second(host: Host, **changes: int) -> list[dict[int, int]]:
+    """The ramps reported in each of the next ten seconds, at other powers in microjoules a tick."""
+    host.powers |= changes
+    return [host.second() for _ in range(10)]
+
+
+def test_constant_power_has_a_ramp_of_zero_once_two_windows_are_measured() -> None:
+    host = Host()
+    assert host.second() == {}
+    assert host.second() == {}
+    assert host.second() == {SECOND: 0}
+    for _ in range(117):
+        host.second()
+    assert host.second() == dict.fromkeys(RAMP_WINDOWS, 0)
+
+
+def test_step_of_power_has_the_ramp_of_each_window() -> None:
+    host = Host()
+    for _ in range(130):
+        host.second()
+    reported = ramps_per_second(host, **{GPU.id: 60_000_000})
+    # 200 W more between two neighbouring seconds; the reading is 30 ms older than the tick.
+    assert reported[-1][SECOND] == pytest.approx(200_000, rel=0.04)
+    assert reported[-1][10 * SECOND] == pytest.approx(20_000, rel=0.04)
+    assert reported[-1][60 * SECOND] == pytest.approx(200_000 / 360, rel=0.04)
+
+
+def test_fall_of_power_is_a_ramp_like_its_rise() -> None:
+    host = Host()
+    ramps_per_second(host)
+    reported = ramps_per_second(host, **{GPU.id: 20_000_000})
+    assert reported[-1][SECOND] == pytest.approx(200_000, rel=0.04)
+
+
+def test_ramp_is_reported_for_a_minute() -> None:
+    host = Host()
+    ramps_per_second(host)
+    ramps_per_second(host, **{GPU.id: 60_000_000})
+    assert [host.second()[SECOND] > 0 for _ in range(49)] == [True] * 49
+    for _ in range(5):
+        host.second()
+    assert host.second()[SECOND] == 0
+
+
+def test_ramps_of_a_minute_are_known_without_a_call_in_it() -> None:
+    host = Host()
+    for power in (40_000_000, 60_000_000, 40_000_000):
+        host.powers[GPU.id] = power
+        host.run(200)
+    largest = host.devices.ramps()
+    assert largest[SECOND] == pytest.approx(200_000, rel=0.04)
+    assert largest[10 * SECOND] == pytest.approx(20_000, rel=0.15)
+    assert host.devices.ramps() == largest
+    host.run(600)
+    assert host.devices.ramps()[SECOND] == 0
+
+
+def test_unknown_energy_has_no_ramp() -> None:
+    host = Host()
+    ramps_per_second(host)
+    for _ in range(61):
+        host.second(silent=(GPU.id,))
+    assert host.second(silent=(GPU.id,)) == {}
+    assert host.second() == {}
+
+
+def test_power_of_a_device_that_vanishes_is_no_ramp() -> None:
+    host = Host()
+    ramps_per_second(host)
+    host.list("nvml")
+    host.run(1)
+    assert {one[SECOND] for one in ramps_per_second(host)} == {0}
+
+
+def test_window_of_less_than_two_readings_has_no_ramp() -> None:
+    host = Host(interval=SECOND)
+    for _ in range(30):
+        host.second()
+    assert host.second() == {10 * SECOND: 0}
+
+
+# ------------------------------------------------------------------------------------ parts
+
+MIG = replace(
+    GPU,
+    id="gpu:MIG-1",
+    name=f"{GPU.name}, 1g.10gb 3",
+    in_cover=False,
+    parent=GPU.id,
+    resource=None,
+)
+
+
+def settle(host: Host, start: float, end: float, energy: int, of: int) -> None:
+    """The GPU's energy between two seconds after the start is attributed."""
+    begin, stop = (Instant(START + round(at * SECOND), 0) for at in (start, end))
+    interval = Interval(GPU.id, begin, stop, Microjoules(of))
+    part = PartEnergy(MIG.id, Microjoules(energy), Microjoules(0), Microjoules(0))
+    rest = PartEnergy("gpu:MIG-2", Microjoules(0), Microjoules(of - energy), Microjoules(0))
+    shares = (Share(Consumer(1, 0), Microjoules(energy)),)
+    attribution = Attribution(
+        interval, shares, Microjoules(of - energy), Microjoules(0), parts=(part, rest)
+    )
+    host.devices.settle(Tick(stop, {}, ()), [attribution])
+
+
+def test_instance_has_the_energy_that_its_board_was_attributed() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    settle(host, 1, 2, 5_000, 10_000)
+    spent = host.devices.device(MIG.id, START, START + 2 * SECOND)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+    assert host.devices.known(MIG.id) == START + 2 * SECOND
+
+
+def test_time_without_attribution_is_no_energy_of_an_instance() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    settle(host, 4, 5, 5_000, 10_000)
+    spent = host.devices.device(MIG.id, START, START + 5 * SECOND)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+
+
+def test_instance_is_awaited_for_longer_and_counts_in_no_ramp() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    host.run(80)
+    assert not host.devices.silent(MIG.id)
+    assert host.devices.ramps()

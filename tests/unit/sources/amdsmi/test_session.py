@@ -1,0 +1,288 @@
+"""The session with AMD SMI: faults of the library and of single boards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
+from testbed.waiting import eventually
+
+from wattspan.clock import SystemClock
+from wattspan.emulation.amdsmi import AmdSmiLibraryException
+from wattspan.emulation.boards import MI300X
+from wattspan.emulation.gpus import EmulatedGpus
+from wattspan.emulation.workloads import SteadyLoad
+from wattspan.model import Failure, Provenance, Trouble
+from wattspan.model.settings import Duration
+from wattspan.ports import Batch, SourceContext
+from wattspan.sources.amdsmi.device import AmdSmiSettings
+from wattspan.sources.amdsmi.source import AmdSmiSession, board_address, open_amdsmi
+from wattspan.testing import FakeDirectory, ManualClock
+
+
+class Host:
+    """One board and the session on it."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = ManualClock()
+        self.gpus = EmulatedGpus(path, [MI300X], self.clock)
+        self.faults = AmdFaults(self.gpus)
+        self.smi = ScriptedAmdSmi(path, self.clock)
+        context = SourceContext(self.clock, FakeDirectory())
+        self.session = AmdSmiSession(self.smi, AmdSmiSettings(), context)
+
+    def run(self, seconds: float) -> Batch:
+        batch = Batch(())
+        for _ in range(round(seconds * 10)):
+            self.gpus.run(0.1, every=0.1)
+            batch = self.session.sample()
+        return batch
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path / "gpus")
+    yield host
+    host.session.close()
+    host.gpus.close()
+
+
+def refuse(code: int) -> Any:
+    def refused(_: Any) -> NoReturn:
+        raise AmdSmiLibraryException(code)
+
+    return refused
+
+
+def only(batch: Batch) -> Failure:
+    (failure,) = batch.failures
+    return failure
+
+
+def test_denied_call_names_the_rights_that_are_needed(host: Host) -> None:
+    host.smi.replies["amdsmi_get_power_cap_info"] = refuse(10)
+    failure = only(host.run(1))
+    assert failure.trouble is Trouble.DENIED
+    assert failure.thing == "power limits of Emulated AMD Instinct MI300X 0"
+    assert "/dev/kfd" in failure.remedy
+
+
+def test_busy_driver_costs_one_answer(host: Host) -> None:
+    host.smi.replies["amdsmi_get_energy_count"] = refuse(30)
+    batch = host.run(0.5)
+    assert batch.readings == ()
+    assert only(batch).trouble is Trouble.RETRY
+    host.smi.replies.clear()
+    batch = host.run(0.5)
+    assert len(batch.readings) == 1
+    assert batch.failures == ()
+
+
+def test_unknown_errors_in_a_row_are_a_lost_board(host: Host) -> None:
+    host.run(0.5)
+    host.smi.replies["amdsmi_get_energy_count"] = refuse(0xFFFF_FFFF)
+    batch = host.run(1)
+    assert batch.readings == ()
+    assert only(batch).domain_id == "gpu:0000:60:00.0"
+
+
+def test_error_without_a_code_costs_one_answer(host: Host) -> None:
+    def broken(_: Any) -> NoReturn:
+        raise host.smi.AmdSmiException("parameter")
+
+    host.smi.replies["amdsmi_get_temp_metric"] = broken
+    batch = host.run(0.5)
+    assert len(batch.readings) == 1
+    assert "temperature" in only(batch).thing
+
+
+def test_fault_of_the_package_costs_one_sample_of_the_board(host: Host) -> None:
+    host.run(0.3)
+
+    def broken(_: Any) -> NoReturn:
+        raise TypeError("no")
+
+    host.smi.replies["amdsmi_get_energy_count"] = broken
+    failure = only(host.run(0.2))
+    assert failure.trouble is Trouble.MALFORMED
+    assert "TypeError" in failure.cause
+    host.smi.replies.clear()
+    assert host.run(0.1).failures == ()
+
+
+def test_fault_of_the_package_at_the_start_is_retried(host: Host) -> None:
+    def broken(_: Any) -> NoReturn:
+        raise TypeError("no")
+
+    host.smi.replies["amdsmi_get_gpu_device_bdf"] = broken
+    assert "TypeError" in only(host.run(0.5)).cause
+    host.smi.replies.clear()
+    assert host.run(3).failures == ()
+
+
+def test_text_that_the_package_cannot_parse_leaves_the_board_without_a_name(host: Host) -> None:
+    def broken(_: Any) -> NoReturn:
+        raise ValueError("serial")
+
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = broken
+    batch = host.run(0.2)
+    assert batch.domains[0].name == "Emulated AMD GPU 0"
+    assert batch.failures == ()
+
+
+def test_board_of_another_vendor_is_left_to_its_own_library(host: Host) -> None:
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda asic: {**asic, "vendor_id": "0x10de"}
+    batch = host.run(0.2)
+    assert batch.domains == ()
+    assert "finds no GPU" in only(batch).cause
+
+
+def test_board_that_cannot_be_opened_is_reported_by_its_address(host: Host) -> None:
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = refuse(31)
+    failure = only(host.run(0.2))
+    assert failure.thing == "AMD GPU 0000:60:00.0"
+    host.smi.replies.clear()
+    assert host.run(3).failures == ()
+
+
+def test_library_without_any_board_says_so(host: Host) -> None:
+    host.faults.lost(0, 31)
+    assert "finds no GPU" in only(host.run(0.2)).cause
+
+
+def test_function_that_the_package_lacks_is_a_missing_field(host: Host) -> None:
+    host.smi.replies["amdsmi_get_power_cap_info"] = refuse(5)
+    batch = host.run(1.2)
+    assert batch.failures == ()
+    assert len(batch.readings) == 1
+
+
+def test_counter_that_does_not_fit_the_power_is_replaced_by_its_integral(host: Host) -> None:
+    """As with the resolution of some software stacks: half of the energy."""
+    host.smi.replies["amdsmi_get_energy_count"] = lambda told: {
+        **told,
+        "counter_resolution": told["counter_resolution"] / 2,
+    }
+    host.gpus.attach(0, 1, SteadyLoad(1.0))
+    host.run(3)
+    failure = only(host.run(6))
+    assert failure.cause == "its energy differs from the power of the GPU"
+    before = host.run(0.1).readings[0]
+    truth = host.gpus.truth(0).energy
+    after = host.run(2).readings[0]
+    spent = host.gpus.truth(0).energy - truth
+    assert after.counter - before.counter == pytest.approx(spent, rel=0.01)
+    assert after.epoch == 1
+
+
+def test_resolution_that_is_none_is_reported_and_power_integrated(host: Host) -> None:
+    host.smi.replies["amdsmi_get_energy_count"] = lambda told: {**told, "counter_resolution": 0.0}
+    batch = host.run(1)
+    assert "no valid accumulator" in only(batch).cause
+    assert len(batch.readings) == 1
+
+
+def test_accumulator_of_an_older_package_is_called_power(host: Host) -> None:
+    host.smi.replies["amdsmi_get_energy_count"] = lambda told: {
+        "power": told["energy_accumulator"],
+        "counter_resolution": told["counter_resolution"],
+    }
+    batch = host.run(0.5)
+    assert batch.readings[0].counter == pytest.approx(host.gpus.truth(0).energy, abs=200_000)
+    assert batch.domains[0].provenance is Provenance.EMULATED
+
+
+def test_mean_power_of_older_boards_is_read(host: Host) -> None:
+    host.smi.replies["amdsmi_get_power_info"] = lambda _: {
+        "current_socket_power": "N/A",
+        "average_socket_power": 140,
+    }
+    host.run(0.2)
+    statuses = [gpu for _ in range(12) for gpu in host.run(0.1).gpus]
+    assert (statuses[0].power_average, statuses[0].power_instant) == (140_000, None)
+
+
+def test_power_under_its_common_name_is_integrated(host: Host) -> None:
+    host.faults.no_energy_counter(0)
+    host.smi.replies["amdsmi_get_power_info"] = lambda told: {
+        "current_socket_power": "N/A",
+        "average_socket_power": 0,
+        "socket_power": told["socket_power"],
+    }
+    before = host.run(2).readings[0]
+    after = host.run(2).readings[0]
+    assert after.counter - before.counter == pytest.approx(2 * 140_000_000, rel=0.01)
+
+
+def test_board_without_energy_and_power_says_so(host: Host) -> None:
+    host.faults.no_energy_counter(0)
+    host.faults.no_power(0)
+    assert "neither" in only(host.run(1)).cause
+
+
+def test_busy_board_without_listed_processes_names_the_rights_that_are_needed(host: Host) -> None:
+    host.gpus.attach(0, 1, SteadyLoad(1.0))
+    host.smi.replies["amdsmi_get_gpu_process_list"] = lambda _: []
+    failure = only(host.run(5))
+    assert failure.trouble is Trouble.DENIED
+    assert "CAP_SYS_PTRACE" in failure.remedy
+
+
+@pytest.mark.parametrize("text", ["", "60:00.0", "0000:60:00.8", "gpu", None])
+def test_address_that_is_none_is_refused(text: str | None) -> None:
+    with pytest.raises(ValueError, match="PCI address"):
+        board_address(text)
+
+
+def test_address_of_a_partition_is_that_of_its_board() -> None:
+    assert board_address("0000:0C:00.3") == ("0000:0c:00.0", 3)
+
+
+def test_hanging_driver_is_reported_as_stuck_by_the_source(tmp_path: Path) -> None:
+    clock = SystemClock()
+    with EmulatedGpus(tmp_path / "gpus", [MI300X], clock) as gpus:
+        faults = AmdFaults(gpus)
+        smi = ScriptedAmdSmi(gpus.path, clock)
+        context = SourceContext(clock, FakeDirectory(), emulated=True, amdsmi=smi)
+        settings = AmdSmiSettings(interval=Duration.parse("10ms"), deadline=Duration.parse("30ms"))
+        source = open_amdsmi(settings, context)
+        assert source is not None
+        eventually(lambda: source.read().readings, "the board is read")
+        faults.hang(0)
+
+        def stuck() -> list[Failure]:
+            return [one for one in source.read().failures if one.trouble is Trouble.STUCK]
+
+        (failure,) = eventually(stuck, "the hang is reported")
+        assert "amdsmi_get_" in failure.cause
+        faults.hang(0, on=False)
+        eventually(lambda: source.read().readings and not stuck(), "the board is read again")
+        source.close()
+    assert not [t for t in threading.enumerate() if t.name == "wattspan-amdsmi"]
+
+
+def test_library_is_called_by_one_thread_only(tmp_path: Path) -> None:
+    """Below release 26.2 it is not safe across threads."""
+    clock, callers = SystemClock(), set[int]()
+
+    class Watched(ScriptedAmdSmi):
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("amdsmi_"):
+                callers.add(threading.get_ident())
+            return super().__getattr__(name)
+
+    with EmulatedGpus(tmp_path / "gpus", [MI300X], clock) as gpus:
+        context = SourceContext(
+            clock, FakeDirectory(), emulated=True, amdsmi=Watched(gpus.path, clock)
+        )
+        settings = AmdSmiSettings(interval=Duration.parse("10ms"))
+        source = open_amdsmi(settings, context)
+        assert source is not None
+        eventually(lambda: source.read().readings, "the board is read")
+        source.close()
+    assert len(callers) == 1
+    assert threading.get_ident() not in callers

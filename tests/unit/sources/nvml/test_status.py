@@ -1,0 +1,172 @@
+"""Status of a GPU on new drivers, old drivers, and refusing drivers."""
+
+from __future__ import annotations
+
+import pytest
+from testbed.fake_nvml import FakeGpu
+from testbed.nvml_bench import Bench
+
+from wattspan.model import PowerLimits, Trouble
+
+NO_FIELDS = {"nvmlDeviceGetFieldValues": 13}
+
+
+def test_status_contains_the_readings_of_the_gpu() -> None:
+    bench = Bench(FakeGpu("GPU-a", watts=312.5, utilisation=(73, 41), reasons=0x4 | 0x20))
+    bench.gpu.throttled[74] = 5_000_000_000
+    bench.turn()
+    (status,) = bench.statuses
+    assert (status.power_average, status.power_instant) == (312_500, 312_500)
+    assert status.limits == PowerLimits(200_000, 700_000, 700_000, 700_000, 500_000)
+    assert (status.sm_clock_hz, status.memory_clock_hz) == (1_980_000_000, 2_619_000_000)
+    assert (status.utilisation, status.memory_utilisation) == (0.73, 0.41)
+    assert status.temperature_celsius == 41
+    assert (status.memory_used, status.memory_total) == (5 << 30, 80 << 30)
+    assert status.throttled == {
+        "power_cap": 5_000_000_000, "sw_thermal": 0, "hw_thermal": 0, "power_brake": 0
+    }  # fmt: skip
+    assert status.throttling == ("power_cap", "sw_thermal")
+    assert status.mig is False
+    assert (status.model, status.driver) == ("NVIDIA H100 80GB HBM3", "570.86.15")
+
+
+def test_status_is_read_once_a_second() -> None:
+    bench = Bench()
+    bench.turn()
+    bench.run(10)
+    assert len(bench.statuses) == 11
+
+
+def test_status_distinguishes_enforced_and_requested_limits() -> None:
+    bench = Bench()
+    bench.turn()
+    limits = bench.statuses[0].limits
+    assert (limits.requested, limits.enforced) == (700_000, 500_000)
+
+
+def test_driver_without_field_values_is_read_call_by_call() -> None:
+    bench = Bench()
+    bench.nvml.errors |= NO_FIELDS
+    bench.turn()
+    (status,) = bench.statuses
+    assert status.limits == PowerLimits(200_000, 700_000, 700_000, 700_000, 500_000)
+    assert status.throttled == {}
+    assert bench.batch.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model", "average", "instant"),
+    [
+        (9, "NVIDIA H100 80GB HBM3", 100_000, None),
+        (7, "NVIDIA RTX A5000", 100_000, None),
+        (7, "NVIDIA A100-SXM4-80GB", None, 100_000),  # GA100 reports instant power
+        (5, "Tesla V100-SXM2-32GB", None, 100_000),
+        (0xFFFFFFFF, "NVIDIA B300", None, None),
+    ],
+)
+def test_power_without_fields_is_average_or_instant_by_generation(
+    architecture: int, model: str, average: int | None, instant: int | None
+) -> None:
+    bench = Bench(FakeGpu("GPU-a", name=model, architecture=architecture))
+    bench.nvml.errors |= NO_FIELDS
+    bench.turn()
+    (status,) = bench.statuses
+    assert (status.power_average, status.power_instant) == (average, instant)
+
+
+def test_each_field_fails_for_itself() -> None:
+    bench = Bench()
+    bench.nvml.errors |= {185: 3, 74: 3, 190: 3, "nvmlDeviceGetEnforcedPowerLimit": 3}
+    bench.turn()
+    (status,) = bench.statuses
+    assert status.power_average == 100_000  # by the older call
+    assert status.power_instant == 100_000
+    assert status.limits.enforced is None
+    assert status.limits.requested == 700_000
+    assert "power_cap" not in status.throttled
+    assert "sw_thermal" in status.throttled
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetClockInfo",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+    ],
+)
+@pytest.mark.parametrize("code", [3, 6, 13, 25, 26])
+def test_unsupported_reading_is_unknown_and_retried_once_a_minute(name: str, code: int) -> None:
+    bench = Bench()
+    bench.nvml.errors[name] = code
+    bench.turn()
+    asked = bench.nvml.calls.count(name)
+    bench.run(59)
+    assert bench.nvml.calls.count(name) == asked
+    bench.run(2)
+    assert bench.nvml.calls.count(name) == 2 * asked
+    assert bench.batch.failures == ()
+    assert len(bench.readings) == 611
+
+
+def test_absent_field_is_not_requested_again() -> None:
+    bench = Bench()
+    bench.nvml.errors[270] = 3
+    bench.turn()
+    assert bench.nvml.fields_asked.count(270) == 1
+    bench.run(10)
+    assert bench.nvml.fields_asked.count(270) == 1
+    assert bench.nvml.fields_asked.count(269) == 11
+
+
+def test_permission_error_names_the_field_and_the_remedy() -> None:
+    bench = Bench()
+    bench.nvml.errors |= {"nvmlDeviceGetTemperature": 4, "nvmlDeviceGetMemoryInfo": 4}
+    bench.turn()
+    bench.run(1)
+    failure = bench.failure("temperature")
+    assert failure.trouble is Trouble.DENIED
+    assert failure.thing == "memory, temperature of NVIDIA H100 80GB HBM3 0"
+    assert "DeviceAllow" in failure.remedy
+    assert failure.domain_id == "gpu:GPU-a"
+
+
+def test_old_driver_uses_the_old_throttle_reasons_call() -> None:
+    bench = Bench(FakeGpu("GPU-a", reasons=0x80))
+    bench.nvml.errors["nvmlDeviceGetCurrentClocksEventReasons"] = 13
+    bench.turn()
+    assert bench.statuses[0].throttling == ("power_brake",)
+
+
+def test_missing_throttle_reasons_are_unknown() -> None:
+    bench = Bench(FakeGpu("GPU-a", reasons=0))
+    bench.turn()
+    assert bench.statuses[0].throttling == ()
+    mute = Bench(FakeGpu("GPU-a", reasons=0x80))
+    for name in ("Event", "Throttle"):
+        mute.nvml.errors[f"nvmlDeviceGetCurrentClocks{name}Reasons"] = 3
+    mute.turn()
+    assert mute.statuses[0].throttling is None
+
+
+def test_blank_is_not_a_measurement() -> None:
+    bench = Bench()
+    bench.gpu.throttled[74] = 0xFFFFFFFFFFFFFFFF
+    bench.gpu.limits[187] = 0xFFFFFFFF
+    bench.turn()
+    (status,) = bench.statuses
+    assert "power_cap" not in status.throttled
+    assert status.limits.minimum is None
+    assert status.limits.default == 700_000
+
+
+def test_field_of_an_unknown_type_is_unknown() -> None:
+    bench = Bench()
+    bench.nvml.kinds[189] = 99
+    bench.nvml.errors["nvmlDeviceGetPowerManagementDefaultLimit"] = 3
+    bench.turn()
+    assert bench.statuses[0].limits.default is None
+    assert bench.statuses[0].limits.maximum == 700_000

@@ -1,0 +1,102 @@
+"""The thread of a driver: unexpected errors of its session."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from testbed.waiting import eventually
+
+from wattspan.model import MILLISECOND, SECOND
+from wattspan.ports import Batch
+from wattspan.service.thread_failures import report_thread_failures
+from wattspan.sources.driver_thread import DriverThreadSource
+from wattspan.testing import ManualClock
+
+
+class Intervals(NamedTuple):
+    interval: int = MILLISECOND
+    status_interval: int = SECOND
+    deadline: int = 60 * SECOND
+
+
+class Session:
+    """Raises once in the call ``failing``; implements DriverSession."""
+
+    current_call = None
+    near_an_edge = False
+
+    def __init__(self, clock: ManualClock, failing: str) -> None:
+        self.clock, self.failing = clock, failing
+        self.samples = self.closed = 0
+
+    def _call(self, name: str) -> None:
+        if name == self.failing:
+            self.failing = ""
+            raise ValueError(f"in {name}")
+
+    def sample(self) -> Batch:
+        self._call("sample")
+        self.samples += 1
+        return Batch(())
+
+    def next_edge_read(self, now: int) -> int:
+        self._call("next_edge_read")
+        return now
+
+    def read_edges(self, now: int) -> None:
+        self.clock.advance(ns=MILLISECOND)
+        self._call("read_edges")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Source(DriverThreadSource):
+    name = "boards"
+
+
+@pytest.fixture(autouse=True)
+def reported() -> Iterator[list[str]]:
+    told: list[str] = []
+    with report_thread_failures(lambda name, *_: told.append(name)):
+        yield told
+
+
+@pytest.mark.parametrize("call", ["sample", "next_edge_read", "read_edges"])
+def test_failed_calls_are_shown_and_made_again(call: str, reported: list[str]) -> None:
+    clock, go_on = ManualClock(), threading.Event()
+    session = Session(clock, call)
+
+    def wait(_: float) -> bool:
+        assert go_on.wait(60)
+        return False
+
+    source = Source(session, clock, Intervals(), "a library", "Look", restart_wait=wait)
+    source.start()
+    (failure,) = eventually(lambda: source.read().failures, "the failure is shown")
+    assert failure.cause == f"its thread raised ValueError: in {call}"
+    before = session.samples
+    go_on.set()
+    eventually(lambda: session.samples > before, "the calls are made again")
+    eventually(lambda: not source.read().failures, "the failure is over")
+    source.close()
+    assert (session.closed, reported) == (1, ["wattspan-boards"])
+
+
+def test_session_is_closed_if_the_agent_stops_before_the_restart() -> None:
+    clock = ManualClock()
+    session = Session(clock, "sample")
+    waiting = threading.Event()
+
+    def wait(_: float) -> bool:
+        waiting.set()
+        return True
+
+    source = Source(session, clock, Intervals(), "a library", "Look", restart_wait=wait)
+    source.start()
+    assert waiting.wait(60)
+    source.close()
+    assert session.closed == 1

@@ -1,0 +1,490 @@
+"""The ``hwmon`` source: meaning of sensors, files, integration, faults and settings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from testbed.covers import cover_of, decided
+from testbed.waiting import eventually
+
+from wattspan.attribution.counter_deltas import energy_between
+from wattspan.model import MILLISECOND, SECOND, HwType, Interval, Provenance, Trouble
+from wattspan.ports import Batch, SourceContext, SourceError
+from wattspan.sources.hwmon.sensors import (
+    POWER_READ_INTERVAL,
+    Sensor,
+    SensorQuantity,
+    resolve_sensors,
+)
+from wattspan.sources.hwmon.source import (
+    HwmonSettings,
+    HwmonSource,
+    SensorSession,
+    SensorThread,
+    open_hwmon,
+    plugin,
+    scan_sensors,
+)
+from wattspan.testing import FakeDirectory, ManualClock
+
+
+class Tree:
+    """A hwmon class below a root; chips by number."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._chips = 0
+
+    def chip(self, name: str, device: str, files: Mapping[str, object]) -> Path:
+        """The directory of a new chip with these files; ``device/FILE`` is one of its device."""
+        folder = self.root / "devices" / device
+        hwmon = folder / "hwmon" / f"hwmon{self._chips}"
+        hwmon.mkdir(parents=True)
+        (hwmon / "device").symlink_to("../..")
+        by_class = self.root / "class/hwmon"
+        by_class.mkdir(parents=True, exist_ok=True)
+        (by_class / hwmon.name).symlink_to(os.path.relpath(hwmon, by_class))
+        self._chips += 1
+        for file, content in {"name": name, **files}.items():
+            (hwmon / file).write_text(f"{content}\n")
+        return hwmon
+
+    def meter(self, number: int, label: str, microwatts: int) -> Path:
+        """An ACPI power meter with the files of older kernels."""
+        return self.chip(
+            "power_meter",
+            f"ACPI000D:0{number}",
+            {
+                "device/power1_oem_info": label,
+                "device/power1_average": microwatts,
+                "device/power1_average_interval": 50,
+            },
+        )
+
+    def grace(self) -> Path:
+        """The meters of a Grace Hopper module; the directory of the processor's."""
+        self.meter(0, "Module Power Socket 0", 700_000_000)
+        grace = self.meter(1, "Grace Power Socket 0", 200_000_000)
+        self.meter(2, "CPU Power Socket 0", 120_000_000)
+        self.meter(3, "SysIO Power Socket 0", 30_000_000)
+        return grace
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def source(tree: Tree, clock: ManualClock, roles: Mapping[str, str] | None = None) -> HwmonSource:
+    return HwmonSource(tree.root, clock, roles or {})
+
+
+def summed(batch: Batch) -> set[str]:
+    return cover_of(batch.domains)
+
+
+def write(path: Path, value: object) -> None:
+    path.write_text(f"{value}\n")
+
+
+def test_grace_socket_is_summed_and_its_rails_are_not(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    batch = source(tree, clock).read()
+    assert summed(batch) == {"hwmon:power_meter/grace-power-socket-0"}
+    by_name = {domain.name: domain for domain in batch.domains}
+    grace = by_name["Grace Power Socket 0"]
+    assert (grace.resource, grace.hw_type) == ("cpu:0", HwType.CPU)
+    assert grace.provenance is Provenance.DERIVED
+    assert grace.parent == by_name["Module Power Socket 0"].id
+    assert by_name["CPU Power Socket 0"].parent == grace.id
+    assert by_name["Module Power Socket 0"].hw_type is HwType.ENCLOSURE
+
+
+def test_cpu_rail_is_summed_where_its_socket_has_no_meter(tree: Tree, clock: ManualClock) -> None:
+    tree.meter(0, "Module Power Socket 1", 1)
+    tree.meter(1, "CPU Power Socket 1", 1)
+    batch = source(tree, clock).read()
+    assert summed(batch) == {"hwmon:power_meter/cpu-power-socket-1"}
+    assert batch.domains[0].resource == "cpu:1"
+
+
+def test_machine_meter_is_summed_by_configuration_only(tree: Tree, clock: ManualClock) -> None:
+    tree.meter(0, "", 80_000_000)
+    plain = source(tree, clock).read()
+    assert summed(plain) == set()
+    assert "sources.hwmon.sensors" in plain.domains[0].why
+    configured = source(tree, clock, {"power_meter/power1": "cpu"}).read()
+    assert summed(configured) == {"hwmon:power_meter/power1"}
+    assert configured.domains[0].resource == "cpu"
+
+
+def test_ignored_socket_meter_lets_its_rails_be_summed(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    batch = source(tree, clock, {"power_meter/Grace Power Socket 0": "ignore"}).read()
+    assert {one.name for one in decided(batch.domains).values() if one.in_cover} == {
+        "CPU Power Socket 0",
+        "SysIO Power Socket 0",
+    }
+
+
+def test_jetson_rails_are_summed_without_the_module_input(tree: Tree, clock: ManualClock) -> None:
+    rails = ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC")
+    files: dict[str, object] = {"in7_label": "sum of shunt voltages", "in7_input": 1}
+    for number, rail in enumerate(rails, 1):
+        files |= {
+            f"in{number}_label": rail,
+            f"in{number}_input": 5_000,
+            f"curr{number}_input": 400 * number,
+        }
+    tree.chip("ina3221", "1-0040", {**files, "curr4_input": 9})
+    reader = source(tree, clock)
+    reader.read()
+    clock.advance(1)
+    batch = reader.read()
+    kinds = {domain.name: (domain.hw_type, domain.in_cover) for domain in batch.domains}
+    assert kinds == {
+        "VDD_IN": (HwType.ENCLOSURE, False),
+        "VDD_CPU_GPU_CV": (HwType.CPU, True),
+        "VDD_SOC": (HwType.ENCLOSURE, True),
+    }
+    energies = {reading.domain_id: reading.counter for reading in batch.readings}
+    assert energies["hwmon:ina3221/vdd_cpu_gpu_cv"] == 4_000_000  # 5 V, 0.8 A, 1 s
+
+
+def test_intel_card_is_summed_and_its_parts_are_not(tree: Tree, clock: ManualClock) -> None:
+    tree.chip(
+        "xe",
+        "0000:03:00.0",
+        {
+            "energy1_label": "card",
+            "energy1_input": 5,
+            "energy2_label": "pkg",
+            "energy2_input": 3,
+            "power1_max": 150_000_000,
+        },
+    )
+    tree.chip("i915", "0000:04:00.0", {"energy1_input": 7})
+    tree.chip("i915_gt0", "0000:04:00.0", {"energy1_input": 6})
+    batch = source(tree, clock).read()
+    assert summed(batch) == {"hwmon:xe/card", "hwmon:i915/energy1"}
+    assert {domain.hw_type for domain in batch.domains} == {HwType.GPU}
+    assert {domain.provenance for domain in batch.domains} == {Provenance.MEASURED}
+    assert all(domain.resource is None for domain in batch.domains)
+    addresses = {domain.id: domain.pci for domain in batch.domains}
+    assert addresses["hwmon:xe/card"] == "0000:03:00.0"
+    assert addresses["hwmon:i915/energy1"] == "0000:04:00.0"
+
+
+def test_sensor_of_a_gpu_has_the_address_at_which_its_library_names_it(
+    tree: Tree, clock: ManualClock
+) -> None:
+    """AMD SMI reads the same board, which counts once."""
+    tree.chip("amdgpu", "0000:0c:00.0", {"power1_label": "PPT", "power1_average": 90_000_000})
+    tree.meter(0, "Grace Power Socket 0", 200_000_000)
+    batch = source(tree, clock, {"amdgpu/PPT": "gpu"}).read()
+    assert {domain.id: domain.pci for domain in batch.domains} == {
+        "hwmon:amdgpu/ppt": "0000:0c:00.0",
+        "hwmon:power_meter/grace-power-socket-0": "",
+    }
+    assert source(tree, clock).read().domains[0].id == "hwmon:power_meter/grace-power-socket-0"
+
+
+def test_two_equal_cards_are_told_apart_by_their_address(tree: Tree, clock: ManualClock) -> None:
+    for address in ("0000:03:00.0", "0000:04:00.0"):
+        tree.chip("xe", address, {"energy1_label": "card", "energy1_input": 5})
+    assert summed(source(tree, clock).read()) == {
+        "hwmon:xe/card@0000:03:00.0",
+        "hwmon:xe/card@0000:04:00.0",
+    }
+
+
+def test_unknown_sensors_are_not_read(tree: Tree, clock: ManualClock) -> None:
+    tree.chip("amdgpu", "0000:05:00.0", {"power1_average": 1_000_000})
+    tree.chip("nvme", "0000:06:00.0", {"temp1_input": 30_000})
+    assert source(tree, clock).read() == Batch(())
+    context = SourceContext(clock, FakeDirectory(), sysfs=tree.root)
+    assert open_hwmon(HwmonSettings(), context) is None
+    with pytest.raises(SourceError, match=r"amdgpu/power1"):
+        open_hwmon(HwmonSettings(enabled=True), context)
+
+
+def test_average_power_is_integrated(tree: Tree, clock: ManualClock) -> None:
+    grace = tree.grace()
+    reader = source(tree, clock)
+    first = reader.read()
+    for _ in range(10):
+        clock.advance(0.1)
+        batch = reader.read()
+    (domain,) = (domain for domain in decided(batch.domains).values() if domain.in_cover)
+    before = next(reading for reading in first.readings if reading.domain_id == domain.id)
+    after = next(reading for reading in batch.readings if reading.domain_id == domain.id)
+    step = energy_between(domain, before, after)
+    assert isinstance(step, Interval)
+    assert step.energy == 200_000_000
+    # The average of 50 ms is that of the time 25 ms ago.
+    assert clock.monotonic() - after.at.mono == 25_000_000
+    write(grace / "device/power1_average", 400_000_000)
+    clock.advance(0.1)
+    later = next(r for r in reader.read().readings if r.domain_id == domain.id)
+    assert later.counter - after.counter == 30_000_000  # the mean of 200 and 400 W over 0.1 s
+
+
+def test_each_read_shows_a_new_average_of_grace(tree: Tree, clock: ManualClock) -> None:
+    """The driver shows a value for 50 ms; every other average is high, as of work at each tick."""
+    grace = tree.grace()
+    reader = source(tree, clock)
+    began = clock.monotonic()
+    renewed = began - SECOND
+    counters = []
+    for number in range(2000):
+        now = clock.monotonic()
+        assert now - renewed >= 50 * MILLISECOND, f"read {number} shows the value before it"
+        renewed = now
+        average = (now - began) // (50 * MILLISECOND)
+        write(grace / "device/power1_average", 300_000_000 if average % 2 else 100_000_000)
+        readings = {one.domain_id: one for one in reader.read().readings}
+        assert len(readings) == 4, f"read {number}"
+        counters.append(readings["hwmon:power_meter/grace-power-socket-0"])
+        clock.advance(POWER_READ_INTERVAL / SECOND)
+    seconds = (counters[-1].at.mono - counters[0].at.mono) / SECOND
+    power = (counters[-1].counter - counters[0].counter) / seconds / 1e6
+    assert power == pytest.approx(200, rel=0.002)
+
+
+def test_summed_sensors_are_read_first(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    tree.meter(4, "Module Power Socket 1", 500_000_000)
+    tree.meter(5, "CPU Power Socket 1", 100_000_000)
+    batch = source(tree, clock).read()
+    assert [reading.domain_id for reading in batch.readings][:2] == [
+        "hwmon:power_meter/grace-power-socket-0",
+        "hwmon:power_meter/cpu-power-socket-1",
+    ]
+    assert len(batch.readings) == 6
+
+
+def test_chip_without_a_sensor_of_power_is_read_less_often(tree: Tree, clock: ManualClock) -> None:
+    xe = tree.chip("xe", "0000:03:00.0", {"energy1_label": "card", "energy1_input": 5})
+    tree.meter(0, "Grace Power Socket 0", 200_000_000)
+    reader = source(tree, clock)
+    read = []
+    for energy in range(7, 12):
+        read.append([reading.domain_id for reading in reader.read().readings])
+        write(xe / "energy1_input", energy)
+        clock.advance(POWER_READ_INTERVAL / SECOND)
+    card, grace = "hwmon:xe/card", "hwmon:power_meter/grace-power-socket-0"
+    assert [grace in ids for ids in read] == [True] * 5
+    assert [card in ids for ids in read] == [True, False, True, False, True]
+
+
+def test_sensors_are_read_by_a_thread(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    opened = open_hwmon(HwmonSettings(), SourceContext(clock, FakeDirectory(), sysfs=tree.root))
+    assert isinstance(opened, SensorThread)
+    with contextlib.closing(opened):
+        for _ in range(2):
+            found = eventually(lambda: opened.read().readings, "the thread reads the sensors")
+            assert {reading.at.mono for reading in found} == {clock.monotonic() - 25 * MILLISECOND}
+            clock.advance(POWER_READ_INTERVAL / SECOND)
+
+
+def test_read_under_way_is_known_to_other_threads(tree: Tree, clock: ManualClock) -> None:
+    """A sensor that hangs is reported."""
+    tree.grace()
+    calls = []
+
+    class Observed(HwmonSource):
+        def read(self) -> Batch:
+            calls.append(session.current_call)
+            return super().read()
+
+    session = SensorSession(Observed(tree.root, clock, {}), clock)
+    assert len(session.sample().readings) == 4
+    assert calls == [("the read of the sensors", clock.monotonic())]
+    assert session.current_call is None
+
+
+def test_sensors_have_no_reads_between_samples(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    session = SensorSession(source(tree, clock), clock)
+    session.sample()
+    assert session.next_edge_read(clock.monotonic()) is None
+    session.read_edges(clock.monotonic())
+    assert session.sample().readings == ()
+    session.close()
+    assert len(session.sample().readings) == 4
+
+
+def test_unobserved_time_has_no_energy(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    reader = source(tree, clock)
+    before = reader.read().readings[0]
+    clock.advance(60)
+    after = next(r for r in reader.read().readings if r.domain_id == before.domain_id)
+    assert after.epoch == before.epoch + 1
+
+
+def test_counter_that_has_not_moved_has_no_reading(tree: Tree, clock: ManualClock) -> None:
+    hwmon = tree.chip("xe", "0000:03:00.0", {"energy1_input": 5_000_000})
+    reader = source(tree, clock)
+    assert [reading.counter for reading in reader.read().readings] == [5_000_000]
+    clock.advance(0.1)
+    assert reader.read().readings == ()
+    write(hwmon / "energy1_input", 7_000_000)
+    clock.advance(0.1)
+    assert [reading.counter for reading in reader.read().readings] == [7_000_000]
+
+
+@pytest.mark.parametrize("content", ["", "-5", "7.5", "one", "\x00\xff"])
+def test_impossible_value_is_a_failure_of_its_sensor_alone(
+    tree: Tree, clock: ManualClock, content: str
+) -> None:
+    grace = tree.grace()
+    write(grace / "device/power1_average", content)
+    batch = source(tree, clock).read()
+    (failure,) = batch.failures
+    assert failure.trouble is Trouble.MALFORMED
+    assert failure.domain_id == "hwmon:power_meter/grace-power-socket-0"
+    assert len(batch.readings) == 3
+
+
+def test_removed_sensor_is_reported_and_used_again(tree: Tree, clock: ManualClock) -> None:
+    grace = tree.grace()
+    reader = source(tree, clock)
+    epoch = reader.read().readings[1].epoch
+    (tree.root / "class/hwmon" / grace.name).unlink()
+    (grace / "device/power1_average").unlink()
+    clock.advance(1)
+    assert [one.trouble for one in reader.read().failures] == [Trouble.ABSENT]
+    clock.advance(1)
+    (failure,) = reader.read().failures
+    assert "vanished" in str(failure)
+    (tree.root / "class/hwmon" / grace.name).symlink_to(grace)
+    write(grace / "device/power1_average", 1)
+    clock.advance(6)
+    batch = reader.read()
+    assert batch.failures == ()
+    (again,) = (r for r in batch.readings if "grace" in r.domain_id)
+    assert again.epoch == epoch + 1
+
+
+def test_domain_list_is_reused_while_unchanged(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    reader = source(tree, clock)
+    first = reader.read().domains
+    clock.advance(7)
+    assert reader.read().domains is first
+    reader.close()
+    assert reader.read().domains == first
+
+
+def test_average_is_preferred_to_present_power(tree: Tree) -> None:
+    tree.chip("psu", "i2c-1", {"power1_input": 1, "power1_average": 2, "power2_input": 3})
+    found = {files.sensor.channel: files.sensor.quantity for files in scan_sensors(tree.root)}
+    assert found == {"power1": SensorQuantity.AVERAGE_POWER, "power2": SensorQuantity.POWER}
+
+
+def test_chips_without_a_name_are_omitted(tree: Tree) -> None:
+    (tree.chip("psu", "i2c-1", {"power1_input": 1}) / "name").unlink()
+    assert scan_sensors(tree.root) == []
+    assert scan_sensors(tree.root / "absent") == []
+
+
+@pytest.mark.parametrize(
+    ("sensors", "fault"),
+    [
+        ({"power1": "cpu"}, "CHIP/LABEL"),
+        ({"/power1": "cpu"}, "CHIP/LABEL"),
+        ({"psu/power1": "disk"}, "none of cpu"),
+        ({"psu/power1": "cpu:x"}, "none of cpu"),
+        ({"psu/power1": "memory:0"}, "none of cpu"),
+    ],
+)
+def test_invalid_role_is_refused(sensors: dict[str, str], fault: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=fault):
+        msgspec.convert({"sensors": sensors}, HwmonSettings)
+
+
+def test_valid_roles_are_accepted() -> None:
+    roles = {"psu/power1": "cpu:1", "a/b c/d": "memory", "x/y": "ignore", "z/1": "gpu"}
+    assert msgspec.convert({"sensors": roles}, HwmonSettings).sensors == roles
+
+
+_CHIPS = ("power_meter", "ina3221", "xe", "i915", "i915_gt0", "psu")
+_LABELS = (
+    "",
+    "Module Power Socket 0",
+    "Grace Power Socket 0",
+    "Grace Power Socket 1",
+    "CPU Power Socket 0",
+    "SysIO Power Socket 0",
+    "VDD_IN",
+    "VDD_CPU_GPU_CV",
+    "VDDQ_VDD2_1V8AO",
+    "pkg",
+)
+_SENSORS = st.builds(
+    Sensor,
+    st.sampled_from(_CHIPS),
+    st.sampled_from(("a", "b")),
+    st.sampled_from(("energy1", "energy2", "power1")),
+    st.sampled_from(_LABELS),
+    st.sampled_from(tuple(SensorQuantity)),
+    st.sampled_from((0, SECOND)),
+)
+_HOSTS = st.lists(
+    _SENSORS, max_size=8, unique_by=lambda sensor: (sensor.chip, sensor.device, sensor.channel)
+)
+
+
+@given(
+    _HOSTS,
+    st.dictionaries(
+        st.sampled_from([f"{chip}/{label}" for chip in _CHIPS for label in _LABELS if label]),
+        st.sampled_from(("cpu", "cpu:1", "memory", "gpu", "machine", "ignore")),
+        max_size=3,
+    ),
+)
+def test_no_summed_sensor_contains_another(sensors: list[Sensor], roles: dict[str, str]) -> None:
+    domains = {domain.id: domain for domain in resolve_sensors(sensors, roles).values()}
+    assert len(domains) <= len(sensors)
+    domains = decided(domains.values())
+    for domain in domains.values():
+        above = domain.parent
+        seen = {domain.id}
+        while above is not None:
+            assert above not in seen
+            seen.add(above)
+            assert not (domain.in_cover and domains[above].in_cover)
+            above = domains[above].parent
+
+
+@given(_HOSTS)
+def test_ids_are_unique_and_printable(sensors: list[Sensor]) -> None:
+    domains = resolve_sensors(sensors, {})
+    assert len({domain.id for domain in domains.values()}) == len(domains)
+    assert all(" " not in domain.id and domain.why for domain in domains.values())
+
+
+def test_advice_names_sensors_and_roots_that_do_not_exist(tree: Tree, tmp_path: Path) -> None:
+    tree.meter(0, "Grace Power Socket 0", 1)
+    names = {"power_meter/Grace Power Socket 0": "cpu:0", "power_meter/Grace Socket 0": "cpu"}
+    settings = HwmonSettings(sensors=names, sysfs=str(tree.root))
+    (sentence,) = plugin.advice(settings)
+    assert '"power_meter/Grace Socket 0"' in sentence
+    assert "found: power_meter/Grace Power Socket 0" in sentence
+    assert [*plugin.advice(msgspec.structs.replace(settings, enabled=False))] == []
+    (root, _, _) = plugin.advice(msgspec.structs.replace(settings, sysfs=str(tmp_path / "none")))
+    assert root == f"sources.hwmon.sysfs: there is no directory {tmp_path / 'none'}"
