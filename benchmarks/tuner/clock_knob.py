@@ -27,6 +27,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from testbed.clock_scaling import costs_at_clock
+from testbed.continuous_batching import ModelCosts
 from testbed.tuned_host import Gpu, Host, MemoryCapper
 
 from benchmarks.machine import describe
@@ -34,8 +36,6 @@ from benchmarks.tuner.curves import Curve, Effect
 from benchmarks.tuner.stats import clopper_pearson, mean
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.emulation.boards import H100
-from wattspan.emulation.clock_scaling import costs_at_clock
-from wattspan.emulation.continuous_batching import ModelCosts
 from wattspan.model import Knob
 
 BUDGET, LOWEST, CLOCK_STEP = 0.05, 0.6, 15

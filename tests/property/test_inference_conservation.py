@@ -7,8 +7,7 @@ import random
 from benchmarks.llm_requests import ServingEngine, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from wattspan.emulation.continuous_batching import (
+from testbed.continuous_batching import (
     ContinuousBatching,
     EmulatedRequest,
     ModelCosts,

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from benchmarks import serving, serving_stack
 from benchmarks.serving_plant import CLOCK_DELAY, IDLE_WATTS, VirtualServer
-
-from wattspan.emulation.boards import H100
-from wattspan.emulation.clock_scaling import costs_at_clock
-from wattspan.emulation.continuous_batching import (
+from testbed.clock_scaling import costs_at_clock
+from testbed.continuous_batching import (
     ContinuousBatching,
     EmulatedRequest,
     ModelCosts,
 )
+
+from wattspan.emulation.boards import H100
 
 EVEN = ModelCosts(noise=0.0, drift=0.0)
 SILICON = H100.silicon
