@@ -48,8 +48,7 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.clock import SystemClock
-from wattspan.frontier.recommendation import DEFAULT_TOLERANCE
-from wattspan.frontier.result import Frontier
+from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Frontier
 from wattspan.frontier.runner import Durations, TrialRunner
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
 from wattspan.frontier.settings import (
@@ -251,7 +250,7 @@ def run(
     runner = TrialRunner(
         study.command,
         SpanReceiver(units, system_clock, directories) if isinstance(units, UnitSpan) else units,
-        Durations(*times, trial_limit),
+        Durations(times[0], times[1], trial_limit),
         AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
         hold_settings(settable, partial(_connect, configuration), _job()),
         system_clock,
