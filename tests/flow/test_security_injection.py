@@ -32,11 +32,11 @@ from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.view import render_snapshot
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
+from wattspan.ingest.span_attributes import printable
 from wattspan.model import Failure, Knob, Snapshot
 from wattspan.service.daemon import FailureReporter
 from wattspan.testing import ManualClock
 from wattspan.util.text import clean_label as group_name
-from wattspan.util.text import printable
 from wattspan_exporters.page.site import LivePage
 from wattspan_exporters.prometheus.pages import MetricsPages, SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer

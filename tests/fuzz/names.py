@@ -9,6 +9,7 @@ from testbed.scrapes import full_host, parse
 
 from fuzz.registry import target
 from fuzz.supply import Supply
+from wattspan.ingest.span_attributes import printable
 from wattspan.model import (
     Consumer,
     Exemplar,
@@ -20,7 +21,6 @@ from wattspan.model import (
     SpanRow,
 )
 from wattspan.spans.aggregator import MAX_NAME_LENGTH, shortened_name
-from wattspan.util.text import printable
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
