@@ -33,9 +33,9 @@ from wattspan.capper.protocol import (
     knob_row,
 )
 from wattspan.config import CapsSettings
-from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, CapKey
 from wattspan.ports import CapsError, Clock
+from wattspan.sharing.rate_limiter import RateLimiter
 from wattspan.util.text import printable
 from wattspan.util.unix_sockets import PeerCredentials, peer_credentials, uids_of
 
