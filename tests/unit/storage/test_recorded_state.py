@@ -25,7 +25,7 @@ from wattspan.storage.running_jobs import RunningAccounts
 from wattspan.storage.store import Store
 from wattspan.storage.tuning import CertificationStore, read_decisions
 from wattspan.testing import ManualClock
-from wattspan.tuning.decisions.certified_settings import Fingerprint
+from wattspan.tuning.decisions.values import Fingerprint
 
 RECORDED = Path(__file__).parents[2] / "fixtures/state_37257972"
 BOARD = "gpu:GPU-e0e0e0e0-0000-4000-8000-000000000000"
