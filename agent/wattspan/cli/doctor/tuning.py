@@ -18,7 +18,7 @@ from wattspan.capper.protocol import (
     has_capper_unit,
 )
 from wattspan.capper.unmatched import unmatched_settings
-from wattspan.cli.capper_identity import capper_state
+from wattspan.cli.caps import capper_state
 from wattspan.cli.doctor.findings import (
     Finding,
     Severity,
