@@ -35,13 +35,7 @@ from wattspan.config import SpansSettings
 from wattspan.http.access_policy import AccessPolicy
 from wattspan.http.server import HttpServer
 from wattspan.http.sockets import Peer, listen_unix
-from wattspan.ingest.export_request import (
-    ExportRequest,
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
+from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
 from wattspan.ingest.identity_verification import Identity, IdentityResolver, Sender
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
@@ -62,7 +56,7 @@ from wattspan.model import (
 from wattspan.processes.inspector import ProcessInspector
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import SpanJoiner
-from wattspan.spans.values import Outcome
+from wattspan.spans.values import Outcome, Span, SpanColumns
 from wattspan.testing import ManualClock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,8 +139,8 @@ class SimulatedHost:
         now = self.clock.now()
         self.sent += 1
         ident = self.sent.to_bytes(8, "big")
-        span = SpanRecord(ident * 2, ident, b"", "work", now.wall - WORK, now.wall)
-        part = ResourceSpanRecords(ResourceClaim("sender", pid), SpanRecordColumns.of([span]))
+        span = Span(ident * 2, ident, b"", "sender", "work", now.wall - WORK, now.wall)
+        part = ResourceSpans(ResourceClaim("sender", pid), SpanColumns.of([span]))
         self.working.setdefault((now.mono - WORK) // TICK, []).append(Consumer(pid, 1))
         self.joiner.accept(ExportRequest(Peer(), now.mono, 400, (part,), "raw"))
 

@@ -29,10 +29,11 @@ from wattspan.emulation.continuous_batching import (
     ModelCosts,
 )
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, work_in
+from wattspan.spans.inference_requests import InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.request_division import DivisionMethod, RequestDivision, RequestEnergy
 from wattspan.spans.token_power import TokenPowerModel
+from wattspan.spans.values import InferenceDetails
 
 STEP = 100 * MILLISECOND
 EDGE_ERROR = 2 * MILLISECOND

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
+from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.request_division import RequestDivision
 from wattspan.spans.token_power import MAX_MODELS, TokenPowerModel
+from wattspan.spans.values import InferenceDetails
 
 BOARDS = ("a", "b")
 TIMES = st.integers(0, 20 * SECOND)

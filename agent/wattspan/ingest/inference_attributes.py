@@ -21,7 +21,7 @@ from wattspan.ingest.token_attributes import (
     is_loopback,
 )
 from wattspan.model import MILLISECOND, SECOND, Nanoseconds
-from wattspan.spans.inference_requests import UNKNOWN_MODEL, InferenceDetails, SpanRole
+from wattspan.spans.values import UNKNOWN_MODEL, InferenceDetails, SpanRole
 
 CLIENT_KIND, SERVER_KIND = 3, 2
 """The kinds of spans in OTLP that are evidence of a role."""

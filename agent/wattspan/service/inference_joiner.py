@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
-from wattspan.ingest.export_request import ResourceSpanRecords
 from wattspan.model import (
     SECOND,
     Checkpoint,
@@ -35,7 +34,7 @@ from wattspan.service.serving_engines import Engine, ServingEngines
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.inference_accounts import InferenceAccounts
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
+from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.prefill_stages import PrefillStages
 from wattspan.spans.request_division import (
@@ -47,7 +46,7 @@ from wattspan.spans.request_estimate import RequestEstimate, RequestEstimator
 from wattspan.spans.token_power import TokenPowerModel
 from wattspan.spans.token_traces import SpanPlace, TokenTraces
 from wattspan.spans.unmetered_accounts import UnmeteredAccounts, UnmeteredRole
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, SpanRole
 from wattspan.spans.weights import GenerationalCache
 
 TURN_EVERY = SECOND
@@ -142,31 +141,31 @@ class InferenceJoiner:
         self,
         sender: Consumer,
         spans: SpanColumns,
-        part: ResourceSpanRecords,
         now: int,
         owner: SharePath = (None,),
         label: str = "",
         principal: Hashable = None,
     ) -> dict[int, InferenceRequest]:
-        """Add the requests among received spans of ``sender``; returns them by position.
+        """Add the requests among spans of ``sender`` and one service; returns them by position.
 
-        ``spans`` are those of ``part`` on the monotonic clock. Other spans are ignored. The places
+        Other spans are ignored. The places
         of the engine and of its accounts belong to ``owner``, whose label is ``label``. Spans of
         one trace are compared within one ``principal``, by default within the sender.
         """
-        claim, records = part
         principal = sender if principal is None else principal
-        self._withdraw(self._traces.add(principal, spans, records.role), principal)
+        self._withdraw(self._traces.add(principal, spans), principal)
         if self._stages is not None:
             self._stages.add(principal, spans)
-        if not any(records.inference):
+        if not any(spans.inference):
             return {}
-        engine = self._engines.find(sender, claim.service, now, owner)
+        service, roles = spans.service[0], spans.full("role")
+        tokens = list(zip(*map(spans.full, TOKENS), strict=True))
+        engine = self._engines.find(sender, service, now, owner)
         if engine is None:
             return {}
         reports = [
-            (i, _role(details, records.role[i]), details)
-            for i, details in enumerate(records.inference)
+            (i, _role(details, roles[i]), details)
+            for i, details in enumerate(spans.inference)
             if details is not None
         ]
         found: dict[int, InferenceRequest] = {}
@@ -182,13 +181,10 @@ class InferenceJoiner:
             if self._traces.has_inner(principal, place):
                 continue
             self._narrow(engine, role, now)
-            tokens = records.tokens_in[i], records.tokens_out[i]
-            details = details._replace(
-                model=details.model or claim.model,
-                queue=self._queue(details, principal, spans.trace[i], start, end),
-            )
+            queue = self._queue(details, principal, spans.trace[i], start, end)
+            details = details._replace(queue=queue)
             request = InferenceRequest.of(
-                spans.id[i], start, end, tokens, details, service=claim.service
+                spans.id[i], start, end, tokens[i], details, service=service
             )._replace(owner=label)
             waiting = _WaitingRequest(request, engine.sender, place, role, owner, principal)
             if role > engine.widest:

@@ -17,7 +17,7 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.process_families import ServiceProcesses
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import POOL_RULES, PoolName
-from wattspan.spans.inference_requests import SpanRole
+from wattspan.spans.values import SpanRole
 
 ENGINE_TIMEOUT = POOL_RULES[PoolName.ENGINES].lifetime
 """An engine without requests is released after this time."""

@@ -9,53 +9,12 @@ prompt that the engine has in its cache cost no prefill, but are context.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-from wattspan.model import SECOND, Nanoseconds
+from wattspan.model import SECOND
 from wattspan.spans.token_power import NO_WORK, TokenWork
-
-UNKNOWN_MODEL = ""
-"""The model of requests that name none."""
-
-
-class SpanRole(IntEnum):
-    """The evidence about a span with tokens, from the model's computation outwards."""
-
-    ENGINE = 0  # it has latencies that only an engine knows
-    SERVER = 1  # kind SERVER: an engine or a gateway
-    PLAIN = 2  # no evidence: an application's own attributes
-    CALL = 3  # it names an operation or a provider
-    CLIENT = 4  # kind CLIENT
-    REMOTE = 5  # it names a server on another host
-    AGGREGATE = 6  # an agent, a tool or a workflow: its tokens are those of the calls in it
-
-    @property
-    def is_call(self) -> bool:
-        """True if the span is of a caller by its evidence, unless its process uses a GPU."""
-        return self not in (SpanRole.ENGINE, SpanRole.PLAIN)
-
-    def encloses(self, other: SpanRole) -> bool:
-        """True if a span of this role that contains one of ``other`` in time repeats its tokens."""
-        if self is SpanRole.AGGREGATE:
-            return other is not SpanRole.AGGREGATE
-        return other <= SpanRole.SERVER and other < self
-
-
-class InferenceDetails(NamedTuple):
-    """The report of an engine about one request, besides its token counts.
-
-    ``cached`` counts tokens of the prompt that were in the cache. Times are nanoseconds from the
-    start of the span, ``prefill`` and ``decode`` durations; None where the span does not tell.
-    """
-
-    model: str = UNKNOWN_MODEL
-    cached: int = 0
-    queue: Nanoseconds | None = None
-    first_token: Nanoseconds | None = None
-    prefill: Nanoseconds | None = None
-    decode: Nanoseconds | None = None
+from wattspan.spans.values import InferenceDetails
 
 
 class InferenceRequest(NamedTuple):

@@ -11,14 +11,13 @@ Traces belong to principals. A known trace id in the span of another principal c
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from typing import NamedTuple
 
 from wattspan.sharing.fair_pool import share_path
-from wattspan.spans.inference_requests import SpanRole
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import TOKENS, SpanColumns, SpanRole
 
 MAX_SPANS = 65_536
 """Spans that are remembered, 20 MB; beyond it the owner with most loses its oldest traces.
@@ -113,9 +112,10 @@ class TokenTraces:
         self._owners: dict[Hashable, _OwnTraces] = {}
         self._spans = 0
 
-    def add(self, owner: Hashable, spans: SpanColumns, roles: Sequence[SpanRole]) -> set[SpanPlace]:
+    def add(self, owner: Hashable, spans: SpanColumns) -> set[SpanPlace]:
         """Add received spans of a principal; returns the earlier ones that repeat their tokens."""
-        has_tokens = [bool(a or b) for a, b in zip(spans.tokens_in, spans.tokens_out, strict=True)]
+        tokens, roles = zip(*map(spans.full, TOKENS), strict=True), spans.full("role")
+        has_tokens = [bool(read or written) for read, written in tokens]
         own = self._owners.get(owner) or _OwnTraces()
         wanted = set(compress(spans.trace, has_tokens))
         wanted.update(own.traces.keys() & spans.trace)

@@ -174,7 +174,7 @@ class WaitingShares:
                 chosen.append(valid and start < until)
                 if valid:
                     ids.add(span)
-            found.append(SpanColumns(*(list(compress(each, chosen)) for each in spans.columns())))
+            found.append(spans.chosen(list(compress(range(len(chosen)), chosen))))
         return SpanColumns.joined(found) if found else SpanColumns.of([])
 
     def remaining(

@@ -27,7 +27,7 @@ from wattspan.ingest.token_attributes import (
     is_loopback,
 )
 from wattspan.ingest.trace_receiver import EXPECTED_WITHIN
-from wattspan.spans.inference_requests import InferenceDetails, SpanRole
+from wattspan.spans.values import InferenceDetails, SpanRole
 
 F = InferenceFigure
 MS = 1_000_000
@@ -190,7 +190,7 @@ def test_counts_of_attributes_come_before_json() -> None:
 @pytest.mark.parametrize("json", [False, True])
 def test_added_names_that_no_span_has_are_logged_once(*, json: bool) -> None:
     log: list[str] = []
-    receiver = Receiver(attributes={"input_tokens": ["app.prompt", "app.prompts"]}, log=log.append)
+    receiver = Receiver(names={"input_tokens": ["app.prompt", "app.prompts"]}, log=log.append)
     whole = request(*(span(n, app__prompt=n) for n in range(1, 1001)))
     body = json_of(whole) if json else whole.SerializeToString()
     for _ in range(EXPECTED_WITHIN // 1000 + 3):

@@ -9,12 +9,6 @@ import pytest
 
 from wattspan.attribution.history import AttributionHistory
 from wattspan.config.settings import SPAN_PRESETS
-from wattspan.ingest.export_request import (
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -37,9 +31,9 @@ from wattspan.model import (
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
 from wattspan.sharing.pools import POOL_RULES, PoolName
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
+from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.request_division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
-from wattspan.spans.values import Span, SpanColumns
+from wattspan.spans.values import InferenceDetails, Span, SpanColumns, SpanRole
 
 S, STEP = SECOND, 100 * MILLISECOND
 SERVER, WORKER, OTHER = Consumer(10, 1), Consumer(11, 2), Consumer(20, 1)
@@ -99,23 +93,14 @@ class Host:
         tokens: tuple[int, int] = (100, 11),
         name: str = "llm_request",
         end: float = 0.0,
-        model: str = "",
         role: SpanRole = SpanRole.PLAIN,
         parent: int = 0,
     ) -> None:
         """A request or another span from ``start`` to ``end`` seconds ago."""
         begin, until = self.now - round(start * S), self.now - round(end * S)
         own = b"t" * 16, ident.to_bytes(8, "big"), parent.to_bytes(8, "big") if parent else b""
-        record = SpanRecord(
-            *own, name, begin, until, None, *tokens, None, details, None, None, role
-        )
-        span = Span(*own, service, name, begin, until, None, *tokens)
-        part = ResourceSpanRecords(
-            ResourceClaim(service, model=model), SpanRecordColumns.of([record])
-        )
-        found = self.joiner.add(
-            sender, SpanColumns.of([span]), part, self.now, principal=Principal(1000)
-        )
+        span = Span(*own, service, name, begin, until, None, *tokens, role, details)
+        found = self.joiner.add(sender, SpanColumns.of([span]), self.now, principal=Principal(1000))
         self.requests += found.values()
 
     def send_calls(
@@ -126,16 +111,10 @@ class Host:
         time, tokens = (self.now - S, self.now), (100, 11)
         ids = [(b"t" * 16, ident.to_bytes(8, "big"), above) for ident in idents]
         details, remote = InferenceDetails("m"), SpanRole.REMOTE
-        records = [
-            SpanRecord(*own, "chat", *time, None, *tokens, None, details, None, None, remote)
-            for own in ids
-        ]
-        spans = [Span(*own, "app", "chat", *time, None, *tokens) for own in ids]
-        part = ResourceSpanRecords(ResourceClaim("app"), SpanRecordColumns.of(records))
+        spans = [Span(*own, "app", "chat", *time, None, *tokens, remote, details) for own in ids]
         self.joiner.add(
             sender,
             SpanColumns.of(spans),
-            part,
             self.now,
             owner.path,
             str(owner.user),
@@ -366,17 +345,6 @@ def test_estimate_is_known_once_the_model_is_identified(model: str) -> None:
     # A response names the model even where the spans of its engine name none.
     named = host.joiner.estimate(WORKER, request._replace(model="other"))
     assert named == (None if model else estimate)
-
-
-def test_model_of_the_resource_names_requests_without_a_model() -> None:
-    host = Host()
-    host.born(SERVER, 1)
-    host.run(1, {"gpu0": (SERVER,)})
-    host.send(1, 1.0, details=TIMES._replace(model=""), model="served")
-    host.send(2, 1.0, model="served")
-    host.settle()
-
-    assert [row.model for row in host.joiner.rows] == ["served", "m"]
 
 
 SGLANG = InferenceDetails("m", first_token=S // 2, prefill=S // 2, decode=S // 2)

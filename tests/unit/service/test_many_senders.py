@@ -9,13 +9,7 @@ import pytest
 from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
-    ExportRequest,
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
+from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
 from wattspan.ingest.identity_verification import Identity, Sender
 from wattspan.model import (
     MILLISECOND,
@@ -42,7 +36,7 @@ from wattspan.service.sending_processes import (
 from wattspan.service.span_joiner import TIDY_IDLE_EVERY, SpanJoiner
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import Outcome, SpanStart
+from wattspan.spans.values import Outcome, Span, SpanColumns, SpanStart
 from wattspan.testing import ManualClock
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
@@ -131,8 +125,8 @@ class Host:
         self.sent += 1
         ident = self.sent.to_bytes(8, "big")
         start = now.wall - round(seconds * SECOND)
-        span = SpanRecord(ident * 2, ident, b"", f"by {pid}", start, now.wall)
-        part = ResourceSpanRecords(ResourceClaim("app", pid), SpanRecordColumns.of([span]))
+        span = Span(ident * 2, ident, b"", "app", f"by {pid}", start, now.wall)
+        part = ResourceSpans(ResourceClaim("app", pid), SpanColumns.of([span]))
         self.joiner.accept(ExportRequest(Peer(uid=user), now.mono, 300, (part,), "raw"))
 
     @property

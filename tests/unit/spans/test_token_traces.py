@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import Principal
-from wattspan.spans.inference_requests import SpanRole
 from wattspan.spans.token_traces import MAX_SPANS, SpanPlace, TokenTraces
-from wattspan.spans.values import Span, SpanColumns
+from wattspan.spans.values import Span, SpanColumns, SpanRole
 
 ALICE, BOB = Principal(1000), Principal(1001)
 TRACE = b"t" * 16
@@ -28,7 +27,7 @@ def _span(
 def _add(
     traces: TokenTraces, *spans: Span, owner: Principal = ALICE, role: SpanRole = SpanRole.CALL
 ) -> set[int]:
-    found = traces.add(owner, SpanColumns.of(spans), [role] * len(spans))
+    found = traces.add(owner, SpanColumns.of([one._replace(role=role) for one in spans]))
     return {int.from_bytes(each.id) for each in found}
 
 
