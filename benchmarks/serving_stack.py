@@ -27,11 +27,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from testbed.machine import describe
 from testbed.reserved_port import reserved_port
+from testbed.serving_plant import VirtualServer
+from testbed.serving_replay import SIZE, TBT, TTFT, Arrival, trace
 
-from benchmarks.machine import describe
-from benchmarks.serving import SIZE, TBT, TTFT, Arrival, trace
-from benchmarks.serving_plant import VirtualServer
 from benchmarks.tuner.stack import BoardClient, StackHost, job_report, running_agent, until
 from wattspan.emulation.boards import H100
 from wattspan.emulation.continuous_batching import ModelCosts

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 from wattspan.cli import cli

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.llm_requests import ServingEngine, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from testbed.serving_engines import ServingEngine, run
 
 from wattspan.emulation.continuous_batching import (
     ContinuousBatching,
