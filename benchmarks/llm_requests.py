@@ -30,7 +30,7 @@ from wattspan.emulation.continuous_batching import (
     ContinuousBatching,
     ModelCosts,
 )
-from wattspan.spans.request_division import DivisionMethod
+from wattspan.inference.division import DivisionMethod
 
 
 def larger(size: float, slots: int, speed: float, count: int) -> list[ServingEngine]:

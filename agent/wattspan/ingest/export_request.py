@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.http.sockets import Peer
-from wattspan.spans.request_estimate import RequestEstimate
+from wattspan.inference.estimate import RequestEstimate
 from wattspan.spans.values import RequestLatency, SpanColumns
 
 MAX_NAME = 200

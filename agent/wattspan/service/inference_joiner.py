@@ -17,6 +17,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
+from wattspan.inference.accounts import InferenceAccounts, UnmeteredAccounts, UnmeteredRole
+from wattspan.inference.division import MAX_REQUEST_HOLD, RequestDivision, RequestEnergy
+from wattspan.inference.estimate import RequestEstimate, RequestEstimator
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.token_power import TokenPowerModel
+from wattspan.inference.traces import PrefillStages, SpanPlace, TokenTraces
 from wattspan.model import (
     SECOND,
     Checkpoint,
@@ -33,19 +39,7 @@ from wattspan.service.serving_engines import MAX_ENGINES as MAX_ENGINES
 from wattspan.service.serving_engines import Engine, ServingEngines
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
-from wattspan.spans.inference_accounts import InferenceAccounts
-from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.prefill_stages import PrefillStages
-from wattspan.spans.request_division import (
-    MAX_REQUEST_HOLD,
-    RequestDivision,
-    RequestEnergy,
-)
-from wattspan.spans.request_estimate import RequestEstimate, RequestEstimator
-from wattspan.spans.token_power import TokenPowerModel
-from wattspan.spans.token_traces import SpanPlace, TokenTraces
-from wattspan.spans.unmetered_accounts import UnmeteredAccounts, UnmeteredRole
 from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, SpanRole
 from wattspan.spans.weights import GenerationalCache
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wattspan.inference.requests import InferenceRequest
 from wattspan.ingest.export_request import ExportRequest
 from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.model import Consumer
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
-from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.values import SpanEnergy
 
 if TYPE_CHECKING:

@@ -17,6 +17,9 @@ from operator import attrgetter, mul
 from typing import TYPE_CHECKING, cast
 
 from wattspan.config import SpansSettings
+from wattspan.inference.estimate import RequestEstimate
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.traces import SpanPlace, TokenTraces
 from wattspan.ingest.export_request import ExportRequest, ResourceSpans
 from wattspan.model import (
     SECOND,
@@ -43,11 +46,8 @@ from wattspan.sharing.fair_pool import FairPool
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
-from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.power_model import PowerModel
-from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.step_division import StepDivider
-from wattspan.spans.token_traces import SpanPlace, TokenTraces
 from wattspan.spans.values import (
     TOKENS,
     Outcome,

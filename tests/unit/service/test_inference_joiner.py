@@ -9,6 +9,8 @@ import pytest
 
 from wattspan.attribution.history import AttributionHistory
 from wattspan.config.settings import SPAN_PRESETS
+from wattspan.inference.division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
+from wattspan.inference.requests import InferenceRequest
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -31,8 +33,6 @@ from wattspan.model import (
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
 from wattspan.sharing.pools import POOL_RULES, PoolName
-from wattspan.spans.inference_requests import InferenceRequest
-from wattspan.spans.request_division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
 from wattspan.spans.values import InferenceDetails, Span, SpanColumns, SpanRole
 
 S, STEP = SECOND, 100 * MILLISECOND

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wattspan.inference.traces import MAX_SPANS, SpanPlace, TokenTraces
 from wattspan.model import Principal
-from wattspan.spans.token_traces import MAX_SPANS, SpanPlace, TokenTraces
 from wattspan.spans.values import Span, SpanColumns, SpanRole
 
 ALICE, BOB = Principal(1000), Principal(1001)

@@ -24,18 +24,18 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.division import fair_parts, split
-from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
-from wattspan.spans.decode_progress import DecodeProgress
-from wattspan.spans.inference_requests import InferenceRequest, work_in
-from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.model_places import POOL, Place
-from wattspan.spans.request_estimate import RequestEstimator, SharingMeans
-from wattspan.spans.token_power import (
+from wattspan.inference.estimate import RequestEstimator, SharingMeans
+from wattspan.inference.requests import DecodeProgress, InferenceRequest, work_in
+from wattspan.inference.token_power import (
     NO_TOKEN_ENERGY,
     NO_WORK,
+    POOL,
+    Place,
     TokenPowerModel,
     TokenWork,
 )
+from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
+from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.waiting_spans import ReceiptDelay
 
 T = TypeVar("T")
