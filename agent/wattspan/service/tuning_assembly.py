@@ -338,11 +338,10 @@ class TuningAssembly:
         shared = any(job.on_several_hosts for job in core.config.autotune.job)
         if not (fleet.is_enabled and shared):
             return None
-        from wattspan.fleet.access import EtcdAccess
         from wattspan.fleet.etcd import EtcdCoordination
         from wattspan.fleet.job_exchange import JobExchange
 
-        coordination = EtcdCoordination(EtcdAccess.configured(fleet), core.clock)
+        coordination = EtcdCoordination(fleet, core.clock)
         name = fleet.name_of(core.view().host)
         exchange = JobExchange(fleet.prefix, name, coordination, core.clock, core.log)
         self.services.add(exchange.start, exchange.stop)

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-
-from wattspan.emulation.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
-from wattspan.emulation.inference_server import (
+from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
+from testbed.inference_server import (
     CompletionServer,
     InferenceEngine,
     InferenceServerSettings,

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from testbed.continuous_batching import ModelCosts
 from wattspan.emulation.boards import Silicon
-from wattspan.emulation.continuous_batching import ModelCosts
 
 MEMORY_AT_SM_CLOCK = 0.1
 SATURATION = 0.5

@@ -1,10 +1,10 @@
 """An emulated engine for language models: an OpenAI-compatible server and its GPU workers.
 
-Run as ``python -m wattspan.emulation.inference_server SETTINGS``, where SETTINGS is an
+Run as ``python -m testbed.inference_server SETTINGS``, where SETTINGS is an
 :class:`InferenceServerSettings` in JSON; it prints its port and ends with its standard input. It
 answers ``POST /v1/chat/completions`` and ``/v1/completions``, whole or as a stream of events, with
 text without meaning, one word a token, and batches concurrent requests continuously
-(:mod:`wattspan.emulation.continuous_batching`). Prompts that begin with the words of an earlier
+(:mod:`testbed.continuous_batching`). Prompts that begin with the words of an earlier
 prompt use its cache.
 
 One worker process for each GPU (tensor parallelism) loads the emulated board with the power of the
@@ -27,25 +27,31 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from wattspan.clock import SystemClock
-from wattspan.emulation.boards import H100
-from wattspan.emulation.continuous_batching import (
+from testbed.continuous_batching import (
     ContinuousBatching,
     EmulatedRequest,
     EngineIteration,
     ModelCosts,
 )
+from wattspan.clock import SystemClock
+from wattspan.emulation.boards import H100
 from wattspan.emulation.control import EmulatedGpu
 from wattspan.emulation.jobs import SpanSender, otlp_attribute, set_process_name
 from wattspan.model import SECOND
-from wattspan.util.process import module_command
 
-_MODULE = "wattspan.emulation.inference_server"
 _SEND_INTERVAL = 0.5  # seconds
 _BLOCK = 16  # tokens of the prefix cache
 _MAX_PREFIXES = 10_000
 _MAX_BODY = 1 << 20
 _MAX_TOKENS = 4096
+
+
+ROOT = Path(__file__).parent.parent
+
+
+def module_command(*arguments: str) -> tuple[str, ...]:
+    """The command that runs this module with this interpreter; start it with ``cwd=ROOT``."""
+    return (sys.executable, "-m", "testbed.inference_server", *arguments)
 
 
 class InferenceServerSettings(msgspec.Struct, frozen=True):
@@ -83,20 +89,20 @@ class _Worker:
     """A worker process and the load that it has on its GPU."""
 
     def __init__(self, gpu: int, host: str) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            module_command(_MODULE, "worker", str(gpu), host),
+        self._process = subprocess.Popen(
+            module_command("worker", str(gpu), host),
             stdin=subprocess.PIPE,
-            cwd="/",
+            cwd=ROOT,
             text=True,
         )
 
     def load(self, load: float) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        assert self._process.stdin is not None
         self._process.stdin.write(f"{load:.6f}\n")
         self._process.stdin.flush()
 
     def close(self) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 

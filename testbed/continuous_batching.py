@@ -124,7 +124,7 @@ class ContinuousBatching:
     running: list[EmulatedRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)  # noqa: S311
+        self._random = random.Random(self.seed)
         self._phase = self._random.random()
 
     def add(self, request: EmulatedRequest) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from wattspan.emulation.continuous_batching import (
+from testbed.continuous_batching import (
     ContinuousBatching,
     EmulatedRequest,
     ModelCosts,
