@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pytest
+from testbed.sending_host import CPU, USER, BelievingResolver
 
 from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
-from wattspan.ingest.identity_verification import Identity, Sender
 from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.ingest.side_channel import SideChannelCounters
 from wattspan.model import (
@@ -55,39 +55,10 @@ from wattspan.spans.values import (
 )
 from wattspan.testing import ManualClock
 
-CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 TICK = 100 * MILLISECOND
 APP, OTHER = Consumer(10, 1), Consumer(11, 1)
-USER = Principal(1000)
 POWER = 10_000  # uJ a tick and process: 0.1 W
 HISTORY = 20 * SECOND
-
-
-class Resolver:
-    """Believes a claimed pid of 10 or 11; nothing else is known."""
-
-    def __init__(self) -> None:
-        self.ended: set[int] = set()
-
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
-        sender = Sender(None, USER)
-        if claim.pid is None:
-            return Identity(Outcome.UNKNOWN_PROCESS, None, sender)
-        if claim.pid >= 2**31:
-            raise OverflowError
-        return Identity(self.identify(claim.pid) or Outcome.NOT_BELIEVED, USER, sender)
-
-    def announcer(self, pid: int, proven: Principal) -> Consumer | None:
-        return self.identify(pid)
-
-    def principal(self, consumer: Consumer) -> Principal | None:
-        return USER
-
-    def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
-        return False
-
-    def identify(self, pid: int) -> Consumer | None:
-        return {10: APP, 11: OTHER}.get(pid) if pid not in self.ended else None
 
 
 class Heard(NamedTuple):
@@ -134,7 +105,7 @@ class Agent:
         )
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
-        self.resolver, self.pools = Resolver(), Pools()
+        self.resolver, self.pools = BelievingResolver((10, 11)), Pools()
         self.joiner = SpanJoiner(
             self.clock,
             self.past,
