@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
-from wattspan.ingest.identity_verification import Identity, Sender
+from wattspan.ingest.identity_verification import Sender, SpanIdentity
 from wattspan.model import Consumer, Domain, HwType, Instant, Principal, Provenance
 from wattspan.spans.values import Outcome, Span, SpanColumns
 
@@ -26,13 +26,13 @@ class BelievingResolver:
         self.known, self.of_another = known, of_another
         self.ended: set[int] = set()
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
         sender = Sender(None, USER)
         if claim.pid is None:
-            return Identity(Outcome.UNKNOWN_PROCESS, None, sender)
+            return SpanIdentity(Outcome.UNKNOWN_PROCESS, None, sender)
         if claim.pid >= LARGEST_PID:
             raise OverflowError
-        return Identity(self.identify(claim.pid) or Outcome.NOT_BELIEVED, USER, sender)
+        return SpanIdentity(self.identify(claim.pid) or Outcome.NOT_BELIEVED, USER, sender)
 
     def announcer(self, pid: int, proven: Principal) -> Consumer | None:
         return self.identify(pid)

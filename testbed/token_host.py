@@ -13,7 +13,7 @@ from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, RequestedAttributes, ResourceClaim
-from wattspan.ingest.identity_verification import Identity, Sender
+from wattspan.ingest.identity_verification import Sender, SpanIdentity
 from wattspan.ingest.trace_decoder import TraceDecoder
 from wattspan.model import (
     MILLISECOND,
@@ -82,11 +82,11 @@ class TokenHost:
 
     # ------------------------------------------------------- the identities of senders
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
         found = next((one for one in self.consumers.values() if one.pid == claim.pid), None)
         assert found is not None
         principal = self.principal(found)
-        return Identity(found, principal, Sender(found.pid, principal))
+        return SpanIdentity(found, principal, Sender(found.pid, principal))
 
     def principal(self, consumer: Consumer) -> Principal | None:
         name = next(name for name, one in self.consumers.items() if one == consumer)

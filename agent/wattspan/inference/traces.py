@@ -17,7 +17,7 @@ from itertools import compress, islice
 from typing import NamedTuple
 
 from wattspan.sharing.fair_pool import share_path
-from wattspan.spans.values import TOKENS, SpanColumns, SpanRole
+from wattspan.spans.values import TOKENS, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
 
 MAX_SPANS = 65_536
@@ -38,7 +38,7 @@ class SpanPlace(NamedTuple):
 
 
 class _CountedSpan(NamedTuple):
-    role: SpanRole
+    role: TokenRole
     start: int
     end: int
 

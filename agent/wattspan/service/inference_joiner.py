@@ -40,7 +40,7 @@ from wattspan.service.serving_engines import Engine, ServingEngines
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, SpanRole
+from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
 
 TURN_EVERY = SECOND
@@ -48,7 +48,7 @@ TURN_EVERY = SECOND
 
 _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
-_WIDEST = {SpanRole.ENGINE: SpanRole.ENGINE, SpanRole.SERVER: SpanRole.CALL}
+_WIDEST = {TokenRole.ENGINE: TokenRole.ENGINE, TokenRole.SERVER: TokenRole.CALL}
 """The widest role of an engine's own spans once it has spans of these roles."""
 
 
@@ -58,7 +58,7 @@ class _WaitingRequest(NamedTuple):
     request: InferenceRequest
     sender: Consumer
     place: SpanPlace
-    role: SpanRole
+    role: TokenRole
     owner: SharePath
     principal: Hashable
 
@@ -194,7 +194,7 @@ class InferenceJoiner:
         self._division.add(kept, now, engine=engine.sender)
         return {i: each for i, each in found.items() if id(each) in self._waiting}
 
-    def is_call(self, sender: Consumer, role: SpanRole) -> bool:
+    def is_call(self, sender: Consumer, role: TokenRole) -> bool:
         """True if the tokens of a sender's span of this role are computed by another service.
 
         As far as is known now.
@@ -203,8 +203,8 @@ class InferenceJoiner:
         members = (sender,) if engine is None else engine.members
         if not (engine is not None and engine.boards) and not self._history.uses_gpu(members):
             return role.is_call
-        widest = SpanRole.CLIENT if engine is None else engine.widest
-        return role is SpanRole.REMOTE or (widest < SpanRole.CLIENT and role > widest)
+        widest = TokenRole.CLIENT if engine is None else engine.widest
+        return role is TokenRole.REMOTE or (widest < TokenRole.CLIENT and role > widest)
 
     def _start(self, engine: Engine, since: int) -> None:
         """Read the energy of an engine from ``since`` on.
@@ -217,10 +217,10 @@ class InferenceJoiner:
         used.difference_update(self._division.restart(engine.boards, since))
         self._read = {board: end for board, end in self._read.items() if board in used}
 
-    def _narrow(self, engine: Engine, role: SpanRole, now: int) -> None:
+    def _narrow(self, engine: Engine, role: TokenRole, now: int) -> None:
         """Leave out the calls of others once an engine has spans that are certainly its own."""
-        engine.serves = engine.serves or role < SpanRole.CLIENT
-        widest = _WIDEST.get(role, SpanRole.CLIENT)
+        engine.serves = engine.serves or role < TokenRole.CLIENT
+        widest = _WIDEST.get(role, TokenRole.CLIENT)
         if widest >= engine.widest:
             return
         engine.widest = widest
@@ -244,7 +244,9 @@ class InferenceJoiner:
 
     def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
         if not self._traces.is_repeated(waiting.principal, waiting.place):
-            role = UnmeteredRole.ENGINE if waiting.role is SpanRole.ENGINE else UnmeteredRole.CLIENT
+            role = (
+                UnmeteredRole.ENGINE if waiting.role is TokenRole.ENGINE else UnmeteredRole.CLIENT
+            )
             self._unmetered.add(waiting.request, role, waiting.owner, now)
 
     def _withdraw(self, places: set[SpanPlace], principal: Hashable) -> None:
@@ -354,9 +356,9 @@ class InferenceJoiner:
         self._division.add_steps(boards)
 
 
-def _role(details: InferenceDetails, role: SpanRole) -> SpanRole:
+def _role(details: InferenceDetails, role: TokenRole) -> TokenRole:
     """The role of a request: latencies are an engine's unless other evidence contradicts."""
     times = details.queue, details.first_token, details.prefill, details.decode
-    if role is SpanRole.PLAIN and any(time is not None for time in times):
-        return SpanRole.ENGINE
+    if role is TokenRole.PLAIN and any(time is not None for time in times):
+        return TokenRole.ENGINE
     return role

@@ -17,7 +17,7 @@ from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import SpanEnergy
 
 if TYPE_CHECKING:
-    from wattspan.ingest.identity_verification import Identity, IdentityResolver
+    from wattspan.ingest.identity_verification import IdentityResolver, SpanIdentity
 
 BYTES_PER_SPAN = 700
 """Measured memory of a waiting span, without its part of the request."""
@@ -33,7 +33,7 @@ class PendingRequest:
 
     request: ExportRequest
     cost: int
-    identities: tuple[Identity, ...]
+    identities: tuple[SpanIdentity, ...]
     energies: list[SpanEnergy | None]
     left: int
     requests: list[tuple[int, Consumer, InferenceRequest]] = field(default_factory=list)

@@ -113,7 +113,7 @@ class Outcome(ModelEnum):
     CROWDED_OUT = "crowded_out"  # no room to wait for its energy
 
 
-class SpanRole(IntEnum):
+class TokenRole(IntEnum):
     """The evidence about a span with tokens, from the model's computation outwards."""
 
     ENGINE = 0  # it has latencies that only an engine knows
@@ -127,13 +127,13 @@ class SpanRole(IntEnum):
     @property
     def is_call(self) -> bool:
         """True if the span is of a caller by its evidence, unless its process uses a GPU."""
-        return self not in (SpanRole.ENGINE, SpanRole.PLAIN)
+        return self not in (TokenRole.ENGINE, TokenRole.PLAIN)
 
-    def encloses(self, other: SpanRole) -> bool:
+    def encloses(self, other: TokenRole) -> bool:
         """True if a span of this role that contains one of ``other`` in time repeats its tokens."""
-        if self is SpanRole.AGGREGATE:
-            return other is not SpanRole.AGGREGATE
-        return other <= SpanRole.SERVER and other < self
+        if self is TokenRole.AGGREGATE:
+            return other is not TokenRole.AGGREGATE
+        return other <= TokenRole.SERVER and other < self
 
 
 UNKNOWN_MODEL = ""
@@ -197,7 +197,7 @@ class Span(NamedTuple):
     weight: int | None = None
     tokens_in: int = 0
     tokens_out: int = 0
-    role: SpanRole = SpanRole.PLAIN
+    role: TokenRole = TokenRole.PLAIN
     inference: InferenceDetails | None = None
     work: float | None = None
     latency: RequestLatency | None = None
@@ -224,7 +224,7 @@ class SpanColumns(Columns[Span]):
     weight: Sequence[int | None]
     tokens_in: Sequence[int]
     tokens_out: Sequence[int]
-    role: Sequence[SpanRole]
+    role: Sequence[TokenRole]
     inference: Sequence[InferenceDetails | None]
     work: Sequence[float | None]
     latency: Sequence[RequestLatency | None]
