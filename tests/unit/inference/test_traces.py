@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wattspan.inference.traces import MAX_SPANS, SpanPlace, TokenTraces
 from wattspan.model import Principal
-from wattspan.spans.inference_requests import SpanRole
-from wattspan.spans.token_traces import MAX_SPANS, SpanPlace, TokenTraces
-from wattspan.spans.values import Span, SpanColumns
+from wattspan.spans.values import Span, SpanColumns, TokenRole
 
 ALICE, BOB = Principal(1000), Principal(1001)
 TRACE = b"t" * 16
@@ -26,9 +25,9 @@ def _span(
 
 
 def _add(
-    traces: TokenTraces, *spans: Span, owner: Principal = ALICE, role: SpanRole = SpanRole.CALL
+    traces: TokenTraces, *spans: Span, owner: Principal = ALICE, role: TokenRole = TokenRole.CALL
 ) -> set[int]:
-    found = traces.add(owner, SpanColumns.of(spans), [role] * len(spans))
+    found = traces.add(owner, SpanColumns.of([one._replace(role=role) for one in spans]))
     return {int.from_bytes(each.id) for each in found}
 
 
@@ -92,14 +91,14 @@ def test_spans_without_tokens_are_not_kept() -> None:
 
 def test_roles_decide_without_links() -> None:
     cases = [
-        (SpanRole.AGGREGATE, SpanRole.CALL, True),
-        (SpanRole.AGGREGATE, SpanRole.AGGREGATE, False),
-        (SpanRole.CLIENT, SpanRole.ENGINE, True),
-        (SpanRole.CLIENT, SpanRole.SERVER, True),
-        (SpanRole.SERVER, SpanRole.ENGINE, True),
-        (SpanRole.CLIENT, SpanRole.CLIENT, False),
-        (SpanRole.ENGINE, SpanRole.CLIENT, False),
-        (SpanRole.CALL, SpanRole.CLIENT, False),
+        (TokenRole.AGGREGATE, TokenRole.CALL, True),
+        (TokenRole.AGGREGATE, TokenRole.AGGREGATE, False),
+        (TokenRole.CLIENT, TokenRole.ENGINE, True),
+        (TokenRole.CLIENT, TokenRole.SERVER, True),
+        (TokenRole.SERVER, TokenRole.ENGINE, True),
+        (TokenRole.CLIENT, TokenRole.CLIENT, False),
+        (TokenRole.ENGINE, TokenRole.CLIENT, False),
+        (TokenRole.CALL, TokenRole.CLIENT, False),
     ]
     for outer, inner, repeated in cases:
         traces = TokenTraces()
@@ -111,7 +110,7 @@ def test_roles_decide_without_links() -> None:
 
 def test_known_ancestors_decide_before_roles() -> None:
     traces = TokenTraces()
-    _add(traces, _span(1, 9, 10, 0, 100), role=SpanRole.AGGREGATE)
+    _add(traces, _span(1, 9, 10, 0, 100), role=TokenRole.AGGREGATE)
     _add(traces, _span(2, 3, 10, 5, 90), _span(3, 9), _span(9))
     assert not _repeated(traces, 1)
     assert not _repeated(traces, 1)  # the second answer is remembered
@@ -119,7 +118,7 @@ def test_known_ancestors_decide_before_roles() -> None:
 
 def test_chain_deeper_than_the_limit_counts_as_unknown() -> None:
     traces = TokenTraces()
-    _add(traces, _span(1, 0, 10, 0, 100), role=SpanRole.AGGREGATE)
+    _add(traces, _span(1, 0, 10, 0, 100), role=TokenRole.AGGREGATE)
     _add(traces, *(_span(n, n + 1 if n < 200 else 0, 10 * (n == 2), 5, 90) for n in range(2, 201)))
     assert _repeated(traces, 1)
 

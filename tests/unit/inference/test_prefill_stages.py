@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from wattspan.inference.traces import MAX_TRACES, PrefillStages
 from wattspan.model import Principal
-from wattspan.spans.prefill_stages import MAX_TRACES, PrefillStages
 from wattspan.spans.values import Span, SpanColumns
 
 ALICE, BOB = Principal(1000), Principal(1001)

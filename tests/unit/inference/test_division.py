@@ -8,10 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.inference_requests import InferenceRequest
-from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.request_division import (
+from wattspan.inference.division import (
     BOARD_TIMEOUT,
     FIRST_HOLD,
     FIRST_REQUESTS,
@@ -21,7 +18,10 @@ from wattspan.spans.request_division import (
     RequestDivision,
     RequestEnergy,
 )
-from wattspan.spans.token_power import TokenPowerModel
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.token_power import TokenPowerModel
+from wattspan.model import MILLISECOND, SECOND
+from wattspan.spans.interval_pool import CounterStep
 
 S = SECOND
 STEP = 100 * MILLISECOND

@@ -31,13 +31,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from math import inf, sqrt
 from operator import mul
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from wattspan.attribution.linear_systems import non_negative_solution, product, solved
 from wattspan.model import SECOND
-from wattspan.spans.model_places import POOL, ModelPlaces, Place
 
 LEAST_PERIOD, MOST_PERIOD = SECOND, 10 * SECOND
 """Limits of the period of one equation."""
@@ -65,6 +65,68 @@ _MEMORY = 600.0  # seconds of a model's equations to which older ones fade
 # Of the diagonal of the normal matrix: the work in a period is known to about 3 %, and its square
 # is the least part of a coefficient's information that can be told from errors of the work.
 _RIDGE = 1e-3
+
+
+Place = str | None
+"""The name of a model with a place of its own, or the pool."""
+
+POOL: Final = None
+"""The place that all other models share."""
+
+MAX_COUNTED = 64
+"""Models whose active time is known; those with the least of it are not counted."""
+
+_CLEARLY = 2.0  # times the active time: models with nearly the same do not take turns
+
+
+class ModelPlaces:
+    """The models of a board with learned energy of their own; all others share one pool.
+
+    Applications and clients choose the names of models, and any number of them may be active at
+    once. The ``limit`` places belong to the models with the most active time, whose older part
+    fades. Engines have equal parts of the active time, so that one engine with many names does not
+    take the places of the others. Nothing is final: a pooled model gets a place once it has clearly
+    more active time than a model that has one.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._placed: set[str] = set()
+        self._active: dict[str, float] = {}  # faded seconds
+
+    def of(self, model: str) -> Place:
+        """The place of a model until the next ``turn``; it gets a free one if there is any."""
+        if model in self._placed:
+            return model
+        if len(self._placed) >= self._limit:
+            return POOL
+        self._placed.add(model)
+        return model
+
+    def add(self, active: Mapping[str, float]) -> None:
+        """Add seconds of active time of models."""
+        for model, seconds in active.items():
+            self._active[model] = self._active.get(model, 0.0) + seconds
+        if len(self._active) > MAX_COUNTED:
+            self._active = dict(nlargest(MAX_COUNTED, self._active.items(), key=lambda one: one[1]))
+
+    def turn(self, kept: float) -> list[str]:
+        """Fade the active time to the part ``kept``; returns the models that leave their places.
+
+        Their places belong to pooled models from now on.
+        """
+        self._active = {model: kept * seconds for model, seconds in self._active.items()}
+        time = self._active
+        pooled = sorted(time.keys() - self._placed, key=lambda one: (-time[one], one))
+        placed = sorted(self._placed, key=lambda one: (time.get(one, 0.0), one))
+        left = []
+        for model, other in zip(pooled, placed, strict=False):
+            if time[model] <= _CLEARLY * time.get(other, 0.0):
+                break
+            left.append(other)
+            self._placed.remove(other)
+            self._placed.add(model)
+        return left
 
 
 class TokenWork(NamedTuple):

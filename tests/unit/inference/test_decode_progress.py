@@ -6,9 +6,8 @@ import random
 
 import pytest
 
+from wattspan.inference.requests import DecodeProgress, InferenceRequest
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.decode_progress import DecodeProgress
-from wattspan.spans.inference_requests import InferenceRequest
 
 S = SECOND
 

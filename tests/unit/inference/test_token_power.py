@@ -7,9 +7,7 @@ from math import inf
 
 import pytest
 
-from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.model_places import POOL
-from wattspan.spans.token_power import (
+from wattspan.inference.token_power import (
     ENOUGH_PERIODS,
     ENOUGH_TIME,
     MAX_COMBINATIONS,
@@ -17,11 +15,13 @@ from wattspan.spans.token_power import (
     MAX_MODELS,
     MOST_PERIOD,
     NO_WORK,
+    POOL,
     PREFILLS_OF_A_PERIOD,
     TokenEnergy,
     TokenPowerModel,
     TokenWork,
 )
+from wattspan.model import MILLISECOND, SECOND
 
 TRUTH = TokenEnergy(15_000.0, 0.5, 14_000.0, 4.0, 550_000.0, 110e6)
 STEP = 100 * MILLISECOND

@@ -11,14 +11,14 @@ Traces belong to principals. A known trace id in the span of another principal c
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from typing import NamedTuple
 
 from wattspan.sharing.fair_pool import share_path
-from wattspan.spans.inference_requests import SpanRole
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import TOKENS, SpanColumns, TokenRole
+from wattspan.spans.weights import GenerationalCache
 
 MAX_SPANS = 65_536
 """Spans that are remembered, 20 MB; beyond it the owner with most loses its oldest traces.
@@ -38,7 +38,7 @@ class SpanPlace(NamedTuple):
 
 
 class _CountedSpan(NamedTuple):
-    role: SpanRole
+    role: TokenRole
     start: int
     end: int
 
@@ -113,9 +113,10 @@ class TokenTraces:
         self._owners: dict[Hashable, _OwnTraces] = {}
         self._spans = 0
 
-    def add(self, owner: Hashable, spans: SpanColumns, roles: Sequence[SpanRole]) -> set[SpanPlace]:
+    def add(self, owner: Hashable, spans: SpanColumns) -> set[SpanPlace]:
         """Add received spans of a principal; returns the earlier ones that repeat their tokens."""
-        has_tokens = [bool(a or b) for a, b in zip(spans.tokens_in, spans.tokens_out, strict=True)]
+        tokens, roles = zip(*map(spans.full, TOKENS), strict=True), spans.full("role")
+        has_tokens = [bool(read or written) for read, written in tokens]
         own = self._owners.get(owner) or _OwnTraces()
         wanted = set(compress(spans.trace, has_tokens))
         wanted.update(own.traces.keys() & spans.trace)
@@ -178,3 +179,40 @@ class TokenTraces:
     def _trace(self, owner: Hashable, place: SpanPlace) -> _Trace | None:
         own = self._owners.get(owner)
         return None if own is None else own.traces.get(place.trace)
+
+
+PREFILL_STAGES = frozenset(("prefill_forward", "chunked_prefill"))
+"""The names of SGLang's spans in which a prompt is computed."""
+
+MAX_TRACES = 32_768
+_MAX_STAGES = 64  # of one trace; further ones are ignored
+
+
+class PrefillStages:
+    """The begin of prefill in recent traces, by the stage spans of an engine.
+
+    SGLang reports a request by one span with token counts and latencies, whose prefill includes the
+    wait in the scheduler's queue. The processes of its scheduler report the stages of the request
+    by further spans of the same trace, one set for each rank; those of prefill begin when it is
+    scheduled. A known trace id in spans of another principal adds none.
+    """
+
+    def __init__(self) -> None:
+        self._starts: GenerationalCache[tuple[int, ...]] = GenerationalCache(MAX_TRACES)
+
+    def add(self, owner: Hashable, spans: SpanColumns) -> None:
+        """Add the stages of prefill among received spans of a principal."""
+        if PREFILL_STAGES.isdisjoint(spans.name):
+            return
+        for trace, name, start in zip(spans.trace, spans.name, spans.start, strict=True):
+            if name in PREFILL_STAGES:
+                known = self._starts.get((owner, trace)) or ()
+                if len(known) < _MAX_STAGES:
+                    self._starts[owner, trace] = (*known, start)
+
+    def begin(self, owner: Hashable, trace: bytes, start: int, until: int) -> int | None:
+        """The begin of the first stage of a trace from ``start`` to ``until``; None for none."""
+        return min(
+            (each for each in self._starts.get((owner, trace)) or () if start <= each <= until),
+            default=None,
+        )

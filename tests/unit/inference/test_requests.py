@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from wattspan.inference.requests import InferenceRequest, work_in
+from wattspan.inference.token_power import NO_WORK
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, work_in
-from wattspan.spans.token_power import NO_WORK
+from wattspan.spans.values import InferenceDetails
 
 S = SECOND
 

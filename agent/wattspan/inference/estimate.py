@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import NamedTuple
 
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.token_power import NO_WORK, TokenEnergy, TokenWork
 from wattspan.model import SECOND, Microjoules
-from wattspan.spans.inference_requests import InferenceRequest
-from wattspan.spans.token_power import NO_WORK, TokenEnergy, TokenWork
 
 _MEMORY = 200.0  # requests to which older ones fade
 _FEWEST = 20  # compared requests before the uncertainty is known

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from testbed.serving_engines import errors, pair, quantile, run, single
 
-from wattspan.spans.request_division import DivisionMethod
+from wattspan.inference.division import DivisionMethod
 
 
 @pytest.mark.slow

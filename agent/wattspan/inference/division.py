@@ -2,10 +2,10 @@
 
 Each step of a board's counter is divided once, exactly, in integer microjoules: the time without
 active requests has *engine idle* energy, the rest belongs to the requests in proportion to the
-energy of their work in the step by the coefficients of :mod:`wattspan.spans.token_power`. The model
-thus sets shares only. Requests of models that are not identified share the rest of the step by the
-numbers of tokens, or without tokens by the active times. Pooled models have common coefficients:
-the share of all of them is learned, and the error of a single one's is not known.
+energy of their work in the step by the coefficients of :mod:`wattspan.inference.token_power`. The
+model thus sets shares only. Requests of models that are not identified share the rest of the step
+by the numbers of tokens, or without tokens by the active times. Pooled models have common
+coefficients: the share of all of them is learned, and the error of a single one's is not known.
 
 An engine reports a request after its end, so a step waits as long as nearly all requests take from
 their start to their receipt, at most two minutes. A request that is received later has no energy in
@@ -24,18 +24,18 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.division import fair_parts, split
-from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
-from wattspan.spans.decode_progress import DecodeProgress
-from wattspan.spans.inference_requests import InferenceRequest, work_in
-from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.model_places import POOL, Place
-from wattspan.spans.request_estimate import RequestEstimator, SharingMeans
-from wattspan.spans.token_power import (
+from wattspan.inference.estimate import RequestEstimator, SharingMeans
+from wattspan.inference.requests import DecodeProgress, InferenceRequest, work_in
+from wattspan.inference.token_power import (
     NO_TOKEN_ENERGY,
     NO_WORK,
+    POOL,
+    Place,
     TokenPowerModel,
     TokenWork,
 )
+from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
+from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.waiting_spans import ReceiptDelay
 
 T = TypeVar("T")

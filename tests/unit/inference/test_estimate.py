@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from wattspan.inference.estimate import RequestEstimate, RequestEstimator, SharingMeans
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.token_power import TokenEnergy, TokenWork
 from wattspan.model import SECOND, Microjoules
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
-from wattspan.spans.request_estimate import RequestEstimate, RequestEstimator, SharingMeans
-from wattspan.spans.token_power import TokenEnergy, TokenWork
+from wattspan.spans.values import InferenceDetails
 
 ENERGY = TokenEnergy(1000.0, 0.0, 2000.0, 1.0, 100_000.0, 50e6)
 REQUEST = InferenceRequest.of(

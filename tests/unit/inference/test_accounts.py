@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from wattspan.inference.accounts import MAX_ACCOUNTS, InferenceAccounts
+from wattspan.inference.division import DivisionMethod, RequestEnergy
+from wattspan.inference.requests import InferenceRequest
 from wattspan.model import REQUEST_ENERGY_BOUNDS, SECOND, Microjoules
 from wattspan.sharing.fair_pool import SharePath
-from wattspan.spans.inference_accounts import MAX_ACCOUNTS, InferenceAccounts
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
-from wattspan.spans.request_division import DivisionMethod, RequestEnergy
+from wattspan.spans.values import InferenceDetails
 
 
 def _result(joules: float, *, model: str = "m", method: DivisionMethod = DivisionMethod.MODEL):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from wattspan.inference.accounts import UnmeteredAccounts, UnmeteredRole
+from wattspan.inference.requests import InferenceRequest
 from wattspan.model import UnmeteredRow
 from wattspan.sharing.fair_pool import SharePath
 from wattspan.sharing.pools import POOL_RULES, PoolName
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
-from wattspan.spans.unmetered_accounts import UnmeteredAccounts, UnmeteredRole
+from wattspan.spans.values import InferenceDetails
 
 CLIENT, ENGINE = UnmeteredRole.CLIENT, UnmeteredRole.ENGINE
 USER, OTHER_USER = (("uid", 1),), (("uid", 2),)
