@@ -30,7 +30,6 @@ from testbed.machine import describe
 from testbed.spans.agent import SpanAgent
 
 from benchmarks.harness import piped
-from wattspan.attribution.history import AttributionHistory
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.http.access_policy import AccessPolicy
@@ -128,7 +127,7 @@ class SimulatedHost:
 
     def __post_init__(self) -> None:
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(HISTORY, HISTORY_BYTES))
+        self.history = EnergyHistory(HISTORY, HISTORY_BYTES)
         settings = SpansSettings()
         self.joiner = SpanJoiner(self.clock, self.history, Resolver(), settings, keep=HISTORY)
         self.busy = [Consumer(pid, 1) for pid in range(2, 2 + BUSY)]
@@ -246,7 +245,7 @@ def real(senders: int, period: float, seconds: float) -> tuple[float, float, flo
 def intake(senders: int, period: float, seconds: float) -> float:
     """The CPU milliseconds of a listeners' thread for a request of one span."""
     clock, inspector = SystemClock(), ProcessInspector()
-    history = EnergyHistory(AttributionHistory(HISTORY, HISTORY_BYTES))
+    history = EnergyHistory(HISTORY, HISTORY_BYTES)
     resolver = IdentityResolver(clock, inspector)
     joiner = SpanJoiner(clock, history, resolver, SpansSettings(), keep=HISTORY)
     server = HttpServer(clock, log=print)

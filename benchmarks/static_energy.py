@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.attribution.static_power import StaticPowerFit
 from wattspan.config import SpansSettings
@@ -232,7 +231,7 @@ def run(plant: Plant, seconds: int) -> Outcome:
     ledger = Ledger(LedgerSettings(), now=plant.at)
     latest: list[Snapshot] = [ledger.snapshot(clock.now(), "emulated")]
     learner = StaticPowerLearner(("all_reduce",), lambda: latest[0])
-    history = EnergyHistory(AttributionHistory(60 * SECOND, 10**8), learner.powers)
+    history = EnergyHistory(60 * SECOND, 10**8, learner.powers)
     joiner = SpanJoiner(
         clock,
         history,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from wattspan import __version__
 from wattspan.api.energy import energy_response
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.clock import SystemClock
 from wattspan.config import Config
@@ -181,7 +180,8 @@ def build_agent(
         )
         static_powers = StaticPowerLearner(config.spans.waiting, latest.view)
         history = EnergyHistory(
-            AttributionHistory(config.agent.history, config.agent.history_bytes),
+            config.agent.history,
+            config.agent.history_bytes,
             static_powers.powers,
             ledger.baseline_errors,
             ledger.missing_until,

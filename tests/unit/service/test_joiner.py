@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
@@ -128,7 +127,8 @@ class Agent:
         self.clock = ManualClock()
         self.gaps: dict[Consumer, dict[HwType, int]] = {}
         self.past = EnergyHistory(
-            AttributionHistory(HISTORY, 10**7),
+            HISTORY,
+            10**7,
             missing_until=lambda payer: self.gaps.get(payer, {}),  # type: ignore[call-overload]
         )
         self.feed, self.collector = Channel(), Collector()

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
@@ -98,7 +97,7 @@ class Host:
 
     def __init__(self, busy: Iterable[int] = (), places: int = 256) -> None:
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(HISTORY, 10**7))
+        self.history = EnergyHistory(HISTORY, 10**7)
         self.sampler = Sampler(places)
         self.joiner = SpanJoiner(
             self.clock,
