@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from testbed.continuous_batching import ContinuousBatching, ModelCosts
 from testbed.serving_engines import (
     RequestResults,
     ServingEngine,
@@ -26,10 +27,6 @@ from testbed.serving_engines import (
     single,
 )
 
-from wattspan.emulation.continuous_batching import (
-    ContinuousBatching,
-    ModelCosts,
-)
 from wattspan.spans.request_division import DivisionMethod
 
 

@@ -9,12 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
 from testbed.queueing import repeated
-from wattspan.emulation.continuous_batching import (
-    ContinuousBatching,
-    EmulatedRequest,
-    ModelCosts,
-)
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
