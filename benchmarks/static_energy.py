@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from wattspan.advice.boards import StaticPowerLearner
+from wattspan.advice.rules import Advice, AdviceKind, advise
+from wattspan.advice.static_power import StaticPowerFit
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.attribution.static_power import StaticPowerFit
 from wattspan.config import SpansSettings
 from wattspan.emulation.boards import H100, Demand, Kernel, OperatingPoint, operate
 from wattspan.emulation.workloads import DECODE, TRAIN
@@ -51,8 +53,6 @@ from wattspan.model import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import SpanJoiner
-from wattspan.service.static_power import StaticPowerLearner
-from wattspan.spans.advice import Advice, AdviceKind, advise
 from wattspan.testing import ManualClock
 
 TICK = 100 * MILLISECOND

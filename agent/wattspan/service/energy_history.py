@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from wattspan.attribution.division import StaticDivider, StaticShare
 from wattspan.attribution.packed_attributions import HistoryEntry, PackedAttributions, unpack_entry
-from wattspan.attribution.static_power import StaticDivider, StaticShare
 from wattspan.model import (
     SECOND,
     Attribution,

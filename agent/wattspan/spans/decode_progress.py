@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
-from wattspan.attribution.linear_systems import non_negative_solution
 from wattspan.model import SECOND
 from wattspan.spans.inference_requests import InferenceRequest
+from wattspan.util.linear_systems import non_negative_solution
 
 Period = tuple[int, int]
 

@@ -35,9 +35,9 @@ from math import inf, sqrt
 from operator import mul
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import non_negative_solution, product, solved
 from wattspan.model import SECOND
 from wattspan.spans.model_places import POOL, ModelPlaces, Place
+from wattspan.util.linear_systems import non_negative_solution, product, solved
 
 LEAST_PERIOD, MOST_PERIOD = SECOND, 10 * SECOND
 """Limits of the period of one equation."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from wattspan.attribution.static_power import StaticPowerFit, StaticPowerRefusal
+from wattspan.advice.boards import ACTIVE_TIME, WINDOW_DELAY, StaticPowerLearner
+from wattspan.advice.static_power import StaticPowerFit, StaticPowerRefusal
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -32,7 +33,6 @@ from wattspan.model import (
     Tick,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.static_power import ACTIVE_TIME, WINDOW_DELAY, StaticPowerLearner
 from wattspan.spans.values import Span, SpanColumns
 
 GPU = Domain(
