@@ -253,7 +253,7 @@ class LossHistory:
         return replace(self, added=until, offsets=offsets, elsewhere=elsewhere)
 
     @property
-    def told(self) -> tuple[LossRun, ...]:
+    def runs(self) -> tuple[LossRun, ...]:
         """The runs for the records of this host."""
         return bounded_runs([run for of in self.own.values() for run in of])
 
