@@ -23,7 +23,7 @@ from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineSched
 from wattspan.tuning.pipeline.files import read_profile
 from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
 from wattspan.tuning.pipeline.plan import (
-    RankClockPlan,
+    ClockPlan,
     RankClocks,
     instruction_plan,
     target_iteration,
@@ -101,7 +101,7 @@ def print_plans(profile: PipelineProfile) -> None:
         print("| " + " | ".join(cells) + " |")
 
 
-def saved(joules: float, reference: RankClockPlan) -> str:
+def saved(joules: float, reference: ClockPlan) -> str:
     return f"{1 - joules / reference.joules:.1%}".replace("%", " %")
 
 

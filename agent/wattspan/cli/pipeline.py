@@ -18,7 +18,7 @@ from wattspan.util.text import printable
 if TYPE_CHECKING:
     from wattspan.tuning.pipeline.files import StoredPlan
     from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
-    from wattspan.tuning.pipeline.plan import RankClockPlan
+    from wattspan.tuning.pipeline.plan import ClockPlan
 
 _SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
@@ -335,7 +335,7 @@ def _frontier(model: PipelineModel) -> PipelineFrontier:
     return PipelineFrontier(model)
 
 
-def _uncapped(model: PipelineModel) -> RankClockPlan:
+def _uncapped(model: PipelineModel) -> ClockPlan:
     from wattspan.tuning.pipeline.plan import RankClocks
 
     return RankClocks(model).fastest
@@ -424,7 +424,7 @@ def _ranges(clocks: Sequence[tuple[str, int]]) -> str:
     return f"{ranges}; {changes} changes"
 
 
-def _uncapped_text(uncapped: RankClockPlan) -> str:
+def _uncapped_text(uncapped: ClockPlan) -> str:
     return (
         f"{uncapped.seconds:.3f} s and {joules_text(uncapped.joules)} at the highest clock,"
         " computed from the profile"

@@ -72,6 +72,14 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(max_length=_MAX_RANKS),
     ] = ()
 
+    def finishes(self, start: int, end: int) -> int:
+        """The end of its last instruction, at most, in an iteration as measured on another host.
+
+        Pipelines begin and end each iteration together. The end as measured there shows at once
+        that this one has become faster; the record, that it has lower clocks.
+        """
+        return min(start + round(self.computed * SECOND), end - round(self.tail * SECOND))
+
 
 class RankSetting(msgspec.Struct, frozen=True, kw_only=True):
     """The present part of a host with ranks of a synchronous job.

@@ -56,14 +56,14 @@ class _Arrived(NamedTuple):
     value: UnitRecord | EnergyPoint
 
 
-class _Mark(NamedTuple):
+class _RankMark(NamedTuple):
     """The times of the latest unit and energy of a rank, by the clock of its host."""
 
     unit: int = -1
     energy: int = -1
 
-    def after(self, record: RankRecord) -> _Mark:
-        return _Mark(
+    def after(self, record: RankRecord) -> _RankMark:
+        return _RankMark(
             max([self.unit, *(unit.start for unit in record.units)]),
             max([self.energy, *(at for at, _ in record.energy)]),
         )
@@ -201,7 +201,7 @@ class GatheredRanks:
     units: tuple[RankUnit, ...] = ()
     instructions: tuple[RankInstruction, ...] = ()
     latest: Mapping[int, int] = field(default_factory=dict)
-    marks: Mapping[int, _Mark] = field(default_factory=dict)
+    marks: Mapping[int, _RankMark] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, records: Sequence[SeenRecord]) -> GatheredRanks:
@@ -209,14 +209,14 @@ class GatheredRanks:
         sessions: dict[str, str] = {}
         numbers: dict[tuple[str, int], int] = {}
         ranges: dict[int, KnobRange] = {}
-        marks: dict[int, _Mark] = {}
+        marks: dict[int, _RankMark] = {}
         for place, (host, record, stages) in enumerate(_in_use(records), start=1):
             sessions[host] = record.session
             for one in stages.ranks:
                 number = numbers[host, one.rank] = place * _HOST_NUMBERS + one.rank
                 device = f"{host}/{one.device}"
                 ranges[number] = KnobRange(device, one.original, one.floor, one.step, number)
-                marks[number] = _Mark().after(one)
+                marks[number] = _RankMark().after(one)
         return cls(sessions, numbers, ranges, marks=marks)
 
     def changed(self, records: Sequence[SeenRecord], now: Instant) -> str:
