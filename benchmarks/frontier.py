@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 import msgspec
+from testbed.machine import describe
 from testbed.studies import hypervolume
 
-from benchmarks.machine import describe
 from wattspan.frontier.estimates import SettingEstimates, frontier
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Constraints, recommend
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule

@@ -32,7 +32,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.llm_requests import quantile
+from testbed.serving_engines import quantile
+
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100, Kernel

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from testbed.requirements import ROOT
+
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, PipelineDag
 from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
@@ -30,7 +32,7 @@ from wattspan.tuning.pipeline.session_state import (
     begin_session,
 )
 
-RECORDED = Path(__file__).parent / "tuner/data/iterations.csv"
+RECORDED = ROOT / "testbed/tuner/data/iterations.csv"
 BLOCK = 6
 INSTRUCTION_NOISE = 0.01
 MOST_DELAY = 5.0

@@ -24,7 +24,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from wattspan.capper.budget_shares import DEFAULT_PRIORITY
+from wattspan.sharing.power_budget import DEFAULT_PRIORITY
 
 MAX_POWER: Final = 10**12
 """The highest power of a host or a budget, in milliwatts."""
@@ -35,7 +35,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 RETREATED_AFTER: Final = 9_000
 """Seconds without a host's session after which its capper has certainly retreated to the floor.
 
-The sum of `wattspan.capper.fleet_ceiling.RETREAT`, the longest ramp, and the drift of clocks.
+The sum of `wattspan.capper.ceilings.RETREAT`, the longest ramp, and the drift of clocks.
 """
 ENDED_AFTER: Final = 86_400
 """Seconds without a host's session after which its registration ends."""

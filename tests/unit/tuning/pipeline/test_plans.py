@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from benchmarks.pipelines import PLANNED, measured_profile, model_of, small_case
+from testbed.measured_pipeline import PLANNED, measured_profile, model_of, small_case
 from testbed.pipelines import FORWARD, model, profile
 
 from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, scheduled
