@@ -13,7 +13,7 @@ from testbed.netlink import batch_of
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.capper.actuators.cpu import find_packages
-from wattspan.ingest.identity_verification import container_id
+from wattspan.ingest.process_lookups import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
 from wattspan.processes.cgroup_names import MAX_LABEL, cgroup_paths, names_of
