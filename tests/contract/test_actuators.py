@@ -24,9 +24,8 @@ from testbed.gpu_boards import A40
 from testbed.nvml_library import ENVIRONMENT, build
 from testbed.powercap_layouts import LAYOUTS
 
-from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
+from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
 from wattspan.capper.devices import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
@@ -35,6 +34,8 @@ from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, Clock
+from wattspan.sources.amdsmi.device import AmdSmiVendor
+from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.testing import ManualClock
 
 
@@ -63,7 +64,7 @@ class Bench(ABC):
 
 
 def actuator_of(knob: Knob, nvml: Any, clock: Clock) -> Actuator:
-    boards = NvmlBoards(nvml, clock)
+    boards = GpuBoards(NvmlVendor(nvml, clock))
     return GpuPower(boards, clock) if knob is Knob.GPU_POWER else GpuClock(boards, clock)
 
 
@@ -115,8 +116,8 @@ class AmdBench(Bench):
             clock.on_sleep = lambda _: self.gpus.step()
         else:
             self.gpus.start()
-        boards = AmdBoards(amdsmi or EmulatedAmdSmi(path, clock), clock)
-        self.actuator = (AmdPower if knob is Knob.GPU_POWER else AmdClock)(boards, clock)
+        boards = GpuBoards(AmdSmiVendor(amdsmi or EmulatedAmdSmi(path, clock), clock))
+        self.actuator = (GpuPower if knob is Knob.GPU_POWER else GpuClock)(boards, clock)
         self.ids = ("gpu:0000:60:00.0", "gpu:0000:61:00.0")
         self.lower = 400_000 if knob is Knob.GPU_POWER else 1_200
 
