@@ -25,7 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.machine import describe
+from testbed.machine import describe
+
 from wattspan.clock import SystemClock
 from wattspan.processes import bpf
 from wattspan.processes.cpu_socket_times import SocketTimes

@@ -28,11 +28,13 @@ from typing import Any, NamedTuple
 import dashboards
 import yaml
 from dashboards import Query
+from testbed.machine import describe
+from testbed.process_costs import LOOPBACK, cpu_seconds
+from testbed.recorded_labels import BLOCK, RULES, SCRAPES, host, labels_of
 
-from benchmarks.harness import LOOPBACK, Subject, cpu_seconds, fetch
-from benchmarks.machine import describe
+from benchmarks.harness import Subject, fetch
 from benchmarks.peers import debian, free_port
-from benchmarks.recorded import BLOCK, RULES, SCRAPES, Series, block, host, labels_of, written
+from benchmarks.recorded import Series, block, written
 from benchmarks.recorded import scraped as series_of_scrape
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,13 +23,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+from testbed.machine import describe
 from testbed.requirements import CLIENTS, TORCH
 from testbed.tuned_host import DEFAULT, Gpu, Host
 from testbed.tuned_host import Job as SimulatedJob
+from testbed.tuner.stats import clopper_pearson, mean
+from testbed.tuner.zeus_optimizer import on_boards
 
-from benchmarks.machine import describe
-from benchmarks.tuner.stats import clopper_pearson, mean
-from benchmarks.tuner.zeus_optimizer import on_boards
 from wattspan.config import AutotuneSettings
 
 BUDGET, LOWEST = 0.05, 0.6

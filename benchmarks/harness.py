@@ -7,7 +7,6 @@ It costs the measured process no CPU time, and unlike wall time it hardly depend
 from __future__ import annotations
 
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -20,28 +19,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
-LOOPBACK = "127.0.0.1"
+from testbed.process_costs import cpu_seconds, family, rss_megabytes, stop
+
+_SLEEPERS = """
+import os, sys
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.read(0, 1)
+        os._exit(0)
+os.write(1, b"ready")
+os.read(0, 1)
+while True:
+    try: os.wait()
+    except ChildProcessError: break
+"""
 
 
-def cpu_seconds(pid: int) -> float:
-    """The CPU time of ``pid`` so far."""
-    return time.clock_gettime_ns((~pid << 3) | 2) / 1e9
-
-
-def rss_megabytes(pid: int) -> float:
-    """The resident memory of ``pid``, shared pages included."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
-
-
-def family(pid: int) -> list[int]:
-    """``pid`` and its descendants."""
-    found = [pid]
-    for one in found:
-        with suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
+_FORKER = """
+import os, select, sys, time
+rate, started, began = int(sys.argv[1]), 0, time.monotonic()
+os.write(1, b"ready")
+while not select.select([0], [], [], 0.01)[0]:
+    due = int((time.monotonic() - began) * rate) - started
+    due = min(due, max(1, rate // 10))  # a late start is not made up for
+    pids = [os.posix_spawn("/bin/true", ["true"], {}) for _ in range(due)]
+    for pid in pids: os.waitpid(pid, 0)
+    started += due
+    if due == rate // 10: began = time.monotonic() - started / rate
+os.write(1, b"%d" % started)
+"""
 
 
 @dataclass(frozen=True)
@@ -146,20 +152,6 @@ def piped(command: Sequence[str | Path]) -> Iterator[tuple[IO[str], IO[str]]]:
         process.stdout.close()
 
 
-_SLEEPERS = """
-import os, sys
-for _ in range(int(sys.argv[1])):
-    if os.fork() == 0:
-        os.read(0, 1)
-        os._exit(0)
-os.write(1, b"ready")
-os.read(0, 1)
-while True:
-    try: os.wait()
-    except ChildProcessError: break
-"""
-
-
 @contextmanager
 def sleepers(count: int) -> Iterator[None]:
     """Start ``count`` sleeping processes, which end with this process in any case."""
@@ -168,21 +160,6 @@ def sleepers(count: int) -> Iterator[None]:
         if output.read(5) != "ready":
             raise RuntimeError(f"only some of {count} processes could be started")
         yield
-
-
-_FORKER = """
-import os, select, sys, time
-rate, started, began = int(sys.argv[1]), 0, time.monotonic()
-os.write(1, b"ready")
-while not select.select([0], [], [], 0.01)[0]:
-    due = int((time.monotonic() - began) * rate) - started
-    due = min(due, max(1, rate // 10))  # a late start is not made up for
-    pids = [os.posix_spawn("/bin/true", ["true"], {}) for _ in range(due)]
-    for pid in pids: os.waitpid(pid, 0)
-    started += due
-    if due == rate // 10: began = time.monotonic() - started / rate
-os.write(1, b"%d" % started)
-"""
 
 
 @dataclass
@@ -205,17 +182,6 @@ def forker(rate: int) -> Iterator[Forker]:
         yield load
         control.close()
         load.rate = int(output.read() or 0) / (time.monotonic() - began)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process, politely first."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
 
 
 def fetch(url: str) -> bytes:

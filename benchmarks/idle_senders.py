@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from testbed.machine import describe
+from testbed.spans.agent import SpanAgent
+
 from benchmarks.harness import piped
-from benchmarks.machine import describe
-from benchmarks.spans.agent import SpanAgent
 from wattspan.attribution.history import AttributionHistory
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings

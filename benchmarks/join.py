@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from benchmarks.machine import describe
+from testbed.machine import describe
+
 from wattspan.model import HwType, Instant, Interval, Microjoules
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile

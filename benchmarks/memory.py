@@ -13,8 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import fetch, rss_megabytes, sleepers
-from benchmarks.machine import describe
+from testbed.machine import describe
+from testbed.process_costs import rss_megabytes
+
+from benchmarks.harness import fetch, sleepers
 from benchmarks.peers import agent
 
 GOAL = 50.0  # megabytes

@@ -23,8 +23,9 @@ from itertools import combinations
 from math import nan, sqrt
 from pathlib import Path
 
-from benchmarks.harness import PAGE
-from benchmarks.machine import describe
+from testbed.machine import describe
+from testbed.process_costs import PAGE
+
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import AgentSettings, SpansSettings, StoreSettings

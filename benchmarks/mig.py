@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.gpu_sessions import nvml_session
+from testbed.serving_engines import quantile
 
-from benchmarks.llm_requests import quantile
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100, Kernel

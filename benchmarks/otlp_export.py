@@ -32,8 +32,8 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from testbed.machine import describe
 
-from benchmarks.machine import describe
 from benchmarks.otlp_receivers import over_grpc, over_http
 from benchmarks.scrape import ENERGY, host
 from wattspan.clock import SystemClock

@@ -10,8 +10,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from testbed.machine import describe
+
 from benchmarks.harness import Cost, Subject, forker, measure, medians, sleepers
-from benchmarks.machine import describe
 from benchmarks.peers import agent, peers
 
 HOSTS = {

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
+from testbed.machine import describe
+from testbed.process_costs import LOOPBACK
 
-from benchmarks.harness import LOOPBACK, Subject
-from benchmarks.machine import describe
+from benchmarks.harness import Subject
 from benchmarks.peers import ROOT, debian, free_port
 
 STATIC = ROOT / "exporters" / "wattspan_exporters" / "page" / "static"

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import LOOPBACK, Subject
+from testbed.process_costs import LOOPBACK
+
+from benchmarks.harness import Subject
 
 ROOT = Path(__file__).resolve().parents[1]
 

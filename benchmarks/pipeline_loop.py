@@ -19,7 +19,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.machine import describe
+from testbed.machine import describe
+from testbed.measured_pipeline import BLOCKING_WATTS, STAGES, measured_profile, small_model
+from testbed.tuner.stats import clopper_pearson
+
 from benchmarks.pipeline_plant import (
     PipelineLoad,
     Straggler,
@@ -27,16 +30,19 @@ from benchmarks.pipeline_plant import (
     interpolated,
     run,
 )
-from benchmarks.pipelines import BLOCKING_WATTS, STAGES, measured_profile, small_model
-from benchmarks.tuner.stats import clopper_pearson
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
+from wattspan.tuning.pipeline.dag import PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.plan import RankClocks
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build/pipeline_loop.jsonl"
-CODE = ("agent/wattspan/tuning/pipeline", "agent/wattspan/tuning/decisions", "benchmarks")
+CODE = (
+    "agent/wattspan/tuning/pipeline/*.py",
+    "agent/wattspan/tuning/decisions/*.py",
+    "benchmarks/pipeline_plant.py",
+    "testbed/measured_pipeline.py",
+)
 KEYS = ("code", "group", "iterations", "seed")
 BUDGET = 0.01
 STEP = 15
@@ -179,10 +185,9 @@ def percent(value: float, digits: int) -> str:
 
 def code_digest() -> str:
     digest = hashlib.sha256()
-    for folder in CODE:
-        for path in sorted((ROOT / folder).glob("*.py")):
-            if folder != "benchmarks" or path.name in ("pipeline_plant.py", "pipelines.py"):
-                digest.update(path.read_bytes())
+    for pattern in CODE:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 

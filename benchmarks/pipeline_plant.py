@@ -19,10 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from testbed.requirements import ROOT
+
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, PipelineDag
-from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
-from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,
@@ -31,7 +32,7 @@ from wattspan.tuning.pipeline.session_state import (
     begin_session,
 )
 
-RECORDED = Path(__file__).parent / "tuner/data/iterations.csv"
+RECORDED = ROOT / "testbed/tuner/data/iterations.csv"
 BLOCK = 6
 INSTRUCTION_NOISE = 0.01
 MOST_DELAY = 5.0

@@ -15,8 +15,10 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.harness import family, sleepers
-from benchmarks.machine import describe
+from testbed.machine import describe
+from testbed.process_costs import family
+
+from benchmarks.harness import sleepers
 from wattspan.model import NamePolicy
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs

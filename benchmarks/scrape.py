@@ -19,8 +19,8 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from testbed.machine import describe
 
-from benchmarks.machine import describe
 from wattspan.model import (
     Consumer,
     Group,

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.continuous_batching import ModelCosts
+from testbed.machine import describe
 from testbed.reserved_port import reserved_port
+from testbed.serving_plant import VirtualServer
+from testbed.serving_replay import SIZE, TBT, TTFT, Arrival, trace
 
-from benchmarks.machine import describe
-from benchmarks.serving import SIZE, TBT, TTFT, Arrival, trace
-from benchmarks.serving_plant import VirtualServer
 from benchmarks.tuner.stack import BoardClient, StackHost, job_report, running_agent, until
 from wattspan.emulation.boards import H100
 from wattspan.emulation.control import EmulatedGpu

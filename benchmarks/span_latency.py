@@ -20,10 +20,10 @@ import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.machine import describe
-from benchmarks.span_accuracy import quantile
-from benchmarks.spans.agent import SpanAgent
-from benchmarks.spans.workload import UnixConnection, send
+from testbed.machine import describe
+from testbed.spans.accuracy import quantile
+from testbed.spans.agent import SpanAgent
+from testbed.spans.workload import UnixConnection, send
 
 SETTLED = 10.0
 

@@ -15,10 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from testbed.machine import describe
+from testbed.spans.agent import SpanAgent
+from testbed.spans.exporter import SERVICE
+
 from benchmarks.harness import piped
-from benchmarks.machine import describe
-from benchmarks.spans.agent import SpanAgent
-from benchmarks.spans.exporter import SERVICE
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTCOMES = "wattspan_span_outcomes_total"

@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.machine import describe
+from testbed.spans.agent import SpanAgent
+from testbed.spans.batches import SERVICE, SPANS, Batches
+
 from benchmarks.harness import piped
-from benchmarks.machine import describe
-from benchmarks.spans.agent import SpanAgent
-from benchmarks.spans.batches import SERVICE, SPANS, Batches
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT_CPU, OTHERS_CPU = 0, 1

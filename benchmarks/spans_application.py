@@ -20,8 +20,8 @@ from pathlib import Path
 
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.trace import Tracer
+from testbed.machine import describe
 
-from benchmarks.machine import describe
 from wattspan.ingest.side_channel import SideChannelServer
 from wattspan.otel import SpanProcessor as Ours
 from wattspan.sdk.ring import CPU_TIME_VALID_FOR

@@ -18,8 +18,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.harness import Subject, fetch, stop
-from benchmarks.machine import describe
+from testbed.machine import describe
+from testbed.process_costs import stop
+
+from benchmarks.harness import Subject, fetch
 from benchmarks.peers import agent, peers
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named

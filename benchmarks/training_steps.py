@@ -27,9 +27,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from testbed.machine import describe
+from testbed.spans.agent import SpanAgent
 
-from benchmarks.machine import describe
-from benchmarks.spans.agent import SpanAgent
 from wattspan.compat.zeus.optimizer import GlobalPowerLimitOptimizer
 from wattspan.integrations.huggingface import TrainerHooks
 from wattspan.integrations.lightning import LightningHooks

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from testbed.machine import describe
+from testbed.spans.agent import SpanAgent
+
 import wattspan
-from benchmarks.machine import describe
-from benchmarks.spans.agent import SpanAgent
 
 FIRST = """
 import socket, time, wattspan

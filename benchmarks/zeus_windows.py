@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe
-from benchmarks.span_accuracy import CLIENTS, COUNTERS, PROFILE, ROOT, quantile
-from benchmarks.spans.agent import SpanAgent
+from testbed.machine import describe
+from testbed.spans.accuracy import CLIENTS, COUNTERS, PROFILE, ROOT, quantile
+from testbed.spans.agent import SpanAgent
 
 LENGTHS = (0.05, 0.1, 0.5, 1.0)
 REPEATS = (120, 120, 60, 40)
@@ -52,7 +52,7 @@ def windows(agent: SpanAgent, repeats: Sequence[int], seed: int) -> list[dict[st
             "PYTHONWARNINGS": "ignore",
         }
         done = subprocess.run(
-            [str(CLIENTS), "-m", "benchmarks.spans.zeus_windows"],
+            [str(CLIENTS), "-m", "testbed.spans.zeus_windows"],
             input=json.dumps(plan) + "\n",
             stdout=subprocess.PIPE,
             text=True,

@@ -12,8 +12,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, WorkAttribute
+from wattspan.ingest.export_request import ExportRequest, WorkAttribute
 from wattspan.ingest.otlp_http import OtlpHttpHandler
+from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
 from wattspan.testing import ManualClock
 
@@ -107,7 +108,7 @@ class Receiver:
 
     def take(self, body: bytes, peer: Peer, *, json: bool = False) -> RejectedSpans:
         """Decode and deliver a request, whatever its size, in this thread."""
-        return self.traces.deliver(self.traces.decoders.decode(body, json=json), len(body), peer)
+        return self.traces.deliver(self.traces.decoder.decode(body, json=json), len(body), peer)
 
     def ask(
         self,

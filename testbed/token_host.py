@@ -14,7 +14,6 @@ from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, ResourceClaim
 from wattspan.ingest.identity_verification import Identity, Sender
-from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.trace_decoder import DecoderSettings, TraceDecoder
 from wattspan.model import (
     MILLISECOND,
@@ -161,9 +160,8 @@ class TokenHost:
             presets=self.settings.presets,
             attributes=self.settings.attributes,
         )
-        decoder = JsonTraceDecoder(limits) if json else TraceDecoder(limits)
         body = json_of(whole) if json else whole.SerializeToString()
-        parts = tuple(decoder.decode(body).parts)
+        parts = tuple(TraceDecoder(limits).decode(body, json=json).parts)
         self.joiner.accept(ExportRequest(Peer(), self.clock.monotonic(), len(body), parts))
 
     def accounts(self) -> SpanAccounts:

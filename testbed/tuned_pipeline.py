@@ -15,9 +15,14 @@ from wattspan.ports import Clock
 from wattspan.spans.values import Span
 from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
-from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineInstruction
+from wattspan.tuning.pipeline.dag import (
+    CostKey,
+    InstructionKind,
+    PipelineInstruction,
+    PipelineSchedule,
+    scheduled,
+)
 from wattspan.tuning.pipeline.frontier import PipelineModel
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 SERVICE, ITERATION = "gpt", "iteration"
 JOB = f"{SERVICE}/{ITERATION}"

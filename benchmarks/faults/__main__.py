@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks import machine
-from benchmarks.faults import (
+from testbed import machine
+from testbed.faults import (
     clocks,
     disk,
     ends,
@@ -28,8 +28,9 @@ from benchmarks.faults import (
     processes,
     targets,
 )
-from benchmarks.faults.schedule import Fault, undergo
-from benchmarks.faults.stage import ROOT, Stage
+from testbed.faults.schedule import Fault, undergo
+from testbed.faults.stage import ROOT, Stage
+
 from benchmarks.faults.table import Chapter, Row, load, page, save
 
 KEPT = Path(__file__).with_name("results.json")

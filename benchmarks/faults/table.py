@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.faults.schedule import LIMIT, Outcome
+from testbed.faults.schedule import LIMIT, Outcome
 
 HEAD = (
     "| fault | observation | gaps | largest deviation from the truth | recovery after |\n"

@@ -1,5 +1,1 @@
 """Attacks by local users, one after the other, and how others are served meanwhile."""
-
-from benchmarks import ROOT
-
-__all__ = ["ROOT"]

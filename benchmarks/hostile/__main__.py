@@ -18,12 +18,15 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks import machine
-from benchmarks.hostile import ROOT, capping, intake, trust
-from benchmarks.hostile.judge import Finding
-from benchmarks.hostile.schedule import Attack, Chapter, Terms, judged
-from benchmarks.hostile.stage import HostileStage
-from benchmarks.hostile.table import HEAD, Judged, Run, load, page, save
+from testbed import machine
+from testbed.hostile import capping, intake, trust
+from testbed.hostile.judge import Finding
+from testbed.hostile.result import Judged
+from testbed.hostile.schedule import Attack, Chapter, Terms, judged
+from testbed.hostile.stage import HostileStage
+
+from benchmarks import ROOT
+from benchmarks.hostile.table import HEAD, Run, load, page, save
 from wattspan.ports import WattspanError
 
 HERE = Path(__file__).parent

@@ -9,43 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile.judge import MEGABYTE, Finding, Service, worst_service
+from testbed.hostile.judge import Finding, Service
+from testbed.hostile.result import Judged
 
 HEAD = (
     "| attack | wedged | killed | largest size | remains | others: p99, longest "
     "| others: not served | result |\n|---|---|---|---|---|---|---|---|"
 )
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A finding and its defect."""
-
-    finding: Finding
-    wrong: Sequence[str]
-
-    def __str__(self) -> str:
-        one = self.finding
-        _, worst = worst_service(one.others)
-        requests = sum(found.requests for found in one.others.values())
-        lost = sum(found.refused + found.unanswered for found in one.others.values())
-        longest = max((found.worst for found in one.others.values()), default=0.0)
-        result = f"**failed**: {'; '.join(self.wrong)}" if self.wrong else "withstood"
-        cells = (
-            one.attack,
-            "yes" if one.wedged else "no",
-            "yes" if one.killed else "no",
-            f"{one.peak / MEGABYTE:.0f} MB" if one.peak else "unknown",
-            f"{one.growth:+.0f} MB" if one.after else "unknown",
-            f"{_seconds(worst.p99)}, {_seconds(longest)}",
-            f"{lost} of {requests:,}",
-            f"{result}{f' ({one.note})' if one.note else ''}",
-        )
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if math.isfinite(seconds) else "never"
 
 
 @dataclass(frozen=True)
@@ -61,10 +31,6 @@ class Run:
         summary = f"{len(self.rows) - len(failed)} of {len(self.rows)} attacks were withstood."
         limit = f"The agent's memory limit of 384 MiB is imposed by: {self.limited_by}."
         return "\n\n".join([summary, f"On {self.machine} {limit}", table(self.rows)])
-
-
-def table(rows: Sequence[Judged]) -> str:
-    return "\n".join([HEAD, *map(str, rows)])
 
 
 def save(path: Path, run: Run) -> None:
@@ -91,6 +57,18 @@ def _judged(row: Mapping[str, Any]) -> Judged:
     return Judged(Finding(**facts, others=others), row["wrong"])
 
 
+def page(text: str, chapter: str, run: Run) -> str:
+    """The page with the run of a chapter between its marks."""
+    begin, end = f"<!-- begin {chapter} -->", f"<!-- end {chapter} -->"
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n\n{run}\n\n{end}{tail}"
+
+
+def table(rows: Sequence[Judged]) -> str:
+    return "\n".join([HEAD, *map(str, rows)])
+
+
 def _finite(facts: Any) -> Any:
     """JSON has no infinity: it is null."""
     if isinstance(facts, dict):
@@ -98,11 +76,3 @@ def _finite(facts: Any) -> Any:
     if isinstance(facts, list | tuple):
         return [_finite(one) for one in facts]
     return None if isinstance(facts, float) and math.isinf(facts) else facts
-
-
-def page(text: str, chapter: str, run: Run) -> str:
-    """The page with the run of a chapter between its marks."""
-    begin, end = f"<!-- begin {chapter} -->", f"<!-- end {chapter} -->"
-    head, _, rest = text.partition(begin)
-    _, _, tail = rest.partition(end)
-    return f"{head}{begin}\n\n{run}\n\n{end}{tail}"

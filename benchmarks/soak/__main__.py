@@ -22,14 +22,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from testbed.machine import describe
+from testbed.process_costs import stop
+from testbed.soak.agent import DEFAULT_INTERVAL, Agent, agent, history_at
+from testbed.soak.report import Soaked, as_json, compressed, conditions, sentence, table
+from testbed.soak.samples import gauges, kernel, total, with_shares
+from testbed.soak.traced import WHERE
+
 from benchmarks.__main__ import DOCS, placed
-from benchmarks.harness import stop
-from benchmarks.machine import describe
-from benchmarks.soak.agent import DEFAULT_INTERVAL, Agent, agent, history_at
 from benchmarks.soak.load import Load, read
-from benchmarks.soak.report import Soaked, as_json, compressed, conditions, sentence, table
-from benchmarks.soak.samples import gauges, kernel, total, with_shares
-from benchmarks.soak.traced import WHERE
 from wattspan.model.settings import Duration
 
 LOOKS = 300
@@ -131,7 +132,7 @@ def _compare(traces: Path) -> None:
 def _sink() -> Iterator[str]:
     """A collector that takes everything, as a process of its own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.spans.sink"],
+        [sys.executable, "-m", "testbed.spans.sink"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.harness import stop
+from testbed.process_costs import stop
 
 SERVICES = 12
 NAMES = 3000

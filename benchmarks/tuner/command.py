@@ -11,15 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from testbed.machine import describe
+from testbed.tuner import calibration
+from testbed.tuner.baselines import Selector, swept
+from testbed.tuner.cells import Cell, cells, quick
+from testbed.tuner.run_cache import FOLDER, core_digest
+from testbed.tuner.runner import Bench, Terms, drive
+from testbed.tuner.stats import clopper_pearson, quantile
+from testbed.tuner.trials import OURS, Trials, summary
+
 from benchmarks.__main__ import placed
-from benchmarks.machine import describe
-from benchmarks.tuner import calibration, plots, results, tables
-from benchmarks.tuner.baselines import Selector, swept
-from benchmarks.tuner.cells import Cell, cells, quick
-from benchmarks.tuner.run_cache import FOLDER, core_digest
-from benchmarks.tuner.runner import Bench, Terms, drive
-from benchmarks.tuner.stats import clopper_pearson, quantile
-from benchmarks.tuner.trials import OURS, Trials, summary
+from benchmarks.tuner import plots, results, tables
 
 BASELINES = ("sweep, lowest limit", "sweep, least energy", "static 80%")
 LENGTHS = (2_000, 5_000, 10_000, 24_000, 48_000)
@@ -199,7 +201,7 @@ def _example(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
 def _zeus(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
     """The real package on the same jobs, in the environment of the example applications."""
     # Only this part needs the packages of the tests.
-    from benchmarks.tuner.zeus_optimizer import on_plants
+    from testbed.tuner.zeus_optimizer import on_plants
 
     budget, seeds = Terms().budget, _seeds(options)
     scores = on_plants([cell.plant.name for cell in chosen], seeds, budget)

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tuner.cells import Cell, cells
-from benchmarks.tuner.runner import Score, Terms
-from benchmarks.tuner.stats import mean
-from benchmarks.tuner.trials import Task, run_task, summary
+from testbed.tuner.cells import Cell, cells
+from testbed.tuner.runner import Score, Terms
+from testbed.tuner.stats import mean
+from testbed.tuner.trials import Task, run_task, summary
 
 _JOBS = (
     "v100-resnet50, CV 1 %, quiet",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tuner.curves import curves
+from testbed.tuner.curves import curves
+
 from benchmarks.tuner.results import Results
 from benchmarks.tuner.tables import LEAST, LOWEST, OURS
 

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.tuner.stats import mean, quantile
+from testbed.tuner.stats import mean, quantile
+
 from wattspan.tuning.decisions.estimates import CurvePrior, Prior, ResponsePoint, fit_curve
 
 ORIGIN = 1.25

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.machine import describe
 from testbed.program import host_of
+from testbed.tuner.stats import clopper_pearson, mean
 
-from benchmarks.machine import describe
-from benchmarks.tuner.stats import clopper_pearson, mean
 from wattspan.emulation.boards import Demand, EmulatedBoard, operate
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml

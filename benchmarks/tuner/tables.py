@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from testbed.tuner.zeus_optimizer import ZEUS
+
 from benchmarks.tuner.results import Results
 
 GROUPS = {
@@ -19,7 +21,6 @@ MOST_OVER = 0.01
 MOST_ALARMS = 0.02
 MIN_HELD = 0.95
 OURS, LOWEST, LEAST = "wattspan", "sweep, lowest limit", "sweep, least energy"
-ZEUS = "Zeus 0.16"
 
 Facts = dict[str, Any]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from testbed.program import ENVIRONMENT, wattspan
 from testbed.requirements import ROOT
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 pytestmark = pytest.mark.exhaustive

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from testbed.apps import app_environment
 from testbed.nvml_library import build, environment
 from testbed.program import ENVIRONMENT
 from testbed.requirements import APPS, CLIENTS, ROOT
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 from wattspan.compat.zeus.aliases import ALIASES

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.tuner.baselines import Selector, sweep
-from benchmarks.tuner.cells import cells
-from benchmarks.tuner.runner import Bench, Terms
-from benchmarks.tuner.zeus_optimizer import on_plants
 from testbed.apps import app_environment
 from testbed.requirements import APPS, ROOT
+from testbed.tuner.baselines import Selector, sweep
+from testbed.tuner.cells import cells
+from testbed.tuner.runner import Bench, Terms
+from testbed.tuner.zeus_optimizer import on_plants
 
 pytestmark = [pytest.mark.needs_apps, pytest.mark.needs_torch, pytest.mark.exhaustive]
 

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from testbed.apps import EXAMPLES, app_environment, node_sources
 from testbed.program import wattspan
 from testbed.requirements import APPS
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 pytestmark = pytest.mark.exhaustive

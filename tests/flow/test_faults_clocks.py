@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.clocks import STOPPED, WALL, clock_that_can_be_set
-from benchmarks.faults.schedule import Fault
-from benchmarks.faults.stage import Stage
-from testbed.faults import of, stands
+from testbed.faults.clocks import STOPPED, WALL, clock_that_can_be_set
+from testbed.faults.schedule import Fault
+from testbed.faults.short_run import of, stands
+from testbed.faults.stage import Stage
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_cc]
 

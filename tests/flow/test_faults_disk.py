@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.disk import FAULTS, DiskStage
-from benchmarks.faults.schedule import Fault
-from testbed.faults import of, stands
+from testbed.faults.disk import FAULTS, DiskStage
+from testbed.faults.schedule import Fault
+from testbed.faults.short_run import of, stands
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 

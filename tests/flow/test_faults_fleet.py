@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.fleet import FAULTS, FleetStage
-from benchmarks.faults.schedule import Fault
-from testbed.faults import of, stands
+from testbed.faults.fleet import FAULTS, FleetStage
+from testbed.faults.schedule import Fault
+from testbed.faults.short_run import of, stands
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_etcd]
 

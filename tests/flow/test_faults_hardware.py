@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.hardware import AT_ONCE, COUNTERS, GPUS
-from benchmarks.faults.schedule import Fault
-from benchmarks.faults.stage import Stage
-from testbed.faults import of, stands
+from testbed.faults.hardware import AT_ONCE, COUNTERS, GPUS
+from testbed.faults.schedule import Fault
+from testbed.faults.short_run import of, stands
+from testbed.faults.stage import Stage
 
 pytestmark = pytest.mark.exhaustive
 

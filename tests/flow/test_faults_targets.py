@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.schedule import Fault
-from benchmarks.faults.targets import FAULTS, TargetStage
-from testbed.faults import of, stands
+from testbed.faults.schedule import Fault
+from testbed.faults.short_run import of, stands
+from testbed.faults.targets import FAULTS, TargetStage
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from testbed import emulated_training
 from testbed.agent_on_host import Standing
 from testbed.capper_process import Gpu
 from testbed.program import ENVIRONMENT, PROGRAM
 from testbed.requirements import ROOT
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 from wattspan import Frontier

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.hostile.__main__ import ATTACKS
-from benchmarks.hostile.schedule import Attack, Terms, judged
-from benchmarks.hostile.stage import HostileStage
+from testbed.hostile import capping, intake
+from testbed.hostile.schedule import Attack, Terms, judged
+from testbed.hostile.stage import HostileStage
 from testbed.repeated import holds_once
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.alone]
 
+ATTACKS = [*intake.ATTACKS, *capping.ATTACKS]
 SHORT = [
     "varints, HTTP",
     "fields in protobuf, gzip",

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
-from testbed.inference_server import ROOT, InferenceServerSettings, module_command
+from testbed.inference_server import InferenceServerSettings
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 from wattspan.cli import cli
 from wattspan.emulation.control import ControlClient
+from wattspan.util.process import module_command
 
 pytestmark = [pytest.mark.long, pytest.mark.exhaustive]
 
@@ -36,11 +37,13 @@ def _engine(agent: SpanAgent) -> Iterator[int]:
     )
     settings = InferenceServerSettings(host=str(agent.host), agent=str(agent.otlp))
     process = subprocess.Popen(
-        module_command(msgspec.json.encode(settings).decode()),
+        module_command(
+            "wattspan.emulation.inference_server", msgspec.json.encode(settings).decode()
+        ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=ROOT,
+        cwd="/",
     )
     try:
         yield int(process.stdout.readline())

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from testbed.program import ENVIRONMENT, PROGRAM
 from testbed.requirements import ROOT
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 EXAMPLE = ROOT / "examples" / "recurring" / "nightly.py"

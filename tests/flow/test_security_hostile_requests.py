@@ -12,7 +12,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from benchmarks.harness import cpu_seconds
 from testbed.hostile_otlp import (
     JSON,
     JSONS,
@@ -24,6 +23,7 @@ from testbed.hostile_otlp import (
     bombs,
 )
 from testbed.http2 import Http2Client, framed
+from testbed.process_costs import cpu_seconds
 from testbed.program import Running
 from testbed.span_senders import UnixConnection
 from testbed.waiting import eventually

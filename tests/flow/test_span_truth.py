@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import pytest
-from benchmarks.span_accuracy import (
+from testbed.repeated import holds_once
+from testbed.spans.accuracy import (
     KINDS,
     LEARNED,
     PROFILE,
@@ -19,12 +20,10 @@ from benchmarks.span_accuracy import (
     measure,
     neighbour,
     settle,
-    table,
 )
-from benchmarks.spans.agent import SpanAgent
-from benchmarks.spans.collector import Collector
-from benchmarks.spans.workload import Edge, Mark, Trial, divided, trials
-from testbed.repeated import holds_once
+from testbed.spans.agent import SpanAgent
+from testbed.spans.collector import Collector
+from testbed.spans.workload import Edge, Mark, Trial, divided, trials
 
 pytestmark = pytest.mark.alone
 
@@ -101,7 +100,7 @@ def test_cpu_energy_of_spans_is_true(bench: tuple[SpanAgent, Collector]) -> None
     def complaints() -> Iterator[str]:
         with neighbour(agent, None):
             judged = measure(agent, collector, gpu=None, repeats=repeats, lengths=LENGTHS)
-        print(table(judged, "CPU"))
+        print(*judged, sep="\n")
         if len(judged) <= 0.95 * expected:  # some spans spend next to nothing
             yield f"{len(judged)} of {expected} spans were judged"
         if (outcomes := {one.outcome for one in judged}) != {"joined"}:
@@ -131,7 +130,7 @@ def test_gpu_span_energy_error_is_within_its_uncertainty(
             for one in measure(agent, collector, gpu=0, repeats=repeats, lengths=LENGTHS, seed=4)
             if one.device == "gpu"
         ]
-        print(table(judged, "GPU"))
+        print(*judged, sep="\n")
         if len(judged) != 46:
             yield f"{len(judged)} of 46 spans were judged"
         within = sum(one.within for one in judged)

@@ -95,7 +95,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from tiny_model import tiny_gpt2, token_blocks
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from wattspan.integrations.huggingface import WattspanCallback
-from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
+from wattspan.training.spans import AgentSpanExporter, otlp_encoder
 
 provider = TracerProvider(resource=Resource.create({"service.name": "application"}))
 provider.add_span_processor(BatchSpanProcessor(AgentSpanExporter(otlp_encoder())))

@@ -9,10 +9,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.spans.agent import SpanAgent
 from testbed.program import ENVIRONMENT
 from testbed.requirements import ROOT
 from testbed.shown_commands import PageShell, Shown, is_shown, shown_commands
+from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 PAGE = ROOT / "docs" / "tutorial-settings.md"

@@ -106,7 +106,7 @@ def test_wheel_holds_both_packages_their_types_and_the_services_files(wheel: Pat
     assert tops == {"wattspan", "wattspan_exporters", f"wattspan-{PROJECT['version']}.dist-info"}
     for path in (ROOT / "systemd").rglob("*"):
         if path.is_file():
-            carried = f"wattspan/service/installation/systemd/{path.relative_to(ROOT / 'systemd')}"
+            carried = f"wattspan/installation/systemd/{path.relative_to(ROOT / 'systemd')}"
             assert contents(wheel)[carried] == path.read_bytes()
 
 

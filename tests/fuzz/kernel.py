@@ -252,7 +252,7 @@ def _look(proc: Path) -> None:
     watched=(
         "wattspan.processes.metadata",
         "wattspan.processes.cgroup_names",
-        "wattspan.processes.cgroup_patterns",
+        "wattspan.processes.cgroup_names",
         "wattspan.ingest.identity_verification",
     ),
     samples=(

@@ -16,15 +16,16 @@ from testbed.otlp_reference import expected, json_of
 from fuzz.registry import target
 from fuzz.supply import Supply, told
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
+from wattspan.ingest.export_request import SpanRecord, WorkAttribute
+from wattspan.ingest.request_limits import (
+    SPAN,
+    FieldBudget,
     MalformedRequestError,
     RequestTooLargeError,
-    SpanRecord,
-    WorkAttribute,
+    count_fields,
 )
-from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.side_channel import MAX_RING_RECORDS, RingError, RingReader, receive_ring
-from wattspan.ingest.trace_decoder import SPAN, DecoderSettings, FieldBudget, count_fields
+from wattspan.ingest.trace_decoder import DecoderSettings, TraceDecoder
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITE_FORMAT
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
 from wattspan.util.protobuf import message_class
@@ -81,7 +82,7 @@ def _take(body: bytes, *, as_json: bool = False) -> list[SpanRecord]:
 def _transcoded(body: bytes) -> bytes:
     """A request in JSON as it is forwarded; MalformedRequestError or RequestTooLargeError."""
     settings = DecoderSettings(max_spans=_MOST, max_fields=_MOST_FIELDS, keep_message=True)
-    message = JsonTraceDecoder(settings).decode(body).message
+    message = TraceDecoder(settings).decode(body, json=True).message
     assert message is not None
     return message
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.llm_requests import ServingEngine, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from testbed.continuous_batching import (
-    ContinuousBatching,
-    EmulatedRequest,
-    ModelCosts,
-)
+from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
+from testbed.serving_engines import ServingEngine, run
 
 BEGIN = 1_000
 

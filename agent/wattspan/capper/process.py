@@ -16,19 +16,22 @@ from wattspan.capper.audit import (
     AuditLog,
     AuditRowLimiter,
 )
-from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.ceilings import (
+    FleetCeiling,
+    PowerCeilings,
+)
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
-from wattspan.capper.fleet_ceiling import FleetCeiling
-from wattspan.capper.host_directory import HostClaim, HostDirectoryError, HostHeldError
-from wattspan.capper.host_root import HostRoot
-from wattspan.capper.journal import (
+from wattspan.capper.host_directory import (
     CapperHost,
     CapperLock,
-    Journal,
-    JournalError,
+    HostClaim,
+    HostDirectoryError,
+    HostHeldError,
     distrust_reason,
     has_journal,
 )
+from wattspan.capper.host_root import HostRoot
+from wattspan.capper.journal import Journal, JournalError
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import CapperClient, RefusalReason
@@ -202,7 +205,7 @@ class Capper:
                 claim.publish(Path(listening.address), host.directory)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
-        self._fleet = FleetCeiling(
+        fleet = FleetCeiling(
             host.allotment,
             clock,
             enabled=config.fleet.is_enabled,
@@ -210,7 +213,7 @@ class Capper:
             record=record,
         )
         self._ceilings = PowerCeilings(
-            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=self._fleet
+            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=fleet
         )
         self._requests = RequestHandler(
             self._engine.manager,
@@ -219,7 +222,6 @@ class Capper:
             config.caps,
             clock,
             record,
-            self._fleet,
             agent,
         )
         permitted = _permitted_users(config, log)
@@ -259,7 +261,7 @@ class Capper:
         self.server.permit(_permitted_users(config, self._log))
         self._is_root_named = _is_root_named(config)
         self._engine.manager.reconfigure(_operator_limits(config))
-        self._fleet.enabled = config.fleet.is_enabled
+        self._ceilings.fleet.enabled = config.fleet.is_enabled
         self._requests.reconfigure(config.caps)
         self._requests.turn()
 
@@ -275,9 +277,9 @@ class Capper:
         try:
             self.server.run()
         finally:
-            if self._fleet.limit is not None:  # nobody could lower the limits later
+            if self._ceilings.fleet.limit is not None:  # nobody could lower the limits later
                 engine.manager.hasten()
-                self._fleet.end()
+                self._ceilings.fleet.end()
                 self._requests.turn()
             self._requests.ending = True
             ending()

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditAction, AuditEvent
-from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.fleet_ceiling import FleetCeiling
+from wattspan.capper.ceilings import (
+    PowerCeilings,
+)
 from wattspan.capper.journal import JournalError
 from wattspan.capper.lease_manager import CapManager
-from wattspan.capper.planner import imposed_limits, power_range
+from wattspan.capper.planner import imposed_limits, power_range, unmatched_settings
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply, knob_row
 from wattspan.capper.reconciler import Reconciler
-from wattspan.capper.unmatched import unmatched_settings
 from wattspan.config import CapsSettings
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey
@@ -38,11 +38,10 @@ class RequestHandler:
         settings: CapsSettings,
         clock: Clock,
         record: Callable[[AuditEvent], None],
-        fleet: FleetCeiling | None = None,
         agent: int = 0,
     ) -> None:
-        """``fleet`` is the allotment that ``ceilings`` contain, ``agent`` as in StateReply."""
-        self._fleet, self._agent = fleet, agent
+        """``agent`` as in StateReply."""
+        self._agent = agent
         self.ending = False
         self.trouble = ""
         """The cause if imposed limits cannot be kept, else ""."""
@@ -96,8 +95,8 @@ class RequestHandler:
     def next_expiry(self) -> int | None:
         """End of the next lease or allotment, or None: a turn is due then, before the regular."""
         lease = self._manager.leases.next_expiry
-        allotment = None if self._fleet is None else self._fleet.expires
-        return min((one for one in (lease, allotment) if one is not None), default=None)
+        due = (lease, self._ceilings.fleet.expires)
+        return min((one for one in due if one is not None), default=None)
 
     def state(self) -> StateReply:
         return StateReply(
@@ -147,26 +146,25 @@ class RequestHandler:
                 self._record_command(peer, f"accept: {count} foreign limits")
 
     def _allot(self, peer: PeerCredentials, request: protocol.AllotmentRequest) -> None:
-        permitted = uids_of(self._settings.users)[0] | {0, os.geteuid()}
-        if self._fleet is None:
-            raise CapsError("This host is in no fleet.", RefusalReason.NOT_ALLOWED)
+        fleet, permitted = (
+            self._ceilings.fleet,
+            uids_of(self._settings.users)[0] | {0, os.geteuid()},
+        )
         if peer.uid not in permitted:
             raise CapsError(
                 f"User {peer.uid} may not set the fleet's allotment: name it in [caps] users.",
                 RefusalReason.NOT_ALLOWED,
             )
-        if request.limit != self._fleet.limit:
+        if request.limit != fleet.limit:
             self._check_rate(peer, None)
         try:
-            self._fleet.allot(
-                request.limit, request.safe, request.until, _reason(request.why), peer
-            )
+            fleet.allot(request.limit, request.safe, request.until, _reason(request.why), peer)
         finally:  # lower values apply although they could not be stored
             self.turn()
 
     def _allotment(self) -> protocol.AllotmentRow | None:
-        fleet = self._fleet
-        if fleet is None or fleet.limit is None:
+        fleet = self._ceilings.fleet
+        if fleet.limit is None:
             return None
         reserve = self._settings.reserve_watts * 1000
         sums = power_range(self._settings, self._manager.planner())

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import click
 
 from wattspan.api.advice import ADVICE_PATH
-from wattspan.cli.formatting import UNKNOWN, duration_text, joules_text, table_lines, watts
+from wattspan.cli.formatting import (
+    UNKNOWN,
+    Column,
+    duration_text,
+    joules_text,
+    table_lines,
+    watts,
+)
 from wattspan.cli.options import (
     ConfigurationOptions,
     config_options,
     echo_error,
-    echo_json,
+    echo_result,
     json_option,
 )
 from wattspan.model import StaticBasis
@@ -53,12 +61,8 @@ def command(service: str, configuration: ConfigurationOptions, as_json: bool) ->
             f"Service {printable(service)!r} has used no GPU alone since the agent's start. "
             + remedy
         )
-    if as_json:
-        echo_json(found)
-        return
-    for line in advice_lines(found):
-        click.echo(line)
-    if found.get("restricted"):
+    echo_result(found, advice_lines(found), as_json=as_json)
+    if not as_json and found.get("restricted"):
         echo_error(
             "Left out: advice about processes of other users. `sudo wattspan advise` shows it."
         )
@@ -89,21 +93,34 @@ def advice_lines(found: Mapping[str, Any]) -> Iterator[str]:
             )
     if found["boards"]:
         yield ""
-        yield from _boards(found["boards"])
+        yield from table_lines(_BOARD_COLUMNS, found["boards"], max_width=90)
 
 
-def _boards(boards: list[Mapping[str, Any]]) -> list[str]:
-    rows = [("board", "static", "how", "idle", "figures")]
-    for board in boards:
-        fitted = board["static_basis"] == StaticBasis.FITTED
-        error = f" ±{board['fitted_half_width_watts']:.1f} W" if fitted else ""
-        static = UNKNOWN if board["static_watts"] is None else f"{watts(board['static_watts'])} W"
-        how = (board["static_basis"] or "unknown").replace("_", " ")
-        if board["fit_refused"] and board["static_basis"] != StaticBasis.CONFIGURED:
-            how += f": {_REFUSALS.get(board['fit_refused'], board['fit_refused'])}"
-        elif fitted and board["fitted_celsius"]:
-            low, high = board["fitted_celsius"]
-            how += f" at {low} to {high} °C"
-        idle = UNKNOWN if board["idle_watts"] is None else f"{watts(board['idle_watts'])} W"
-        rows.append((board["hw_name"], static + error, how, idle, board["provenance"]))
-    return table_lines(rows, left=(0, 2, 4), max_width=90)
+def _watts(power: float | None) -> str:
+    return UNKNOWN if power is None else f"{watts(power)} W"
+
+
+def _static_watts(board: Mapping[str, Any]) -> str:
+    fitted = board["static_basis"] == StaticBasis.FITTED
+    error = f" ±{board['fitted_half_width_watts']:.1f} W" if fitted else ""
+    return _watts(board["static_watts"]) + error
+
+
+def _static_basis(board: Mapping[str, Any]) -> str:
+    basis = board["static_basis"]
+    how = (basis or "unknown").replace("_", " ")
+    if board["fit_refused"] and basis != StaticBasis.CONFIGURED:
+        how += f": {_REFUSALS.get(board['fit_refused'], board['fit_refused'])}"
+    elif basis == StaticBasis.FITTED and board["fitted_celsius"]:
+        low, high = board["fitted_celsius"]
+        how += f" at {low} to {high} °C"
+    return how
+
+
+_BOARD_COLUMNS = (
+    Column("board", itemgetter("hw_name"), left=True),
+    Column("static", _static_watts),
+    Column("how", _static_basis, left=True),
+    Column("idle", lambda board: _watts(board["idle_watts"])),
+    Column("figures", itemgetter("provenance"), left=True),
+)

@@ -57,8 +57,7 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
     listening = inherited_unix_socket(os.environ)
     reload = hangup_reloads(managed=notify.available)
     with stop_on_signals(patiently=True, reload=reload) as request:
-        from wattspan.capper.host_directory import HostClaim
-        from wattspan.capper.journal import capper_socket_path, open_capper_host
+        from wattspan.capper.host_directory import HostClaim, capper_socket_path, open_capper_host
         from wattspan.capper.process import Capper, enabled_knobs, restore_former
         from wattspan.capper.server import refuse_connections
         from wattspan.cli.run import loggers

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wattspan.capper.journal import SYSTEM_CAPPER_RUN, capper_directory
+from wattspan.capper.host_directory import SYSTEM_CAPPER_RUN, capper_directory
 from wattspan.capper.protocol import CapperAddress, RefusalReason
 from wattspan.ports import CapsError
 from wattspan.util.text import printable

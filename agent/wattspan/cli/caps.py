@@ -150,7 +150,7 @@ def restore(
     or if nothing was restored and the directory of the journal had to be guessed because of an
     invalid configuration.
     """
-    from wattspan.capper.journal import capper_directory
+    from wattspan.capper.host_directory import capper_directory
     from wattspan.capper.process import restore_limits
 
     config, certain, faults = load_usable(configuration)
@@ -272,7 +272,7 @@ def _client(
 
 
 def _restore_context(config: Config, emulated: Path | None, socket: Path | None) -> RestoreContext:
-    from wattspan.capper.journal import open_capper_host
+    from wattspan.capper.host_directory import open_capper_host
     from wattspan.capper.process import RestoreContext
     from wattspan.clock import SystemClock
 

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import Any
 
 import click
 
+from wattspan.cli.formatting import UNKNOWN, Column, table_lines
 from wattspan.cli.options import (
     ConfigurationOptions,
     config_options,
-    echo_json,
+    echo_result,
     json_option,
 )
+from wattspan.clock import SystemClock
+from wattspan.fleet.allotment import (
+    AllotmentBook,
+    HostTerms,
+    accept_budgets,
+    drain_host,
+    is_acknowledged,
+    is_host_name,
+    place_name,
+    power_bounds,
+    remove_host,
+    terms_problem,
+)
+from wattspan.fleet.coordination import ConflictError, KeyWrite
+from wattspan.fleet.etcd import EtcdCoordination
+from wattspan.fleet.records import FleetKeys, FleetState, encode, read_state
 from wattspan.ports import ConfigError, WattspanError
-from wattspan.util.text import printable
-
-if TYPE_CHECKING:
-    from wattspan.fleet.allotment import AllotmentBook
-    from wattspan.fleet.coordination import KeyWrite
-    from wattspan.fleet.etcd import EtcdCoordination
-    from wattspan.fleet.records import FleetKeys, FleetState
 
 _ATTEMPTS = 10
 _MILLIWATTS_PER_WATT = 1_000
@@ -47,11 +58,7 @@ def status(configuration: ConfigurationOptions, as_json: bool) -> None:
     """
     with _Fleet(configuration) as fleet:
         facts = fleet_facts(fleet.read())
-    if as_json:
-        echo_json(facts)
-        return
-    for line in fleet_lines(facts):
-        click.echo(printable(line))
+    echo_result(facts, fleet_lines(facts), as_json=as_json)
 
 
 @command.command()
@@ -69,8 +76,6 @@ def budget(
 
     Exits with 9 if the floors of the hosts exceed the budget, with 8 if etcd does not answer.
     """
-    from wattspan.fleet.allotment import accept_budgets, place_name
-
     if (watts is None) is not remove:
         raise click.UsageError("Name either WATTS or --remove.")
     node = "" if place == "fleet" else place.strip("/")
@@ -99,7 +104,6 @@ def drain(configuration: ConfigurationOptions, host: str, undo: bool) -> None:
 
     Exits with 8 if etcd does not answer, with 9 for an unknown host.
     """
-    from wattspan.fleet.allotment import drain_host
 
     def change(state: FleetState) -> AllotmentBook:
         book = state.book
@@ -158,9 +162,6 @@ def set_terms(
 
     Exits with 9 if the floor exceeds the ceiling, with 8 if etcd does not answer or refuses.
     """
-    from wattspan.fleet.records import encode
-    from wattspan.fleet.terms import HostTerms, terms_problem
-
     written = HostTerms(
         floor=floor * _MILLIWATTS_PER_WATT, ceiling=ceiling * _MILLIWATTS_PER_WATT,
         priority=priority,
@@ -197,32 +198,26 @@ def list_terms(configuration: ConfigurationOptions, as_json: bool) -> None:
     """
     with _Fleet(configuration) as fleet:
         state = fleet.read()
-    rows = {"default": state.terms.default, **dict(sorted(state.terms.hosts.items()))}
-    if as_json:
-        echo_json(
-            [
-                {
-                    "host": "" if number == 0 else name,
-                    "floor": _watts(one.floor),
-                    "ceiling": _watts(one.ceiling),
-                    "priority": one.priority,
-                }
-                for number, (name, one) in enumerate(rows.items())
-            ]
-        )
-        return
-    click.echo(f"{'host':<24}{'floor':>10}{'ceiling':>10}{'priority':>10}")
-    for name, one in rows.items():
-        row = f"{name:<24}{_shown(_watts(one.floor))}{_shown(_watts(one.ceiling))}"
-        click.echo(printable(f"{row}{one.priority:>10}"))
+    rows = [
+        {
+            "host": name,
+            "floor": _watts(one.floor),
+            "ceiling": _watts(one.ceiling),
+            "priority": one.priority,
+        }
+        for name, one in (("", state.terms.default), *sorted(state.terms.hosts.items()))
+    ]
+    columns = (
+        Column("host", lambda one: one["host"] or "default", left=True),
+        *(Column(key, _power(key)) for key in ("floor", "ceiling")),
+        Column("priority", itemgetter("priority")),
+    )
+    echo_result(rows, table_lines(columns, rows), as_json=as_json)
 
 
 def _write_terms(
     configuration: ConfigurationOptions, host: str | None, is_default: bool, value: bytes | None
 ) -> None:
-    from wattspan.fleet.coordination import KeyWrite
-    from wattspan.fleet.terms import is_host_name
-
     if (host is None) is not is_default:
         raise click.UsageError("Name either HOST or --default.")
     if host is not None and not is_host_name(host):
@@ -236,8 +231,6 @@ def _write_terms(
 
 def book_without(state: FleetState, host: str) -> AllotmentBook:
     """The book without ``host``; RefusedChangeError, or HostInUseError."""
-    from wattspan.fleet.allotment import remove_host
-
     if host not in state.book.hosts and host not in state.book.ended:
         raise _unknown_host(state.book, host)
     return remove_host(state.book, host, state.present_reports().get(host))
@@ -253,8 +246,6 @@ def _unknown_host(book: AllotmentBook, host: str) -> RefusedChangeError:
 
 def fleet_facts(state: FleetState) -> dict[str, Any]:
     """The state of a fleet in watts."""
-    from wattspan.fleet.allotment import is_acknowledged, power_bounds
-
     book = state.book
     reports = state.present_reports()
     plan = state.plan()
@@ -299,36 +290,55 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
 
 def fleet_lines(facts: dict[str, Any]) -> Iterator[str]:
     """The state of a fleet for people."""
-    from wattspan.fleet.allotment import place_name
-
     yield f"Leader: {facts['leader'] or 'none; no allotment changes'}"
-    yield f"{'place':<24}{'budget':>10}{'demand':>10}{'allotted':>10}{'safe':>10}  hosts"
-    for one in facts["places"]:
-        yield (
-            f"{place_name(one['place']):<24}{_shown(one['budget'])}{_shown(one['demand'])}"
-            f"{_shown(one['enforceable'])}{_shown(one['safe'])}  {one['hosts']}"
-        )
-    yield f"{'host':<24}{'floor':>10}{'demand':>10}{'allotted':>10}{'safe':>10}"
-    for one in facts["hosts"]:
-        notes = [
-            "" if one["in_contact"] else "no contact",
-            "drained" if one["drained"] else "",
-            one["waiting"],
-        ]
-        demand = "all" if one["in_contact"] and one["demand"] is None else one["demand"]
-        yield (
-            f"{one['name']:<24}{_shown(one['floor'])}{_shown(demand)}{_shown(one['enforceable'])}"
-            f"{_shown(one['safe'])}  {'; '.join(filter(None, notes))}"
-        ).rstrip()
+    yield from table_lines(_PLACE_COLUMNS, facts["places"])
+    yield from table_lines(_HOST_COLUMNS, facts["hosts"])
     if facts.get("ended"):
         yield f"Absent for too long, and not counted any more: {', '.join(facts['ended'])}"
 
 
-def _shown(value: float | str | None) -> str:
-    """A cell of the tables: tenths of a watt, and whole watts from 1,000 W on."""
-    if isinstance(value, int | float):
-        value = f"{round(value) if value >= 1000 else round(value, 1)} W".replace(".0 ", " ")
-    return f"{value or '-':>10}"
+def _power(key: str) -> Callable[[dict[str, Any]], str]:
+    """A cell in tenths of a watt, and whole watts from 1,000 W on."""
+
+    def cell(one: dict[str, Any]) -> str:
+        value: float | None = one[key]
+        if value is None:
+            return UNKNOWN
+        return f"{round(value) if value >= 1000 else round(value, 1)} W".replace(".0 ", " ")
+
+    return cell
+
+
+def _demand(host: dict[str, Any]) -> str:
+    unlimited = host["in_contact"] and host["demand"] is None
+    return "all" if unlimited else _power("demand")(host)
+
+
+def _host_notes(host: dict[str, Any]) -> str:
+    notes = [
+        "" if host["in_contact"] else "no contact",
+        "drained" if host["drained"] else "",
+        host["waiting"],
+    ]
+    return "; ".join(filter(None, notes))
+
+
+_PLACE_COLUMNS = (
+    Column("place", lambda one: place_name(one["place"]), left=True),
+    Column("budget", _power("budget")),
+    Column("demand", _power("demand")),
+    Column("allotted", _power("enforceable")),
+    Column("safe", _power("safe")),
+    Column("hosts", itemgetter("hosts")),
+)
+_HOST_COLUMNS = (
+    Column("host", itemgetter("name"), left=True),
+    Column("floor", _power("floor")),
+    Column("demand", _demand),
+    Column("allotted", _power("enforceable")),
+    Column("safe", _power("safe")),
+    Column("", _host_notes, left=True),
+)
 
 
 def _watts(milliwatts: int) -> float:
@@ -342,19 +352,10 @@ class _Fleet:
         config = configuration.load_without_plugins()
         if not config.fleet.is_enabled:
             raise ConfigError("This host is in no fleet: set [fleet] endpoints.")
-        from wattspan.clock import SystemClock
-        from wattspan.fleet.access import EtcdAccess
-        from wattspan.fleet.etcd import EtcdCoordination
-        from wattspan.fleet.records import FleetKeys
-
         self.keys: FleetKeys = FleetKeys(config.fleet.prefix)
-        self._etcd: EtcdCoordination = EtcdCoordination(
-            EtcdAccess.configured(config.fleet), SystemClock()
-        )
+        self._etcd: EtcdCoordination = EtcdCoordination(config.fleet, SystemClock())
 
     def read(self) -> FleetState:
-        from wattspan.fleet.records import read_state
-
         return read_state(self.keys, self._etcd.read(self.keys.prefix))
 
     def change(self, change: Callable[[FleetState], AllotmentBook], ended: str = "") -> None:
@@ -362,9 +363,6 @@ class _Fleet:
 
         ``ended`` is a key that is deleted with it.
         """
-        from wattspan.fleet.coordination import ConflictError, KeyWrite
-        from wattspan.fleet.records import encode
-
         for _ in range(_ATTEMPTS):
             state = self.read()
             try:

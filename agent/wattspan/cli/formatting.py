@@ -6,8 +6,9 @@ Tables are made with rich: aligned columns of plain text, never cut or coloured.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -139,13 +140,39 @@ def _three_digits(value: float) -> str:
 _UNLIMITED = 100_000  # columns
 
 
+class Column(NamedTuple):
+    """A column of a table: its title, and its cell in a row.
+
+    It is flush right, or else ``left``. A ``note`` stands below the title. ``ratio`` and ``width``
+    divide the width of a terminal; a list of lines is as wide as its cells.
+    """
+
+    title: str
+    cell: Callable[[Any], RenderableType]
+    left: bool = False
+    note: str = ""
+    ratio: int | None = None
+    width: int | None = None
+
+
 def table_lines(
+    columns: Iterable[Column], rows: Iterable[Any], *, max_width: int | None = None
+) -> list[str]:
+    """The lines of a table of ``rows``, without its empty columns and titles.
+
+    Columns that are flush left are cut to ``max_width``.
+    """
+    columns = list(columns)
+    heads = ([one.title for one in columns], [one.note for one in columns])
+    cells = [[str(one.cell(row)) for one in columns] for row in rows]
+    left = [place for place, one in enumerate(columns) if one.left]
+    return grid_lines([*filter(any, heads), *cells], left=left, max_width=max_width)
+
+
+def grid_lines(
     rows: Iterable[Sequence[str]], *, left: Collection[int] = (0,), max_width: int | None = None
 ) -> list[str]:
-    """The lines of a table without its empty columns.
-
-    Columns in ``left`` are flush left and cut to ``max_width``; the others are flush right.
-    """
+    """As ``table_lines``, of rows of cells, those in the columns ``left`` flush left."""
     table, contents = Table.grid(padding=(0, 2, 0, 0)), []
     for place, column in enumerate(zip(*rows, strict=True)):
         if not any(column):

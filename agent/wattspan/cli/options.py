@@ -159,6 +159,20 @@ def echo_error(sentence: str) -> None:
     click.echo(f"wattspan: {printable(sentence)}", err=True)
 
 
+def echo_lines(lines: Iterable[str]) -> None:
+    """Print lines for people, without characters that command a terminal."""
+    for line in lines:
+        click.echo(printable(line))
+
+
+def echo_result(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print ``facts`` as JSON, or else ``lines`` for people."""
+    if as_json:
+        echo_json(facts)
+    else:
+        echo_lines(lines)
+
+
 def _warn(sentences: Iterable[str]) -> None:
     for sentence in sentences:
         echo_error(f"warning: {sentence}")

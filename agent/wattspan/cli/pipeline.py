@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
+import msgspec
 
-from wattspan.cli.formatting import joules_text, table_lines
-from wattspan.cli.options import echo_error, echo_json, json_option
+from wattspan.cli.formatting import UNKNOWN, Column, joules_text, table_lines
+from wattspan.cli.options import F, echo_error, echo_result, json_option
 from wattspan.ports import WattspanError
+from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, recognised, scheduled
+from wattspan.tuning.pipeline.files import (
+    StoredPlan,
+    plan_json,
+    profile_text,
+    read_plan,
+    read_profile,
+    read_spans,
+    write_file,
+    zeus_text,
+)
+from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
+from wattspan.tuning.pipeline.iterations import observed
+from wattspan.tuning.pipeline.plan import (
+    RankClocks,
+    instruction_plan,
+    rank_orders,
+    target_iteration,
+)
 from wattspan.util.text import printable
-
-if TYPE_CHECKING:
-    from wattspan.tuning.pipeline.files import StoredPlan
-    from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
-    from wattspan.tuning.pipeline.plan import RankClockPlan
-
-_SCHEDULES = ("gpipe", "1f1b", "interleaved")
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PipelineDeclinedError(WattspanError):
@@ -31,8 +43,6 @@ class PipelineDeclinedError(WattspanError):
 
 @contextmanager
 def _declining() -> Iterator[None]:
-    from wattspan.tuning.pipeline.dag import BadPipelineError
-
     try:
         yield
     except BadPipelineError as error:
@@ -70,7 +80,7 @@ def model_options(function: F) -> F:
         ),
         click.option(
             "--schedule",
-            type=click.Choice(_SCHEDULES),
+            type=click.Choice(("gpipe", "1f1b", "interleaved")),
             help="Order of the instructions on a rank. [default: 1f1b]",
         ),
         click.option(
@@ -114,8 +124,6 @@ def profile(
     The cheapest clock has the least energy beyond the blocking power. With --output, the profiles
     are combined in one file.
     """
-    from wattspan.tuning.pipeline.files import profile_text, write_file
-
     with _declining():
         known = _read(files)
         costs = known.costs(blocking_watts)
@@ -133,25 +141,8 @@ def profile(
         )
     if output is not None:
         write_file(output, profile_text(known))
-    if as_json:
-        echo_json({"blocking_watts": blocking_watts, "instructions": facts})
-        return
-    rows = [("stage", "instruction", "MHz", "time", "energy", "cheapest MHz", "time", "energy")]
-    for one in facts:
-        high, low = one["highest"], one["cheapest"]
-        rows.append(
-            (
-                str(one["stage"]),
-                str(one["instruction"]),
-                str(high["mhz"]),
-                _milliseconds(high["seconds"]),
-                joules_text(high["joules"]),
-                str(low["mhz"]),
-                _change(low["seconds"], high["seconds"]),
-                _change(low["joules"], high["joules"]),
-            )
-        )
-    _echo(table_lines(rows, left=(1,)))
+    lines = table_lines(_STAGE_COLUMNS, facts)
+    echo_result({"blocking_watts": blocking_watts, "instructions": facts}, lines, as_json=as_json)
 
 
 @command.command()
@@ -178,33 +169,29 @@ def frontier(
     """
     with _declining():
         model = _model(files, blocking_watts, **pipeline)
-        uncapped, found = _uncapped(model), _frontier(model)
+        uncapped, found = RankClocks(model).fastest, PipelineFrontier(model)
         step = (found.longest - found.shortest) / (points - 1)
         times = [found.shortest + number * step for number in range(points - 1)]
         optima = [found.at(seconds) for seconds in (*times, found.longest)]
-    if as_json:
-        echo_json(
-            {
-                "uncapped": {"seconds": uncapped.seconds, "joules": uncapped.joules},
-                "points": [
-                    {"seconds": one.seconds, "joules": one.joules, "least_joules": one.bound}
-                    for one in optima
-                ],
-            }
-        )
-        return
-    rows = [("ITERATION", "TIME", "ENERGY", "", "BOUND")]
-    rows += [
-        (
-            f"{one.seconds:.3f} s",
-            _change(one.seconds, uncapped.seconds),
-            joules_text(one.joules),
-            _change(one.joules, uncapped.joules),
-            _change(one.bound, uncapped.joules),
-        )
-        for one in optima
+    columns = (
+        Column("ITERATION", lambda one: f"{one['seconds']:.3f} s"),
+        Column("TIME", lambda one: _change(one["seconds"], uncapped.seconds)),
+        Column("ENERGY", lambda one: joules_text(one["joules"])),
+        Column("", lambda one: _change(one["joules"], uncapped.joules)),
+        Column("BOUND", lambda one: _change(one["least_joules"], uncapped.joules)),
+    )
+    found_points = [
+        {"seconds": one.seconds, "joules": one.joules, "least_joules": one.bound} for one in optima
     ]
-    _echo([_uncapped_text(uncapped), *table_lines(rows, left=())])
+    facts = {
+        "uncapped": {"seconds": uncapped.seconds, "joules": uncapped.joules},
+        "points": found_points,
+    }
+    head = (
+        f"{uncapped.seconds:.3f} s and {joules_text(uncapped.joules)} at the highest clock,"
+        " computed from the profile"
+    )
+    echo_result(facts, [head, *table_lines(columns, found_points)], as_json=as_json)
 
 
 @command.command()
@@ -253,17 +240,16 @@ def plan(
     Clocks that change with each instruction need a controller inside the training process, such as
     Zeus's PipelineFrequencyOptimizer, which loads the format zeus from a file that ends in .py.
     """
-    from wattspan.tuning.pipeline.files import plan_json, write_file, zeus_text
-
     with _declining():
         model = _model(files, blocking_watts, **pipeline)
         stored, orders = _plan(model, max_slowdown, straggler, each)
-    if file_format == "zeus":
-        text = zeus_text(orders)
-    elif file_format == "json":
-        text = plan_json(stored)
-    else:
-        text = "".join(f"{line}\n" for line in _plan_lines(stored))
+    match file_format:
+        case "zeus":
+            text = zeus_text(orders)
+        case "json":
+            text = plan_json(stored)
+        case _:
+            text = "".join(f"{line}\n" for line in _plan_lines(stored))
     if output is None:
         click.echo(text, nl=False)
     else:
@@ -275,23 +261,14 @@ def plan(
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show a plan that `wattspan pipeline plan --format json` wrote."""
-    import msgspec
-
-    from wattspan.tuning.pipeline.files import read_plan
-
     stored = read_plan(file)
-    if as_json:
-        echo_json(msgspec.to_builtins(stored))
-        return
-    _echo(_plan_lines(stored))
+    echo_result(msgspec.to_builtins(stored), _plan_lines(stored), as_json=as_json)
 
 
 # ------------------------------------------------------------------------------- computation
 
 
 def _read(files: Sequence[Path]) -> Any:
-    from wattspan.tuning.pipeline.files import read_profile
-
     profile, left_out = read_profile(files)
     if left_out:
         echo_error(
@@ -310,11 +287,6 @@ def _model(
     schedule: str | None,
     ranks: int | None,
 ) -> PipelineModel:
-    from wattspan.tuning.pipeline.files import read_spans
-    from wattspan.tuning.pipeline.frontier import PipelineModel
-    from wattspan.tuning.pipeline.observation import observed
-    from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
-
     named = schedule is not None or microbatches is not None or ranks is not None
     if named if spans is not None else microbatches is None:
         raise click.UsageError(
@@ -329,33 +301,12 @@ def _model(
     return PipelineModel(dag, profile, blocking_watts)
 
 
-def _frontier(model: PipelineModel) -> PipelineFrontier:
-    from wattspan.tuning.pipeline.frontier import PipelineFrontier
-
-    return PipelineFrontier(model)
-
-
-def _uncapped(model: PipelineModel) -> RankClockPlan:
-    from wattspan.tuning.pipeline.plan import RankClocks
-
-    return RankClocks(model).fastest
-
-
 def _plan(
     model: PipelineModel,
     max_slowdown: float,
     straggler: float | None,
     each: str,
 ) -> tuple[StoredPlan, list[list[tuple[str, int]]]]:
-    from wattspan.tuning.pipeline.files import StoredPlan
-    from wattspan.tuning.pipeline.plan import (
-        RankClocks,
-        instruction_plan,
-        rank_orders,
-        target_iteration,
-    )
-    from wattspan.tuning.pipeline.schedules import recognised
-
     wait = straggler or 0.0
     reference = RankClocks(model, wait)
     uncapped = reference.fastest
@@ -366,7 +317,7 @@ def _plan(
         orders = rank_orders(model, found.clocks)
         clocks, seconds, joules = list(found.clocks), found.seconds, found.joules
     else:
-        whole = _frontier(model)
+        whole = PipelineFrontier(model)
         point = whole.at(target_iteration(whole, limit, wait))
         of_each = instruction_plan(model, point, wait)
         orders = rank_orders(model, of_each.clocks)
@@ -394,11 +345,14 @@ def _plan(
 
 
 def _plan_lines(plan: StoredPlan) -> list[str]:
+    waiting = ""
     if plan.wait_until_seconds:
         waiting = f", all waiting for a pipeline of {plan.wait_until_seconds:.3f} s"
-    else:
-        waiting = ""
-    lines = [
+    columns = (
+        Column("RANK", lambda one: str(one[0])),
+        Column("MHz", lambda one: _clock_text(one[1]), left=True),
+    )
+    return [
         f"{plan.schedule}, {plan.stages} stages on {plan.ranks} ranks, {plan.microbatches}"
         f" micro-batches, {plan.blocking_watts:g} W blocking{waiting}",
         f"{plan.uncapped_seconds:.3f} s and {joules_text(plan.uncapped_joules)} at the highest"
@@ -407,15 +361,14 @@ def _plan_lines(plan: StoredPlan) -> list[str]:
         f" {joules_text(plan.joules)} ({_change(plan.joules, plan.uncapped_joules)}) by this plan",
         "Computed from a profile, not measured.",
         "",
+        *table_lines(columns, enumerate(plan.clocks_mhz)),
     ]
-    rows = [("RANK", "MHz")]
-    for rank, clocks in enumerate(plan.clocks_mhz):
-        rows.append((str(rank), str(clocks) if isinstance(clocks, int) else _ranges(clocks)))
-    return [*lines, *table_lines(rows, left=(1,))]
 
 
-def _ranges(clocks: Sequence[tuple[str, int]]) -> str:
-    """The range of clocks by the name of the instructions, and the number of changes."""
+def _clock_text(clocks: int | Sequence[tuple[str, int]]) -> str:
+    """One clock, or the range of clocks by the name of the instructions, and their changes."""
+    if isinstance(clocks, int):
+        return str(clocks)
     by_name: dict[str, list[int]] = {}
     for name, mhz in clocks:
         by_name.setdefault(name, []).append(mhz)
@@ -424,21 +377,21 @@ def _ranges(clocks: Sequence[tuple[str, int]]) -> str:
     return f"{ranges}; {changes} changes"
 
 
-def _uncapped_text(uncapped: RankClockPlan) -> str:
-    return (
-        f"{uncapped.seconds:.3f} s and {joules_text(uncapped.joules)} at the highest clock,"
-        " computed from the profile"
-    )
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
-
-
 def _change(value: float, reference: float) -> str:
-    return f"{value / reference - 1:+.1%}" if reference else "-"
+    return f"{value / reference - 1:+.1%}" if reference else UNKNOWN
 
 
-def _echo(lines: Sequence[str]) -> None:
-    for line in lines:
-        click.echo(printable(line))
+def _change_of(stage: dict[str, Any], key: str) -> str:
+    return _change(stage["cheapest"][key], stage["highest"][key])
+
+
+_STAGE_COLUMNS = (
+    Column("stage", itemgetter("stage")),
+    Column("instruction", itemgetter("instruction"), left=True),
+    Column("MHz", lambda one: one["highest"]["mhz"]),
+    Column("time", lambda one: f"{one['highest']['seconds'] * 1e3:.1f} ms"),
+    Column("energy", lambda one: joules_text(one["highest"]["joules"])),
+    Column("cheapest MHz", lambda one: one["cheapest"]["mhz"]),
+    Column("time", lambda one: _change_of(one, "seconds")),
+    Column("energy", lambda one: _change_of(one, "joules")),
+)

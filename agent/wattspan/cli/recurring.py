@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from wattspan.cli.formatting import UNKNOWN, joules_text, table_lines
-from wattspan.cli.options import echo_json, json_option
+from wattspan.cli.formatting import Column, joules_text, table_lines
+from wattspan.cli.options import echo_result, json_option
+from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
 from wattspan.model import Consumer
 from wattspan.ports import WattspanError
 from wattspan.processes.procfs import ProcFs
+from wattspan.recurring.optimizer import FILE_OWNER, ask_agent, this_host
+from wattspan.sdk.client import request_json
 from wattspan.util.text import printable
 
-_OUTCOMES = ("reached", "missed")
+_OUTCOMES = {"reached": "converged", "missed": "missed"}
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def store_option(function: F) -> F:
-    return click.option(
-        "--store",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="A file of runs instead of the agent's store, for jobs that move between hosts.",
-    )(function)
+store_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file of runs instead of the agent's store, for jobs that move between hosts.",
+)
 
 
 @click.group(name="recurring")
@@ -86,16 +86,13 @@ def next_(
             "beta_knob": beta,
         }
     body = {"job": job, "gpus": gpus, "pid": os.getppid()}
-    found = _runs(store).next(body if terms is None else {**body, "terms": terms})
-    if as_json:
-        echo_json(found)
-        return
-    click.echo(found["batch_size"])
+    found = _ask(store, "next", body if terms is None else {**body, "terms": terms})
+    echo_result(found, [str(found["batch_size"])], as_json=as_json)
 
 
 @command.command()
 @click.argument("job")
-@click.argument("outcome", type=click.Choice(_OUTCOMES))
+@click.argument("outcome", type=click.Choice(list(_OUTCOMES)))
 @click.option("--epochs", type=click.IntRange(min=0), default=0, help="Epochs of the run.")
 @click.option("--joules", type=click.FloatRange(min=0), required=True, help="Energy of the run.")
 @click.option("--seconds", type=click.FloatRange(min=0), required=True, help="Time of the run.")
@@ -117,21 +114,17 @@ def report(
     as_json: bool,
 ) -> None:
     """Record the end of a run of JOB: its target metric was reached or missed."""
-    runs = _runs(store)
-    found = runs.report(
-        {
-            "run": run or _newest(runs, job),
-            "outcome": "converged" if outcome == "reached" else "missed",
-            "energy_joules": joules,
-            "seconds": seconds,
-            "power_watts": power,
-            "epochs": epochs,
-        }
-    )
-    if as_json:
-        echo_json(found)
-        return
-    click.echo("Recorded." if found["recorded"] else "This run had been recorded before.")
+    ended = {
+        "run": run or _newest(store, job),
+        "outcome": _OUTCOMES[outcome],
+        "energy_joules": joules,
+        "seconds": seconds,
+        "power_watts": power,
+        "epochs": epochs,
+    }
+    found = _ask(store, "report", ended)
+    sentence = "Recorded." if found["recorded"] else "This run had been recorded before."
+    echo_result(found, [sentence], as_json=as_json)
 
 
 @command.command()
@@ -140,19 +133,8 @@ def report(
 @json_option
 def status(job: str | None, store: Path | None, as_json: bool) -> None:
     """Show the runs of JOB, or of all jobs, by batch size, and if the search is worth its cost."""
-    found = _runs(store).status(job)
-    if as_json:
-        echo_json(found)
-        return
-    if not found["jobs"]:
-        click.echo("There are no recurring jobs yet: see `wattspan recurring next --help`.")
-    for number, one in enumerate(found["jobs"]):
-        if number:
-            click.echo()
-        for line in _status_lines(one):
-            click.echo(printable(line))
-    if found["hidden_jobs"]:
-        click.echo(f"\n{found['hidden_jobs']} further jobs have older runs: name one to see it.")
+    found = _ask(store, "status", {} if job is None else {"job": job})
+    echo_result(found, _status_lines(found), as_json=as_json)
 
 
 @command.command()
@@ -161,11 +143,8 @@ def status(job: str | None, store: Path | None, as_json: bool) -> None:
 @json_option
 def forget(job: str, store: Path | None, as_json: bool) -> None:
     """Delete all runs of JOB, on all GPUs."""
-    found = _runs(store).forget(job)
-    if as_json:
-        echo_json(found)
-        return
-    click.echo(f"The runs of {printable(job)} are deleted.")
+    found = _ask(store, "forget", {"job": job})
+    echo_result(found, [f"The runs of {job} are deleted."], as_json=as_json)
 
 
 _PHASES = {
@@ -174,45 +153,46 @@ _PHASES = {
 }
 
 
-def _status_lines(job: Mapping[str, Any]) -> list[str]:
+def _status_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    if not found["jobs"]:
+        yield "There are no recurring jobs yet: see `wattspan recurring next --help`."
+    for number, one in enumerate(found["jobs"]):
+        if number:
+            yield ""
+        yield from _job_lines(one)
+    if found["hidden_jobs"]:
+        yield ""
+        yield f"{found['hidden_jobs']} further jobs have older runs: name one to see it."
+
+
+def _job_lines(job: Mapping[str, Any]) -> Iterator[str]:
     title = f"{job['job']} on {job['gpus']}" if job["gpus"] else job["job"]
     # The agent may be older than this command.
     running = {one["batch_size"]: one.get("running", 0) for one in job["sizes"]}
-    others = ", ".join(
-        f"{count} {state}"
-        for state, count in (
-            (_running(running, job["running"]), job["running"]),
-            ("lost", sum(one.get("lost", 0) for one in job["sizes"])),
-        )
-        if count
-    )
-    rows = [("batch size", "runs", "reached", "cost/run", "energy/run")]
-    rows += [
-        (
-            str(one["batch_size"]),
-            str(one["runs"] + running[one["batch_size"]]),
-            str(one["reached"]),
-            UNKNOWN if one["cost_joules"] is None else joules_text(one["cost_joules"]),
-            UNKNOWN if one["energy_joules"] is None else joules_text(one["energy_joules"]),
-        )
-        for one in job["sizes"]
-    ]
+    counts = {
+        _running(running, job["running"]): job["running"],
+        "lost": sum(one.get("lost", 0) for one in job["sizes"]),
+    }
+    others = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     runs = f"{job['runs']} run{'' if job['runs'] == 1 else 's'}{f' ({others})' if others else ''}"
-    head = f"{title}: {runs}, {job['phase']}: {_PHASES[job['phase']]}"
-    return [head, *table_lines(rows, left=()), *_cost_note(job["terms"]), job["sentence"]]
+    yield f"{title}: {runs}, {job['phase']}: {_PHASES[job['phase']]}"
+    columns = (
+        Column("batch size", itemgetter("batch_size")),
+        Column("runs", lambda one: one["runs"] + running[one["batch_size"]]),
+        Column("reached", itemgetter("reached")),
+        Column("cost/run", lambda one: joules_text(one["cost_joules"])),
+        Column("energy/run", lambda one: joules_text(one["energy_joules"])),
+    )
+    yield from table_lines(columns, job["sizes"])
+    eta = job["terms"]["eta_knob"]
+    if eta != 1:  # the cost is more than energy
+        yield f"The cost is {eta:g} x energy + {1 - eta:g} x time x highest power of the devices."
+    yield job["sentence"]
 
 
 def _running(sizes: Mapping[int, int], count: int) -> str:
     found = ", ".join(str(size) for size, number in sizes.items() if number)
     return f"running with batch size {found}" if found and count else "running"
-
-
-def _cost_note(terms: Mapping[str, Any]) -> list[str]:
-    """The meaning of the cost, which is energy only for an eta of 1."""
-    eta = terms["eta_knob"]
-    if eta == 1:
-        return []
-    return [f"The cost is {eta:g} x energy + {1 - eta:g} x time x highest power of the devices."]
 
 
 def _sizes(text: str) -> list[int]:
@@ -224,8 +204,8 @@ def _sizes(text: str) -> list[int]:
         ) from None
 
 
-def _newest(runs: _AgentRuns | _FileRuns, job: str) -> int:
-    open_runs = [one["newest_run"] for one in runs.status(job)["jobs"]]
+def _newest(store: Path | None, job: str) -> int:
+    open_runs = [one["newest_run"] for one in _ask(store, "status", {"job": job})["jobs"]]
     newest = max((one for one in open_runs if one is not None), default=None)
     if newest is None:
         raise WattspanError(
@@ -238,76 +218,26 @@ def _newest(runs: _AgentRuns | _FileRuns, job: str) -> int:
 # ------------------------------------------------------------------------------- where runs are
 
 
-def _runs(store: Path | None) -> _AgentRuns | _FileRuns:
-    return _AgentRuns() if store is None else _FileRuns(store)
+def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """The agent's answer to a request; with ``store``, the answer that it would give by it."""
+    reads = name == "status"
+    if store is None:
+        return request_json(f"/v1/recurring/{name}", facts) if reads else ask_agent(name, facts)
+    from wattspan.api.recurring import RECURRING_PATH, RecurringHandler
+    from wattspan.api.requests import ProblemError
 
-
-class _AgentRuns:
-    """The runs in the store of the agent."""
-
-    def next(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self._post("next", body)
-
-    def report(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self._post("report", body)
-
-    def forget(self, job: str) -> dict[str, Any]:
-        return self._post("forget", {"job": job})
-
-    def status(self, job: str | None) -> dict[str, Any]:
-        from wattspan.sdk.client import request_json
-
-        return request_json("/v1/recurring/status", {} if job is None else {"job": job})
-
-    def _post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        from wattspan.recurring.optimizer import ask_agent
-
-        return ask_agent(name, body)
-
-
-class _FileRuns:
-    """The runs in a file, which is read and written as the agent does it."""
-
-    def __init__(self, path: Path) -> None:
-        from wattspan.api.recurring import RecurringHandler
-        from wattspan.clock import SystemClock
-        from wattspan.recurring.optimizer import FILE_OWNER, this_host
-
-        self._handler = RecurringHandler(
-            path, _LocalProcesses(), lambda _: FILE_OWNER, SystemClock(), host=this_host()
-        )
-        self._peer = Peer(pid=os.getpid(), uid=FILE_OWNER.user, principal=FILE_OWNER)
-
-    def next(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self._ask("POST", "next", body)
-
-    def report(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self._ask("POST", "report", body)
-
-    def forget(self, job: str) -> dict[str, Any]:
-        return self._ask("POST", "forget", {"job": job})
-
-    def status(self, job: str | None) -> dict[str, Any]:
-        return self._ask("GET", "status", None, {} if job is None else {"job": job})
-
-    def _ask(
-        self,
-        method: str,
-        name: str,
-        body: dict[str, Any] | None,
-        query: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        from wattspan.api.recurring import RECURRING_PATH
-        from wattspan.api.requests import ProblemError
-
-        sent = b"" if body is None else json.dumps(body).encode()
-        path = f"{RECURRING_PATH}/{name}"
-        request = HttpRequest(method, path, dict(query or {}), {}, sent, self._peer)
-        try:
-            answer: dict[str, Any] = json.loads(self._handler.respond(request).body)
-        except ProblemError as problem:
-            raise WattspanError(str(problem)) from None
-        return answer
+    handler = RecurringHandler(
+        store, _LocalProcesses(), lambda _: FILE_OWNER, SystemClock(), host=this_host()
+    )
+    peer = Peer(pid=os.getpid(), uid=FILE_OWNER.user, principal=FILE_OWNER)
+    query, body = (facts, b"") if reads else ({}, json.dumps(facts).encode())
+    method = "GET" if reads else "POST"
+    request = HttpRequest(method, f"{RECURRING_PATH}/{name}", query, {}, body, peer)
+    try:
+        answer: dict[str, Any] = json.loads(handler.respond(request).body)
+    except ProblemError as problem:
+        raise WattspanError(str(problem)) from None
+    return answer
 
 
 class _LocalProcesses:

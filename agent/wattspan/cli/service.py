@@ -15,8 +15,8 @@ from wattspan.ports import WattspanError
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
-    from wattspan.service.installation.files import ServiceFile
-    from wattspan.service.installation.plan import Action
+    from wattspan.installation.files import ServiceFile
+    from wattspan.installation.plan import Action
 
 
 def _placing(function: F) -> F:
@@ -59,9 +59,9 @@ def install(
     dry_run: bool, print_only: bool, root: Path, program: str | None, as_json: bool
 ) -> None:
     """Write the units, create their user and reload systemd. Starts nothing. Requires root."""
-    from wattspan.service.installation import plan
-    from wattspan.service.installation import program as checks
-    from wattspan.service.installation.files import inspect_host
+    from wattspan.installation import plan
+    from wattspan.installation import program as checks
+    from wattspan.installation.files import inspect_host
 
     program, files = _files(program)
     if print_only:
@@ -91,8 +91,8 @@ def uninstall(dry_run: bool, purge: bool, root: Path, program: str | None, as_js
 
     Exits with 6, and removes nothing, if a limit cannot be restored.
     """
-    from wattspan.service.installation import plan
-    from wattspan.service.installation.files import inspect_host
+    from wattspan.installation import plan
+    from wattspan.installation.files import inspect_host
 
     program, files = _files(program)
     found = inspect_host(root, files)
@@ -108,7 +108,7 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
 
     Exits with 1 if a file differs from the installed one, or replaces a file of a package.
     """
-    from wattspan.service.installation.files import service_status
+    from wattspan.installation.files import service_status
 
     program, files = _files(program)
     current = service_status(root, files, program)
@@ -122,8 +122,8 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
 
 
 def _files(program: str | None) -> tuple[str, tuple[ServiceFile, ...]]:
-    from wattspan.service.installation.files import service_files, service_files_directory
-    from wattspan.service.installation.program import own_program
+    from wattspan.installation.files import service_files, service_files_directory
+    from wattspan.installation.program import own_program
 
     chosen = program or own_program()
     if not chosen.startswith("/"):
@@ -139,7 +139,7 @@ def _print(files: Sequence[ServiceFile], as_json: bool) -> None:
 
 
 def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json: bool) -> None:
-    from wattspan.service.installation.plan import (
+    from wattspan.installation.plan import (
         InstallationError,
         Note,
         action_facts,

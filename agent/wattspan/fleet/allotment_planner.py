@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from wattspan.capper.budget_shares import BudgetClaim, BudgetGroup, share_nested_budget
 from wattspan.fleet.allotment import (
     Allotment,
     AllotmentBook,
@@ -23,6 +22,7 @@ from wattspan.fleet.allotment import (
     watts,
 )
 from wattspan.model.fleet import FleetPlace
+from wattspan.sharing.power_budget import BudgetClaim, BudgetGroup, share_nested_budget
 
 _UNLIMITED: Final = 10**18
 _FIXED_PRIORITY: Final = 1_000_000

@@ -8,8 +8,7 @@ from math import ceil, floor, log10
 from textwrap import wrap
 from typing import NamedTuple
 
-from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
-from wattspan.frontier.pareto import frontier
+from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates, frontier
 from wattspan.util.text import printable
 
 _WIDTH, _HEIGHT = 860, 540

@@ -1,4 +1,4 @@
-"""The setting to run under a constraint: of those that keep it with confidence, the best one.
+"""The study of a command and the setting to run under a constraint: the best that surely keeps it.
 
 A setting keeps a constraint if its estimate does, and the upper bound of its one-sided confidence
 interval exceeds the limit by no more than a tolerance. Only measured settings are recommended: time
@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.frontier.estimates import CONFIDENCE, BlockModel, ConfidenceInterval, SettingEstimates
-from wattspan.frontier.pareto import SIGNIFICANCE
+from wattspan.frontier.estimates import (
+    CONFIDENCE,
+    SIGNIFICANCE,
+    BlockModel,
+    ConfidenceInterval,
+    SettingEstimates,
+    frontier,
+)
 from wattspan.frontier.settings import Setting
+from wattspan.frontier.trials import Study, StudyFile
 from wattspan.ports import WattspanError
 
 ONE_SIDED = 2 * CONFIDENCE - 1
@@ -173,3 +183,61 @@ def _no_setting(estimates: SettingEstimates, constraints: Constraints) -> str:
         f"{estimates.settings[fastest]}, takes {seconds} s and {joules} J a unit of work."
         " Relax a constraint, or measure more with --resume and a larger --repeat."
     )
+
+
+# -------------------------------------------------------------------------------------- Python API
+
+
+class Frontier:
+    """The measured settings of a command, from the file of ``wattspan frontier run``."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Frontier:
+        """The study in the file at ``path``; StudyFileError."""
+        return cls(StudyFile(Path(path)).read())
+
+    @cached_property
+    def estimates(self) -> SettingEstimates:
+        """Time and energy of the settings with usable trials."""
+        return SettingEstimates(self.study.settings, self.study.usable())
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The settings of the frontier, the fastest first."""
+        return [self.study.settings[number] for number in frontier(self.estimates)]
+
+    def recommend(
+        self,
+        *,
+        max_slowdown: float | None = None,
+        deadline: float | None = None,
+        energy_budget: float | None = None,
+        watts: float | None = None,
+        eta: float | None = None,
+        tolerance: float = DEFAULT_TOLERANCE,
+    ) -> Recommendation:
+        """The best setting that keeps the constraints with confidence; see Constraints for them.
+
+        NoSettingError if there is none, ValueError for an invalid constraint.
+        """
+        constraints = Constraints(
+            max_slowdown=max_slowdown,
+            deadline=deadline,
+            energy_budget=energy_budget,
+            watts=watts,
+            eta=eta,
+            max_watts=None if eta is None else self._max_watts(),
+            tolerance=tolerance,
+        )
+        return recommend(self.estimates, constraints)
+
+    def _max_watts(self) -> float:
+        """The sum of the devices' original limits, which weighs time in Zeus's cost."""
+        limits = [device.original_watts for device in self.study.devices]
+        known = [limit for limit in limits if limit is not None]
+        if len(known) < len(limits):
+            raise ValueError("eta needs the power limits of all devices, and some are unknown.")
+        return sum(known)

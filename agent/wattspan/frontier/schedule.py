@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from math import log, sqrt
 from typing import NamedTuple
 
-from wattspan.frontier.allocation import INDIFFERENCE, TrialAllocation
-from wattspan.frontier.estimates import SettingEstimates
-from wattspan.frontier.hypervolume import LogPoint
-from wattspan.frontier.pareto import dominated
+from wattspan.frontier.allocation import INDIFFERENCE, GainOrder, TrialAllocation, affordable_trials
+from wattspan.frontier.estimates import SettingEstimates, dominated
+from wattspan.frontier.selection import LogPoint
 from wattspan.frontier.settings import Setting
-from wattspan.frontier.time_budget import GainOrder, affordable_trials
 from wattspan.frontier.trials import Study, Trial
 
 DEFAULT_LONGEST = 1.5

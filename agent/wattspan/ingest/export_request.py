@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -11,70 +10,9 @@ from wattspan.http.sockets import Peer
 from wattspan.spans.inference_requests import InferenceDetails, SpanRole
 from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Columns
-from wattspan.util.encoding import InvalidBodyError
 
 MAX_NAME = 200
 """Characters of the name of a service or span that are kept."""
-
-
-class MalformedRequestError(InvalidBodyError):
-    """The body is not a trace request; the message names the position."""
-
-
-class RequestTooLargeError(InvalidBodyError):
-    """The request exceeds a limit."""
-
-    reason = "too_large"
-
-
-class ReceiverBusyError(Exception):
-    """The agent has no room for the request; the sender may retry after ``seconds``."""
-
-    def __init__(self, seconds: int = 1) -> None:
-        super().__init__(f"retry after {seconds} s")
-        self.seconds = seconds
-
-
-class RefusedSpans:
-    """The spans of one request that are refused alone: their number by reason, and a cause.
-
-    Reasons are labels of a metric: ``invalid_id``, ``invalid_time`` and ``malformed``.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.cause = ""
-        """The cause of the first refusal, with the place of the span if its message is invalid."""
-
-    def add(self, reason: str, cause: str, spans: int = 1) -> None:
-        """Refuse ``spans`` spans."""
-        if spans:
-            self.counts[reason] += spans
-        self.cause = self.cause or cause
-
-    @property
-    def total(self) -> int:
-        return self.counts.total()
-
-
-def too_many_bytes(limit: int) -> RequestTooLargeError:
-    """The request has more than ``limit`` bytes, the operator's ``max_request``."""
-    return RequestTooLargeError(f"a request has at most {limit} bytes; {LARGE_REQUEST_REMEDY}")
-
-
-LARGE_REQUEST_REMEDY = "send fewer spans in each, or have max_request raised in [spans]"
-
-
-def too_many_spans(limit: int) -> RequestTooLargeError:
-    """The request has more than ``limit`` spans, scopes and resources together."""
-    return RequestTooLargeError(f"a request has at most {limit} spans; {LARGE_REQUEST_REMEDY}")
-
-
-def too_many_fields(subject: str, limit: int) -> RequestTooLargeError:
-    """``subject``, such as "a span", has more than ``limit`` fields at any depth."""
-    return RequestTooLargeError(
-        f"{subject} has at most {limit} fields, attributes, events and links together"
-    )
 
 
 class ResourceClaim(NamedTuple):

@@ -21,18 +21,17 @@ from wattspan.ingest.export_request import (
     ExportRequest,
     InstructionReport,
     LatencyReport,
-    ReceiverBusyError,
     SpanSink,
     WorkAttributes,
-    too_many_bytes,
 )
+from wattspan.ingest.request_limits import ReceiverBusyError, too_many_bytes
 from wattspan.ports import Clock
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.util.encoding import BodyTooLongError, decompress
 
 if TYPE_CHECKING:
-    from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings
+    from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings, TraceDecoder
 
 LARGE_REQUEST = 256 * 1024
 """Bytes that occupy the listeners' thread for a few hundredths of a second."""
@@ -48,29 +47,22 @@ class RejectedSpans(NamedTuple):
     reason: str = ""
 
 
-class Decoders:
-    """The decoders of one thread. Each is made on the first request in its encoding.
+class LazyDecoder:
+    """The decoder of one thread, made on the first request.
 
     Until then an agent that receives no spans does without protobuf, which takes 4 MB.
     """
 
     def __init__(self, settings: Callable[[], DecoderSettings]) -> None:
         self._settings = settings
-        self._protobuf: Callable[[bytes], DecodedRequest] | None = None
-        self._json: Callable[[bytes], DecodedRequest] | None = None
+        self._decoder: TraceDecoder | None = None
 
     def decode(self, body: bytes, *, json: bool = False) -> DecodedRequest:
-        if json:
-            if self._json is None:
-                from wattspan.ingest.otlp_json import JsonTraceDecoder
-
-                self._json = JsonTraceDecoder(self._settings()).decode
-            return self._json(body)
-        if self._protobuf is None:
+        if self._decoder is None:
             from wattspan.ingest.trace_decoder import TraceDecoder
 
-            self._protobuf = TraceDecoder(self._settings()).decode
-        return self._protobuf(body)
+            self._decoder = TraceDecoder(self._settings())
+        return self._decoder.decode(body, json=json)
 
 
 EXPECTED_WITHIN = 10_000
@@ -133,8 +125,8 @@ class TraceReceiver:
                 keep_message=keep,
             )
 
-        self.decoders = Decoders(settings)
-        self._thread_decoders = Decoders(settings)  # for large requests, in another thread
+        self.decoder = LazyDecoder(settings)
+        self._thread_decoder = LazyDecoder(settings)  # for large requests, in another thread
         self._lock = FairTurns(1)  # one large request is decoded at a time
         self._quota = (pools or Pools()).make(PoolName.LARGE_REQUESTS)
         self.forwards = False
@@ -162,10 +154,10 @@ class TraceReceiver:
         del body
         outcome = None
         if not large:
-            outcome = decode(min(LARGE_REQUEST, limit), self.decoders)
+            outcome = decode(min(LARGE_REQUEST, limit), self.decoder)
         if outcome is None or (isinstance(outcome, BodyTooLongError) and limit > LARGE_REQUEST):
             outcome = await self._decode_large(
-                partial(decode, limit, self._thread_decoders), peer.quota_owner
+                partial(decode, limit, self._thread_decoder), peer.quota_owner
             )
         del decode
         if isinstance(outcome, _Success):
@@ -225,12 +217,12 @@ class TraceReceiver:
             )
 
 
-def _decode(body: bytes, limit: int, decoders: Decoders, *, json: bool, coding: str) -> _Outcome:
+def _decode(body: bytes, limit: int, decoder: LazyDecoder, *, json: bool, coding: str) -> _Outcome:
     try:
         if coding:
             body = decompress(body, limit, coding)
         if len(body) <= limit:
-            return _Success(decoders.decode(body, json=json), len(body))
+            return _Success(decoder.decode(body, json=json), len(body))
         return too_many_bytes(limit)
     except Exception as error:  # noqa: BLE001 - `take` raises it again
         error.__traceback__ = error.__context__ = error.__cause__ = None

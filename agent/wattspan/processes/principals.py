@@ -16,15 +16,15 @@ from typing import NamedTuple
 from wattspan.model import Group, GroupKind
 from wattspan.model.principals import SHORT_CONTAINER, Principal
 from wattspan.processes.cgroup_names import (
+    SLUID,
     Authors,
     CgroupNames,
+    SlurmJobs,
     cgroup_paths,
     names_of,
     unknown_authors,
 )
-from wattspan.processes.cgroup_patterns import SLUID
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.slurm_jobs import SlurmJobs
 from wattspan.util.text import clean_label
 from wattspan.util.users import user_name
 

@@ -1,18 +1,28 @@
-"""The loaded configuration: its emulated host, directories, sockets and collectors."""
+"""The loaded configuration: its emulated host, directories, sockets, collectors and clients."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from wattspan.config import AgentSettings, Config, EmulationSettings
+from wattspan import __version__
+from wattspan.config import (
+    AgentSettings,
+    Config,
+    EmulationSettings,
+    PublishedAgent,
+    publish,
+    withdraw,
+)
+from wattspan.config.published import PUBLISHED_KEYS
+from wattspan.model.settings import to_plain
 from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
 from wattspan.plugins import Plugins
 from wattspan.ports import error_sentences
@@ -110,7 +120,7 @@ def capper_addresses(
     The system's socket is the last one: a connection to it starts the system's capper, which must
     not happen while another agent's capper serves.
     """
-    from wattspan.capper.journal import SYSTEM_RUN, capper_socket_path
+    from wattspan.capper.host_directory import SYSTEM_RUN, capper_socket_path
     from wattspan.capper.protocol import CapperAddress
 
     configured = config.agent.run_dir != AgentSettings().run_dir
@@ -160,3 +170,49 @@ def forward_faults(config: Config) -> Iterator[str]:
         if spans.forward_headers_file and can_examine(spans.forward_headers_file):
             inline = msgspec.structs.replace(spans, forward_headers="")
             yield from error_sentences(lambda: forward_headers(inline))
+
+
+# ------------------------------------------------------------------------- settings for clients
+
+
+def published_agent(config: Config, addresses: Sequence[str], *, emulated: bool) -> PublishedAgent:
+    """The settings that clients need; ``addresses`` are those on which the agent listens."""
+    settings: dict[str, str | bool] = {}
+    for where, table in config.tables.items():
+        for name, value in to_plain(table).items():
+            if f"{where}.{name}" in PUBLISHED_KEYS:
+                settings[f"{where}.{name}"] = value
+    settings["agent.run_dir"] = str(run_directory(config).absolute())
+    listen = "exporters.prometheus.listen"
+    if listen in settings:  # the port may have been chosen by the kernel
+        settings[listen] = _listening(addresses)
+    return PublishedAgent("", __version__, os.getpid(), emulated, settings)
+
+
+def _listening(addresses: Sequence[str]) -> str:
+    """The address of the metrics; "" without a listener."""
+    for address in addresses:
+        if address.startswith(("http://", "https://")) and address.endswith("/metrics"):
+            return address.partition("://")[2].removesuffix("/metrics")
+    return ""
+
+
+def publish_settings(
+    config: Config, addresses: Sequence[str], log: Callable[[str], None], *, emulated: bool
+) -> None:
+    """Write them into the run directory, if the agent has one; a failure is logged only."""
+    directory = run_directory(config)
+    if not directory.is_dir():  # without any Unix socket
+        return
+    try:
+        publish(directory, published_agent(config, addresses, emulated=emulated))
+    except OSError as error:
+        log(
+            f"Cannot write agent.json in {directory}: {error.strerror}. Commands of users who may"
+            " not read the configuration do not find this agent."
+        )
+
+
+def withdraw_settings(config: Config) -> None:
+    """Remove them, unless another agent has replaced them."""
+    withdraw(run_directory(config), os.getpid())

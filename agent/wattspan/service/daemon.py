@@ -21,8 +21,12 @@ from wattspan.ports import Clock, ConfigError, WattspanError
 from wattspan.service.agent import SELF_REPORTING, merge_failures, require_readable_counters
 from wattspan.service.assembly import build_agent
 from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
-from wattspan.service.configuration import forward_faults, selected_emulated_host
-from wattspan.service.published_settings import publish_settings, withdraw_settings
+from wattspan.service.configuration import (
+    forward_faults,
+    publish_settings,
+    selected_emulated_host,
+    withdraw_settings,
+)
 from wattspan.service.systemd import StopRequest, SystemdNotifier, Watchdog, agent_status
 from wattspan.service.thread_failures import ThreadFailures, report_thread_failures
 from wattspan.util.process import release_memory

@@ -34,7 +34,7 @@ from wattspan.model import (
     StaticPower,
     Tick,
 )
-from wattspan.processes.starters import starts_others
+from wattspan.processes.metadata import starts_others
 from wattspan.service.process_families import ProcessFamilies, ServiceProcesses
 from wattspan.sharing.pools import Pools
 from wattspan.spans.process_energy import DomainStep, DomainSteps, ProcessEnergy, append_share

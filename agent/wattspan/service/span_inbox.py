@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
+from wattspan.ingest.export_request import ExportRequest
+from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.model import Consumer
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools

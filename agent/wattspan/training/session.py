@@ -26,8 +26,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from wattspan import otel
 from wattspan.sdk.jobs import UNAVAILABLE, check_terms, declare
 from wattspan.sdk.span_processor import set_process_resource
-from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
-from wattspan.training.light_spans import SCOPE, LightTracer, UnseededIdGenerator
+from wattspan.training.spans import (
+    SCOPE,
+    AgentSpanExporter,
+    LightTracer,
+    UnseededIdGenerator,
+    otlp_encoder,
+)
 from wattspan.training.units import (
     EPOCH,
     STEP,

@@ -20,8 +20,8 @@ from wattspan.capper.audit import (
     AuditRowLimiter,
 )
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.journal import CapperHost
-from wattspan.capper.journal_entries import audited_writes
+from wattspan.capper.host_directory import CapperHost
+from wattspan.capper.journal import audited_writes
 from wattspan.capper.process import CapEngine
 from wattspan.capper.protocol import RefusalReason, RefusedReply
 from wattspan.capper.requests import MOVE_BURST, MOVES_PER_SECOND, RequestHandler

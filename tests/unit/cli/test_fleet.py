@@ -54,14 +54,14 @@ def test_status_shows_budgets_hosts_and_reasons(fleet: SimulatedFleet) -> None:
     text = "\n".join(fleet_lines(facts))
     assert text == (
         "Leader: host0\n"
-        "place                       budget    demand  allotted      safe  hosts\n"
-        "the fleet                   3000 W    2300 W    1300 W    1300 W  3\n"
-        "row-1                       1000 W    2000 W    1000 W    1000 W  2\n"
-        "row-2                            -     300 W     300 W     300 W  1\n"
-        "host                         floor    demand  allotted      safe\n"
-        "host0                        300 W       all     500 W     500 W\n"
-        "host1                        300 W       all     300 W     300 W  drained\n"
-        "host2                        300 W         -     500 W     500 W  no contact"
+        "place      budget  demand  allotted    safe  hosts\n"
+        "the fleet  3000 W  2300 W    1300 W  1300 W      3\n"
+        "row-1      1000 W  2000 W    1000 W  1000 W      2\n"
+        "row-2           -   300 W     300 W   300 W      1\n"
+        "host   floor  demand  allotted   safe\n"
+        "host0  300 W     all     500 W  500 W\n"
+        "host1  300 W     all     300 W  300 W  drained\n"
+        "host2  300 W       -     500 W  500 W  no contact"
     )
 
 

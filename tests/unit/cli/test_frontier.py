@@ -20,19 +20,19 @@ from testbed.studies import power_settings, study, trial
 
 import wattspan
 from wattspan.cli import cli
-from wattspan.cli.frontier import carry_out
 from wattspan.cli.frontier.measurement import (
     AgentTrialMeter,
     MeasuredHost,
     SettableDevices,
+    carry_out,
     check_permission,
     described,
     hold_settings,
     idle_warning,
     resolution_warning,
+    time_left,
     without_idle_power,
 )
-from wattspan.cli.frontier.progress import time_left
 from wattspan.cli.frontier.tables import autotune_lines, configuration_lines
 from wattspan.config import load
 from wattspan.frontier.runner import HeldLimits

@@ -33,8 +33,8 @@ from wattspan.cli.tune.explanation import (
     why_not_higher,
     why_not_lower,
 )
-from wattspan.cli.tune.instances import NOT_TRACKED, recommendation_facts, recommendation_lines
 from wattspan.cli.tune.text import (
+    NOT_TRACKED,
     against_original,
     budget_text,
     decision_text,
@@ -42,6 +42,8 @@ from wattspan.cli.tune.text import (
     load_sentences,
     percent,
     pipeline_lines,
+    recommendation_facts,
+    recommendation_lines,
     saved_text,
     signed_joules,
     status_lines,

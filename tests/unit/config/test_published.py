@@ -24,7 +24,7 @@ from wattspan.config.published import PUBLISHED_FILE, PUBLISHED_KEYS
 from wattspan.model.settings import keys
 from wattspan.plugins import discover
 from wattspan.ports import ConfigError
-from wattspan.service.published_settings import published_agent
+from wattspan.service.configuration import published_agent
 
 RUN = {"agent.run_dir": "/srv/run", "agent.state_dir": "/srv/state"}
 

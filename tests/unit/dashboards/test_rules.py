@@ -10,7 +10,7 @@ from typing import Any
 import dashboards
 import pytest
 import yaml
-from benchmarks.recorded import labels_of
+from testbed.recorded_labels import labels_of
 from testbed.requirements import ROOT, find_program
 from testbed.scrapes import CATALOGUE_SERIES
 

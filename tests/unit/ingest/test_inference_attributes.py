@@ -10,7 +10,6 @@ from testbed.otlp import request, span
 
 from wattspan.ingest.export_request import SpanRecord
 from wattspan.ingest.inference_attributes import as_nanoseconds
-from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.trace_decoder import DecoderSettings, TraceDecoder
 from wattspan.spans.inference_requests import InferenceDetails
 
@@ -44,7 +43,7 @@ def _records(attributes: dict[str, Any], **settings: Any) -> tuple[SpanRecord, S
     limits = DecoderSettings(max_spans=10, max_fields=1000, **settings)
     body = request(span(1, **attributes)).SerializeToString()
     (binary,) = TraceDecoder(limits).decode(body).parts[0].spans
-    (text,) = JsonTraceDecoder(limits).decode(_json(attributes)).parts[0].spans
+    (text,) = TraceDecoder(limits).decode(_json(attributes), json=True).parts[0].spans
     return binary, text
 
 

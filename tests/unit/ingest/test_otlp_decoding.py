@@ -12,14 +12,11 @@ from testbed.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, s
 from testbed.otlp_reference import json_of
 
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
-    MAX_NAME,
+from wattspan.ingest.export_request import MAX_NAME, ResourceClaim, SpanRecord, WorkAttribute
+from wattspan.ingest.request_limits import (
     MalformedRequestError,
     ReceiverBusyError,
     RequestTooLargeError,
-    ResourceClaim,
-    SpanRecord,
-    WorkAttribute,
 )
 from wattspan.ingest.trace_receiver import RejectedSpans
 from wattspan.util.protobuf import length_delimited

@@ -7,7 +7,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from testbed.otlp import BEGIN, request, span
 from testbed.otlp_reference import records_in_both_encodings
 
-from wattspan.ingest.export_request import LatencyReport, RequestLatency, RequestTooLargeError
+from wattspan.ingest.export_request import LatencyReport, RequestLatency
+from wattspan.ingest.request_limits import RequestTooLargeError
 from wattspan.ingest.trace_decoder import MAX_EVENTS, DecoderSettings, TraceDecoder
 
 REPORT = LatencyReport("llm", "work 1", "ttft", "first", "tbt", "token")

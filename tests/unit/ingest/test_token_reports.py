@@ -13,11 +13,11 @@ from wattspan.http.sockets import Peer
 from wattspan.ingest.inference_attributes import (
     MAX_TOKENS,
     NO_REPORT,
-    Scalar,
     TokenReport,
     token_count,
     token_report,
 )
+from wattspan.ingest.span_attributes import Scalar
 from wattspan.ingest.token_attributes import (
     ATTRIBUTES,
     SETTINGS,
@@ -33,8 +33,8 @@ F = InferenceFigure
 MS = 1_000_000
 
 
-def _report(values: dict[InferenceFigure, Scalar], kind: int = 0, name: str = "m") -> TokenReport:
-    return token_report([values.get(figure) for figure in F], kind, name)
+def _report(values: dict[InferenceFigure, Scalar], kind: int = 0) -> TokenReport:
+    return token_report(tuple(values.get(figure) for figure in F), kind)
 
 
 def test_every_name_belongs_to_one_figure() -> None:
@@ -122,7 +122,7 @@ def test_span_with_tokens_alone_is_no_request() -> None:
 def test_first_token_of_the_caller_is_in_seconds_or_milliseconds() -> None:
     for values in ({F.FIRST_CHUNK: 0.125}, {F.FIRST_CHUNK_MS: 125}):
         report = _report({F.OUTPUT: 3, **values})
-        assert report.details == InferenceDetails("m", first_token=125 * MS)
+        assert report.details == InferenceDetails(first_token=125 * MS)
         assert report.role is SpanRole.PLAIN
     for value in (-1, b"125", 1e30):
         report = _report({F.OUTPUT: 3, F.MODEL: b"m", F.FIRST_CHUNK_MS: value})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from testbed.requirements import ROOT
 
-from wattspan.service.installation.files import (
+from wattspan.installation.files import (
     FileState,
     InstallationState,
     NonRegularFile,
@@ -26,7 +26,7 @@ from wattspan.service.installation.files import (
     with_digest,
     with_program_path,
 )
-from wattspan.service.installation.plan import (
+from wattspan.installation.plan import (
     OLDEST_SYSTEMD,
     InstallationError,
     Keep,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.service.installation.files import service_files, service_files_directory
-from wattspan.service.installation.program import (
+from wattspan.installation.files import service_files, service_files_directory
+from wattspan.installation.program import (
     REMEDY,
     PathComponent,
     ProgramFile,

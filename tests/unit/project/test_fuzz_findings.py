@@ -13,7 +13,9 @@ from testbed.capper_bench import Bench, W
 from testbed.fake_nvml import FakeGpu
 from testbed.nvml_bench import Bench as NvmlBench
 
-from wattspan.capper.ceilings import CeilingFile
+from wattspan.capper.ceilings import (
+    CeilingFile,
+)
 from wattspan.capper.protocol import CapperRequest, CeilingRequest, RequestedCap
 from wattspan.config import ConfigSchema, load
 from wattspan.config.loading import parse_toml

@@ -57,6 +57,31 @@ def asserts(function: ast.AST) -> bool:
     return any(isinstance(node, ast.Assert) for node in ast.walk(function))
 
 
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("tests", {"benchmarks"}),
+        ("testbed", {"benchmarks", "unit", "flow", "property", "contract", "field", "fuzz"}),
+        ("benchmarks", {"unit", "flow", "property", "contract", "field", "fuzz"}),
+    ],
+)
+def test_tests_and_benchmarks_share_only_the_testbed(folder: str, others: set[str]) -> None:
+    imported = {
+        (name(path), module)
+        for path in python_files(folder)
+        for node in ast.walk(parsed(path))
+        for module in imports(node)
+    }
+    assert len(imported) > 100
+    assert [one for one in imported if one[1].partition(".")[0] in others] == []
+
+
+def imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
 def test_tests_do_not_sleep() -> None:
     def sleeps(node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute):

@@ -14,13 +14,13 @@ from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
-    ReceiverBusyError,
     ResourceClaim,
     ResourceSpanRecords,
     SpanRecord,
     SpanRecordColumns,
 )
 from wattspan.ingest.identity_verification import Identity, Sender
+from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.ingest.side_channel import SideChannelCounters
 from wattspan.model import (
     MILLISECOND,

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
-import msgspec
 
+from wattspan.capper.protocol import CapperClient
+from wattspan.cli.frontier.measurement import (
+    AgentTrialMeter,
+    MeasuredHost,
+    SettableDevices,
+    carry_out,
+    check_permission,
+    described,
+    hold_settings,
+    idle_warning,
+    measured_host,
+    resolution_warning,
+    trial_trouble,
+)
+from wattspan.cli.frontier.tables import (
+    autotune_lines,
+    configuration_lines,
+    recommendation_facts,
+    recommendation_lines,
+    study_facts,
+    study_lines,
+    study_note,
+    trial_rows,
+)
+from wattspan.cli.measure import RunningAgentClient
+from wattspan.cli.measure.child import process_identity
 from wattspan.cli.options import (
     ConfigurationOptions,
     DurationType,
+    F,
     config_options,
     echo_error,
     echo_json,
     json_option,
 )
 from wattspan.clock import SystemClock
-from wattspan.frontier.recommendation import DEFAULT_TOLERANCE
-from wattspan.frontier.result import Frontier
+from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Frontier
+from wattspan.frontier.runner import Durations, TrialRunner
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
 from wattspan.frontier.settings import (
     Setting,
@@ -32,20 +59,16 @@ from wattspan.frontier.settings import (
     parse_powers,
     substituted,
 )
-from wattspan.frontier.trials import Study, StudyFile, StudyFileError, Trial
-from wattspan.frontier.work import MIN_WINDOW, OutputPattern, UnitSpan, parse_unit
+from wattspan.frontier.span_units import SpanReceiver
+from wattspan.frontier.trials import Study, StudyFile, StudyFileError
+from wattspan.frontier.work import MIN_WINDOW, UnitSpan, parse_unit
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration
 from wattspan.ports import CapsError, ConfigError, WattspanError
-
-if TYPE_CHECKING:
-    from wattspan.cli.frontier.measurement import MeasuredHost, SettableDevices
-    from wattspan.frontier.runner import TrialRunner
+from wattspan.service.configuration import agent_directories, capper_client
 
 DEFAULT_FILE = "frontier.json"
 _CALLS_TIMEOUT = 5.0  # seconds for one request to the capper
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 study_argument = click.argument(
     "file", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE
@@ -201,20 +224,13 @@ def run(
         raise StudyFileError(
             f"{file} exists. Continue it with --resume, or name another file with --output."
         )
-    from wattspan.cli.frontier.measurement import (
-        described,
-        idle_warning,
-        measured_host,
-        resolution_warning,
-    )
-    from wattspan.service.configuration import agent_directories
-
     config = configuration.load_without_plugins(client=True)
     directories = agent_directories(config)
-    host = measured_host(devices, SystemClock(), directories)
+    system_clock = SystemClock()
+    host = measured_host(devices, system_clock, directories)
     settings, settable = _settable(configuration, settings, host)
     study = Study(
-        created_unix=SystemClock().now().wall / SECOND,
+        created_unix=system_clock.now().wall / SECOND,
         host=host.name,
         driver=host.driver,
         emulated=host.emulated,
@@ -230,15 +246,16 @@ def run(
         study = kept.read().continued(study)
     for sentence in filter(None, (idle_warning(host), resolution_warning(host, window / SECOND))):
         echo_error(f"warning: {sentence}")
-    runner = _runner(
-        configuration,
-        study,
-        units,
-        host,
-        settable,
-        directories,
-        trial_limit=trial_limit,
-        echo=_echo_output if verbose else _drop_output,
+    times = [round(each * SECOND) for each in (study.warm_up_seconds, study.window_seconds)]
+    runner = TrialRunner(
+        study.command,
+        SpanReceiver(units, system_clock, directories) if isinstance(units, UnitSpan) else units,
+        Durations(times[0], times[1], trial_limit),
+        AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
+        hold_settings(settable, partial(_connect, configuration), _job()),
+        system_clock,
+        process_identity,
+        partial(click.echo, err=True) if verbose else lambda line: None,
     )
     schedule = TrialSchedule(
         longest,
@@ -247,60 +264,10 @@ def run(
         time_budget=None if time_budget is None else time_budget / SECOND,
     )
     study = carry_out(study, schedule, runner.run, kept)
-    from wattspan.cli.frontier.tables import study_lines
-
-    for line in study_lines(Frontier(study)):
-        click.echo(line)
+    click.echo("\n".join(study_lines(Frontier(study))))
     if not study.usable():
-        raise WattspanError(f"No trial succeeded. The last one: {_trouble(study.trials[-1])}")
+        raise WattspanError(f"No trial succeeded. The last one: {trial_trouble(study.trials[-1])}")
     context.exit(0)
-
-
-def carry_out(
-    study: Study, schedule: TrialSchedule, attempt: Callable[..., Trial], kept: StudyFile
-) -> Study:
-    """Run the trials of the schedule, and keep each; returns the study at its end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from wattspan.cli.frontier.progress import time_left
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        time_left(study, schedule.time_budget),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, speed_estimate_period=3600) as progress:
-        done = len(study.trials)
-        task = progress.add_task("", total=done + schedule.remaining(study), completed=done)
-        while (planned := schedule.next(study)) is not None:
-            text = f"{planned.setting}, {planned.block + 1} of {study.repeat}"
-            progress.update(task, description=text)
-            trial = attempt(planned)
-            study = msgspec.structs.replace(study, trials=[*study.trials, trial])
-            pruned = [*study.pruned, *schedule.pruned(study)]
-            study = msgspec.structs.replace(study, pruned=pruned)
-            kept.write(study)
-            if trouble := _trouble(trial):
-                progress.console.print(f"{text}: {trouble}", markup=False, highlight=False)
-            done += 1
-            total = done + schedule.remaining(study)
-            progress.update(task, completed=done, total=total)
-    if missing := schedule.missing(study):
-        echo_error(
-            f"The time budget has no room for another trial; {missing} of"
-            f" {len(study.trials) + missing} trials were not run. To run more, use --resume with a"
-            " larger --time-budget, or without one."
-        )
-    return study
-
-
-def _trouble(trial: Trial) -> str:
-    if trial.failure:
-        return trial.failure
-    return f"The trial does not count. {trial.taint}" if trial.taint else ""
 
 
 def _settable(
@@ -309,12 +276,6 @@ def _settable(
     """The settings that can be set here, and the devices; None if nothing is set."""
     if not any(setting.capped for setting in settings):
         return settings, None
-    from wattspan.cli.frontier.measurement import (
-        SettableDevices,
-        check_permission,
-        hold_settings,
-    )
-
     client = _connect(configuration)
     try:
         settable = SettableDevices(client.rows(), host.devices)
@@ -333,58 +294,15 @@ def _settable(
     return settings, settable
 
 
-def _connect(configuration: ConfigurationOptions) -> Any:
-    from wattspan.service.configuration import capper_client
-
+def _connect(configuration: ConfigurationOptions) -> CapperClient:
     config = configuration.load_without_plugins(client=True)
     who = f"wattspan frontier {os.getpid()}"
     return capper_client(config, SystemClock(), who, timeout=_CALLS_TIMEOUT)
 
 
-def _runner(
-    configuration: ConfigurationOptions,
-    study: Study,
-    units: OutputPattern | UnitSpan,
-    host: MeasuredHost,
-    settable: SettableDevices | None,
-    directories: tuple[str, ...],
-    *,
-    trial_limit: int,
-    echo: Callable[[str], object],
-) -> TrialRunner:
-    from wattspan.cli.frontier.measurement import AgentTrialMeter, hold_settings
-    from wattspan.cli.measure import RunningAgentClient
-    from wattspan.cli.measure.child import process_identity
-    from wattspan.frontier.runner import Durations, TrialRunner
-    from wattspan.frontier.span_units import SpanReceiver
-
-    durations = Durations(
-        round(study.warm_up_seconds * SECOND), round(study.window_seconds * SECOND), trial_limit
-    )
-    clock = SystemClock()
-    return TrialRunner(
-        study.command,
-        SpanReceiver(units, clock, directories) if isinstance(units, UnitSpan) else units,
-        durations,
-        AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
-        hold_settings(settable, partial(_connect, configuration), _job()),
-        clock,
-        process_identity,
-        echo,
-    )
-
-
 def _job() -> str:
     """The name of the leases of this process."""
     return f"frontier {os.getpid()}"
-
-
-def _echo_output(line: str) -> None:
-    click.echo(line, err=True)
-
-
-def _drop_output(line: str) -> None:
-    """The output is not wanted."""
 
 
 # ---------------------------------------------------------------------------------- a study
@@ -395,14 +313,11 @@ def _drop_output(line: str) -> None:
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show the settings of a study, their time and energy, and the frontier."""
-    from wattspan.cli.frontier.tables import study_facts, study_lines
-
     found = Frontier.load(file)
     if as_json:
         echo_json(study_facts(found))
-        return
-    for line in study_lines(found):
-        click.echo(line)
+    else:
+        click.echo("\n".join(study_lines(found)))
 
 
 def constraint_options(function: F) -> F:
@@ -452,57 +367,35 @@ def constraint_options(function: F) -> F:
 )
 @json_option
 def recommend(
-    file: Path,
-    max_slowdown: float | None,
-    deadline: Duration | None,
-    energy_budget: float | None,
-    watts: float | None,
-    eta: float | None,
-    tolerance: float,
-    form: str,
-    as_json: bool,
+    file: Path, deadline: Duration | None, form: str, as_json: bool, **limits: Any
 ) -> None:
     """Recommend the setting with the least energy that keeps the constraints with confidence.
 
     Only measured settings are recommended. A setting keeps a constraint if its estimate does, and
     the upper bound of its one-sided 95 % confidence interval exceeds it by --tolerance at most.
     """
-    from wattspan.cli.frontier.tables import (
-        autotune_lines,
-        configuration_lines,
-        recommendation_facts,
-        recommendation_lines,
-    )
-
+    max_slowdown, eta = limits["max_slowdown"], limits["eta"]
     if form == "autotune":
-        _check_tunable(max_slowdown, deadline, energy_budget, watts)
+        _check_tunable(max_slowdown, deadline, limits["energy_budget"], limits["watts"])
     found = Frontier.load(file)
     try:
-        chosen = found.recommend(
-            max_slowdown=max_slowdown,
-            deadline=None if deadline is None else deadline / SECOND,
-            energy_budget=energy_budget,
-            watts=watts,
-            eta=eta,
-            tolerance=tolerance,
-        )
+        seconds = None if deadline is None else deadline / SECOND
+        chosen = found.recommend(deadline=seconds, **limits)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if as_json:
         echo_json(recommendation_facts(chosen))
         return
-    lines: list[str]
-    if form == "config":
-        lines = configuration_lines(found.study, chosen.setting)
-    elif form == "autotune":
-        assert max_slowdown is not None  # noqa: S101 - it was checked
-        lines = autotune_lines(found.study, chosen.setting, max_slowdown, eta)
-    elif form == "command":
-        lines = [shlex.join(substituted(found.study.command, dict(chosen.setting.parameters)))]
-    else:
-        lines = recommendation_lines(found.study, chosen)
-    for line in lines:
-        click.echo(line)
+    match form:
+        case "config":
+            lines = configuration_lines(found.study, chosen.setting)
+        case "autotune":
+            lines = autotune_lines(found.study, chosen.setting, max_slowdown, eta)
+        case "command":
+            lines = [shlex.join(substituted(found.study.command, dict(chosen.setting.parameters)))]
+        case _:
+            lines = recommendation_lines(found.study, chosen)
+    click.echo("\n".join(lines))
 
 
 def _check_tunable(max_slowdown: float | None, *others: object) -> None:
@@ -530,7 +423,6 @@ def _check_tunable(max_slowdown: float | None, *others: object) -> None:
 )
 def plot(file: Path, output: Any) -> None:
     """Draw energy over time of all settings as one self-contained SVG."""
-    from wattspan.cli.frontier.tables import study_note
     from wattspan.frontier.plot import plot as drawn
 
     found = Frontier.load(file)
@@ -553,15 +445,10 @@ def plot(file: Path, output: Any) -> None:
 )
 def export(file: Path, form: str) -> None:
     """Print a study: JSON with trials, estimates and frontier, or the trials as CSV."""
-    from wattspan.cli.frontier.tables import study_facts, trial_rows
-
     found = Frontier.load(file)
     if form == "json":
         echo_json(study_facts(found))
         return
-    import csv
-    import io
-
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(trial_rows(found.study))
     click.echo(text.getvalue(), nl=False)

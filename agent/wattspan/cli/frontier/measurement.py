@@ -1,19 +1,36 @@
-"""Measures and sets devices for trials: by the running agent and the capper of this host."""
+"""The trials of a study on this host: by the running agent and the capper, with their progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
 from wattspan.capper.fixed_lease import FixedLease
+from wattspan.cli.formatting import duration_text
 from wattspan.cli.measure import MeasurementClient
+from wattspan.cli.options import echo_error
+from wattspan.frontier.allocation import spent_seconds
 from wattspan.frontier.runner import HeldLimits, HoldSetting, WindowEnergy
+from wattspan.frontier.schedule import TrialSchedule
 from wattspan.frontier.settings import PowerLimit, Setting
-from wattspan.frontier.trials import MeasuredDevice
+from wattspan.frontier.trials import MeasuredDevice, Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
-from wattspan.model import CapKey, CapRow, Consumer, HwType, Knob
+from wattspan.model import SECOND, CapKey, CapRow, Consumer, HwType, Knob
 from wattspan.ports import Caps, CapsError, Clock, ConfigError
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import Device, request_json
@@ -209,28 +226,20 @@ class SettableDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Untouched:
-    """The limits of a trial that sets nothing."""
-
-    lost: str = ""
-
-    def watts(self) -> Mapping[str, float]:
-        return {}
-
-
-@dataclass(frozen=True, slots=True)
 class _Held:
-    lease: FixedLease
+    """The limits of a trial; without a lease it sets nothing."""
+
+    lease: FixedLease | None = None
 
     @property
     def lost(self) -> str:
-        return self.lease.lost
+        return "" if self.lease is None else self.lease.lost
 
     def watts(self) -> Mapping[str, float]:
-        rows = self.lease.rows.items()
+        rows = {} if self.lease is None else self.lease.rows
         return {
             key.device: row.state.enforced / 1000
-            for key, row in rows
+            for key, row in rows.items()
             if key.knob is not Knob.GPU_CLOCK and row.state.enforced is not None
         }
 
@@ -244,15 +253,12 @@ def hold_settings(
     def hold(setting: Setting) -> Iterator[HeldLimits]:
         caps = {} if devices is None else devices.caps(setting)
         if not caps:
-            yield _Untouched()
+            yield _Held()
             return
         with FixedLease(connect, job, caps, f"a trial at {setting}") as lease:
             yield _Held(lease)
 
-    def held(setting: Setting) -> AbstractContextManager[HeldLimits]:
-        return hold(setting)
-
-    return held
+    return hold
 
 
 def check_permission(settings: Sequence[Setting], hold: HoldSetting) -> None:
@@ -338,3 +344,69 @@ def described(devices: Sequence[Device], settable: SettableDevices | None) -> li
         )
         for device in devices
     ]
+
+
+# --------------------------------------------------------------------------------------- trials
+
+
+def carry_out(
+    study: Study, schedule: TrialSchedule, attempt: Callable[..., Trial], kept: StudyFile
+) -> Study:
+    """Run the trials of the schedule, and keep each; returns the study at its end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        time_left(study, schedule.time_budget),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, speed_estimate_period=3600) as progress:
+        done = len(study.trials)
+        task = progress.add_task("", total=done + schedule.remaining(study), completed=done)
+        while (planned := schedule.next(study)) is not None:
+            text = f"{planned.setting}, {planned.block + 1} of {study.repeat}"
+            progress.update(task, description=text)
+            trial = attempt(planned)
+            study = msgspec.structs.replace(study, trials=[*study.trials, trial])
+            pruned = [*study.pruned, *schedule.pruned(study)]
+            study = msgspec.structs.replace(study, pruned=pruned)
+            kept.write(study)
+            if trouble := trial_trouble(trial):
+                progress.console.print(f"{text}: {trouble}", markup=False, highlight=False)
+            done += 1
+            total = done + schedule.remaining(study)
+            progress.update(task, completed=done, total=total)
+    if missing := schedule.missing(study):
+        echo_error(
+            f"The time budget has no room for another trial; {missing} of"
+            f" {len(study.trials) + missing} trials were not run. To run more, use --resume with a"
+            " larger --time-budget, or without one."
+        )
+    return study
+
+
+def trial_trouble(trial: Trial) -> str:
+    """The reason for which a trial does not count; "" if it does."""
+    if trial.failure:
+        return trial.failure
+    return f"The trial does not count. {trial.taint}" if trial.taint else ""
+
+
+class BudgetColumn(ProgressColumn):
+    """The rest of a time budget, counted down while a task runs."""
+
+    def __init__(self, left: float) -> None:
+        """``left``: seconds at the start of the task."""
+        super().__init__()
+        self._left = left
+
+    def render(self, task: Task) -> Text:
+        left = max(0.0, self._left - (task.elapsed or 0.0))
+        return Text(f"{duration_text(round(left * SECOND))} of the budget left")
+
+
+def time_left(study: Study, budget: float | None) -> ProgressColumn:
+    """The rest of ``budget`` seconds for all trials; without one, an estimate by past trials."""
+    if budget is None:
+        return TimeRemainingColumn()
+    return BudgetColumn(budget - spent_seconds(study))

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from wattspan.cli.formatting import UNKNOWN, table_lines, unit_prefix
+from wattspan.cli.formatting import UNKNOWN, grid_lines, unit_prefix
 from wattspan.config.writing import value_text
 from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
-from wattspan.frontier.recommendation import Recommendation
-from wattspan.frontier.result import Frontier
+from wattspan.frontier.recommendation import Frontier, Recommendation
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import MeasuredDevice, Study
 from wattspan.frontier.work import UnitSpan, parse_unit
@@ -55,7 +54,7 @@ def study_lines(found: Frontier) -> list[str]:
                  flags.get(setting, ())))
         for number, setting in enumerate(study.settings)
     ]  # fmt: skip
-    lines += table_lines([titles, *rows], left=(0, 7))
+    lines += grid_lines([titles, *rows], left=(0, 7))
     lines += [
         "",
         "Time and energy are relative to the first setting. Settings on the frontier are not beaten"

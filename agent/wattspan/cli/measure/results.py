@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
-from wattspan.cli.formatting import table_lines
+from wattspan.cli.formatting import grid_lines
 from wattspan.model import Certainty
 from wattspan.sdk.client import Device, Energy, Measurement
 from wattspan.util.text import printable
@@ -257,7 +257,7 @@ def result_lines(result: MeasurementResult) -> Iterator[str]:
     if last.emulated:
         yield " EMULATED HOST: no figure is of real hardware"
     yield ""
-    yield from table_lines(_rows(result), left=(0, 5), max_width=_MAX_NAME)
+    yield from grid_lines(_rows(result), left=(0, 5), max_width=_MAX_NAME)
     yield ""
     yield from (f"  {line}" for line in _notes(result))
     yield ""

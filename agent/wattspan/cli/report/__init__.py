@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+from wattspan.api.shared_state import REPORT_PATH
 from wattspan.cli.formatting import local_time
 from wattspan.cli.options import (
     ConfigurationOptions,
@@ -18,15 +21,19 @@ from wattspan.cli.options import (
     json_text,
 )
 from wattspan.cli.report import export, table
-from wattspan.cli.report.shared import LEFT_OUT, shared_history
 from wattspan.clock import SystemClock
+from wattspan.config import Config
 from wattspan.model import SECOND, GroupKind, HwType
 from wattspan.model.settings import Duration
-from wattspan.ports import WattspanError
+from wattspan.ports import StoreError, WattspanError
+from wattspan.sdk import AgentUnavailableError
+from wattspan.sdk.client import request_json
+from wattspan.service.configuration import agent_directories
 from wattspan.storage.breakdown import break_down, kind_totals
 from wattspan.storage.database import file_exists, store_path
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN
 from wattspan.storage.query import HistoryExtract, NoHistory, extract_history
+from wattspan.storage.shared_extract import extract_from_json
 
 _KINDS: dict[str, tuple[str, ...]] = {
     PROCESS: (PROCESS,),
@@ -38,6 +45,11 @@ _KINDS: dict[str, tuple[str, ...]] = {
 } | {kind.value: (kind,) for kind in GroupKind}
 
 _LINES = 20
+_LEFT_OUT = (
+    "Left out: rows of other users, of programs and of spans, cost and carbon; the rows are your"
+    " user's and the rest. `sudo wattspan report` shows everything."
+)
+_READ_TIMEOUT = 30.0  # seconds; a long history takes a while
 DAY = 86_400 * SECOND
 
 
@@ -148,13 +160,13 @@ def command(
     by_default = context.get_parameter_source("by") is ParameterSource.DEFAULT
     shared_by = GroupKind.USER.value if by_default else by  # the rows that such a user sees
     named = state_dir is not None or emulated
-    shared = None if named else shared_history(config, first, last, _KINDS[shared_by])
+    shared = None if named else _shared_history(config, first, last, _KINDS[shared_by])
     if shared is None:
         path = _store(state_dir or Path(config.agent.state_dir), emulated)
         found = extract_history(path, first, last, _KINDS[by], export.configured_valuations(config))
     else:
         (path, found), by = shared, shared_by
-        echo_error(LEFT_OUT)
+        echo_error(_LEFT_OUT)
     if isinstance(found, NoHistory):
         raise WattspanError(_no_data_text(found, path, first, last))
     if hw_type is not None:
@@ -207,3 +219,43 @@ def _no_data_text(nothing: NoHistory, path: Path, start: int, end: int) -> str:
         f"The store {path} holds nothing from {local_time(start)} to {local_time(end)}: it reaches"
         f" from {since} to {until}. Ask for that with --from and --to."
     )
+
+
+# --------------------------------------------------------------- users who may not read the store
+
+
+def _shared_history(
+    config: Config, start: int, end: int, kinds: Iterable[str]
+) -> tuple[Path, HistoryExtract | NoHistory] | None:
+    """The store's path and its extract for this user; None if this user can read the store.
+
+    StoreError if neither the store nor an agent can be read.
+    """
+    state_dir = Path(config.agent.state_dir)
+    if not _is_closed(state_dir):
+        return None
+    parameters = {"start": str(start), "end": str(end), "kinds": ",".join(kinds)}
+    directories = agent_directories(config)
+    try:
+        facts = request_json(
+            REPORT_PATH, parameters, patience=_READ_TIMEOUT, directories=directories
+        )
+        return Path(facts["store"]), extract_from_json(facts["found"])
+    except AgentUnavailableError as error:
+        cause = f"no agent answers that would read it for this user. {error}"
+    except (KeyError, ValueError):
+        cause = "the agent has another version. Use the `wattspan` that was installed with it"
+    raise StoreError(
+        f"Cannot read the store in {state_dir}: it is for root and the agent's group, and {cause}"
+        " Or run `sudo wattspan report`."
+    )
+
+
+def _is_closed(state_dir: Path) -> bool:
+    """True if this user may not read the store in a directory that exists."""
+    try:
+        paths = [store_path(state_dir, emulated=emulated) for emulated in (False, True)]
+        found = [path for path in paths if path.exists()]
+    except PermissionError:
+        return True
+    return bool(found) and not any(os.access(path, os.R_OK, effective_ids=True) for path in found)

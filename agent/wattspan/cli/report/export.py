@@ -68,7 +68,7 @@ def _constant_rate(rate: int | None) -> PeriodsBetween:
     return pieces
 
 
-def footprint_cells(energy: int, asked: Sequence[Weighting]) -> dict[str, object]:
+def _footprint_cells(energy: int, asked: Sequence[Weighting]) -> dict[str, object]:
     """The amount, None if no rate was known, and the energy whose rate was unknown."""
     cells: dict[str, object] = {}
     for each, weight in zip(asked, rated_parts(energy, asked), strict=True):
@@ -78,7 +78,7 @@ def footprint_cells(energy: int, asked: Sequence[Weighting]) -> dict[str, object
     return cells
 
 
-def footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
+def _footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
     """Cost and carbon for JSON."""
     return {
         each.kind: {
@@ -107,7 +107,7 @@ def report_facts(
     path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown
 ) -> dict[str, Any]:
     """The whole report. For each kind its lines and those without a kind sum to the total."""
-    footprint = partial(footprint_facts, asked=extract.weightings)
+    footprint = partial(_footprint_facts, asked=extract.weightings)
     lines = [*_lines(breakdown), breakdown.total]
     *facts, total = [_line(line, breakdown) | footprint(line.total) for line in lines]
     return {
@@ -169,24 +169,37 @@ def _division(use: SpanUsage) -> dict[str, Any]:
 
 
 def _domain(domain: DomainTotal) -> dict[str, Any]:
-    attributed = domain.attributed
+    return {
+        **_names(domain),
+        "method": domain.method,
+        "in_cover": domain.in_cover,
+        "energy_microjoules": domain.energy,
+        "energy_joules": domain.energy / 1e6,
+        **{f"{name}_microjoules": energy for name, energy in _parts(domain).items()},
+        "certainty": domain.certainty,
+        "consumers_certainty": domain.consumers_certainty if domain.attributed else None,
+        "gap_seconds": {reason: time / 1e9 for reason, time in domain.gaps.items()},
+    }
+
+
+def _names(domain: DomainTotal) -> dict[str, str]:
     return {
         "hw_id": domain.id,
         "hw_type": domain.hw_type,
         "hw_name": domain.name,
         "provenance": domain.provenance,
-        "method": domain.method,
-        "in_cover": domain.in_cover,
-        "energy_microjoules": domain.energy,
-        "energy_joules": domain.energy / 1e6,
-        "consumers_microjoules": domain.consumers if attributed else None,
-        "idle_microjoules": domain.idle if attributed else None,
-        "unattributed_microjoules": domain.unattributed if attributed else None,
-        "baseline_unknown_microjoules": domain.withheld if attributed else None,
-        "certainty": domain.certainty,
-        "consumers_certainty": domain.consumers_certainty if attributed else None,
-        "gap_seconds": {reason: time / 1e9 for reason, time in domain.gaps.items()},
     }
+
+
+def _parts(domain: DomainTotal) -> dict[str, int | None]:
+    """The parts of its energy; a domain that is not attributed has none."""
+    parts = {
+        "consumers": domain.consumers,
+        "idle": domain.idle,
+        "unattributed": domain.unattributed,
+        "baseline_unknown": domain.withheld,
+    }
+    return {**parts} if domain.attributed else dict.fromkeys(parts)
 
 
 def _lines(breakdown: Breakdown) -> tuple[BreakdownLine, ...]:
@@ -228,7 +241,7 @@ def report_rows(
             "energy_uj": energy,
             "energy_j": Decimal(energy).scaleb(-6),
             "certainty": line.certainty.get(hw_type, Certainty.KNOWN),
-            **footprint_cells(energy, extract.weightings),
+            **_footprint_cells(energy, extract.weightings),
         }
         for line in lines
         for hw_type, energy in line.energy.items()
@@ -253,7 +266,7 @@ def _span_row(
         "energy_uj": line.total,
         "certainty": line.total_certainty,
         **{f"{hw_type}_uj": line.energy.get(hw_type, 0) for hw_type in breakdown.provenance},
-        **footprint_cells(line.total, asked),
+        **_footprint_cells(line.total, asked),
     }
 
 
@@ -273,23 +286,15 @@ def _split_row(line: BreakdownLine) -> ReportRow:
 
 
 def _domain_row(domain: DomainTotal, asked: Sequence[Weighting]) -> ReportRow:
-    """A domain that is not attributed has no parts."""
-    attributed = domain.attributed
     return {
-        "hw_id": domain.id,
-        "hw_type": domain.hw_type,
-        "hw_name": domain.name,
-        "provenance": domain.provenance,
+        **_names(domain),
         "in_cover": int(domain.in_cover),
         "energy_uj": domain.energy,
-        "consumers_uj": domain.consumers if attributed else None,
-        "idle_uj": domain.idle if attributed else None,
-        "unattributed_uj": domain.unattributed if attributed else None,
-        "baseline_unknown_uj": domain.withheld if attributed else None,
+        **{f"{name}_uj": energy for name, energy in _parts(domain).items()},
         "gap_seconds": sum(domain.gaps.values()) / 1e9,
         "certainty": domain.certainty,
-        "consumers_certainty": domain.consumers_certainty if attributed else None,
-        **footprint_cells(domain.energy, asked),
+        "consumers_certainty": domain.consumers_certainty if domain.attributed else None,
+        **_footprint_cells(domain.energy, asked),
     }
 
 
@@ -351,7 +356,12 @@ def write_output(report: bytes, output: Path | None) -> None:
         click.echo(report, nl=False)
         return
     try:
-        _write(report, output)
+        target = output.resolve()
+        if target.exists() and not target.is_file():  # a pipe, a terminal
+            target.write_bytes(report)
+            return
+        draft = target.with_name(f".{target.name[:200]}.{os.getpid()}.draft")
+        replace_file(target, report, draft, 0o666)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise WattspanError(
@@ -359,30 +369,15 @@ def write_output(report: bytes, output: Path | None) -> None:
         ) from None
 
 
-def _write(report: bytes, output: Path) -> None:
-    target = output.resolve()
-    if target.exists() and not target.is_file():  # a pipe, a terminal
-        target.write_bytes(report)
-        return
-    draft = target.with_name(f".{target.name[:200]}.{os.getpid()}.draft")
-    replace_file(target, report, draft, 0o666)
-
-
 def choose_format(form: str | None, output: Path | None) -> str:
     """The format of the options or of the file's suffix."""
-    found = form or _suffix_format(output)
-    if found == "parquet" and output is None:
-        raise click.UsageError("--format parquet is not text: name a file with --output FILE.")
-    return found
-
-
-def _suffix_format(output: Path | None) -> str:
     suffix = output.suffix.removeprefix(".").lower() if output is not None else ""
-    if suffix in ("", "txt"):
-        return "table"
-    if suffix not in FORMATS:
+    found = form or ("table" if suffix in ("", "txt") else suffix)
+    if found not in FORMATS:
         raise click.UsageError(
             f"--output {output}: .{suffix} is no format. Name one with --format "
             f"({', '.join(FORMATS)}), or use its name or .txt as the suffix."
         )
-    return suffix
+    if found == "parquet" and output is None:
+        raise click.UsageError("--format parquet is not text: name a file with --output FILE.")
+    return found

@@ -12,10 +12,10 @@ from wattspan.cli.formatting import (
     count,
     duration_text,
     energy_each,
+    grid_lines,
     joules,
     local_time,
     share,
-    table_lines,
 )
 from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
@@ -156,7 +156,7 @@ def _table(
     # a column of tokens without any token is not shown
     if of_spans and all(not any(row[-3:]) for row in rows[1:]):
         rows = [row[:-3] for row in rows]
-    return table_lines(rows, left=(0, 1), max_width=_WIDEST)
+    return grid_lines(rows, left=(0, 1), max_width=_WIDEST)
 
 
 def _cell_of(line: BreakdownLine, hw_type: HwType, unit: str) -> str:
@@ -278,7 +278,7 @@ def _domain_table(
             *(share(total, total), *footprint.cells(total), ""),
         )
     )
-    return table_lines(rows, left=(0, 1, 2), max_width=_WIDEST)
+    return grid_lines(rows, left=(0, 1, 2), max_width=_WIDEST)
 
 
 def _domain_parts(domain: DomainTotal) -> tuple[tuple[int, Certainty], ...]:

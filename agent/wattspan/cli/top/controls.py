@@ -49,6 +49,11 @@ class ViewOptions:
     brief: bool = False  # without a height: only the largest rows
     notice: str = ""  # a line above the figures
 
+    @property
+    def wide(self) -> bool:
+        """True if there is room for bars, attribution methods and the state of GPUs."""
+        return self.width >= 120
+
 
 def handle_key(options: ViewOptions, key: str) -> ViewOptions | None:
     """The options after ``key``; None to quit."""

@@ -1,4 +1,4 @@
-"""The tables of the view: devices, groups, processes and tuning jobs."""
+"""The tables of the view: devices, tuning jobs, groups, processes, spans and language models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from wattspan.api.snapshot_document import (
@@ -20,8 +20,10 @@ from wattspan.api.snapshot_document import (
     ListedProcess,
     SnapshotDocument,
     SpanEntry,
+    SpansEntry,
 )
 from wattspan.cli import formatting
+from wattspan.cli.formatting import Column, at_least, count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.tune.text import (
     against_original,
@@ -39,12 +41,11 @@ from wattspan.model import (
     TuningAccounts,
     TuningRow,
     TuningState,
+    service_label,
 )
 from wattspan.util.text import printable
 
-WIDE_COLUMNS = 120  # from this width on: bars, attribution methods and the state of GPUs
-
-HW_TYPE_LABELS = {
+_HW_TYPE_LABELS = {
     HwType.CPU: "cpu",
     HwType.GPU: "gpu",
     HwType.MEMORY: "mem",
@@ -87,10 +88,10 @@ def _select(rows: list[E], names: Sequence[str], options: ViewOptions) -> list[E
     found.sort(key=lambda row: (row.name.casefold(), texts(row)))
     if options.sort is SortKey.WATTS:
         found.sort(
-            key=lambda row: (-1 if (w := watts(row)) is None else w, joules(row)), reverse=True
+            key=lambda row: (-1 if (w := _watts(row)) is None else w, _joules(row)), reverse=True
         )
     elif options.sort is SortKey.JOULES:
-        found.sort(key=joules, reverse=True)
+        found.sort(key=_joules, reverse=True)
     return found
 
 
@@ -104,17 +105,17 @@ def _select_models(rows: list[InferenceEntry], options: ViewOptions) -> list[Inf
     return found
 
 
-def watts(row: EnergyEntry) -> float | None:
+def _watts(row: EnergyEntry) -> float | None:
     """The power of all types; None for spans, whose energy is known when they have ended."""
     powers = {} if isinstance(row, SpanEntry) else row.power_watts
     return sum(powers.values()) if powers else None
 
 
-def joules(row: EnergyEntry) -> float:
+def _joules(row: EnergyEntry) -> float:
     return sum(row.energy_joules.values())
 
 
-def hw_types(document: SnapshotDocument) -> list[HwType]:
+def _hw_types(document: SnapshotDocument) -> list[HwType]:
     """The hardware types whose energy is attributed."""
     found = {domain.hw_type for domain in document.domains if domain.attributed}
     return [kind for kind in HwType if kind in found]
@@ -159,36 +160,23 @@ def _device_text(domain: DomainEntry) -> str:
 # --------------------------------------------------------------------------------- common parts
 
 
-class TableField(NamedTuple):
-    """A column, and its cell in each row."""
-
-    column: Column
-    cell: Callable[[Any], RenderableType]
-
-
-def text_field(title: str, ratio: int, cell: Callable[[Any], RenderableType]) -> TableField:
-    return TableField(Column(title, no_wrap=True, overflow="ellipsis", ratio=ratio), cell)
-
-
-def number_field(
-    title: str, cell: Callable[[Any], RenderableType], width: int | None = None
-) -> TableField:
-    return TableField(Column(title, justify="right", no_wrap=True, width=width), cell)
-
-
-def _table(options: ViewOptions, fields: Iterable[TableField | None], rows: Iterable[Any]) -> Table:
-    shown = [field for field in fields if field is not None]
+def _table(options: ViewOptions, columns: Iterable[Column], rows: Iterable[Any]) -> Table:
+    columns = list(columns)
     table = Table(
-        *(field.column for field in shown),
         box=None,
         expand=True,
-        padding=(0, 2 if options.width >= WIDE_COLUMNS else 1, 0, 0),
+        padding=(0, 2 if options.wide else 1, 0, 0),
         pad_edge=False,
         header_style="bold underline",
         collapse_padding=True,
     )
+    for column in columns:
+        justify: JustifyMethod = "left" if column.left else "right"
+        table.add_column(
+            column.title, justify=justify, no_wrap=True, ratio=column.ratio, width=column.width
+        )
     for row in rows:
-        table.add_row(*(field.cell(row) for field in shown))
+        table.add_row(*(column.cell(row) for column in columns))
     return table
 
 
@@ -200,8 +188,8 @@ class VisibleRows(NamedTuple):
     limit: int | None
 
 
-def listing(
-    options: ViewOptions, fields: Iterable[TableField | None], visible: VisibleRows, empty: str = ""
+def _listing(
+    options: ViewOptions, columns: Iterable[Column], visible: VisibleRows, empty: str = ""
 ) -> RenderableType:
     """The rows that fit, and a line with the number of the others, or ``empty``."""
     rows, offset, limit = visible
@@ -212,18 +200,18 @@ def listing(
         note = f"... and {len(rows) - len(shown)} more"
     elif not rows:
         note = empty or (f"none with {options.filter!r}" if options.filter else "none yet")
-    table = _table(options, fields, shown)
+    table = _table(options, columns, shown)
     return Group(table, Text(f"  {note}", style="dim")) if note else table
 
 
-def joules_cell(joules: float | None) -> str:
+def _joules_cell(joules: float | None) -> str:
     """Joules for a column: a space in place of the prefix, so that digits line up."""
     return formatting.joules_text(joules).replace(" J", "  J")
 
 
-def bounded_joules(row: EnergyEntry, joules_: float) -> str:
+def _bounded_joules(row: EnergyEntry) -> str:
     """The energy of a row for a column, marked if it is a lower bound."""
-    return formatting.at_least(joules_cell(joules_), bounded=bool(row.bounded))
+    return at_least(_joules_cell(_joules(row)), bounded=bool(row.bounded))
 
 
 def one_line(line: Text, options: ViewOptions) -> Text:
@@ -244,18 +232,18 @@ _PARTS = {
 def device_table(
     document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
-    wide = options.width >= WIDE_COLUMNS
     whole = document.host.least_power_watts
-    fields = (
-        text_field("DEVICE", 4, _device_label),
-        number_field("watts", _device_watts),
-        TableField(Column("", no_wrap=True), partial(_bar, whole)) if wide else None,
-        number_field("joules", _device_joules),
-        *(number_field(title, partial(_share, part)) for title, part in _PARTS.items()),
-        TableField(Column("how", no_wrap=True), _provenance),
-        text_field("state", 5, _state) if wide else None,
-    )
-    return listing(options, fields, visible, "no counter is read: see `wattspan doctor`")
+    columns = [
+        Column("DEVICE", _device_label, left=True, ratio=4),
+        Column("watts", _device_watts),
+        Column("joules", _device_joules),
+        *(Column(title, partial(_share, part)) for title, part in _PARTS.items()),
+        Column("how", _provenance, left=True),
+    ]
+    if options.wide:
+        columns.insert(2, Column("", partial(_bar, whole), left=True))
+        columns.append(Column("state", _state, left=True, ratio=5))
+    return _listing(options, columns, visible, "no counter is read: see `wattspan doctor`")
 
 
 def _device_label(row: NestedDomain) -> Text:
@@ -263,7 +251,7 @@ def _device_label(row: NestedDomain) -> Text:
     name = printable(domain.hw_name)
     if domain.provenance is Provenance.EMULATED:  # the column `how` says so
         name = name.removeprefix("Emulated ")
-    label = f"{'  ' * depth}{HW_TYPE_LABELS[domain.hw_type]} {name}"
+    label = f"{'  ' * depth}{_HW_TYPE_LABELS[domain.hw_type]} {name}"
     return Text(label) if domain.in_cover else Text(f"{label} *", "dim")
 
 
@@ -273,7 +261,7 @@ def _device_watts(row: NestedDomain) -> Text:
 
 def _device_joules(row: NestedDomain) -> str:
     bounded = row.domain.energy_certainty is Certainty.LOWER_BOUND
-    return formatting.at_least(joules_cell(row.domain.energy_joules), bounded=bounded)
+    return at_least(_joules_cell(row.domain.energy_joules), bounded=bounded)
 
 
 def _bar(whole: float | None, row: NestedDomain) -> RenderableType:
@@ -320,49 +308,53 @@ def _state(row: NestedDomain) -> Text:
 def process_table(
     document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
-    fields = (
-        number_field("PID", lambda row: "" if row.pid is None else str(row.pid)),
-        text_field("PROCESS", 3, _process_name),
-        text_field("group", 2, lambda row: Text(printable(row.group), style="dim")),
-        *_energy_fields(document),
+    columns = (
+        Column("PID", lambda row: "" if row.pid is None else str(row.pid)),
+        Column("PROCESS", _process_name, left=True, ratio=3),
+        Column("group", lambda row: _dim(row.group), left=True, ratio=2),
+        *_energy_columns(document),
     )
-    return listing(options, fields, visible)
+    return _listing(options, columns, visible)
 
 
 def group_table(
     document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
-    fields = (
-        text_field("GROUP", 3, name_cell),
-        text_field("kind", 2, lambda row: Text(row.kind, style="dim")),
-        *_energy_fields(document),
+    columns = (
+        Column("GROUP", _name, left=True, ratio=3),
+        Column("kind", lambda row: _dim(row.kind), left=True, ratio=2),
+        *_energy_columns(document),
     )
-    return listing(options, fields, visible)
+    return _listing(options, columns, visible)
 
 
-def name_cell(row: EnergyEntry) -> Text:
+def _dim(text: str) -> Text:
+    return Text(printable(text), style="dim")
+
+
+def _name(row: EnergyEntry) -> Text:
     return Text(printable(row.name))
 
 
 def _process_name(row: ListedProcess) -> Text:
-    return name_cell(row) if row.alive else Text(f"{printable(row.name)} (ended)", style="dim")
+    return _name(row) if row.alive else _dim(f"{row.name} (ended)")
 
 
-def _energy_fields(document: SnapshotDocument) -> Iterator[TableField]:
-    for kind in hw_types(document):
-        yield number_field(f"{HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
-    yield number_field("watts", _total_watts)
-    yield number_field("joules", lambda row: bounded_joules(row, joules(row)))
+def _energy_columns(document: SnapshotDocument) -> Iterator[Column]:
+    for kind in _hw_types(document):
+        yield Column(f"{_HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
+    yield Column("watts", _total_watts)
+    yield Column("joules", _bounded_joules)
 
 
 def _watts_of(kind: HwType, row: ListedProcess | GroupEntry) -> str:
     known = formatting.watts(row.power_watts[kind]) if kind in row.power_watts else ""
-    return formatting.at_least(known, bounded=kind in row.power_bounded)
+    return at_least(known, bounded=kind in row.power_bounded)
 
 
 def _total_watts(row: ListedProcess | GroupEntry) -> Text:
-    known = formatting.watts(watts(row))
-    return Text(formatting.at_least(known, bounded=bool(row.power_bounded)), style="bold")
+    known = formatting.watts(_watts(row))
+    return Text(at_least(known, bounded=bool(row.power_bounded)), style="bold")
 
 
 # -------------------------------------------------------------------------------------- tuning
@@ -396,35 +388,32 @@ def tuning_table(
     """At most ``limit`` jobs; None is unlimited."""
     shown = rows[:limit]
     title = "TUNING" if len(shown) == len(rows) else f"TUNING ({len(shown)} of {len(rows)})"
-    wide = options.width >= WIDE_COLUMNS
+    wide = options.wide
+    columns = [
+        Column(title, lambda row: Text(printable(row.job)), left=True, ratio=1),
+        Column("state", partial(_tuning_state, wide), left=True, width=18 if wide else 10),
+        Column(
+            "setting",
+            lambda row: Text(against_original(row, accounts.caps), style="bold"),
+            width=16 if wide else 13,
+        ),
+        Column("slower", _slowdown, width=6),
+        Column("bound", lambda row: percent(row.slowdown_bound), width=6),
+        Column("budget", job_budget_text, width=6),
+        Column("saving", _saving, width=6),
+    ]
+    if wide:
+        columns.append(Column("saved", _saved, width=9))
+        columns.append(Column("pairs", lambda row: str(row.pairs), width=5))
     parts: list[RenderableType] = []
     # One table of equal widths for each job, because the sentence spans all columns.
     for row in shown:
-        fields = (
-            text_field(title, 1, lambda row: Text(printable(row.job))),
-            TableField(
-                Column("state", no_wrap=True, width=18 if wide else 10, overflow="ellipsis"),
-                partial(_tuning_state, wide),
-            ),
-            number_field(
-                "setting",
-                lambda row: Text(against_original(row, accounts.caps), style="bold"),
-                16 if wide else 13,
-            ),
-            number_field("slower", _slowdown, 6),
-            number_field("bound", lambda row: percent(row.slowdown_bound), 6),
-            number_field("budget", job_budget_text, 6),
-            number_field("saving", _saving, 6),
-            number_field("saved", _saved, 9) if wide else None,
-            number_field("pairs", lambda row: str(row.pairs), 5) if wide else None,
-        )
-        table = _table(options, fields, [row])
+        table = _table(options, columns, [row])
         table.show_header = not parts
-        sentence = Text(f"  {decision_text(row)}", style="dim")
-        parts += [table, one_line(sentence, options)]
-        if row.declared is not None:  # what was asked for, what was given and why
-            answer = Text(f"  {printable(row.declared.reason)}", style="dim")
-            parts.append(one_line(answer, options))
+        # Of a declared job also what was asked for, what was given and why.
+        answers = [] if row.declared is None else [printable(row.declared.reason)]
+        sentences = (decision_text(row), *answers)
+        parts += [table, *(one_line(Text(f"  {one}", style="dim"), options) for one in sentences)]
     return Group(*parts)
 
 
@@ -445,3 +434,108 @@ def _saving(row: TuningRow) -> Text:
 
 def _saved(row: TuningRow) -> str:
     return "" if row.saved is None else signed_joules(row.saved)
+
+
+# ------------------------------------------------------------------- spans and language models
+
+
+def span_table(
+    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
+) -> RenderableType:
+    """One line for each name: calls, joules, joules per call and per output token."""
+    kinds = _hw_types(document) if options.wide else ()
+    columns = [
+        Column("SPAN", _name, left=True, ratio=3),
+        Column("service", partial(_service, document), left=True, ratio=2),
+        Column("calls", lambda row: count(row.calls)),
+        *(Column(f"{_HW_TYPE_LABELS[kind]} J", partial(_joules_of, kind)) for kind in kinds),
+        Column("joules", lambda row: Text(_bounded_joules(row), style="bold")),
+        Column("J/call", lambda row: _joules_each(row, row.calls)),
+        Column("time/call", lambda row: duration_each(row.seconds * 1e9, row.calls)),
+        Column("J/token", lambda row: _tokens(row, partial(_joules_each, row))),
+    ]
+    if options.wide:
+        columns.insert(-1, Column("tokens out", lambda row: _tokens(row, count)))
+    return _listing(options, columns, visible)
+
+
+def _service(document: SnapshotDocument, row: SpanEntry | InferenceEntry) -> Text:
+    """The service of a row, with its owner where services have several owners."""
+    owners = {one.owner for one in document.spans.names if one.owner}
+    label = service_label(row.service, row.owner if len(owners) > 1 else "")
+    return _dim(label)
+
+
+def _joules_of(kind: HwType, row: SpanEntry) -> str:
+    known = _joules_cell(row.energy_joules[kind]) if kind in row.energy_joules else ""
+    return at_least(known, bounded=kind in row.bounded)
+
+
+def _joules_each(row: SpanEntry, parts: int) -> str:
+    return at_least(energy_each(_joules(row) * 1e6, parts), bounded=bool(row.bounded))
+
+
+def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
+    tokens = row.tokens.get("output", 0)
+    return text(tokens) if tokens else ""
+
+
+def model_table(
+    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
+) -> RenderableType:
+    """One line for each language model: GPU joules of its requests and tokens.
+
+    The last column is the part of the requests whose energy was divided by the learned energy of
+    tokens; the others were divided by their numbers of tokens.
+    """
+    columns = (
+        Column("MODEL", lambda row: Text(printable(row.model)), left=True, ratio=3),
+        Column("service", partial(_service, document), left=True, ratio=2),
+        Column("requests", lambda row: count(_requests(row))),
+        Column("gpu J", lambda row: Text(_joules_cell(_gpu_joules(row)), style="bold")),
+        Column("J/request", lambda row: energy_each(_gpu_joules(row) * 1e6, _requests(row))),
+        Column("J/token in", partial(_joules_a_token, "input")),
+        Column("J/token out", partial(_joules_a_token, "output")),
+        Column("learned", _learned),
+    )
+    return _listing(options, columns, visible)
+
+
+def _requests(row: InferenceEntry) -> int:
+    return sum(row.requests.values())
+
+
+def _gpu_joules(row: InferenceEntry) -> float:
+    return sum(row.gpu_joules.values())
+
+
+def _learned(row: InferenceEntry) -> str:
+    return formatting.share(row.requests.get("model", 0), _requests(row))
+
+
+def _joules_a_token(token_type: str, row: InferenceEntry) -> str:
+    tokens = row.tokens.get(token_type, 0)
+    return energy_each(row.gpu_joules.get(token_type, 0.0) * 1e6, tokens) if tokens else ""
+
+
+def spans_remainder(spans: SpansEntry, options: ViewOptions) -> Text:
+    """The energy of services outside their spans, and the spans that no row counts."""
+    outside = {service: sum(joules.values()) for service, joules in spans.outside_joules.items()}
+    greatest = sorted(outside.items(), key=lambda one: -one[1])
+    services = ", ".join(
+        f"{printable(service)} {formatting.joules_text(joules)}" for service, joules in greatest
+    )
+    parts = [f"outside spans: {services}"] if any(outside.values()) else []
+    parts += [
+        f"{count(number)} {reason.replace('_', ' ')}"
+        for reason, number in _uncounted(spans)
+        if number
+    ]
+    return one_line(Text("; ".join(parts), style="dim"), options)
+
+
+def _uncounted(spans: SpansEntry) -> Iterator[tuple[str, int]]:
+    counted = {"joined", "partial", "late"}
+    yield from ((reason, n) for reason, n in spans.outcomes.items() if reason not in counted)
+    yield from ((f"refused ({reason})", n) for reason, n in spans.refused.items())
+    yield from ((f"not forwarded ({reason})", n) for reason, n in spans.forward_drops.items())

@@ -17,7 +17,6 @@ from rich.text import Text
 from wattspan.api.snapshot_document import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
-from wattspan.cli.top.span_tables import model_table, span_table, spans_remainder
 from wattspan.cli.top.tables import (
     TUNING_LINES,
     VisibleRows,
@@ -25,9 +24,12 @@ from wattspan.cli.top.tables import (
     device_tree,
     group_table,
     job_lines,
+    model_table,
     one_line,
     process_table,
     select_rows,
+    span_table,
+    spans_remainder,
     tuning_rows,
     tuning_table,
 )

@@ -13,19 +13,37 @@ from typing import Any
 
 import click
 
+from wattspan.api.requests import TIME_FORMATS, parse_time
+from wattspan.api.snapshot_document import SNAPSHOT_PATH
 from wattspan.cli.options import (
     ConfigurationOptions,
     config_options,
     echo_error,
     echo_json,
+    echo_lines,
     json_option,
+)
+from wattspan.cli.tune.explanation import explain_all, explain_facts
+from wattspan.cli.tune.text import (
+    history_lines,
+    recommendation_facts,
+    recommendation_lines,
+    status_lines,
 )
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import Instant, TuningAccounts, TuningRow
+from wattspan.model.settings import Duration
 from wattspan.ports import WattspanError
 from wattspan.sdk import AgentUnavailableError
-from wattspan.util.text import printable
+from wattspan.sdk.client import request_json
+from wattspan.service.configuration import agent_directories
+from wattspan.tuning.serialization import (
+    accounts_from_json,
+    recorded_decision_from_json,
+    recorded_decision_to_json,
+    row_to_json,
+)
 
 DEFAULT_LIMIT = 20
 
@@ -57,11 +75,7 @@ def status(job: str, configuration: ConfigurationOptions, as_json: bool) -> None
     SLOWER and BOUND are the slowdown of the whole run, exploration included, and its upper bound
     (99 %). SAVING is of the energy per unit of work at the held setting.
     """
-    from wattspan.cli.tune.text import status_lines
-    from wattspan.tuning.serialization import row_to_json
-
-    config = configuration.load(client=True).config
-    _show(config, job, as_json, lambda row, *_: row_to_json(row), status_lines)
+    _show(configuration, job, as_json, lambda row, *_: row_to_json(row), status_lines)
 
 
 @command.command()
@@ -72,10 +86,7 @@ def explain(job: str, configuration: ConfigurationOptions, as_json: bool) -> Non
     Also shows why no lower or higher setting was chosen, the next step, a remedy, and the caps of
     its devices with their holders.
     """
-    from wattspan.cli.tune.explanation import explain_all, explain_facts
-
-    config = configuration.load(client=True).config
-    _show(config, job, as_json, explain_facts, explain_all)
+    _show(configuration, job, as_json, explain_facts, explain_all)
 
 
 @command.command()
@@ -95,11 +106,8 @@ def recommend(job: str, instances: int, configuration: ConfigurationOptions, as_
     figures. LIMITS tells if the latency limits are kept there. ENERGY is relative to the present
     number of instances. Nothing is changed: another program sets the number of instances.
     """
-    from wattspan.cli.tune.instances import recommendation_facts, recommendation_lines
-
-    config = configuration.load(client=True).config
     _show(
-        config,
+        configuration,
         job,
         as_json,
         lambda row, *_: recommendation_facts(row, instances),
@@ -134,9 +142,6 @@ def history(
     A decision is listed once, however long it holds; a setting in brackets was not applied.
     Without an agent, the history is read from its state directory.
     """
-    from wattspan.cli.tune.text import history_lines
-    from wattspan.tuning.serialization import recorded_decision_from_json
-
     config = configuration.load(client=True).config
     parameters = {"limit": str(limit)}
     if since:
@@ -163,17 +168,11 @@ def history(
 
 
 def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
-    from wattspan.sdk.client import request_json
-    from wattspan.service.configuration import agent_directories
-
     return request_json(path, parameters or {}, directories=agent_directories(config))
 
 
 def _tuning(config: Config) -> tuple[dict[str, Any], TuningAccounts]:
     """The tuning of the agent's snapshot, with the fields of GET /v1/tuning."""
-    from wattspan.api.snapshot_document import SNAPSHOT_PATH
-    from wattspan.tuning.serialization import accounts_from_json
-
     snapshot = _ask(SNAPSHOT_PATH, config)
     with _known_version():
         answer = {
@@ -201,14 +200,14 @@ _OTHER_VERSION = (
 
 
 def _show(
-    config: Config,
+    configuration: ConfigurationOptions,
     job: str,
     as_json: bool,
     facts: Callable[[TuningRow, TuningAccounts, Instant], dict[str, Any] | None],
     lines: Callable[[TuningAccounts, Instant, int | None], Iterable[str]],
 ) -> None:
     """Print the matching jobs; then, so that programs have the JSON, refuse if tuning is off."""
-    answer, accounts = _tuning(config)
+    answer, accounts = _tuning(configuration.load(client=True).config)
     off = accounts.mode == "off"
     names = {row.job for row in accounts.rows}
     matching = _matching(job, names)
@@ -253,10 +252,8 @@ def _stored_history(
     config: Config, why: AgentUnavailableError, parameters: Mapping[str, str], job: str
 ) -> dict[str, Any]:
     """The history on disk; raises ``why`` if it cannot be read."""
-    from wattspan.api.requests import TIME_FORMATS, parse_time
     from wattspan.storage.database import file_exists
     from wattspan.storage.tuning import decisions_path, read_decisions, select_decisions
-    from wattspan.tuning.serialization import recorded_decision_to_json
 
     state_dir = Path(config.agent.state_dir)
     true, other = decisions_path(state_dir), decisions_path(state_dir, emulated=True)
@@ -287,8 +284,7 @@ def _stored_history(
 def _echo(answer: Mapping[str, Any], lines: Iterable[str]) -> None:
     if answer["emulated"]:
         click.echo("EMULATED: these are figures of an emulated host and true of no machine.")
-    for line in lines:
-        click.echo(printable(line))
+    echo_lines(lines)
 
 
 def _width() -> int | None:
@@ -297,8 +293,6 @@ def _width() -> int | None:
 
 
 def _is_duration(text: str) -> bool:
-    from wattspan.model.settings import Duration
-
     try:
         Duration.parse(text)
     except ValueError:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from wattspan.cli.caps import cap_lines
-from wattspan.cli.formatting import UNKNOWN, duration_text, local_time, table_lines
+from wattspan.cli.formatting import UNKNOWN, Column, duration_text, local_time, table_lines
 from wattspan.cli.tune.text import (
     against_original,
     budget_text,
@@ -332,23 +332,20 @@ def _setting_lines(row: TuningRow, accounts: TuningAccounts) -> list[str]:
 
 def _trial_lines(row: TuningRow) -> list[str]:
     held = _current_setting(row)
-    table = [("setting", "slower", "bound", "saving", "pairs", "")]
-    for tried in sorted(row.tried, key=lambda one: -one.setting):
-        notes = [
-            *(["certified"] if tried.certified else []),
-            *(["now"] if tried.setting == held else []),
-        ]
-        table.append(
-            (
-                setting_text(row.knob, tried.setting),
-                percent(tried.slowdown),
-                percent(tried.bound),
-                percent(tried.saving),
-                str(tried.pairs),
-                ", ".join(notes),
-            )
-        )
-    return table_lines(table, left=(5,))
+
+    def notes(tried: SettingResult) -> str:
+        applies = {"certified": tried.certified, "now": tried.setting == held}
+        return ", ".join(note for note, true in applies.items() if true)
+
+    columns = (
+        Column("setting", lambda tried: setting_text(row.knob, tried.setting)),
+        Column("slower", lambda tried: percent(tried.slowdown)),
+        Column("bound", lambda tried: percent(tried.bound)),
+        Column("saving", lambda tried: percent(tried.saving)),
+        Column("pairs", lambda tried: str(tried.pairs)),
+        Column("", notes, left=True),
+    )
+    return table_lines(columns, sorted(row.tried, key=lambda one: -one.setting))
 
 
 def _cost_lines(row: TuningRow) -> list[str]:

@@ -1,12 +1,21 @@
-"""Texts of tuning figures, and the lines of ``wattspan tune status`` and ``history``."""
+"""Texts of tuning figures, and the lines of ``wattspan tune`` except its explanations."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from wattspan.cli.formatting import UNKNOWN, duration_text, joules, local_time, table_lines
+from wattspan.cli.formatting import (
+    UNKNOWN,
+    Column,
+    duration_text,
+    joules,
+    local_time,
+    table_lines,
+)
 from wattspan.model import (
     CapRow,
     DecisionReason,
@@ -22,8 +31,9 @@ from wattspan.model import (
     TuningRow,
     TuningTerms,
 )
+from wattspan.tuning.decisions.instances import InstanceRange, best_range, instance_ranges
 from wattspan.tuning.decisions.report import cause_text
-from wattspan.tuning.serialization import unit
+from wattspan.tuning.serialization import setting_number, unit
 from wattspan.util.text import clean_label, printable
 
 _MAX_NAME = 40
@@ -86,9 +96,8 @@ def originals(row: TuningRow, caps: Iterable[CapRow] = ()) -> Mapping[str, int]:
 
 def saved_text(row: TuningRow) -> str:
     """``"12.3 kJ (9.80 kJ to 14.9 kJ)"``."""
-    if row.saved is None:
-        return UNKNOWN
-    return " ".join(filter(None, (signed_joules(row.saved), _saved_interval(row))))
+    interval = "" if row.saved is None else _saved_interval(row)
+    return " ".join(filter(None, (signed_joules(row.saved), interval)))
 
 
 def _saved_interval(row: TuningRow) -> str:
@@ -97,9 +106,11 @@ def _saved_interval(row: TuningRow) -> str:
     return f"({signed_joules(row.saved_low)} to {signed_joules(row.saved_high)})"
 
 
-def signed_joules(microjoules: int) -> str:
+def signed_joules(microjoules: int | None) -> str:
     """As ``joules``, with a sign for losses."""
-    return f"-{joules(-microjoules)}" if microjoules < 0 else joules(microjoules)
+    if microjoules is not None and microjoules < 0:
+        return f"-{joules(-microjoules)}"
+    return joules(microjoules)
 
 
 def caps_of(row: TuningRow, accounts: TuningAccounts) -> list[CapRow]:
@@ -179,8 +190,7 @@ def _terms_text(terms: RequestedTerms | TuningTerms) -> str:
 
 # --------------------------------------------------------------------------------------- lines
 
-_LEFT_COLUMNS = ("JOB", "STATE", "SETTING", "BETWEEN")
-_OPTIONAL_COLUMNS = ("BETWEEN", "PAIRS", "SINCE", "SAVED", "BUDGET", "HEADROOM", "LOAD")
+_OPTIONAL_COLUMNS = ("", "PAIRS", "SINCE", "SAVED", "BUDGET", "HEADROOM", "LOAD")
 """Columns that narrow terminals omit, in this order; `explain` shows them."""
 
 
@@ -229,18 +239,15 @@ def sort_rows(rows: Iterable[TuningRow]) -> list[TuningRow]:
 
 def history_lines(decisions: Sequence[RecordedDecision], width: int | None) -> list[str]:
     """A line for each decision, in the given order; sentences as in :func:`status_lines`."""
-    cells = [
-        (
-            local_time(one.at.wall // 10**9),
-            clean_label(one.job, _MAX_NAME),
-            one.decision.move.value,
-            one.decision.reason.value,
-            _requested_settings(one),
-        )
-        for one in decisions
-    ]
+    columns = (
+        Column("", lambda one: local_time(one.at.wall // 10**9), left=True),
+        Column("", lambda one: clean_label(one.job, _MAX_NAME), left=True),
+        Column("", lambda one: one.decision.move.value, left=True),
+        Column("", lambda one: one.decision.reason.value, left=True),
+        Column("", _requested_settings, left=True),
+    )
     sentences = [printable(one.decision.sentence) for one in decisions]
-    return list(_with_sentences(table_lines(cells, left=range(5)), sentences, width))
+    return list(_with_sentences(table_lines(columns, decisions), sentences, width))
 
 
 def _requested_settings(decided: RecordedDecision) -> str:
@@ -255,44 +262,41 @@ def _fitting_table(
     rows: Sequence[TuningRow], accounts: TuningAccounts, now: Instant, width: int | None
 ) -> list[str]:
     """The lines of the table, with as many columns as fit."""
-    cells = [
-        {
-            "JOB": clean_label(row.job, _MAX_NAME),
-            "STATE": state_text(row),
-            "SETTING": against_original(row, accounts.caps),
-            "SLOWER": percent(row.slowdown),
-            "BOUND": percent(row.slowdown_bound),
-            "BUDGET": job_budget_text(row),
-            **(_load_cells(row) if any(one.load for one in rows) else {}),
-            "SAVING": percent(row.saving),
-            "SAVED": UNKNOWN if row.saved is None else signed_joules(row.saved),
-            "BETWEEN": _saved_interval(row),
-            "PAIRS": str(row.pairs),
-            "SINCE": duration_text(max(0, now.mono - row.since.mono)),
-        }
-        for row in rows
+    load = (
+        Column("LOAD", _load_text),
+        Column("HEADROOM", _headroom_text),
+    )
+    columns = [
+        Column("JOB", lambda row: clean_label(row.job, _MAX_NAME), left=True),
+        Column("STATE", state_text, left=True),
+        Column("SETTING", lambda row: against_original(row, accounts.caps), left=True),
+        Column("SLOWER", lambda row: percent(row.slowdown)),
+        Column("BOUND", lambda row: percent(row.slowdown_bound)),
+        Column("BUDGET", job_budget_text),
+        *(load if any(row.load for row in rows) else ()),
+        Column("SAVING", lambda row: percent(row.saving)),
+        Column("SAVED", lambda row: signed_joules(row.saved)),
+        Column("", _saved_interval, left=True),
+        Column("PAIRS", lambda row: str(row.pairs)),
+        Column("SINCE", lambda row: duration_text(max(0, now.mono - row.since.mono))),
     ]
-    cells.insert(0, {title: title for title in cells[0]} | {"BETWEEN": ""})
-    shown, omitted = list(cells[0]), list(_OPTIONAL_COLUMNS)
-    while True:
-        left = [place for place, title in enumerate(shown) if title in _LEFT_COLUMNS]
-        lines = table_lines([[line[title] for title in shown] for line in cells], left=left)
-        if width is None or not omitted or max(map(len, lines)) <= width:
-            return lines
-        column = omitted.pop(0)
-        if column in shown:
-            shown.remove(column)
+    lines = table_lines(columns, rows)
+    for title in _OPTIONAL_COLUMNS:
+        if width is None or max(map(len, lines)) <= width:
+            break
+        columns = [one for one in columns if one.title != title]
+        lines = table_lines(columns, rows)
+    return lines
 
 
-def _load_cells(row: TuningRow) -> dict[str, str]:
-    """The load with the end of its bin, and the headroom of the setting."""
-    load = row.load
-    if load is None:
-        return {"LOAD": UNKNOWN, "HEADROOM": UNKNOWN}
-    return {
-        "LOAD": f"{load.load:.1f} of {load.bin_bound:g}",
-        "HEADROOM": UNKNOWN if load.headroom is None else f"{load.headroom:.1f}x",
-    }
+def _load_text(row: TuningRow) -> str:
+    """The load with the end of its bin."""
+    return UNKNOWN if row.load is None else f"{row.load.load:.1f} of {row.load.bin_bound:g}"
+
+
+def _headroom_text(row: TuningRow) -> str:
+    headroom = None if row.load is None else row.load.headroom
+    return UNKNOWN if headroom is None else f"{headroom:.1f}x"
 
 
 def load_sentences(row: TuningRow) -> list[str]:
@@ -323,7 +327,14 @@ def _misses_sentence(one: ObjectiveFigures) -> str:
 
 # ------------------------------------------------------------------------------------ pipelines
 
-_RANK_TITLES = ("RANK", "DEVICE", "CLOCK", "PLAN", "WAITING", "SAVED")
+_RANK_COLUMNS = (
+    Column("RANK", lambda place: str(place[0])),
+    Column("DEVICE", lambda place: place[1].device, left=True),
+    Column("CLOCK", lambda place: setting_text(Knob.GPU_CLOCK, place[1].clock)),
+    Column("PLAN", lambda place: setting_text(Knob.GPU_CLOCK, place[1].planned)),
+    Column("WAITING", lambda place: percent(place[1].waiting)),
+    Column("SAVED", lambda place: signed_joules(place[1].saved)),
+)
 
 
 def pipeline_lines(row: TuningRow) -> Iterator[str]:
@@ -337,18 +348,8 @@ def pipeline_lines(row: TuningRow) -> Iterator[str]:
         yield pipeline_sentence(pipeline)
         if pipeline.name:  # the only pipeline's sentence is that of the job
             yield printable(pipeline.sentence)
-        cells = [
-            (
-                str(rank),
-                printable(one.device),
-                setting_text(Knob.GPU_CLOCK, one.clock),
-                setting_text(Knob.GPU_CLOCK, one.planned),
-                percent(one.waiting),
-                UNKNOWN if one.saved is None else signed_joules(one.saved),
-            )
-            for rank, one in enumerate(pipeline.ranks)
-        ]
-        yield from (f"  {line}" for line in table_lines([_RANK_TITLES, *cells], left=(1,)))
+        ranks = table_lines(_RANK_COLUMNS, enumerate(pipeline.ranks))
+        yield from (f"  {line}" for line in ranks)
     for number, partner in enumerate(row.partners):
         if not number and row.pipelines:
             yield ""
@@ -409,3 +410,108 @@ def wrap_lines(text: str, width: int | None, indent: str) -> Iterator[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+# ------------------------------------------------------------------------------------ instances
+
+NOT_TRACKED = (
+    "The load of no job is tracked, so no number of instances can be compared. Set"
+    ' `control = "track"` for the job of a server in [[autotune.job]].'
+)
+_LIMITS = {True: "kept", False: "missed", None: "not certain"}
+
+
+def recommendation_lines(accounts: TuningAccounts, instances: int) -> Iterator[str]:
+    """A table of the numbers of instances of each tracked job, and the best one."""
+    rows = [row for row in sort_rows(accounts.rows) if row.load is not None]
+    if not rows:
+        yield NOT_TRACKED
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        yield from _instance_lines(row, instances)
+
+
+def recommendation_facts(row: TuningRow, instances: int) -> dict[str, Any] | None:
+    """The JSON form for one job; None if its load is not tracked."""
+    if row.load is None:
+        return None
+    ranges = instance_ranges(row.load, instances)
+    best = best_range(ranges)
+    return {
+        "job": row.job,
+        "unit": unit(row.knob),
+        "instances": instances,
+        "load": row.load.load,
+        "ranges": [_range_facts(row.knob, one) for one in ranges],
+        "recommended": None if best is None else _range_facts(row.knob, best),
+    }
+
+
+def _range_facts(knob: Knob, one: InstanceRange) -> dict[str, Any]:
+    return {
+        "least_instances": one.least,
+        "most_instances": one.most,
+        "bin_bound": one.bin.bin_bound,
+        "setting": setting_number(knob, one.bin.setting),
+        "kept": one.bin.kept,
+        "requests": one.bin.requests,
+        "joules_per_token": one.bin.joules_per_token,
+        "energy_change": one.change,
+    }
+
+
+def _instance_lines(row: TuningRow, instances: int) -> Iterator[str]:
+    load = row.load
+    assert load is not None  # noqa: S101 - rows without a load are left out
+    each = f"{instances} instances of" if instances > 1 else "1 instance of"
+    yield f"{row.job}: {each} load {load.load:.1f}"
+    ranges = instance_ranges(load, instances)
+    if not ranges:
+        yield "No figure yet: no request is in flight, or no load bin has ended requests."
+        return
+    best = best_range(ranges)
+    columns = (
+        Column("INSTANCES", _instances_text),
+        Column("LOAD OF EACH", partial(_load_of_each, load.load * instances)),
+        Column("SETTING", lambda one: setting_text(row.knob, one.bin.setting), left=True),
+        Column("LIMITS", lambda one: _LIMITS[one.bin.kept], left=True),
+        Column("REQUESTS", lambda one: str(one.bin.requests)),
+        Column("J/TOKEN", _joules_per_token),
+        Column("ENERGY", lambda one: _change_text(one.change)),
+    )
+    for one, line in zip([None, *ranges], table_lines(columns, ranges), strict=True):
+        yield f"{' ' if one is None or one is not best else '*'} {line}".rstrip()
+    if best is None:
+        yield "No recommendation: no load bin has certain latencies and known energy per token yet."
+        return
+    yield (
+        f"* is the least energy within the latency limits: INSTANCES {_instances_text(best)},"
+        f" ENERGY {_change_text(best.change)}. Nothing is changed: a load balancer or a scheduler"
+        " sets the number of instances. Loads that were never met have no line."
+    )
+
+
+def _joules_per_token(one: InstanceRange) -> str:
+    energy = one.bin.joules_per_token
+    return UNKNOWN if energy is None else f"{energy:.3g}"
+
+
+def _instances_text(one: InstanceRange) -> str:
+    if one.most is None:
+        return f"{one.least} or more"
+    return str(one.least) if one.most == one.least else f"{one.least} to {one.most}"
+
+
+def _load_of_each(total: float, one: InstanceRange) -> str:
+    most = total / one.least
+    if one.most is None:
+        return f"{most:.1f} or less"
+    return f"{most:.1f}" if one.most == one.least else f"{total / one.most:.1f} to {most:.1f}"
+
+
+def _change_text(change: float | None) -> str:
+    if change is None:
+        return UNKNOWN
+    text = percent(change)
+    return text if text.startswith(("-", "0.0")) else f"+{text}"

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.dag import MAX_INSTRUCTIONS, PipelineInstruction
-from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
-from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
 
 MOST_AHEAD = 8
 """Units of lead of one rank after which a rank without any counts as ended."""

@@ -5,10 +5,13 @@ that energy has no span: power is fitted by least squares to periods with differ
 forwards, backwards and waiting. The power while waiting is common to all ranks and clocks. The
 powers of each rank are then scaled to its whole energy at a clock: the counter's delay falsifies
 single periods, and consecutive ones together only at their ends.
+
+The next clocks to measure are those of ranks with slack, at no loss, before those of all ranks.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +22,7 @@ from typing import NamedTuple
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineDag
 from wattspan.tuning.pipeline.frontier import PipelineModel
-from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
-from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
 
 _EQUAL_POWER = 1e-3
 """Weight of equal powers of forwards and backwards, for periods that cannot tell them apart."""
@@ -29,6 +31,14 @@ _PARTS = 4
 """Parts into which a plan may divide the distance between two measured clocks."""
 
 _LEAST_DISTANCE = 15  # MHz
+
+_PROBE_EXECUTIONS = 32
+"""Executions of each instruction that a probe measures at least."""
+
+_MORE_ELASTIC = 1.25
+"""Factor of an instruction's slowdown per clock below the lowest measured clock."""
+
+_LEAST_ELASTICITY = 0.3
 
 
 class _Durations(NamedTuple):
@@ -250,3 +260,114 @@ def _interpolated(measured: Sequence[_Measured], clocks: Iterable[int]) -> list[
         watts = low.watts + part * (high.watts - low.watts)
         points.append(ClockPoint(mhz, seconds, seconds * watts))
     return points
+
+
+# ------------------------------------------------------------------------------------------ probes
+
+
+class PipelineProbe(NamedTuple):
+    """The clock of each rank in MHz, and the slowdown that is expected at most."""
+
+    clocks: tuple[int, ...]
+    slowdown: float
+
+
+def next_probe(
+    profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int], limit: float, free: float
+) -> PipelineProbe | None:
+    """The next lower clocks of ranks for which an iteration longer by ``limit`` has a use.
+
+    ``clocks`` are those that may be measured, from the original one downwards. Those of the ranks
+    with the most slack come first, as many as together make the iteration longer by ``free`` at
+    most; only then those of all remaining ranks. None if no rank has any.
+    """
+    return _Probes(profile, dag, clocks).next(limit, free)
+
+
+def probe_iterations(dag: PipelineDag) -> int:
+    """The iterations of a probe, that in which the clocks change included."""
+    return 1 + math.ceil(_PROBE_EXECUTIONS / dag.microbatch_count)
+
+
+def probe_completed(profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int]) -> bool:
+    """True if these clocks of all ranks were measured often enough."""
+    return all(
+        profile.executions(one.cost_key, clocks[rank]) >= _PROBE_EXECUTIONS
+        for one, rank in zip(dag.instructions, dag.ranks, strict=True)
+    )
+
+
+class _Probes:
+    """The measured clocks of each rank, and the iterations that are expected at lower ones."""
+
+    def __init__(self, profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int]) -> None:
+        self._dag, self._profile, self._original = dag, profile, clocks[0]
+        self._keys = {
+            rank: {one.cost_key for one in order} for rank, order in enumerate(dag.orders)
+        }
+        self._deepest = {rank: min(self._measured(rank)) for rank in self._keys}
+        self._lower: Mapping[int, int] = {
+            rank: lower
+            for rank, deepest in self._deepest.items()
+            if (lower := next((mhz for mhz in clocks if mhz < deepest), None))
+        }
+        self._usual = self._makespan({})
+
+    def next(self, limit: float, free: float) -> PipelineProbe | None:
+        alone = {
+            rank: self._makespan({rank: (self._deepest[rank], 1.0)}) / self._usual - 1
+            for rank in self._lower
+        }
+        useful = [rank for rank, slowdown in alone.items() if slowdown < limit]
+        useful.sort(key=lambda rank: (self._slowdown([rank]), rank))
+        cheap: list[int] = []
+        for rank in useful:
+            if self._slowdown([*cheap, rank]) <= free:
+                cheap.append(rank)
+        chosen = cheap or useful
+        if not chosen:
+            return None
+        clocks = tuple(
+            self._lower[rank] if rank in chosen else self._original for rank in self._keys
+        )
+        return PipelineProbe(clocks, self._slowdown(chosen))
+
+    def _slowdown(self, ranks: list[int]) -> float:
+        """The expected slowdown with the next lower clocks of these ranks."""
+        lowered = {rank: (self._deepest[rank], self._factor(rank)) for rank in ranks}
+        return self._makespan(lowered) / self._usual - 1
+
+    def _factor(self, rank: int) -> float:
+        """The time at the next lower clock relative to the lowest measured one, at most.
+
+        No instruction is slower than in proportion to the clock.
+        """
+        deepest, elasticity = self._deepest[rank], 1.0
+        before = min((mhz for mhz in self._measured(rank) if mhz > deepest), default=None)
+        if before is not None:
+            slower = self._seconds(rank, deepest) / self._seconds(rank, before)
+            elasticity = _MORE_ELASTIC * math.log(slower) / math.log(before / deepest)
+        elasticity = min(max(elasticity, _LEAST_ELASTICITY), 1.0)
+        return math.exp(elasticity * math.log(deepest / self._lower[rank]))
+
+    def _measured(self, rank: int) -> set[int]:
+        """The clocks at which all instructions of a rank were measured often enough."""
+        executions, keys = self._profile.executions, self._keys[rank]
+        return {
+            mhz
+            for _, mhz in self._profile.durations
+            if all(executions(key, mhz) >= _PROBE_EXECUTIONS for key in keys)
+        }
+
+    def _seconds(self, rank: int, mhz: int) -> float:
+        return sum(self._profile.mean(key, mhz) for key in self._keys[rank])
+
+    def _makespan(self, lowered: Mapping[int, tuple[int, float]]) -> float:
+        """The iteration time, for the clock and a factor of the durations of some ranks."""
+        seconds = {
+            key: factor * self._profile.mean(key, mhz)
+            for rank, keys in self._keys.items()
+            for mhz, factor in (lowered.get(rank, (self._original, 1.0)),)
+            for key in keys
+        }
+        return self._dag.makespan([seconds[one.cost_key] for one in self._dag.instructions])

@@ -25,8 +25,7 @@ from wattspan.tuning.pipeline.control import (
     PipelineControl,
     PipelineObservation,
 )
-from wattspan.tuning.pipeline.losses import LossHistory
-from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, summarized
+from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, LossHistory, summarized
 from wattspan.tuning.pipeline.session import without_straggler
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,

@@ -13,7 +13,7 @@ from wattspan.tuning.decisions.budget import lost_part
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.assembly import AssembledIteration, RankUnit
 from wattspan.tuning.pipeline.control import ChargedIteration, PipelineControl
-from wattspan.tuning.pipeline.losses import LossHistory
+from wattspan.tuning.pipeline.partners import LossHistory
 from wattspan.tuning.pipeline.session_state import JobLoss, PipelinePolicy, begin_session
 
 OFFSET = 5000 * SECOND

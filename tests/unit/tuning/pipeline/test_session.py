@@ -10,14 +10,13 @@ from testbed.pipelines import RunningPipeline
 
 from wattspan.model import DecisionReason, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
-from wattspan.tuning.pipeline.comparison import PlanComparison
-from wattspan.tuning.pipeline.holding import is_better
 from wattspan.tuning.pipeline.plan import RankClockPlan
-from wattspan.tuning.pipeline.session import add_iteration, use_plan
+from wattspan.tuning.pipeline.session import add_iteration, is_better, use_plan
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,
     PipelinePolicy,
     PipelineState,
+    PlanComparison,
     PlanTask,
     begin_session,
     request,

@@ -1,1 +1,0 @@
-"""Helpers shared by the span benchmarks: an agent, an application whose truth is known, senders."""
