@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
-from testbed import amdsmi_library
+from testbed import amdsmi_library, lumen
 from testbed.amd_boards import AmdFaults
 from testbed.emulated_faults import FaultyPowercapTree, GpuFaults
 from testbed.fake_actuators import FakeRapl, KnobNvml
 from testbed.fake_nvml import FakeGpu
 from testbed.gpu_boards import A40
+from testbed.lumen import Pylumen
 from testbed.nvml_library import ENVIRONMENT, build
 from testbed.powercap_layouts import LAYOUTS
 
@@ -33,6 +36,7 @@ from wattspan.emulation.boards import H100, MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.plugins import ACTUATORS, load_actuators
 from wattspan.ports import Actuator, ActuatorError, Clock
 from wattspan.sources.amdsmi.device import AmdSmiVendor
 from wattspan.sources.nvml.device import NvmlVendor
@@ -132,6 +136,29 @@ class AmdBench(Bench):
         self.gpus.close()
 
 
+class PluginBench(Bench):
+    """The vendor of GPUs in the guide to plugins, loaded by its entry point."""
+
+    def __init__(self, knob: Knob, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = ManualClock()
+        self.binding = Pylumen(clock)
+        monkeypatch.setitem(sys.modules, "lumen_gpus", lumen.load(monkeypatch, self.binding))
+        entry = EntryPoint("lumen", "lumen_gpus:actuators", ACTUATORS)
+        plugins = load_actuators(["lumen"], lambda group: [entry] if group == ACTUATORS else [])
+        opened = open_actuators(
+            [knob], clock=clock, sysfs=root, emulated=True, plugins=plugins.values()
+        )
+        (self.actuator,) = opened
+        self.ids = ("gpu:0000:0a:00.0", "gpu:0000:0b:00.0")
+        self.lower = 300_000 if knob is Knob.GPU_POWER else 1_200
+
+    def deny(self) -> None:
+        self.binding.first.denied = True
+
+    def lose(self, lost: bool) -> None:
+        self.binding.first.status = 3 if lost else 0
+
+
 class TreeBench(Bench):
     def __init__(self, root: Path) -> None:
         self.layout = LAYOUTS["xeon-2s"]
@@ -189,7 +216,11 @@ def benches() -> list[Any]:
         for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK)
         for on, marks in (("amd", ()), ("amd-c", pytest.mark.needs_cc))
     ]
-    return [*gpus, *amd, pytest.param((Knob.CPU_POWER, "tree"), id="cpu_power-tree")]
+    plugin = [
+        pytest.param((knob, "plugin"), id=f"{knob}-plugin")
+        for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK)
+    ]
+    return [*gpus, *amd, *plugin, pytest.param((Knob.CPU_POWER, "tree"), id="cpu_power-tree")]
 
 
 @pytest.fixture(params=benches())
@@ -208,6 +239,7 @@ def bench(
         "amd": lambda: AmdBench(knob, tmp_path / "gpus", ManualClock()),
         "amd-c": lambda: AmdBench(knob, tmp_path / "gpus", SystemClock(), amdsmi_library.load()),
         "fake": lambda: FakeBench(knob),
+        "plugin": lambda: PluginBench(knob, tmp_path / "sys", monkeypatch),
         "emulated": lambda: EmulatedBench(knob, tmp_path / "gpus", ManualClock()),
         "tree": lambda: TreeBench(tmp_path / "sys"),
     }[on]()

@@ -22,7 +22,15 @@ from wattspan.model import (
     ModelEnum,
     Trouble,
 )
-from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SlottedActuator
+from wattspan.ports import (
+    Actuator,
+    ActuatorContext,
+    ActuatorError,
+    ActuatorPlugin,
+    CapsError,
+    Clock,
+    SlottedActuator,
+)
 from wattspan.sources.amdsmi.device import AmdSmiVendor
 from wattspan.sources.amdsmi.source import BindingError
 from wattspan.sources.amdsmi.source import load_binding as load_amd_binding
@@ -44,6 +52,7 @@ def open_actuators(
     sysfs: Path = SYSFS,
     emulated: bool = False,
     amdsmi: Any = None,
+    plugins: Iterable[ActuatorPlugin] = (),
 ) -> tuple[SlottedActuator, ...]:
     """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
 
@@ -51,7 +60,7 @@ def open_actuators(
     instead of the modules ``pynvml`` and ``amdsmi``, of which none is loaded then, nor for an
     ``emulated`` host, so that no real GPU is ever set instead of an emulated one. GPUs are
     included while the driver is not loaded: they appear once it is. No device is used before the
-    first call.
+    first call. ``plugins`` are those that the configuration names.
     """
     found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
@@ -64,6 +73,9 @@ def open_actuators(
     if Knob.CPU_POWER in knobs and (sysfs / POWERCAP_CLASS).is_dir():
         delay = EMULATED_RESPONSE_TIME if emulated else 0
         found.append(CpuPower(sysfs, clock, answers_after=delay))
+    context = ActuatorContext(clock, knobs, sysfs)
+    for plugin in plugins:
+        found += plugin.open(context)
     return tuple(found)
 
 

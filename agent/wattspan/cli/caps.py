@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,10 +29,11 @@ from wattspan.cli.options import (
 )
 from wattspan.config import AgentSettings, Config
 from wattspan.model import CapRow, Knob
-from wattspan.ports import CapsError
+from wattspan.ports import CapsError, ConfigError
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
+    from wattspan.capper.devices import ConcurrentActuator
     from wattspan.capper.process import RestoreContext
     from wattspan.capper.protocol import CapperClient, StateReply
     from wattspan.ports import Clock
@@ -289,12 +290,23 @@ def _restore_context(config: Config, emulated: Path | None, socket: Path | None)
         client,
         config,
         # All knobs: the configuration may have changed since a cap was set.
-        lambda: open_isolated_actuators(tuple(Knob), emulated, clock),
+        lambda: _all_actuators(config, emulated, clock),
         clock,
         echo_error,
         ended="SERVICE_RESULT" in os.environ,
         host_dir=None if emulated is not None else Path(config.caps.host_dir),
     )
+
+
+def _all_actuators(
+    config: Config, emulated: Path | None, clock: Clock
+) -> Sequence[ConcurrentActuator]:
+    """The actuators of all knobs; a plugin that does not load affects its own devices only."""
+    try:
+        return open_isolated_actuators(tuple(Knob), emulated, clock, config.caps.actuators)
+    except ConfigError as error:
+        echo_error(str(error))
+        return open_isolated_actuators(tuple(Knob), emulated, clock)
 
 
 def state_lines(state: StateReply, clock: Clock) -> list[str]:

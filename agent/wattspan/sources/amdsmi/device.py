@@ -31,7 +31,6 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, about
 from wattspan.ports import Clock, ProcessDirectory, SourceContext
-from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.energy_meter import EnergyAccumulator
 from wattspan.sources.gpu import calls
 from wattspan.sources.gpu.calls import (
@@ -42,10 +41,10 @@ from wattspan.sources.gpu.calls import (
     GpuLostError,
 )
 from wattspan.sources.gpu.port import (
-    MAX_USAGE_INTERVAL,
     BoardPlace,
     GpuBoard,
     GpuClockReading,
+    GpuControls,
     GpuDevice,
     GpuGauges,
     GpuIdentity,
@@ -307,8 +306,7 @@ class AmdSmiDevice(GpuDevice):
         self._answered = False  # energy or power was read
         self._mode: str | None = None
         self._changed = False
-        pace = CallInterval(settings.usage_interval, self.clock, MAX_USAGE_INTERVAL)
-        self.usage = ProcessListUsage(self, pace, METHOD, self._list_processes)
+        self.usage = ProcessListUsage(self, settings, METHOD, self._list_processes)
 
     def rebind(self, board: GpuBoard) -> None:
         super().rebind(board)
@@ -472,7 +470,7 @@ _SENSOR = 0  # of the whole board
 _AUTO, _DETERMINISM = "AUTO", "DETERMINISM"
 
 
-class AmdSmiControls:
+class AmdSmiControls(GpuControls):
     """The knobs of one board, by the handle of its first partition."""
 
     def __init__(self, library: DriverLibrary, board: GpuBoard, wide: set[str]) -> None:
@@ -530,9 +528,6 @@ class AmdSmiControls:
         if value >> 32:
             self._wide.add(self._device)
         return value if self._device in self._wide else None
-
-    def mode(self) -> str:
-        return ""
 
     def _clocks(self) -> Mapping[str, Any]:
         kind = _constant(self._library, "AmdSmiClkType", "GFX")

@@ -275,36 +275,40 @@ class GpuClockReading(NamedTuple):
     limited: bool | None = None
 
 
-class GpuControls(Protocol):
+class GpuControls(ABC):
     """The knobs of one board. Calls raise DriverErrors."""
 
+    @abstractmethod
     def power_limits(self) -> PowerLimits:
         """The limits; ``requested`` is known."""
-        ...
 
-    def set_power_limit(self, milliwatts: int) -> None: ...
+    @abstractmethod
+    def set_power_limit(self, milliwatts: int) -> None:
+        """Set the limit that ``power_limits`` shows as ``requested``."""
 
+    @abstractmethod
     def clock_range(self) -> tuple[int | None, int]:
         """The lowest and the highest clock in megahertz; both never change."""
-        ...
 
-    def clock(self) -> GpuClockReading: ...
+    @abstractmethod
+    def clock(self) -> GpuClockReading:
+        """The clock now."""
 
+    @abstractmethod
     def limit_clock(self, lowest: int, highest: int) -> None:
         """Bound the clock, in megahertz."""
-        ...
 
+    @abstractmethod
     def reset_clock(self) -> None:
         """Remove the limit of the clock, whoever set it."""
-        ...
 
     def odometer(self) -> int | None:
         """A number that only a reset lowers; None if there is none."""
-        ...
+        return None
 
     def mode(self) -> str:
         """A mode whose change resets the board; "" if there is none."""
-        ...
+        return ""
 
 
 class GpuVendor(ABC):

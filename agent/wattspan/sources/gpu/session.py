@@ -15,6 +15,7 @@ from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.gpu.bound_devices import SYSFS, BoundDevices
 from wattspan.sources.gpu.calls import (
     GPU_NOT_FOUND,
+    NOT_FOUND,
     SESSION_ERRORS,
     UNINITIALIZED,
     DriverError,
@@ -175,6 +176,8 @@ class GpuSession:
                 gpu = None if board is None else self._sampler(board)
             except Exception as error:  # noqa: BLE001 - the other GPUs are unaffected
                 lost.code = code_of(error)
+                if lost.code == NOT_FOUND:
+                    lost.code = GPU_NOT_FOUND
                 if lost.code in SESSION_ERRORS:
                     self._fail(lost.code, found)
                     return

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from wattspan.model import SECOND, Domain, Failure, Instant, Payer, Trouble, Usage
 from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.gpu.calls import NO_PERMISSION
-from wattspan.sources.gpu.port import FailureOf, GpuDevice
+from wattspan.sources.gpu.port import MAX_USAGE_INTERVAL, FailureOf, GpuDevice, GpuSettings
 
 PROCESSES = "processes"
 _BUSY, _UNLISTED_RECORDS = 20, 5
@@ -173,10 +173,10 @@ class ProcessListUsage:
     division = ()
 
     def __init__(
-        self, device: GpuDevice, pace: CallInterval, method: str, processes: ProcessList
+        self, device: GpuDevice, settings: GpuSettings, method: str, processes: ProcessList
     ) -> None:
         """``processes`` calls the driver; ``method`` is that of attribution by their activity."""
-        self.pace = pace
+        self.pace = CallInterval(settings.usage_interval, device.clock, MAX_USAGE_INTERVAL)
         self._device, self._method, self._processes = device, method, processes
         self._meter: ActivityMeter | None = None
         self._unlisted = 0  # records in a row with a busy device and no process

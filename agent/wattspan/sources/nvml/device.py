@@ -36,6 +36,7 @@ from wattspan.sources.gpu.port import (
     BoardPlace,
     GpuBoard,
     GpuClockReading,
+    GpuControls,
     GpuDevice,
     GpuGauges,
     GpuIdentity,
@@ -399,7 +400,7 @@ def _throttle_reasons(calls: GpuCalls) -> tuple[str, ...] | None:
     return tuple(name for bit, name in _REASON_BITS.items() if mask & bit)
 
 
-class NvmlControls:
+class NvmlControls(GpuControls):
     """The knobs of one board."""
 
     def __init__(self, vendor: NvmlVendor, board: GpuBoard) -> None:
