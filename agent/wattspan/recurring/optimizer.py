@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wattspan.compat.zeus.indices import DeviceIndex
 from wattspan.model.principals import HOST_ROOT
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun, terms_facts
+from wattspan.recurring.jobs import NamedTerms, RecurringJobTerms, TrainingRun, terms_facts
 from wattspan.recurring.run_book import (
     NoRoomError,
     RunBook,
@@ -309,9 +309,8 @@ class BatchSizeOptimizer:
         runs: RunStore | None = None,
     ) -> None:
         """ValueError for terms that make no sense."""
-        self._terms = RecurringJobTerms.of(
-            job,
-            batch_sizes,
+        self._terms = NamedTerms(
+            list(batch_sizes),
             default_batch_size,
             target_metric,
             higher_is_better_metric,
@@ -321,7 +320,7 @@ class BatchSizeOptimizer:
             num_pruning_rounds,
             window_size,
             seed,
-        )
+        ).terms(job)
         if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
             raise ValueError(f"max_power {max_power} is not a positive number of watts")
         self._meter = meter or AgentMeter(max_power)
