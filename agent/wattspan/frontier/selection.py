@@ -23,7 +23,7 @@ from math import dist, erfc, exp, inf, pi, sqrt
 from random import Random
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import solved
+from wattspan.util.linear_systems import solved
 
 
 class LogPoint(NamedTuple):

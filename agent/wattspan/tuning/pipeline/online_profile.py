@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import solved
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineDag
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
+from wattspan.util.linear_systems import solved
 
 _EQUAL_POWER = 1e-3
 """Weight of equal powers of forwards and backwards, for periods that cannot tell them apart."""
