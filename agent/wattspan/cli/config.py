@@ -20,8 +20,7 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.config import AccessSettings, Config, writing
-from wattspan.config.ineffective import ineffective_settings
-from wattspan.config.settings import FAMILIES
+from wattspan.config.settings import FAMILIES, ineffective_settings
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults, source_advice
 from wattspan.ports import ConfigError

@@ -30,7 +30,7 @@ from wattspan.cli.doctor.findings import (
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
-from wattspan.config.ineffective import ineffective_settings
+from wattspan.config.settings import ineffective_settings
 from wattspan.model import CapKey, CapRow, DecisionReason, Domain, HwType, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, SourceContext
 from wattspan.sdk import MeasurementError
