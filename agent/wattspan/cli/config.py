@@ -36,17 +36,17 @@ def access_faults(config: Config) -> Iterator[str]:
 
 
 def _is_readable(table: AccessSettings) -> bool:
+    """False if this user may not read one of the files that exist, or may not see if it exists."""
     named = (table.token_file, table.tls_certificate, table.tls_key, table.tls_client_ca)
-    return all(os.access(path, os.R_OK) for path in map(Path, filter(None, named)) if _exists(path))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        path.stat()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
+    for path in map(Path, filter(None, named)):
+        try:
+            path.stat()
+        except PermissionError:
+            return False
+        except OSError:
+            continue
+        if not os.access(path, os.R_OK):
+            return False
     return True
 
 
