@@ -180,19 +180,18 @@ def _table(options: ViewOptions, columns: Iterable[Column], rows: Iterable[Any])
     return table
 
 
-class VisibleRows(NamedTuple):
-    """The rows of a table from ``offset`` on, at most ``limit``; None is unlimited."""
-
-    rows: Sequence[Any]
-    offset: int
-    limit: int | None
-
-
-def _listing(
-    options: ViewOptions, columns: Iterable[Column], visible: VisibleRows, empty: str = ""
+def listing(
+    options: ViewOptions,
+    offset: int,
+    columns: Iterable[Column],
+    rows: Sequence[Any],
+    limit: int | None,
+    empty: str = "",
 ) -> RenderableType:
-    """The rows that fit, and a line with the number of the others, or ``empty``."""
-    rows, offset, limit = visible
+    """At most ``limit`` lines of ``rows`` from ``offset`` on, and one with the number of others.
+
+    Without rows, a line is ``empty`` or tells about the filter.
+    """
     shown, note = rows, ""
     if limit is not None and len(rows) > limit:
         first = min(offset, len(rows) - (limit - 1))
@@ -229,9 +228,10 @@ _PARTS = {
 }
 
 
-def device_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
+NO_COUNTER = "no counter is read: see `wattspan doctor`"
+
+
+def device_columns(document: SnapshotDocument, options: ViewOptions) -> list[Column]:
     whole = document.host.least_power_watts
     columns = [
         Column("DEVICE", _device_label, left=True, ratio=4),
@@ -243,7 +243,7 @@ def device_table(
     if options.wide:
         columns.insert(2, Column("", partial(_bar, whole), left=True))
         columns.append(Column("state", _state, left=True, ratio=5))
-    return _listing(options, columns, visible, "no counter is read: see `wattspan doctor`")
+    return columns
 
 
 def _device_label(row: NestedDomain) -> Text:
@@ -305,27 +305,21 @@ def _state(row: NestedDomain) -> Text:
 # ------------------------------------------------------------------------- groups and processes
 
 
-def process_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
-    columns = (
+def process_columns(document: SnapshotDocument) -> list[Column]:
+    return [
         Column("PID", lambda row: "" if row.pid is None else str(row.pid)),
         Column("PROCESS", _process_name, left=True, ratio=3),
         Column("group", lambda row: _dim(row.group), left=True, ratio=2),
         *_energy_columns(document),
-    )
-    return _listing(options, columns, visible)
+    ]
 
 
-def group_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
-    columns = (
+def group_columns(document: SnapshotDocument) -> list[Column]:
+    return [
         Column("GROUP", _name, left=True, ratio=3),
         Column("kind", lambda row: _dim(row.kind), left=True, ratio=2),
         *_energy_columns(document),
-    )
-    return _listing(options, columns, visible)
+    ]
 
 
 def _dim(text: str) -> Text:
@@ -439,9 +433,7 @@ def _saved(row: TuningRow) -> str:
 # ------------------------------------------------------------------- spans and language models
 
 
-def span_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
+def span_columns(document: SnapshotDocument, options: ViewOptions) -> list[Column]:
     """One line for each name: calls, joules, joules per call and per output token."""
     kinds = _hw_types(document) if options.wide else ()
     columns = [
@@ -456,7 +448,7 @@ def span_table(
     ]
     if options.wide:
         columns.insert(-1, Column("tokens out", lambda row: _tokens(row, count)))
-    return _listing(options, columns, visible)
+    return columns
 
 
 def _service(document: SnapshotDocument, row: SpanEntry | InferenceEntry) -> Text:
@@ -480,15 +472,13 @@ def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
     return text(tokens) if tokens else ""
 
 
-def model_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
+def model_columns(document: SnapshotDocument) -> list[Column]:
     """One line for each language model: GPU joules of its requests and tokens.
 
     The last column is the part of the requests whose energy was divided by the learned energy of
     tokens; the others were divided by their numbers of tokens.
     """
-    columns = (
+    return [
         Column("MODEL", lambda row: Text(printable(row.model)), left=True, ratio=3),
         Column("service", partial(_service, document), left=True, ratio=2),
         Column("requests", lambda row: count(_requests(row))),
@@ -497,8 +487,7 @@ def model_table(
         Column("J/token in", partial(_joules_a_token, "input")),
         Column("J/token out", partial(_joules_a_token, "output")),
         Column("learned", _learned),
-    )
-    return _listing(options, columns, visible)
+    ]
 
 
 def _requests(row: InferenceEntry) -> int:
