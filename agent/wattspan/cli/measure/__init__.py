@@ -31,6 +31,7 @@ from wattspan.ports import Clock, SourceError
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Measurement, read_measurement, request_json
 from wattspan.service.configuration import LoadedConfiguration, agent_directories
+from wattspan.service.systemd import signal_handlers
 
 READ_INTERVAL = 10 * SECOND
 """A long run is read in periods, while the agent still remembers which processes belong to it."""
@@ -90,7 +91,8 @@ def command(
     flags = {} if interval is None else {_INTERVAL: FlagValue("--interval", str(interval))}
     loaded = configuration.load(flags, client=True)
     alone = alone or interval is not None or bool(loaded.config.emulation.profile)
-    with _exit_on_sigterm(), _measurement_client(loaded, clock, alone=alone) as client:
+    ending = signal_handlers({signal.SIGTERM: _end})
+    with ending, _measurement_client(loaded, clock, alone=alone) as client:
         result = measure(words, repeat, client, clock)
     text = json_text(result.plain()) if as_json else "\n".join((*result_lines(result), ""))
     click.echo(text, output, nl=False, err=output is None)
@@ -192,18 +194,9 @@ def _measure_run(words: Sequence[str], client: MeasurementClient, clock: Clock) 
     return run
 
 
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
+def _end(number: int, frame: object) -> None:
     """Clean up at SIGTERM as at Ctrl-C. While the command runs, it receives the signals."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager
