@@ -253,7 +253,6 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
         entry, report = book.hosts.get(name), reports.get(name)
         newest = report or book.hosts[name]
         waiting = plan.waiting.get(name) or state.invalid.get(name, "")
-        demand = None if report is None or report.demand is None else _watts(report.demand)
         bounds = None if entry is None else power_bounds(entry, report)
         hosts.append(
             {
@@ -263,7 +262,7 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
                 "drained": name in book.drained,
                 "priority": newest.priority,
                 "floor": _watts(newest.floor),
-                "demand": demand,
+                "demand": None if report is None else _watts(report.demand),
                 "allotment": None if entry is None else _watts(entry.allotment.limit),
                 "enforceable": None if bounds is None else _watts(bounds.limit),
                 "safe": None if bounds is None else _watts(bounds.safe),
@@ -274,7 +273,7 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
     places = [
         {
             "place": place,
-            "budget": None if node.budget is None else _watts(node.budget),
+            "budget": _watts(node.budget),
             "hosts": node.hosts,
             "demand": _watts(node.demand),
             "allotted": _watts(node.allotted),
@@ -340,8 +339,8 @@ _HOST_COLUMNS = (
 )
 
 
-def _watts(milliwatts: int) -> float:
-    return milliwatts / _MILLIWATTS_PER_WATT
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / _MILLIWATTS_PER_WATT
 
 
 class _Fleet:
