@@ -10,14 +10,7 @@ from typing import Any
 import click
 
 from wattspan.api.advice import ADVICE_PATH
-from wattspan.cli.formatting import (
-    UNKNOWN,
-    Column,
-    duration_text,
-    joules_text,
-    table_lines,
-    watts,
-)
+from wattspan.cli.formatting import UNKNOWN, Column, duration_text, joules_text, table_lines, watts
 from wattspan.cli.options import (
     ConfigurationOptions,
     config_options,

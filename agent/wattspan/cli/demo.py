@@ -109,9 +109,7 @@ EXAMPLES = (
     help="Address for /metrics; if its port is in use, a free one is chosen.",
 )
 @click.option(
-    "--duration",
-    type=DurationType(),
-    help="End after this time. Default: end with q or Ctrl-C.",
+    "--duration", type=DurationType(), help="End after this time. Default: end with q or Ctrl-C."
 )
 @click.option("--plain", is_flag=True, help="Print one table after the other, as if to a file.")
 @click.option("--no-tune", is_flag=True, help="Do not change the emulated power limits.")

@@ -9,12 +9,7 @@ from typing import Any
 import click
 
 from wattspan.cli.formatting import UNKNOWN, Column, table_lines
-from wattspan.cli.options import (
-    ConfigurationOptions,
-    config_options,
-    echo_result,
-    json_option,
-)
+from wattspan.cli.options import ConfigurationOptions, config_options, echo_result, json_option
 from wattspan.clock import SystemClock
 from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.allotment import (

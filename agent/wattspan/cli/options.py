@@ -11,14 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from wattspan.config import (
-    Config,
-    ConfigSchema,
-    FlagValue,
-    PublishedAgent,
-    find_published,
-    load,
-)
+from wattspan.config import Config, ConfigSchema, FlagValue, PublishedAgent, find_published, load
 from wattspan.model.settings import Duration
 from wattspan.plugins import discover
 from wattspan.ports import ConfigError

@@ -85,9 +85,7 @@ def model_options(function: F) -> F:
             help="Order of the instructions on a rank. [default: 1f1b]",
         ),
         click.option(
-            "--microbatches",
-            type=click.IntRange(min=1),
-            help="Micro-batches of one iteration.",
+            "--microbatches", type=click.IntRange(min=1), help="Micro-batches of one iteration."
         ),
         click.option(
             "--spans",
@@ -157,11 +155,7 @@ def profile(
 )
 @json_option
 def frontier(
-    files: tuple[Path, ...],
-    blocking_watts: float,
-    points: int,
-    as_json: bool,
-    **pipeline: Any,
+    files: tuple[Path, ...], blocking_watts: float, points: int, as_json: bool, **pipeline: Any
 ) -> None:
     """Show the least energy for every iteration time, with a clock for each instruction.
 
@@ -303,10 +297,7 @@ def _model(
 
 
 def _plan(
-    model: PipelineModel,
-    max_slowdown: float,
-    straggler: float | None,
-    each: str,
+    model: PipelineModel, max_slowdown: float, straggler: float | None, each: str
 ) -> tuple[StoredPlan, list[list[tuple[str, int]]]]:
     wait = straggler or 0.0
     reference = RankClocks(model, wait)

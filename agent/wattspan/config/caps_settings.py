@@ -64,8 +64,7 @@ class CapsSettings(Table, frozen=True):
         ),
     ] = 0.25
     floor_watts: Annotated[
-        int,
-        about("Lower bound of every cap in watts, besides the hardware's minimum.", least=0),
+        int, about("Lower bound of every cap in watts, besides the hardware's minimum.", least=0)
     ] = 0
     ramp_watts_per_second: Annotated[
         int,

@@ -129,8 +129,7 @@ class ProcessesSettings(Table, frozen=True):
         ),
     ] = 0.0
     memory_idle_watts: Annotated[
-        float,
-        about("The same for the memory of each package.", least=0, most=10_000),
+        float, about("The same for the memory of each package.", least=0, most=10_000)
     ] = 0.0
     events: Annotated[
         BoolOrAuto,
@@ -152,12 +151,10 @@ class StoreSettings(Table, frozen=True):
     """The embedded store behind `wattspan report`: energy by minute, hour and day."""
 
     enabled: Annotated[
-        BoolOrAuto,
-        about("Keep a store. `auto`: if the agent can write the state directory."),
+        BoolOrAuto, about("Keep a store. `auto`: if the agent can write the state directory.")
     ] = "auto"
     interval: Annotated[
-        Duration,
-        about("Interval of writes to the store.", least="1s", most="10m"),
+        Duration, about("Interval of writes to the store.", least="1s", most="10m")
     ] = Duration.parse("5s")
     minutes: Annotated[
         Duration, about("Retention of buckets of a minute.", least="1h", most="3650d")
@@ -368,8 +365,7 @@ class SpansSettings(AccessSettings, frozen=True):
         ),
     ] = Size.parse("64MiB")
     forward_spool: Annotated[
-        bool,
-        about("Keep that queue on disk, in the state directory, across restarts."),
+        bool, about("Keep that queue on disk, in the state directory, across restarts.")
     ] = False
     forward_decisions: Annotated[
         bool, about("Send decisions and the capper's audit log to the collector as log records.")

@@ -338,8 +338,7 @@ class AutotuneSettings(Table, frozen=True):
         ),
     ] = ()
     apply_found: Annotated[
-        bool,
-        about("Apply caps to jobs that the tuner detected from their spans as well."),
+        bool, about("Apply caps to jobs that the tuner detected from their spans as well.")
     ] = False
     declared: Annotated[
         Literal["ignore", "tighten", "allow"],
@@ -351,8 +350,7 @@ class AutotuneSettings(Table, frozen=True):
     ] = "tighten"
     job: Annotated[tuple[TunedJobSettings, ...], about("Jobs, `[[autotune.job]]`.")] = ()
     block: Annotated[
-        Duration,
-        about("Shortest duration of a measurement block.", least="100ms", most="1h"),
+        Duration, about("Shortest duration of a measurement block.", least="100ms", most="1h")
     ] = Duration.parse("500ms")
     block_units: Annotated[
         int, about("Fewest units of work in a measurement block.", least=5, most=100_000)

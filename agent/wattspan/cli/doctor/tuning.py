@@ -19,14 +19,7 @@ from wattspan.capper.protocol import (
 )
 from wattspan.capper.unmatched import unmatched_settings
 from wattspan.cli.caps import capper_state
-from wattspan.cli.doctor.findings import (
-    Finding,
-    Severity,
-    failure,
-    note,
-    ok,
-    warning,
-)
+from wattspan.cli.doctor.findings import Finding, Severity, failure, note, ok, warning
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
@@ -48,10 +41,7 @@ _NO_KNOB_REASONS = {
 
 
 def examine_tuning(
-    config: Config,
-    context: SourceContext,
-    domains: Collection[Domain] = (),
-    root: Path = Path("/"),
+    config: Config, context: SourceContext, domains: Collection[Domain] = (), root: Path = Path("/")
 ) -> Iterator[Finding]:
     """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
     host = None if context.emulated else HostDirectory(Path(config.caps.host_dir))
@@ -267,13 +257,7 @@ class CapperProbe:
 
 
 def examine_capper(
-    config: Config,
-    capper: CapperProbe,
-    root: Path,
-    *,
-    held: str,
-    by_systemd: bool,
-    left: bool,
+    config: Config, capper: CapperProbe, root: Path, *, held: str, by_systemd: bool, left: bool
 ) -> Finding:
     """``by_systemd``: a unit starts it; ``left``: an earlier one has left limits in force.
 

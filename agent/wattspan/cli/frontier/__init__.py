@@ -167,9 +167,7 @@ def command() -> None:
     help="File of the trials.",
 )
 @click.option(
-    "--resume",
-    is_flag=True,
-    help="Continue the study in the file; failed trials are tried again.",
+    "--resume", is_flag=True, help="Continue the study in the file; failed trials are tried again."
 )
 @click.option("--verbose", is_flag=True, help="Show the output of the command.")
 @config_options

@@ -186,11 +186,7 @@ def command(
     export.write_output(report, output)
 
 
-_ROWS = {
-    "parquet": export.parquet_bytes,
-    "csv": export.csv_bytes,
-    "jsonl": export.jsonl_bytes,
-}
+_ROWS = {"parquet": export.parquet_bytes, "csv": export.csv_bytes, "jsonl": export.jsonl_bytes}
 
 
 def _store(state_dir: Path, emulated: bool) -> Path:

@@ -21,12 +21,7 @@ from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
 from wattspan.model import Certainty, HwType, Provenance, StaticBasis
 from wattspan.spans.request_division import DivisionMethod
-from wattspan.storage.breakdown import (
-    Breakdown,
-    BreakdownLine,
-    BreakdownSection,
-    worst_provenance,
-)
+from wattspan.storage.breakdown import Breakdown, BreakdownLine, BreakdownSection, worst_provenance
 from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract

@@ -131,11 +131,7 @@ def recommend(job: str, instances: int, configuration: ConfigurationOptions, as_
 )
 @_options
 def history(
-    job: str,
-    since: str,
-    limit: int,
-    configuration: ConfigurationOptions,
-    as_json: bool,
+    job: str, since: str, limit: int, configuration: ConfigurationOptions, as_json: bool
 ) -> None:
     """Show past decisions, newest last.
 

@@ -8,14 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from wattspan.cli.formatting import (
-    UNKNOWN,
-    Column,
-    duration_text,
-    joules,
-    local_time,
-    table_lines,
-)
+from wattspan.cli.formatting import UNKNOWN, Column, duration_text, joules, local_time, table_lines
 from wattspan.model import (
     CapRow,
     DecisionReason,
@@ -262,10 +255,7 @@ def _fitting_table(
     rows: Sequence[TuningRow], accounts: TuningAccounts, now: Instant, width: int | None
 ) -> list[str]:
     """The lines of the table, with as many columns as fit."""
-    load = (
-        Column("LOAD", _load_text),
-        Column("HEADROOM", _headroom_text),
-    )
+    load = (Column("LOAD", _load_text), Column("HEADROOM", _headroom_text))
     columns = [
         Column("JOB", lambda row: clean_label(row.job, _MAX_NAME), left=True),
         Column("STATE", state_text, left=True),
@@ -304,9 +294,7 @@ def load_sentences(row: TuningRow) -> list[str]:
     load = row.load
     if load is None:
         return []
-    found = [
-        f"Load {load.load:.1f}; the load bin ends at {load.bin_bound:g} requests in flight.",
-    ]
+    found = [f"Load {load.load:.1f}; the load bin ends at {load.bin_bound:g} requests in flight."]
     if load.headroom == 0:
         found.append("The present setting is not certified at any load yet.")
     elif load.headroom is not None:
