@@ -101,11 +101,10 @@ EXAMPLES = (
 
 
 @click.command(name="demo")
-@click.option("--profile", default="two-socket-h100", show_default=True, help="Emulated host.")
+@click.option("--profile", default="two-socket-h100", help="Emulated host.")
 @click.option(
     "--listen",
     default=LISTEN,
-    show_default=True,
     help="Address for /metrics; if its port is in use, a free one is chosen.",
 )
 @click.option(

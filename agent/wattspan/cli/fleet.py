@@ -140,7 +140,7 @@ _WATTS = click.IntRange(1, 10**9)
 @click.option("--floor", type=_WATTS, required=True, help="Highest floor that it may report.")
 @click.option("--ceiling", type=_WATTS, required=True, help="Highest limit that it gets.")
 @click.option(
-    "--priority", type=click.IntRange(0, 1000), default=100, show_default=True,
+    "--priority", type=click.IntRange(0, 1000), default=100,
     help="Hosts with a lower one are limited first.",
 )  # fmt: skip
 @config_options

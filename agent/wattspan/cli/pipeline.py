@@ -146,13 +146,7 @@ def profile(
 
 @command.command()
 @model_options
-@click.option(
-    "--points",
-    type=click.IntRange(2, 1000),
-    default=12,
-    show_default=True,
-    help="Iteration times to show.",
-)
+@click.option("--points", type=click.IntRange(2, 1000), default=12, help="Iteration times to show.")
 @json_option
 def frontier(
     files: tuple[Path, ...], blocking_watts: float, points: int, as_json: bool, **pipeline: Any
@@ -195,7 +189,6 @@ def frontier(
     "--max-slowdown",
     type=click.FloatRange(min=0),
     default=0.01,
-    show_default=True,
     help="Longest iteration relative to the highest clock: 0.01 is 1 %.",
 )
 @click.option(
@@ -208,7 +201,6 @@ def frontier(
     "--each",
     type=click.Choice(("rank", "instruction")),
     default="rank",
-    show_default=True,
     help="One clock for each rank, or one for each instruction.",
 )
 @click.option(
@@ -216,7 +208,6 @@ def frontier(
     "file_format",
     type=click.Choice(("text", "json", "zeus")),
     default="text",
-    show_default=True,
     help="A table, a plan for `wattspan pipeline show`, or a plan for Zeus's controller.",
 )
 @output_option

@@ -44,9 +44,11 @@ def command() -> None:
 @click.option("--target", type=float, help="The target metric.")
 @click.option("--lower-is-better", is_flag=True, help="The metric falls towards the target.")
 @click.option("--max-epochs", type=click.IntRange(min=1), help="The last epoch of a run.")
-@click.option("--eta", type=float, default=0.5, show_default=True, help="Weight of energy.")
-@click.option("--beta", type=float, default=2.0, show_default=True, help="Stop above this cost.")
-@click.option("--gpus", default="", help="The GPUs of the job, such as `2 x NVIDIA H100`.")
+@click.option("--eta", type=float, default=0.5, help="Weight of energy.")
+@click.option("--beta", type=float, default=2.0, help="Stop above this cost.")
+@click.option(
+    "--gpus", default="", show_default=False, help="The GPUs of the job, such as `2 x NVIDIA H100`."
+)
 @store_option
 @json_option
 def next_(
@@ -93,7 +95,9 @@ def next_(
 @command.command()
 @click.argument("job")
 @click.argument("outcome", type=click.Choice(list(_OUTCOMES)))
-@click.option("--epochs", type=click.IntRange(min=0), default=0, help="Epochs of the run.")
+@click.option(
+    "--epochs", type=click.IntRange(min=0), default=0, show_default=False, help="Epochs of the run."
+)
 @click.option("--joules", type=click.FloatRange(min=0), required=True, help="Energy of the run.")
 @click.option("--seconds", type=click.FloatRange(min=0), required=True, help="Time of the run.")
 @click.option(

@@ -35,6 +35,7 @@ def _placing(function: F) -> F:
         metavar="DIR",
         type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
         default=Path("/"),
+        show_default=False,
         help="The root directory of another system: write its files, run no command.",
     )(function)
 

@@ -103,39 +103,23 @@ def command() -> None:
     "a group is the number of units in a line. span:NAME: the spans of this name that the command "
     "sends by OTLP; span:NAME:ATTRIBUTE: the number of units is an attribute.",
 )
-@click.option(
-    "--repeat",
-    type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    help="Trials of each setting.",
-)
+@click.option("--repeat", type=click.IntRange(1, 100), default=3, help="Trials of each setting.")
 @click.option(
     "--warm-up",
     type=DurationType(),
     default="5s",
-    show_default=True,
     help="Time from the start of a trial to its window.",
 )
 @click.option(
-    "--window",
-    type=DurationType(),
-    default="10s",
-    show_default=True,
-    help="Measured time of a trial, 5 s at least.",
+    "--window", type=DurationType(), default="10s", help="Measured time of a trial, 5 s at least."
 )
 @click.option(
-    "--trial-limit",
-    type=DurationType(),
-    default="10m",
-    show_default=True,
-    help="Longest time of one trial.",
+    "--trial-limit", type=DurationType(), default="10m", help="Longest time of one trial."
 )
 @click.option(
     "--longest",
     type=click.FloatRange(min=1),
     default=DEFAULT_LONGEST,
-    show_default=True,
     help="Follow a knob no further above this time relative to the baseline.",
 )
 @click.option(
@@ -163,7 +147,6 @@ def command() -> None:
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     default=DEFAULT_FILE,
-    show_default=True,
     help="File of the trials.",
 )
 @click.option(
@@ -344,7 +327,6 @@ def constraint_options(function: F) -> F:
             "--tolerance",
             type=float,
             default=DEFAULT_TOLERANCE,
-            show_default=True,
             help="Relative excess over a limit that the upper bound of an interval may have.",
         ),
     ):
@@ -360,7 +342,6 @@ def constraint_options(function: F) -> F:
     "form",
     type=click.Choice(["text", "config", "autotune", "command"]),
     default="text",
-    show_default=True,
     help="The result: sentences, a configuration with fixed limits, one for the tuner, or the "
     "command line.",
 )
@@ -418,6 +399,7 @@ def _check_tunable(max_slowdown: float | None, *others: object) -> None:
     "-o",
     type=click.File("w", encoding="utf-8", lazy=True),
     default="-",
+    show_default=False,
     help="The SVG file. [default: standard output]",
 )
 def plot(file: Path, output: Any) -> None:
@@ -439,7 +421,6 @@ def plot(file: Path, output: Any) -> None:
     "form",
     type=click.Choice(["json", "csv"]),
     default="json",
-    show_default=True,
     help="All trials and estimates, or the trials as a table.",
 )
 def export(file: Path, form: str) -> None:

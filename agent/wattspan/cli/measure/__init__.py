@@ -51,7 +51,12 @@ READ_TIMEOUT = 10.0  # seconds to wait for the last period
     "that is not 0.",
 )
 @click.option(
-    "-r", "--repeat", type=click.IntRange(min=1), default=1, help="Run it this number of times."
+    "-r",
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=False,
+    help="Run it this number of times.",
 )
 @click.option(
     "-o",

@@ -74,7 +74,6 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     "--by",
     type=click.Choice(list(_KINDS)),
     default=PROCESS,
-    show_default=True,
     help="Division of the energy: `group` is every kind of group, `kind` the sum of each kind, "
     "`span` the spans of instrumented applications, with joules per call and per token, `model` "
     "the requests to language models.",
@@ -89,7 +88,6 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     "--unit",
     type=click.Choice(["auto", *table.UNITS]),
     default="auto",
-    show_default=True,
     help="Unit of the energies in the table.",
 )
 @click.option(

@@ -26,9 +26,7 @@ DEFAULT_LISTEN = "127.0.0.1:9949"
 
 @click.command(name="top")
 @click.option("--address", help="The agent's metrics address; by default the configured one.")
-@click.option(
-    "--interval", type=DurationType(), default="2s", show_default=True, help="Time between reads."
-)
+@click.option("--interval", type=DurationType(), default="2s", help="Time between reads.")
 @click.option(
     "--once", is_flag=True, help="Print one view and end; the default without a terminal."
 )
@@ -36,17 +34,21 @@ DEFAULT_LISTEN = "127.0.0.1:9949"
     "--by",
     type=click.Choice(ViewSection, case_sensitive=False),
     default="all",
-    show_default=True,
     help="Rows to list.",
 )
 @click.option(
     "--sort",
     type=click.Choice(SortKey, case_sensitive=False),
     default="watts",
-    show_default=True,
     help="Column that sorts the rows.",
 )
-@click.option("--filter", "wanted", default="", help="List only rows that contain this text.")
+@click.option(
+    "--filter",
+    "wanted",
+    default="",
+    show_default=False,
+    help="List only rows that contain this text.",
+)
 @config_options
 @json_option
 def command(
