@@ -13,7 +13,7 @@ from rich.console import Console
 
 from wattspan import __version__
 from wattspan.api.snapshot_document import SnapshotDocument, snapshot_document
-from wattspan.cli.options import DurationType, echo_error
+from wattspan.cli.options import DURATION, echo_error
 from wattspan.cli.top.controls import Keyboard, ViewOptions
 from wattspan.cli.top.view import print_once, watch
 from wattspan.clock import SystemClock
@@ -108,7 +108,7 @@ EXAMPLES = (
     help="Address for /metrics; if its port is in use, a free one is chosen.",
 )
 @click.option(
-    "--duration", type=DurationType(), help="End after this time. Default: end with q or Ctrl-C."
+    "--duration", type=DURATION, help="End after this time. Default: end with q or Ctrl-C."
 )
 @click.option("--plain", is_flag=True, help="Print one table after the other, as if to a file.")
 @click.option("--no-tune", is_flag=True, help="Do not change the emulated power limits.")

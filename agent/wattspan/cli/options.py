@@ -36,6 +36,10 @@ class DurationType(click.ParamType[Duration]):
             self.fail(str(error), param, ctx)
 
 
+DURATION = DurationType()
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
 class ConfigurationOptions(NamedTuple):
     """The file of ``--config``, and the settings of ``--emulate`` and ``--set`` by dotted key."""
 

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from wattspan.cli.formatting import UNKNOWN, Column, joules_text, table_lines
-from wattspan.cli.options import F, echo_error, echo_result, json_option
+from wattspan.cli.options import FILE, F, echo_error, echo_result, json_option
 from wattspan.ports import WattspanError
 from wattspan.tuning.pipeline.dag import BadPipelineError
 from wattspan.tuning.pipeline.files import (
@@ -50,13 +50,7 @@ def _declining() -> Iterator[None]:
         raise PipelineDeclinedError(f"bad_pipeline: {error}") from None
 
 
-files_argument = click.argument(
-    "files",
-    metavar="PROFILE...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-)
+files_argument = click.argument("files", metavar="PROFILE...", nargs=-1, required=True, type=FILE)
 watts_option = click.option(
     "--blocking-watts",
     type=click.FloatRange(min=0),
@@ -64,10 +58,7 @@ watts_option = click.option(
     help="Power of a GPU while it waits for another rank, W: about 70 on an A40, 85 on an A100.",
 )
 output_option = click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file. [default: standard output]",
+    "--output", "-o", type=FILE, help="Write to this file. [default: standard output]"
 )
 
 
@@ -89,7 +80,7 @@ def model_options(function: F) -> F:
         ),
         click.option(
             "--spans",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=FILE,
             help="A table of executed instructions, from which the order is taken instead of "
             "--schedule, --microbatches and --ranks.",
         ),
@@ -243,7 +234,7 @@ def plan(
 
 
 @command.command()
-@click.argument("file", metavar="PLAN", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", metavar="PLAN", type=FILE)
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show a plan that `wattspan pipeline plan --format json` wrote."""

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from wattspan.cli.formatting import Column, joules_text, table_lines
-from wattspan.cli.options import echo_result, json_option
+from wattspan.cli.options import FILE, echo_result, json_option
 from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
@@ -27,7 +27,7 @@ _OUTCOMES = {"reached": "converged", "missed": "missed"}
 
 store_option = click.option(
     "--store",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="A file of runs instead of the agent's store, for jobs that move between hosts.",
 )
 

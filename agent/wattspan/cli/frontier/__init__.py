@@ -39,8 +39,9 @@ from wattspan.cli.frontier.tables import (
 from wattspan.cli.measure import RunningAgentClient
 from wattspan.cli.measure.child import process_identity
 from wattspan.cli.options import (
+    DURATION,
+    FILE,
     ConfigurationOptions,
-    DurationType,
     F,
     config_options,
     echo_error,
@@ -71,9 +72,7 @@ from wattspan.service.configuration import agent_directories, capper_client
 DEFAULT_FILE = "frontier.json"
 _CALLS_TIMEOUT = 5.0  # seconds for one request to the capper
 
-study_argument = click.argument(
-    "file", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE
-)
+study_argument = click.argument("file", type=FILE, default=DEFAULT_FILE)
 
 
 @click.group(name="frontier")
@@ -105,17 +104,12 @@ def command() -> None:
 )
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, help="Trials of each setting.")
 @click.option(
-    "--warm-up",
-    type=DurationType(),
-    default="5s",
-    help="Time from the start of a trial to its window.",
+    "--warm-up", type=DURATION, default="5s", help="Time from the start of a trial to its window."
 )
 @click.option(
-    "--window", type=DurationType(), default="10s", help="Measured time of a trial, 5 s at least."
+    "--window", type=DURATION, default="10s", help="Measured time of a trial, 5 s at least."
 )
-@click.option(
-    "--trial-limit", type=DurationType(), default="10m", help="Longest time of one trial."
-)
+@click.option("--trial-limit", type=DURATION, default="10m", help="Longest time of one trial.")
 @click.option(
     "--longest",
     type=click.FloatRange(min=1),
@@ -129,7 +123,7 @@ def command() -> None:
 )
 @click.option(
     "--time-budget",
-    type=DurationType(),
+    type=DURATION,
     help="Time for all trials of the study. Those with the most expected gain are run first. "
     "[default: all trials]",
 )
@@ -141,14 +135,7 @@ def command() -> None:
     help="Measure and set this device only, by id, GPU index or UUID. Repeatable. "
     "[default: the GPUs; without any, all devices]",
 )
-@click.option(
-    "--output",
-    "-o",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=DEFAULT_FILE,
-    help="File of the trials.",
-)
+@click.option("--output", "-o", "file", type=FILE, default=DEFAULT_FILE, help="File of the trials.")
 @click.option(
     "--resume", is_flag=True, help="Continue the study in the file; failed trials are tried again."
 )
@@ -310,7 +297,7 @@ def constraint_options(function: F) -> F:
             type=float,
             help="Longer than the baseline at most by this: 0.05 is 5 %.",
         ),
-        click.option("--deadline", type=DurationType(), help="Mean time of a unit at most."),
+        click.option("--deadline", type=DURATION, help="Mean time of a unit at most."),
         click.option(
             "--energy-budget",
             type=float,

@@ -15,8 +15,8 @@ import msgspec
 from wattspan.cli.measure import child
 from wattspan.cli.measure.results import CommandRun, MeasurementResult, result_lines
 from wattspan.cli.options import (
+    DURATION,
     ConfigurationOptions,
-    DurationType,
     config_options,
     echo_error,
     emulate_option,
@@ -66,7 +66,7 @@ READ_TIMEOUT = 10.0  # seconds to wait for the last period
 )
 @click.option(
     "--interval",
-    type=DurationType(),
+    type=DURATION,
     help="Measure without the running agent, and read the counters at this interval.",
 )
 @click.option("--alone", is_flag=True, help="Measure without the running agent.")

@@ -14,8 +14,9 @@ from click.core import ParameterSource
 from wattspan.api.shared_state import REPORT_PATH
 from wattspan.cli.formatting import local_time
 from wattspan.cli.options import (
+    DURATION,
+    FILE,
     ConfigurationOptions,
-    DurationType,
     config_options,
     echo_error,
     json_text,
@@ -65,9 +66,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 
 
 @click.command(name="report")
-@click.option(
-    "--since", type=DurationType(), help="The length of the period before --to. [default: 24h]"
-)
+@click.option("--since", type=DURATION, help="The length of the period before --to. [default: 24h]")
 @click.option("--from", "start", callback=_parse_time, metavar="TIME", help="Start time.")
 @click.option("--to", "end", callback=_parse_time, metavar="TIME", help="End time. [default: now]")
 @click.option(
@@ -100,11 +99,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the report to this file, atomically.",
+    "--output", "-o", type=FILE, metavar="FILE", help="Write the report to this file, atomically."
 )
 @click.option(
     "--split",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from wattspan.cli.options import (
+    DURATION,
     ConfigurationOptions,
-    DurationType,
     config_options,
     echo_json,
     json_option,
@@ -26,7 +26,7 @@ DEFAULT_LISTEN = "127.0.0.1:9949"
 
 @click.command(name="top")
 @click.option("--address", help="The agent's metrics address; by default the configured one.")
-@click.option("--interval", type=DurationType(), default="2s", help="Time between reads.")
+@click.option("--interval", type=DURATION, default="2s", help="Time between reads.")
 @click.option(
     "--once", is_flag=True, help="Print one view and end; the default without a terminal."
 )
