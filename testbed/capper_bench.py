@@ -10,8 +10,7 @@ from pathlib import Path
 from testbed.journals import journal_entries
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.devices import ManagedDevices
-from wattspan.capper.journal import Journal
-from wattspan.capper.journal_entries import JournalEntry
+from wattspan.capper.journal import Journal, JournalEntry
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.reconciler import Reconciler

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Self
 
 from testbed.capper_bench import Bench
-from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.fleet_ceiling import FleetCeiling
+from wattspan.capper.ceilings import (
+    FleetCeiling,
+    PowerCeilings,
+)
 from wattspan.capper.protocol import CapperClient
-from wattspan.capper.requests import RequestHandler
-from wattspan.capper.server import CapperSocketServer
+from wattspan.capper.server import CapperSocketServer, RequestHandler
 from wattspan.clock import SystemClock
 from wattspan.config import CapsSettings
 from wattspan.emulation.control import Closeable
@@ -41,7 +42,7 @@ class CapperServer(Closeable):
         self.ceilings = PowerCeilings(settings, path_of_ceilings, "boot", clock, fleet=fleet)
         record = bench.events.append
         self.desk = RequestHandler(
-            bench.manager, bench.reconciler, self.ceilings, settings, clock, record, fleet
+            bench.manager, bench.reconciler, self.ceilings, settings, clock, record
         )
         listening = listen_unix(path, 0o666, what="requests for caps")
         uids = frozenset({0, os.geteuid()}) if allowed is None else allowed

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from wattspan.capper.fleet_ceiling import FleetCeiling
+from wattspan.capper.ceilings import (
+    FleetCeiling,
+)
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import AllotmentBook, accept_budgets, drain_host, remove_host

@@ -15,7 +15,9 @@ from testbed.capper_bench import Bench, W
 from testbed.capper_server import CapperServer
 from testbed.waiting import eventually
 
-from wattspan.capper.fleet_ceiling import FleetCeiling
+from wattspan.capper.ceilings import (
+    FleetCeiling,
+)
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND

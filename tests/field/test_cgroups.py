@@ -17,10 +17,9 @@ import pytest
 from testbed.field import FieldCase, field_cases
 
 from wattspan.model import GroupKind, Principal
-from wattspan.processes.cgroup_names import cgroup_paths
+from wattspan.processes.cgroup_names import SlurmJobs, cgroup_paths
 from wattspan.processes.principals import CgroupDirectories, PrincipalResolver, SubordinateUsers
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.needs_root  # directories of other users
 

@@ -14,9 +14,16 @@ import pytest
 from testbed.field import FieldCase, build_tree, field_cases
 from testbed.kubelet import encode_claims, encode_pods
 
-from wattspan.processes.cdi import NodeGpus, read_specifications
-from wattspan.processes.pod_resources import ClaimedGpus, decode_allotments
-from wattspan.processes.resource_slices import ResourceSlices, decode_slices
+from wattspan.processes.claimed_gpus import (
+    ClaimedGpus,
+    NodeGpus,
+    ResourceSlices,
+    decode_slices,
+    read_specifications,
+)
+from wattspan.processes.pod_resources import (
+    decode_allotments,
+)
 
 
 @pytest.mark.parametrize("case", field_cases("pod_resources"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from testbed.field import FieldCase, field_cases
 
-from wattspan.capper.unmatched import unmatched_settings
+from wattspan.capper.planner import unmatched_settings
 from wattspan.config import load
 from wattspan.config.settings import ineffective_settings
 from wattspan.model import CapKey, Knob, KnobState

@@ -15,7 +15,7 @@ from testbed.program import ENVIRONMENT, PROGRAM, wattspan
 from testbed.requirements import ROOT
 from testbed.waiting import eventually
 
-from wattspan.capper.journal import SOCKET_FILE
+from wattspan.capper.host_directory import SOCKET_FILE
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost

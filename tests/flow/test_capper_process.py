@@ -21,7 +21,8 @@ from testbed.requirements import ROOT
 from testbed.two_users import CgroupsOfTest, NoCgroupError
 from testbed.waiting import eventually
 
-from wattspan.capper.journal import Journal, open_capper_host
+from wattspan.capper.host_directory import open_capper_host
+from wattspan.capper.journal import Journal
 from wattspan.capper.protocol import CapperClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.ports import CapsError

@@ -23,8 +23,12 @@ from wattspan.otlp.transport import (
     result_of_grpc,
     result_of_http,
 )
-from wattspan.processes.cdi import NodeGpus, decode_specification
-from wattspan.processes.resource_slices import SlicesError, decode_slices
+from wattspan.processes.claimed_gpus import (
+    NodeGpus,
+    SlicesError,
+    decode_slices,
+    decode_specification,
+)
 from wattspan.util.protobuf import (
     encode_export_response,
     encode_status,
@@ -229,7 +233,7 @@ def retry_after(data: bytes) -> None:
     "cdi-specification",
     whose="drivers of devices on the node, and administrators",
     holds="device nodes by qualified names, or ValueError",
-    watched=("wattspan.processes.cdi",),
+    watched=("wattspan.processes.claimed_gpus",),
     samples=(
         b"---\ncdiVersion: 0.5.0\ndevices:\n- containerEdits:\n    deviceNodes:\n"
         b"    - hostPath: /run/dev/nvidia0\n      path: /dev/nvidia0\n  name: gpu-0\nkind: v/c\n",
@@ -256,7 +260,7 @@ def cdi_specification(data: bytes) -> None:
     "resource-slices",
     whose="the Kubernetes API server, with attributes by drivers of devices",
     holds="one identity for each device, or one sentence",
-    watched=("wattspan.processes.resource_slices",),
+    watched=("wattspan.processes.claimed_gpus",),
     samples=(
         b'{"items": [{"spec": {"driver": "gpu.nvidia.com", "pool": {"name": "n", "generation": 2},'
         b' "devices": [{"name": "gpu-0", "attributes": {"uuid": {"string": "GPU-a"}}}]}}]}',

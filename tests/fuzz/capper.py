@@ -14,11 +14,13 @@ from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
-from wattspan.capper.ceilings import CeilingFile, PowerCeilings
-from wattspan.capper.journal_entries import encode_journal
+from wattspan.capper.ceilings import (
+    CeilingFile,
+    PowerCeilings,
+)
+from wattspan.capper.journal import encode_journal
 from wattspan.capper.planner import OperatorLimits
-from wattspan.capper.requests import RequestHandler
-from wattspan.capper.server import CapperSocketServer, _ClientConnection
+from wattspan.capper.server import CapperSocketServer, RequestHandler, _ClientConnection
 from wattspan.config import CapsSettings
 from wattspan.service.decision_events import AuditTail
 from wattspan.testing import ManualClock

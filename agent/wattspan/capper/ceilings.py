@@ -1,15 +1,8 @@
 """The ceilings of the host's power: each has an owner, and the lowest applies to the devices.
 
-The configuration has one, a fleet may allot one (`fleet_ceiling`), users set theirs on the socket,
-and another program (a scheduler, a power manager, a person) may write one to a file. A ceiling of a
-user has a bounded time to live, within which nothing renews it, and stays over a restart of the
-capper.
-
-The file is TOML: ``watts = 1200``, optionally ``ttl = "1h"`` from the last write of the file, and
-``why = "grid event"``; ``watts = 0`` lifts it. Its owner must be root, the capper's own user or a
-user whom the configuration names, and no other user may be able to write it. A writer that fails
-leaves its ceiling in force: a file that vanishes or is invalid changes nothing until the last
-ceiling's time to live ends.
+The configuration has one, a fleet may allot one, users set theirs on the socket, and another
+program (a scheduler, a power manager, a person) may write one to a file. A ceiling of a user has a
+bounded time to live, within which nothing renews it, and stays over a restart of the capper.
 """
 
 from __future__ import annotations
@@ -17,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -25,39 +18,44 @@ import msgspec
 from msgspec.structs import replace
 
 from wattspan.capper.audit import AuditAction, AuditEvent
-from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import CeilingRow, RefusalReason
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration, Table, about, convert
 from wattspan.ports import CapsError, Clock
-from wattspan.util.files import read_regular, replace_file
+from wattspan.util.files import read_regular, replace_file, synchronize_directory
 from wattspan.util.text import printable
 from wattspan.util.unix_sockets import PeerCredentials, uids_of
 
 VERSION: Final = 2
+"""Of the stored ceilings. Version 1 named none, and had one ceiling for all users."""
 MAX_TTL: Final = 24 * 3600 * SECOND
 MAX_OWNERS: Final = 16
 """Users with a ceiling at a time, beside root."""
+_CONFIGURED: Final = ("configuration", "fleet")
+"""Sources of ceilings that the operator has agreed to: they go below the tuner's floor."""
+_REQUESTED: Final = ("file", "socket")
+_FILE: Final = -1
+"""In place of the user: the file's ceiling, whoever owns the file."""
 MAX_FILE_BYTES: Final = 4096
+MAX_LIFETIME: Final = 600 * SECOND
+"""Longest time to live of an allotment."""
+RETREAT: Final = 7200 * SECOND
+"""Time from the end of the last allotment until the ceiling falls to the devices' floors."""
+_NOTED: Final = RETREAT // 8
+"""Longest time that an allotment is renewed before the record on disk shows it."""
 _MAX_WATTS: Final = 1_000_000
 _MAX_REASON_LENGTH: Final = 200
 _MILLIWATTS_PER_WATT: Final = 1_000
-_CONFIGURED: Final = ("configuration", "fleet")
-"""Sources of ceilings that the operator has agreed to: they go below the tuner's floor."""
-
-
+_NOBODY: Final = PeerCredentials()
+_Power = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 _Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 """The sum of two can still be encoded."""
 
 
-class CeilingValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ceiling of ``limit`` milliwatts until the monotonic time ``expires``.
-
-    ``uid`` is its owner's, None if it is not known any more. ``boot_id`` and ``expires_wall`` are
-    set on disk only: the boot of the monotonic time, and the same end by the wall clock.
-    """
+class _StoredCeiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `CeilingRow` on disk, with the boot of ``expires``, and the same end by the wall clock."""
 
     limit: _Int
     why: str = ""
@@ -66,25 +64,15 @@ class CeilingValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot_id: str = ""
     expires_wall: _Int | None = None
 
-    def is_over(self, now: int) -> bool:
-        return self.expires is not None and self.expires <= now
-
 
 class _CeilingsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    version: int = VERSION
-    requested: tuple[CeilingValue, ...] = ()
-    written: CeilingValue | None = None
-
-
-class _CeilingsFileVersion1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Version 1, which named no version: one ceiling for all users, with or without an end."""
-
-    requested: CeilingValue | None = None
-    written: CeilingValue | None = None
+    version: int = 1
+    requested: tuple[_StoredCeiling, ...] | _StoredCeiling | None = ()
+    written: _StoredCeiling | None = None
 
 
 class PowerCeilings:
-    """All ceilings in force: of the configuration, of the file, and of users by uid."""
+    """All ceilings in force: of the configuration, the fleet, the file, and users by uid."""
 
     def __init__(
         self,
@@ -97,12 +85,12 @@ class PowerCeilings:
         fleet: FleetCeiling | None = None,
     ) -> None:
         """``path`` is where the ceilings are stored; ``fleet`` is the allotment of a fleet."""
-        self._fleet = fleet
+        self.fleet = fleet or FleetCeiling(path.with_name("allotment.json"), clock, enabled=False)
         self._settings, self._path = settings, path
-        self._boot_id, self._clock, self._record = boot_id, clock, record
+        self._boot_id, self._clock, self._notes = boot_id, clock, _CeilingNotes(clock, record)
         self._load_trouble = ""
-        self._by_user: dict[int, CeilingValue] = {}
-        self._of_file: CeilingValue | None = None
+        self._stored: dict[int, CeilingRow] = {}
+        """The ceilings of users by uid, and the file's."""
         self._load()
         self._file: CeilingFile | None = None
         self._open_file()
@@ -112,8 +100,7 @@ class PowerCeilings:
     def trouble(self) -> str:
         """The faults of the stored ceilings and of the file; "" if there are none."""
         file = "" if self._file is None else self._file.trouble
-        fleet = "" if self._fleet is None else self._fleet.trouble
-        return " ".join(filter(None, (self._load_trouble, file, fleet)))
+        return " ".join(filter(None, (self._load_trouble, file, self.fleet.trouble)))
 
     def reconfigure(self, settings: CapsSettings) -> None:
         """Apply other settings from now on; the ceilings of permitted users stay."""
@@ -127,16 +114,17 @@ class PowerCeilings:
 
     def request(self, limit: int | None, why: str, ttl: int | None, peer: PeerCredentials) -> None:
         """Set the ceiling of ``peer``'s user, or lift it. CapsError, JournalError."""
-        if peer.uid is None or peer.uid not in self._permitted:
+        uid = peer.uid
+        if uid is None or uid not in self._permitted:
             raise CapsError(
-                f"User {peer.uid} may not set or lift a ceiling: name it in [caps] ceiling_users.",
+                f"User {uid} may not set or lift a ceiling: name it in [caps] ceiling_users.",
                 RefusalReason.NOT_ALLOWED,
             )
-        before = self._by_user.get(peer.uid)
-        others = {uid: one for uid, one in self._by_user.items() if uid != peer.uid}
+        before, others = self._stored.get(uid), dict(self._stored)
+        others.pop(uid, None)
         if limit is None:
             self._replace(others)
-            self._note(AuditAction.LIFT, peer, before, why=why)
+            self._notes.add(AuditAction.LIFT, peer, before, why=why)
             return
         if limit <= 0 or ttl is None or not 0 < ttl <= MAX_TTL:
             raise CapsError(
@@ -144,124 +132,202 @@ class PowerCeilings:
                 f" {MAX_TTL // SECOND // 3600} hours; a limit of null lifts it.",
                 RefusalReason.MALFORMED,
             )
-        if peer.uid != 0 and len(others.keys() - {0}) >= MAX_OWNERS:
+        if uid != 0 and len(others.keys() - {0, _FILE}) >= MAX_OWNERS:
             raise CapsError(
                 f"{MAX_OWNERS} users have a ceiling already; let one of them lift its own.",
                 RefusalReason.NOT_ALLOWED,
             )
-        new = CeilingValue(limit, why, self._clock.monotonic() + ttl, peer.uid)
-        self._replace({**others, peer.uid: new})
-        self._note(AuditAction.CEILING, peer, before, new, why=why, ttl=ttl)
+        expires = self._clock.monotonic() + ttl
+        new = CeilingRow(source="socket", limit=limit, uid=uid, why=why, expires=expires)
+        self._replace({**others, uid: new})
+        self._notes.add(AuditAction.CEILING, peer, before, new, why=why, ttl=ttl)
 
     def lift_all(self, peer: PeerCredentials) -> None:
         """Lift every user's ceiling, as ``peer`` may. JournalError if they stay on disk."""
-        lifted, self._by_user = self._by_user, {}
+        lifted = self._take(self._of_users)
         why = f"user {peer.uid} asked for everything to be restored"
         for uid, ceiling in lifted.items():
-            self._note(AuditAction.LIFT, PeerCredentials(peer.pid, uid), ceiling, why=why)
+            self._notes.add(AuditAction.LIFT, PeerCredentials(peer.pid, uid), ceiling, why=why)
         if lifted:
             self._save()
 
     def poll(self) -> None:
         """Read the file, and end ceilings with an expired time to live."""
-        if self._fleet is not None:
-            self._fleet.poll()
+        self.fleet.poll()
         if self._file is not None:
-            self._take_file(self._file.poll())
+            self._update_from_file(self._file.poll())
         now = self._clock.monotonic()
-        ended = [uid for uid, ceiling in self._by_user.items() if ceiling.is_over(now)]
+        ended = [uid for uid in self._of_users if _is_over(self._stored[uid], now)]
         self._end(ended, AuditAction.LAPSE, "its time is up")
 
     @property
     def rows(self) -> tuple[CeilingRow, ...]:
-        """Every ceiling in force, as it is reported to clients."""
+        """Every ceiling in force, as it is reported to clients: without the reserve."""
         rows = []
         if configured := self._settings.budget_watts:
-            limit = self._less_reserve(configured * _MILLIWATTS_PER_WATT)
+            limit = configured * _MILLIWATTS_PER_WATT
             rows.append(CeilingRow(source="configuration", limit=limit))
-        if self._fleet is not None and (allotted := self._fleet.limit) is not None:
-            limit, expires = self._less_reserve(allotted), self._fleet.expires
-            rows.append(CeilingRow(source="fleet", limit=limit, expires=expires))
-        if self._of_file is not None:
-            rows.append(_row("file", self._of_file, self._less_reserve(self._of_file.limit)))
-        users = (ceiling for _, ceiling in sorted(self._by_user.items()))
-        return (*rows, *(_row("socket", ceiling, max(0, ceiling.limit)) for ceiling in users))
+        if (allotted := self.fleet.limit) is not None:
+            rows.append(CeilingRow(source="fleet", limit=allotted, expires=self.fleet.expires))
+        rows += (ceiling for _, ceiling in sorted(self._stored.items()))
+        reserve = self._settings.reserve_watts * _MILLIWATTS_PER_WATT
+        return tuple(
+            replace(row, limit=max(0, row.limit - (0 if row.source == "socket" else reserve)))
+            for row in rows
+        )
 
     @property
     def configured(self) -> int | None:
         """The ceiling of the configuration, or the fleet's if it is lower, in milliwatts."""
-        return min((row.limit for row in self.rows if row.source in _CONFIGURED), default=None)
+        return self._lowest(_CONFIGURED)
 
     @property
     def requested(self) -> int | None:
         """The lowest ceiling of the file and of users, in milliwatts."""
-        rows = (row for row in self.rows if row.source not in _CONFIGURED)
-        return min((row.limit for row in rows), default=None)
+        return self._lowest(_REQUESTED)
 
     @property
     def limit(self) -> int | None:
         """The lowest ceiling of all, in milliwatts."""
-        return min((row.limit for row in self.rows), default=None)
+        return self._lowest((*_CONFIGURED, *_REQUESTED))
 
     # --------------------------------------------------------------------------- inner workings
+
+    def _lowest(self, sources: Iterable[str]) -> int | None:
+        return min((row.limit for row in self.rows if row.source in sources), default=None)
 
     @property
     def _permitted(self) -> frozenset[int]:
         """The users who may set a ceiling."""
         return uids_of(self._settings.ceiling_users)[0] | {0}
 
-    def _less_reserve(self, limit: int) -> int:
-        return max(0, limit - self._settings.reserve_watts * _MILLIWATTS_PER_WATT)
+    @property
+    def _of_users(self) -> frozenset[int]:
+        return frozenset(self._stored.keys() - {_FILE})
 
     def _open_file(self) -> None:
-        path = self._settings.budget_file
+        path, last = self._settings.budget_file, self._stored.get(_FILE)
         if path:
-            self._file = CeilingFile(Path(path), self._clock, self._of_file, owners=self._permitted)
+            self._file = CeilingFile(Path(path), self._clock, last, owners=self._permitted)
         else:
-            self._file = self._of_file = None
+            self._file = None
+            self._stored.pop(_FILE, None)
 
-    def _take_file(self, now: CeilingValue | None) -> None:
-        before = self._of_file
+    def _update_from_file(self, now: CeilingRow | None) -> None:
+        before = self._stored.pop(_FILE, None)
+        if now is not None:
+            self._stored[_FILE] = now
         if now == before:
             return
-        self._of_file = now
         with contextlib.suppress(JournalError):  # it applies all the same while this process lives
             self._save()
-        peer = PeerCredentials(None, (now or before or CeilingValue(0)).uid)
+        owner = now or before
+        peer = PeerCredentials(None, None if owner is None else owner.uid)
         action = AuditAction.CEILING
         if now is None:
-            is_over = before is not None and before.is_over(self._clock.monotonic())
-            action = AuditAction.LAPSE if is_over else AuditAction.LIFT
-        self._note(action, peer, before, now, why=now.why if now else "", job="budget_file")
+            over = before is not None and _is_over(before, self._clock.monotonic())
+            action = AuditAction.LAPSE if over else AuditAction.LIFT
+        self._notes.add(action, peer, before, now, why=now.why if now else "", job="budget_file")
 
     def _drop_strangers(self) -> None:
         """Lift the ceilings of users who may not set one any more."""
-        strangers = self._by_user.keys() - self._permitted
+        strangers = self._of_users - self._permitted
         self._end(strangers, AuditAction.LIFT, "[caps] ceiling_users does not name its owner")
 
     def _end(self, uids: Iterable[int], action: AuditAction, why: str) -> None:
-        ended = {uid: self._by_user.pop(uid) for uid in uids}
+        ended = self._take(uids)
         if ended:
             with contextlib.suppress(JournalError):  # it ends again when it is read again
                 self._save()
         for uid, ceiling in ended.items():
-            self._note(action, PeerCredentials(None, uid), ceiling, why=why)
+            self._notes.add(action, PeerCredentials(None, uid), ceiling, why=why)
 
-    def _replace(self, by_user: dict[int, CeilingValue]) -> None:
+    def _take(self, uids: Iterable[int]) -> Mapping[int, CeilingRow]:
+        return {uid: self._stored.pop(uid) for uid in uids}
+
+    def _replace(self, stored: dict[int, CeilingRow]) -> None:
         """Change the ceilings of users, once they are on disk. JournalError."""
-        before, self._by_user = self._by_user, by_user
+        before, self._stored = self._stored, stored
         try:
             self._save()
         except JournalError:
-            self._by_user = before
+            self._stored = before
             raise
 
-    def _note(
+    # ---------------------------------------------------------------------------------- on disk
+
+    def _load(self) -> None:
+        try:
+            file = _decode_ceilings(self._path.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:
+            self._load_trouble = (
+                f"The ceilings stored in {self._path} are invalid, and none of them applies:"
+                f" {error}. Set them again."
+            )
+            return
+        latest = self._clock.monotonic() + MAX_TTL
+        requested = file.requested if isinstance(file.requested, tuple) else (file.requested,)
+        for stored in requested:
+            if stored is not None and stored.uid is not None:
+                row = self._row("socket", stored)
+                expires = latest if row.expires is None else min(row.expires, latest)
+                self._stored[stored.uid] = replace(row, expires=expires)
+        if self._settings.budget_file and file.written is not None:
+            self._stored[_FILE] = self._row("file", file.written)
+
+    def _row(self, source: str, stored: _StoredCeiling) -> CeilingRow:
+        """In the time of this boot: its monotonic clock restarted, the wall clock did not."""
+        now, expires = self._clock.now(), stored.expires
+        if stored.boot_id != self._boot_id and stored.expires_wall is not None:
+            expires = now.mono + stored.expires_wall - now.wall
+        return CeilingRow(
+            source=source, limit=stored.limit, uid=stored.uid, why=stored.why, expires=expires
+        )
+
+    def _save(self) -> None:
+        now = self._clock.now()
+        stored = {
+            uid: _StoredCeiling(
+                row.limit,
+                row.why,
+                row.expires,
+                row.uid,
+                self._boot_id,
+                None if row.expires is None else now.wall + row.expires - now.mono,
+            )
+            for uid, row in self._stored.items()
+        }
+        written = stored.pop(_FILE, None)
+        file = _CeilingsFile(version=VERSION, requested=tuple(stored.values()), written=written)
+        try:
+            content = msgspec.json.encode(file) + b"\n"
+            replace_file(self._path, content, self._path.with_suffix(".new"))
+        except OSError as error:
+            raise _not_stored("ceiling", self._path, error) from None
+
+
+def _decode_ceilings(content: bytes) -> _CeilingsFile:
+    """The stored ceilings of this version or the first; ValueError."""
+    file = msgspec.json.decode(content, type=_CeilingsFile)
+    if file.version not in (1, VERSION):
+        raise ValueError(f"version {file.version} is not {VERSION}")
+    return file
+
+
+class _CeilingNotes:
+    """Writes rows about ceilings to the audit log."""
+
+    def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
+        self._clock, self._record = clock, record
+
+    def add(
         self,
         action: AuditAction,
         peer: PeerCredentials,
-        old: CeilingValue | None,
-        new: CeilingValue | None = None,
+        old: CeilingRow | None,
+        new: CeilingRow | None = None,
         *,
         why: str,
         ttl: int | None = None,
@@ -280,72 +346,16 @@ class PowerCeilings:
             )
         )
 
-    # ---------------------------------------------------------------------------------- on disk
 
-    def _load(self) -> None:
-        try:
-            file = _decode_ceilings(self._path.read_bytes())
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, RecursionError) as error:
-            self._load_trouble = (
-                f"The ceilings stored in {self._path} are invalid, and none of them applies:"
-                f" {error}. Set them again."
-            )
-            return
-        latest = self._clock.monotonic() + MAX_TTL
-        for stored in file.requested:
-            if stored.uid is not None:
-                value = self._value(stored)
-                expires = latest if value.expires is None else min(value.expires, latest)
-                self._by_user[stored.uid] = replace(value, expires=expires)
-        if self._settings.budget_file and file.written is not None:
-            self._of_file = self._value(file.written)
-
-    def _value(self, stored: CeilingValue) -> CeilingValue:
-        """In the time of this boot: its monotonic clock restarted, the wall clock did not."""
-        now, expires = self._clock.now(), stored.expires
-        if stored.boot_id != self._boot_id and stored.expires_wall is not None:
-            expires = now.mono + stored.expires_wall - now.wall
-        return replace(stored, expires=expires, boot_id="", expires_wall=None)
-
-    def _stored(self, value: CeilingValue) -> CeilingValue:
-        now, expires = self._clock.now(), value.expires
-        wall = None if expires is None else now.wall + expires - now.mono
-        return replace(value, boot_id=self._boot_id, expires_wall=wall)
-
-    def _save(self) -> None:
-        file = _CeilingsFile(
-            requested=tuple(map(self._stored, self._by_user.values())),
-            written=None if self._of_file is None else self._stored(self._of_file),
-        )
-        content = msgspec.json.encode(file) + b"\n"
-        try:
-            replace_file(self._path, content, self._path.with_suffix(".new"))
-        except OSError as error:
-            raise JournalError(
-                f"Cannot store the ceiling in {self._path}: {error.strerror}. Make room there, or"
-                " make it writable."
-            ) from None
-
-
-def _row(source: str, ceiling: CeilingValue, limit: int) -> CeilingRow:
-    return CeilingRow(
-        source=source, limit=limit, uid=ceiling.uid, why=ceiling.why, expires=ceiling.expires
+def _not_stored(what: str, path: Path, error: OSError) -> JournalError:
+    return JournalError(
+        f"Cannot store the {what} in {path}: {error.strerror}. Make room there, or make it"
+        " writable."
     )
 
 
-def _decode_ceilings(content: bytes) -> _CeilingsFile:
-    """The stored ceilings of this version or the first; ValueError."""
-    decoded = msgspec.json.decode(content)
-    if isinstance(decoded, dict) and "version" not in decoded:
-        first = msgspec.convert(decoded, _CeilingsFileVersion1)
-        requested = () if first.requested is None else (first.requested,)
-        return _CeilingsFile(requested=requested, written=first.written)
-    file = msgspec.convert(decoded, _CeilingsFile)
-    if file.version != VERSION:
-        raise ValueError(f"version {file.version} is not {VERSION}")
-    return file
+def _is_over(ceiling: CeilingRow, now: int) -> bool:
+    return ceiling.expires is not None and ceiling.expires <= now
 
 
 class _CeilingTable(Table, frozen=True):
@@ -359,6 +369,12 @@ class _CeilingTable(Table, frozen=True):
 class CeilingFile:
     """The newest ceiling of one file. Belongs to one thread.
 
+    The file is TOML: ``watts = 1200``, optionally ``ttl = "1h"`` from the last write of the file,
+    and ``why = "grid event"``; ``watts = 0`` lifts it. Its owner must be root, the capper's own
+    user or a user whom the configuration names, and no other user may be able to write it. A
+    writer that fails leaves its ceiling in force: a file that vanishes or is invalid changes
+    nothing until the last ceiling's time to live ends.
+
     ``trouble`` is the fault of the file in one sentence; "" if it has none.
     """
 
@@ -366,7 +382,7 @@ class CeilingFile:
         self,
         path: Path,
         clock: Clock,
-        last: CeilingValue | None = None,
+        last: CeilingRow | None = None,
         *,
         owners: frozenset[int] = frozenset(),
     ) -> None:
@@ -379,7 +395,7 @@ class CeilingFile:
         self._path, self._clock, self._last = path, clock, last
         self._version: tuple[int, ...] | None = None  # of the file when it was last read
 
-    def poll(self) -> CeilingValue | None:
+    def poll(self) -> CeilingRow | None:
         """Read the file; the ceiling in force now, or None."""
         try:
             self._read()
@@ -400,9 +416,9 @@ class CeilingFile:
         return self._in_force
 
     @property
-    def _in_force(self) -> CeilingValue | None:
-        is_over = self._last is None or self._last.is_over(self._clock.monotonic())
-        return None if is_over else self._last
+    def _in_force(self) -> CeilingRow | None:
+        last = self._last
+        return None if last is None or _is_over(last, self._clock.monotonic()) else last
 
     def _read(self) -> None:
         content, status = read_regular(self._path, MAX_FILE_BYTES)
@@ -428,5 +444,152 @@ class CeilingFile:
         if limit := round(fresh.watts * _MILLIWATTS_PER_WATT):
             expires = None if fresh.ttl is None else now.mono + fresh.ttl - age
             why = printable(fresh.why, " ")[:_MAX_REASON_LENGTH]
-            self._last = CeilingValue(limit, why, expires, status.st_uid)
+            self._last = CeilingRow(
+                source="file", limit=limit, uid=status.st_uid, why=why, expires=expires
+            )
         self._version = version
+
+
+class _StoredAllotment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``seen`` is a time in force, in seconds since the boot ``boot_id``."""
+
+    limit: _Power
+    safe: _Power
+    boot_id: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    seen: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0
+
+
+class FleetCeiling:
+    """The allotment of a fleet in force, in milliwatts. Belongs to one thread.
+
+    An allotment has a time to live. When it passes, because the agent has ended or has lost
+    contact, the ceiling falls to the lower one of the limit and the safe allotment, and only a new
+    allotment raises it again. Both values are on disk before a raise: a restarted capper begins
+    with that fallback. RETREAT after the end of the last allotment it falls to the devices' floors,
+    which is all that the fleet counts for an absent host later. A host that was restarted, or has
+    no record, begins with these floors: it cannot tell for how long it was off. Times to live are
+    counted by the clock since boot, which includes a suspend of the host.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        enabled: bool,
+        boot_id: str = "",
+        record: Callable[[AuditEvent], None] = lambda event: None,
+    ) -> None:
+        """``path`` is the file of the last allotment; ``enabled``: this host is in a fleet."""
+        self.enabled = enabled
+        self.trouble = ""
+        """The fault of the stored allotment in one sentence; "" if it has none."""
+        self._path, self._clock, self._notes = path, clock, _CeilingNotes(clock, record)
+        self._boot_id = boot_id
+        self._stored = self._load()
+        self._limit = self.safe = min(self._stored.limit, self._stored.safe)
+        """``safe``: the limit to which the ceiling falls at most after the allotment's time."""
+        self.until: int | None = None
+        """The end of the allotment by the clock since boot; None if it has ended."""
+        self._ended = self._stored.seen * SECOND  # at this time or later
+        now = clock.now().since_boot
+        if self._stored.boot_id != boot_id or not now - RETREAT < self._ended <= now:
+            self._limit = self.safe = 0
+
+    @property
+    def limit(self) -> int | None:
+        """The ceiling in force; None outside a fleet."""
+        return self._limit if self.enabled else None
+
+    @property
+    def expires(self) -> int | None:
+        """The end of the allotment by the monotonic clock."""
+        return None if self.until is None else self.until - self._clock.now().asleep
+
+    def allot(self, limit: int, safe: int, until: int, why: str, peer: PeerCredentials) -> None:
+        """Replace the allotment; one whose time has passed only ends the present one.
+
+        CapsError if it is invalid, JournalError if it cannot be stored: then only its lower
+        values apply.
+        """
+        if not self.enabled:
+            raise CapsError(
+                "This host is in no fleet: set [fleet] endpoints in the capper's configuration.",
+                RefusalReason.NOT_ALLOWED,
+            )
+        now = self._clock.now().since_boot
+        if min(limit, safe) < 0 or until > now + MAX_LIFETIME:
+            raise CapsError(
+                "An allotment needs a limit and a safe allotment of at least 0, and ends within"
+                f" {MAX_LIFETIME // SECOND} s.",
+                RefusalReason.MALFORMED,
+            )
+        if until <= now:
+            self._lapse(peer, why)
+            return
+        before = self._limit
+        try:
+            self._store(limit, safe, now)
+        except OSError as error:
+            self._limit, self.safe = min(self._limit, limit), min(self.safe, safe)
+            raise _not_stored("allotment", self._path, error) from None
+        self._limit, self.safe, self.until = limit, safe, until
+        if limit != before:
+            self._note(AuditAction.CEILING, peer, before, why)
+
+    def end(self) -> None:
+        """End the allotment now, before an orderly end of the capper."""
+        self._lapse(_NOBODY, "the capper ends")
+
+    def poll(self) -> None:
+        """End an allotment whose time has passed."""
+        if self.until is not None and self._clock.now().since_boot >= self.until:
+            self._lapse(_NOBODY, "its time is up, without contact to the fleet")
+        now = self._clock.now().since_boot
+        if self.until is None and self._limit and now >= self._ended + RETREAT:
+            before, self._limit, self.safe = self._limit, 0, 0
+            why = f"{RETREAT // SECOND} s without contact to the fleet: to the devices' floors"
+            self._note(AuditAction.LAPSE, _NOBODY, before, why)
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _lapse(self, peer: PeerCredentials, why: str) -> None:
+        if self.until is not None:
+            self._ended = min(self.until, self._clock.now().since_boot)
+        before, self.until = self._limit, None
+        self._limit = self.safe = min(self._limit, self.safe)
+        if self._limit != before:
+            self._note(AuditAction.LAPSE, peer, before, why)
+
+    def _note(self, action: AuditAction, peer: PeerCredentials, before: int, why: str) -> None:
+        old, new = (CeilingRow(source="fleet", limit=one) for one in (before, self._limit))
+        self._notes.add(action, peer, old, new, why=why, job="fleet")
+
+    def _load(self) -> _StoredAllotment:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_StoredAllotment)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError) as error:
+            self.trouble = (
+                f"The allotment stored in {self._path} is invalid: {error}. The devices' floors"
+                " apply until the fleet allots anew."
+            )
+        return _StoredAllotment(0, 0)
+
+    def _store(self, limit: int, safe: int, now: int) -> None:
+        stored = self._stored
+        is_renewal = (limit, safe) == (stored.limit, stored.safe)
+        is_noted = stored.boot_id == self._boot_id and now - stored.seen * SECOND < _NOTED
+        if is_renewal and is_noted:
+            return
+        allotment = _StoredAllotment(limit, safe, self._boot_id, now // SECOND)
+        content = msgspec.json.encode(allotment) + b"\n"
+        try:
+            replace_file(self._path, content, self._path.with_suffix(".new"))
+            synchronize_directory(self._path.parent)
+        except OSError:
+            if is_renewal:
+                return  # a restarted capper retreats earlier
+            raise
+        self._stored, self.trouble = allotment, ""

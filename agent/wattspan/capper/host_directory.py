@@ -1,22 +1,205 @@
-"""The directory by which the cappers of one host exclude and find each other.
+"""The directories of a capper, and the locks by which the cappers of one host exclude each other.
 
-It is the same for every agent of the host, whatever its run directory: ``[caps] host_dir``. The
-capper of the host holds ``host.lock`` there. ``current`` is a link to its socket, ``journal`` a
-link to the directory of its journal; both stay after a SIGKILL, and the next capper replaces them.
-Emulated hosts have no such directory.
+A capper keeps its journal in a directory of its own, under a lock. The directory of the host is
+the same for every agent of the host, whatever its run directory: ``[caps] host_dir``. The capper of
+the host holds ``host.lock`` there. ``current`` is a link to its socket, ``journal`` a link to the
+directory of its journal; both stay after a SIGKILL, and the next capper replaces them. Emulated
+hosts have no such directory.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import pwd
+import shlex
+import stat
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from wattspan.capper.journal import PREFIX, JournalError
 from wattspan.capper.protocol import CapperAddress
 from wattspan.ports import WattspanError
 from wattspan.util.files import FileLock, LockHeldError, LockHolder, lock_holder
+
+# ------------------------------------------------------------------------------ own directory
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SYSTEM_STATE = Path("/var/lib/wattspan")
+SYSTEM_CAPPER_STATE = Path("/var/lib/wattspan-capper")
+SOCKET_FILE = "capper.sock"
+SYSTEM_RUN = Path("/run/wattspan")
+SYSTEM_CAPPER_RUN = Path("/run/wattspan-capper")
+AUDIT_FILE = "audit.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class CapperHost:
+    """The host by its boot, and the capper's own directory. An emulated host has one boot."""
+
+    directory: Path
+    boot_id: str
+
+    @property
+    def audit(self) -> Path:
+        return self.directory / AUDIT_FILE
+
+    @property
+    def ceilings(self) -> Path:
+        return self.directory / "ceilings.json"
+
+    @property
+    def allotment(self) -> Path:
+        return self.directory / "allotment.json"
+
+
+def capper_socket_path(run_dir: Path, *, emulated: bool = False) -> Path:
+    """The socket of the capper beside an agent with sockets in ``run_dir``.
+
+    The system's capper has a directory of its own, in which the agent can create nothing.
+    """
+    own = run_dir == SYSTEM_RUN and not emulated
+    return (SYSTEM_CAPPER_RUN if own else run_dir) / SOCKET_FILE
+
+
+def audit_path(state_dir: Path, *, emulated: bool) -> Path:
+    """The audit log of the capper of this host, or of an emulated one."""
+    return capper_directory(state_dir, emulated=emulated) / AUDIT_FILE
+
+
+def open_capper_host(state_dir: Path, emulated: Path | None = None) -> CapperHost:
+    """This host, or the ``emulated`` one of that directory. JournalError if it is unusable."""
+    directory = open_capper_directory(state_dir, emulated=emulated is not None)
+    try:
+        boot_id = BOOT_ID.read_text().strip()
+    except OSError as error:
+        raise JournalError(
+            f"Cannot read the id of this boot from {BOOT_ID}: {error.strerror}. Mount /proc."
+        ) from None
+    return CapperHost(directory, boot_id if emulated is None else f"{boot_id} {emulated.name}")
+
+
+def capper_directory(state_dir: Path, *, emulated: bool) -> Path:
+    """The capper's own directory, whether it exists or not.
+
+    The system's is beside the agent's state directory: the owner of a directory may rename its
+    content, and the capper does not trust the agent.
+    """
+    if emulated:
+        return state_dir / "capper-emulated"
+    return SYSTEM_CAPPER_STATE if state_dir == SYSTEM_STATE else state_dir / "capper"
+
+
+def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
+    """The capper's own directory; JournalError if it is unusable or cannot be trusted.
+
+    A process with all rights trusts its content, so no other user may write it. An emulated host
+    has another one.
+    """
+    directory = capper_directory(state_dir, emulated=emulated)
+    remedy = "Make it writable, or set another [agent] state_dir."
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise JournalError(
+            f"Cannot keep a journal in {directory}: {error.strerror}. {remedy}"
+        ) from None
+    if remedy := _distrust_reason(directory, found):
+        raise JournalError(f"Cannot keep a journal in {directory}: {remedy}")
+    return directory
+
+
+def has_journal(directory: Path) -> bool:
+    """True if a capper that kept its journal in ``directory`` may have left limits."""
+    return any(directory.glob(f"{PREFIX}*"))
+
+
+def distrust_reason(directory: Path) -> str:
+    """The reason if the directory of an existing journal cannot be trusted; else ""."""
+    try:
+        return _distrust_reason(directory, directory.lstat())
+    except OSError as error:
+        return f"{error.strerror}."
+
+
+def _distrust_reason(directory: Path, found: os.stat_result) -> str:
+    """The reason if the directory cannot be trusted, with the remedy; else "".
+
+    The remedy is never the removal of a journal of limits that are to be restored.
+    """
+    user = os.geteuid()
+    if found.st_uid != user and user != 0:
+        owner = _user_name(found.st_uid)
+        how = "Use sudo." if found.st_uid == 0 else f"Run this as {owner}."
+        return f"it belongs to {owner}, and only {owner} may. {how}"
+    whole = stat.S_ISDIR(found.st_mode)
+    if whole and found.st_uid == user and not found.st_mode & 0o022:
+        return ""
+    others = "other users may write it."
+    if not has_journal(directory):
+        return f"{others} Remove it, and let the capper make its own."
+    if not whole:
+        return f"{others} It is a link to what holds a journal: put that in its place."
+    place = shlex.quote(str(directory))
+    return (
+        f"{others} It holds a journal of limits that are to be restored: if that journal is right,"
+        f" run `chown -R {user} {place} && chmod -R go-w {place}`."
+    )
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+class CapperLock:
+    """The right to be the capper of a host, until it is released or the process ends.
+
+    It can be taken on a read-only disk as well: a restore must not depend on writing.
+    """
+
+    def __init__(self, place: CapperHost) -> None:
+        """Take the lock; JournalError names its holder, if it is known."""
+        path = place.directory / "lock"
+        try:
+            self._lock = FileLock(path, unwritable=True)
+        except LockHeldError as error:
+            raise JournalError(_lock_held_message(path, error.holder)) from None
+        except OSError as error:
+            raise JournalError(
+                f"Cannot lock {path}: {error.strerror}. Make it writable for the capper."
+            ) from None
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def _unknown_holder_message(path: Path, holder: LockHolder) -> str:
+    return (
+        f"An unknown process has the lock {path} of this host's capper: {holder.description}."
+        f" Find it with `fuser -v {path}`, and end it."
+    )
+
+
+def _lock_held_message(path: Path, holder: LockHolder) -> str:
+    if holder.pid is None:
+        return _unknown_holder_message(path, holder)
+    if holder.pid == holder.recorded_pid:
+        return (
+            f"Process {holder.pid} is the one capper of this host and has the lock {path}. Leave it"
+            " running, or end it."
+        )
+    return (
+        f"Process {holder.pid} has the lock {path} of this host's capper, and has not written its"
+        " pid there, as a capper does. End it, unless it has just started."
+    )
+
+
+# ------------------------------------------------------------------------- directory of the host
 
 LOCK_FILE, SOCKET_LINK, JOURNAL_LINK = "host.lock", "current", "journal"
 MODE = 0o755
@@ -161,10 +344,7 @@ def _remedy(path: Path) -> str:
 def _held_text(directory: Path, holder: LockHolder) -> str:
     path = directory / LOCK_FILE
     if holder.pid is None:
-        return (
-            f"An unknown process has the lock {path} of this host's capper: {holder.description}."
-            f" Find it with `fuser -v {path}`, and end it."
-        )
+        return _unknown_holder_message(path, holder)
     address = HostDirectory(directory).address()
     serves = f", answers on {address.path}" if address is not None else ""
     return (

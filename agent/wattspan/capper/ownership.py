@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from wattspan.capper.actuators import is_honoured
 from wattspan.capper.audit import AuditAction
 from wattspan.capper.devices import Absence
-from wattspan.capper.journal_entries import EntrySource, JournalEntry
+from wattspan.capper.journal import EntrySource, JournalEntry
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import Knob, KnobState, ModelEnum
 from wattspan.ports import CapsError

@@ -16,25 +16,27 @@ from wattspan.capper.audit import (
     AuditLog,
     AuditRowLimiter,
 )
-from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.ceilings import (
+    FleetCeiling,
+    PowerCeilings,
+)
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
-from wattspan.capper.fleet_ceiling import FleetCeiling
-from wattspan.capper.host_directory import HostClaim, HostDirectoryError, HostHeldError
-from wattspan.capper.host_root import HostRoot
-from wattspan.capper.journal import (
+from wattspan.capper.host_directory import (
     CapperHost,
     CapperLock,
-    Journal,
-    JournalError,
+    HostClaim,
+    HostDirectoryError,
+    HostHeldError,
     distrust_reason,
     has_journal,
 )
+from wattspan.capper.host_root import HostRoot
+from wattspan.capper.journal import Journal, JournalError
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import CapperClient, RefusalReason
 from wattspan.capper.reconciler import Reconciler
-from wattspan.capper.requests import RequestHandler
-from wattspan.capper.server import CapperSocketServer
+from wattspan.capper.server import CapperSocketServer, RequestHandler
 from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, CapRow, Knob
@@ -62,7 +64,8 @@ def enabled_knobs(config: Config) -> frozenset[Knob]:
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """The changed keys that a running capper cannot apply."""
-    places = {"agent.run_dir", "agent.state_dir", "caps.host_dir"} & changed_keys(old, new)
+    fixed = {"agent.run_dir", "agent.state_dir", "caps.actuators", "caps.host_dir"}
+    places = fixed & changed_keys(old, new)
     knobs = {"autotune.knobs"} if enabled_knobs(new) - enabled_knobs(old) else set()
     return tuple(sorted(places | knobs))
 
@@ -202,7 +205,7 @@ class Capper:
                 claim.publish(Path(listening.address), host.directory)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
-        self._fleet = FleetCeiling(
+        fleet = FleetCeiling(
             host.allotment,
             clock,
             enabled=config.fleet.is_enabled,
@@ -210,7 +213,7 @@ class Capper:
             record=record,
         )
         self._ceilings = PowerCeilings(
-            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=self._fleet
+            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=fleet
         )
         self._requests = RequestHandler(
             self._engine.manager,
@@ -219,7 +222,6 @@ class Capper:
             config.caps,
             clock,
             record,
-            self._fleet,
             agent,
         )
         permitted = _permitted_users(config, log)
@@ -259,7 +261,7 @@ class Capper:
         self.server.permit(_permitted_users(config, self._log))
         self._is_root_named = _is_root_named(config)
         self._engine.manager.reconfigure(_operator_limits(config))
-        self._fleet.enabled = config.fleet.is_enabled
+        self._ceilings.fleet.enabled = config.fleet.is_enabled
         self._requests.reconfigure(config.caps)
         self._requests.turn()
 
@@ -275,9 +277,9 @@ class Capper:
         try:
             self.server.run()
         finally:
-            if self._fleet.limit is not None:  # nobody could lower the limits later
+            if self._ceilings.fleet.limit is not None:  # nobody could lower the limits later
                 engine.manager.hasten()
-                self._fleet.end()
+                self._ceilings.fleet.end()
                 self._requests.turn()
             self._requests.ending = True
             ending()

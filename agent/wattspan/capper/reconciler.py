@@ -8,7 +8,6 @@ takes three reads of a device: the observation that the plan needs, one before a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -18,8 +17,7 @@ from msgspec.structs import replace
 from wattspan.capper.actuators import is_honoured
 from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
 from wattspan.capper.devices import DeviceError, ManagedDevices
-from wattspan.capper.journal import Journal, JournalError
-from wattspan.capper.journal_entries import ALL_DEVICES, EntrySource, JournalEntry
+from wattspan.capper.journal import ALL_DEVICES, EntrySource, Journal, JournalEntry, JournalError
 from wattspan.capper.ownership import (
     Ownership,
     disobeyed_error,
@@ -40,9 +38,9 @@ from wattspan.capper.ownership import (
 )
 from wattspan.capper.planner import CapDemand, Plan, Planner, WriteCause, is_power_knob
 from wattspan.capper.protocol import RefusalReason
-from wattspan.capper.ramps import RampAllowance
 from wattspan.model import SECOND, CapKey, KnobState, Trouble
 from wattspan.ports import CapsError, Clock
+from wattspan.sharing.power_budget import RampAllowance
 
 QUIET_PERIOD: Final = 60 * SECOND
 """Time that a restored original must last after a foreign write before the knob is used again."""
@@ -60,23 +58,6 @@ KnobErrors = dict[CapKey, CapsError]
 class _QuietPeriod(NamedTuple):
     since: int
     needed: int
-
-
-@dataclass(slots=True)
-class CapperState:
-    """The capper's knowledge of every knob it has written. Only the reconciler changes it."""
-
-    entries: dict[CapKey, JournalEntry]
-    inherited: set[CapKey]
-    """Entries of a former capper that were not compared with their device yet."""
-    quiet: dict[CapKey, _QuietPeriod] = field(default_factory=dict)
-    disobeyed_since: dict[CapKey, int] = field(default_factory=dict)
-    exempt: set[CapKey] = field(default_factory=set)
-    """Knobs whose cap or capper has ended: no ramp delays their way up."""
-
-    def forget(self, key: CapKey) -> None:
-        self.entries.pop(key, None)
-        self.inherited.discard(key)
 
 
 class Reconciler:
@@ -97,8 +78,13 @@ class Reconciler:
         self.journal_trouble = ""
         self.devices, self._journal = devices, journal
         self._clock, self._record = clock, record
-        inherited = set(journal.entries)
-        self._state = CapperState(dict(journal.entries), inherited, exempt=set(inherited))
+        self._entries: dict[CapKey, JournalEntry] = dict(journal.entries)
+        self._inherited = set(journal.entries)
+        """Entries of a former capper that were not compared with their device yet."""
+        self._quiet: dict[CapKey, _QuietPeriod] = {}
+        self._disobeyed_since: dict[CapKey, int] = {}
+        self._exempt = set(journal.entries)
+        """Knobs whose cap or capper has ended: no ramp delays their way up."""
         self._ramp: RampAllowance | None = None
 
     # ------------------------------------------------------------------------------ knowledge
@@ -110,21 +96,21 @@ class Reconciler:
 
     @property
     def entries(self) -> Mapping[CapKey, JournalEntry]:
-        return MappingProxyType(self._state.entries)
+        return MappingProxyType(self._entries)
 
     def planner(self, demand: CapDemand) -> Planner:
-        knobs, entries = dict(self.devices.knobs), dict(self._state.entries)
+        knobs, entries = dict(self.devices.knobs), dict(self._entries)
         return Planner(demand, knobs, entries, self.devices.hidden, self.devices.failing)
 
     @property
     def retained(self) -> int:
         """The number of limits that stay in force when the capper ends."""
-        return sum(entry.imposed is not None for entry in self._state.entries.values())
+        return sum(entry.imposed is not None for entry in self._entries.values())
 
     @property
     def unrecovered(self) -> str:
         """Names the devices with lost originals; "" if there are none."""
-        entries = self._state.entries.values()
+        entries = self._entries.values()
         lost = ", ".join(f"{one.knob} of {one.name}" for one in entries if one.lost)
         return lost and (
             f"The journal was damaged, and the original limit is unknown: {lost}. Set each limit by"
@@ -134,13 +120,13 @@ class Reconciler:
     @property
     def foreign(self) -> Iterator[str]:
         """A sentence for each knob that is left to another program."""
-        for entry in self._state.entries.values():
+        for entry in self._entries.values():
             if entry.foreign is not None and not entry.lost:
                 yield str(foreign_limit_error(entry))
 
     def outstanding(self) -> Iterator[AuditEvent]:
         """A row for each cap in force, from the original to the present value."""
-        for entry in self._state.entries.values():
+        for entry in self._entries.values():
             value = entry.value if entry.written else entry.before
             if value is not None and not entry.left_alone:
                 yield self._event(AuditAction.WRITE, entry, entry.original, value)
@@ -152,24 +138,24 @@ class Reconciler:
 
         Devices are listed with ``enumerate_devices``, and if a damaged journal does not name them.
         """
-        for key, entry in self._state.entries.items():
+        for key, entry in self._entries.items():
             if entry.device != ALL_DEVICES:
                 self.devices.knobs.setdefault(key, recorded_state(entry))
-        if enumerate_devices or any(key.device == ALL_DEVICES for key in self._state.entries):
+        if enumerate_devices or any(key.device == ALL_DEVICES for key in self._entries):
             self.devices.find()
         self._name_lost()
 
     def _name_lost(self) -> None:
         """Replace "every device", where devices can be listed, by those that may be capped."""
-        state, now = self._state, self._clock.now().wall
-        for knob in [key.knob for key in state.entries if key.device == ALL_DEVICES]:
+        now = self._clock.now().wall
+        for knob in [key.knob for key in self._entries if key.device == ALL_DEVICES]:
             if not self.devices.is_listed(knob):
                 continue
-            del state.entries[CapKey(knob, ALL_DEVICES)]
+            del self._entries[CapKey(knob, ALL_DEVICES)]
             for key, found in self.devices.knobs.items():
                 lost = lost_entry(found, now)
-                if key.knob is knob and key not in state.entries and lost is not None:
-                    state.entries[key] = lost
+                if key.knob is knob and key not in self._entries and lost is not None:
+                    self._entries[key] = lost
                     error = str(unrecovered_limit_error(lost))
                     self._note(AuditAction.FAIL, lost, None, found.requested, WriteCause(why=error))
 
@@ -205,17 +191,17 @@ class Reconciler:
         """
         keys, errors = set(keys), KnobErrors()
         plan = self.planner(demand).plan(keys)
-        self._state.exempt |= ended.keys()
-        self._state.exempt -= keys - {*plan.increase, *plan.restore}
+        self._exempt |= ended.keys()
+        self._exempt -= keys - {*plan.increase, *plan.restore}
         plan = self._ramped(demand, plan)
-        for key in self._state.entries.keys() & keys - {*plan.lower, *plan.increase, *plan.restore}:
+        for key in self._entries.keys() & keys - {*plan.lower, *plan.increase, *plan.restore}:
             self.devices.succeed(key)  # its limit is in force
         self._write_all(demand, plan.lower, errors, until)
         for key, value in plan.increase.items():  # each alone: two that fit may not fit together
             if self.planner(demand).fits(key, value):
                 self._write_all(demand, {key: value}, errors, until)
         for key in plan.restore:
-            original = self._state.entries[key].original
+            original = self._entries[key].original
             if self.planner(demand).fits(key, original):
                 if demand.imposed.budget is not None and original is not None:
                     self._save(demand, {key: original})
@@ -226,8 +212,8 @@ class Reconciler:
 
     def disobeying(self) -> KnobErrors:
         """Devices that show a cap and do not obey it, for longer than they may take."""
-        now, since, errors = self._clock.monotonic(), self._state.disobeyed_since, KnobErrors()
-        for key, entry in self._state.entries.items():
+        now, since, errors = self._clock.monotonic(), self._disobeyed_since, KnobErrors()
+        for key, entry in self._entries.items():
             state = self.devices.knobs.get(key)
             if state is None or is_obeyed(entry, state):
                 since.pop(key, None)
@@ -247,11 +233,11 @@ class Reconciler:
         """Forget the entries of foreign limits and of earlier boots; their knobs."""
         accepted = [
             key
-            for key, entry in self._state.entries.items()
+            for key, entry in self._entries.items()
             if entry.left_alone or entry.source is EntrySource.EARLIER
         ]
         for key in accepted:
-            self._state.forget(key)
+            self._forget(key)
         return accepted
 
     def _ramped(self, demand: CapDemand, plan: Plan) -> Plan:
@@ -261,7 +247,7 @@ class Reconciler:
             self._ramp = None
             return plan
         self._ramp = (self._ramp or RampAllowance.full(rate, now)).advanced(rate, now)
-        return self.planner(demand).ramped(plan, self._ramp, self._state.exempt)
+        return self.planner(demand).ramped(plan, self._ramp, self._exempt)
 
     def _use_ramp(self, key: CapKey, present: int | None, value: int | None) -> None:
         """Count a change that is about to be written."""
@@ -272,28 +258,27 @@ class Reconciler:
 
     def _observe(self, key: CapKey, *, wanted: bool) -> None:
         """Read one knob, and update its entry. CapsError if it must not be written now."""
-        state = self._state
-        entry, every = state.entries.get(key), state.entries.get(CapKey(key.knob, ALL_DEVICES))
+        entry, every = self._entries.get(key), self._entries.get(CapKey(key.knob, ALL_DEVICES))
         if entry is None and every is not None:
             raise unrecovered_limit_error(every)
         found, now = self.devices.read(key), self._clock.monotonic()
         if entry is None:
             self.devices.confirm(key)
             return
-        quiet = state.quiet.get(key)
+        quiet = self._quiet.get(key)
         if entry.foreign is not None and not entry.lost and quiet is None:
-            quiet = state.quiet[key] = _QuietPeriod(now, QUIET_PERIOD)
+            quiet = self._quiet[key] = _QuietPeriod(now, QUIET_PERIOD)
         result = review_entry(
             entry,
             found,
-            inherited=key in state.inherited,
+            inherited=key in self._inherited,
             wanted=wanted,
             quiet=quiet is not None and now - quiet.since >= quiet.needed,
             now=self._clock.now().wall,
             absence=self.devices.absence(key, entry.presence),
         )
         if found.requested is not None or not is_readable(key.knob):
-            state.inherited.discard(key)
+            self._inherited.discard(key)
             self.devices.confirm(key)
         self._adopt(key, entry, result)
         if result.error is not None:
@@ -301,19 +286,19 @@ class Reconciler:
 
     def _adopt(self, key: CapKey, entry: JournalEntry, result: Ownership) -> None:
         if result.entry is None:
-            self._state.forget(key)
+            self._forget(key)
         else:
-            self._state.entries[key] = result.entry
+            self._entries[key] = result.entry
         if result.action is None:
             return
         if result.action is AuditAction.RESET:
             self.resets += 1
             self.news.append(reset_notice(entry, result))
-            self._state.quiet.pop(key, None)
+            self._quiet.pop(key, None)
         if result.action is AuditAction.FOREIGN:  # the next quiet period must be longer
-            quiet = self._state.quiet.get(key)
+            quiet = self._quiet.get(key)
             needed = QUIET_PERIOD if quiet is None else min(2 * quiet.needed, MAX_QUIET_PERIOD)
-            self._state.quiet[key] = _QuietPeriod(self._clock.monotonic(), needed)
+            self._quiet[key] = _QuietPeriod(self._clock.monotonic(), needed)
         about = result.entry if result.action is AuditAction.FAIL and result.entry else entry
         self._note(result.action, about, result.old, result.new, WriteCause(why=result.why))
 
@@ -348,7 +333,7 @@ class Reconciler:
 
     def _journal_intent(self, demand: CapDemand, targets: Mapping[CapKey, int]) -> None:
         """Have on disk that these knobs are about to be written. JournalError."""
-        draft = dict(self._state.entries)
+        draft = dict(self._entries)
         for key, value in targets.items():
             entry, state = draft.get(key), self.devices.knobs[key]
             if entry is not None:
@@ -366,11 +351,11 @@ class Reconciler:
                 draft[key] = replace(new_entry(state, self._clock.now().wall), value=value)
         draft = _with_imposed(draft, self.planner(demand).retained(targets))
         self._journal.save(draft)
-        self._state.entries = draft
+        self._entries = draft
 
     def _write(self, key: CapKey, cause: WriteCause) -> None:
         """Write the journaled limit, unless another program wrote the knob, and verify it."""
-        entry, state = self._state.entries[key], self.devices.read(key)
+        entry, state = self._entries[key], self.devices.read(key)
         present = entry.original if entry.before is None else entry.before
         if is_readable(key.knob) and state.requested != present:
             raise self._overtaken(entry, state)
@@ -388,7 +373,7 @@ class Reconciler:
                     self._undo(entry)
                 raise failure or not_honoured_error(state, value, shown)
             value = shown
-        self._state.entries[key] = replace(entry, value=value, before=None, written=True)
+        self._entries[key] = replace(entry, value=value, before=None, written=True)
         self.devices.succeed(key)
         self.devices.confirm(key)
         self.writes += 1
@@ -397,7 +382,7 @@ class Reconciler:
     def _restore(self, key: CapKey, cause: WriteCause) -> None:
         """Restore the original if the present value is the capper's; verify it."""
         self._observe(key, wanted=False)
-        entry = self._state.entries.get(key)
+        entry = self._entries.get(key)
         if entry is None:  # the original is in force already
             self.devices.succeed(key)
             return
@@ -406,7 +391,7 @@ class Reconciler:
         shown, failure = self._put(key, original)
         if is_readable(key.knob) and not (original is not None and is_honoured(original, shown)):
             raise failure or not_honoured_error(self.devices.knobs[key], original, shown)
-        self._state.forget(key)
+        self._forget(key)
         self.devices.succeed(key)
         self.restores += 1
         self._note(AuditAction.RESTORE, entry, entry.value, original, cause)
@@ -426,10 +411,14 @@ class Reconciler:
     def _undo(self, entry: JournalEntry) -> None:
         """The write was not carried out: the entry is as before it."""
         if entry.before is None:
-            self._state.forget(entry.key)
+            self._forget(entry.key)
         else:
             undone = replace(entry, value=entry.before, before=None, written=True)
-            self._state.entries[entry.key] = undone
+            self._entries[entry.key] = undone
+
+    def _forget(self, key: CapKey) -> None:
+        self._entries.pop(key, None)
+        self._inherited.discard(key)
 
     def _overtaken(self, entry: JournalEntry, state: KnobState) -> CapsError:
         """The setting changed between the observation and the write."""
@@ -438,7 +427,7 @@ class Reconciler:
             self._adopt(entry.key, entry, reset)
             return reset_error(state)
         if entry.before is None:  # the capper had set nothing there
-            self._state.forget(entry.key)
+            self._forget(entry.key)
         else:
             self._adopt(entry.key, entry, release_to_other(entry, state))
         return foreign_limit_error(replace(entry, foreign=state.requested))
@@ -446,9 +435,9 @@ class Reconciler:
     def _save(self, demand: CapDemand, planned: Mapping[CapKey, int] | None = None) -> None:
         """Have the present entries on disk, with the limits that stay if this process ends."""
         retained = self.planner(demand).retained(planned or {})
-        self._state.entries = _with_imposed(self._state.entries, retained)
+        self._entries = _with_imposed(self._entries, retained)
         try:
-            self._journal.save(self._state.entries)
+            self._journal.save(self._entries)
             self.journal_trouble = ""
         except JournalError as error:
             self.journal_trouble = str(error)

@@ -57,8 +57,7 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
     listening = inherited_unix_socket(os.environ)
     reload = hangup_reloads(managed=notify.available)
     with stop_on_signals(patiently=True, reload=reload) as request:
-        from wattspan.capper.host_directory import HostClaim
-        from wattspan.capper.journal import capper_socket_path, open_capper_host
+        from wattspan.capper.host_directory import HostClaim, capper_socket_path, open_capper_host
         from wattspan.capper.process import Capper, enabled_knobs, restore_former
         from wattspan.capper.server import refuse_connections
         from wattspan.cli.run import loggers
@@ -86,13 +85,17 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
                 if emulated is None:  # emulated hosts share no device
                     claim = HostClaim(Path(config.caps.host_dir))
                     stack.callback(claim.release)
-                    every = partial(open_isolated_actuators, tuple(Knob), None, clock)
+                    every = partial(
+                        open_isolated_actuators, tuple(Knob), None, clock, config.caps.actuators
+                    )
                     restore_former(claim, host, config, every, clock, warn)
                 capper = Capper(
                     host,
                     capper_socket_path(run_directory(config), emulated=emulated is not None),
                     config,
-                    lambda: open_isolated_actuators(enabled_knobs(config), emulated, clock),
+                    lambda: open_isolated_actuators(
+                        enabled_knobs(config), emulated, clock, config.caps.actuators
+                    ),
                     clock,
                     warn,
                     alive=status,
@@ -182,14 +185,19 @@ class CapperReload:
 
 
 def open_isolated_actuators(
-    knobs: Collection[Knob], emulated: Path | None, clock: Clock
+    knobs: Collection[Knob], emulated: Path | None, clock: Clock, plugins: Collection[str] = ()
 ) -> Sequence[ConcurrentActuator]:
-    """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
+    """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated.
+
+    ``plugins`` are the names of those that the configuration permits. ConfigError.
+    """
     from wattspan.capper.devices import open_actuators
     from wattspan.capper.workers import isolate_actuators
+    from wattspan.plugins import load_actuators
 
     if emulated is None:
-        return isolate_actuators(open_actuators(knobs, clock=clock), clock)
+        named = load_actuators(plugins).values()
+        return isolate_actuators(open_actuators(knobs, clock=clock, plugins=named), clock)
     from wattspan.emulation.amdsmi import EmulatedAmdSmi
     from wattspan.emulation.nvml import EmulatedNvml
     from wattspan.emulation.profiles import AMD_GPUS, NVIDIA_GPUS

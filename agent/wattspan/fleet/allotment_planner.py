@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from wattspan.capper.budget_shares import BudgetClaim, BudgetGroup, share_nested_budget
 from wattspan.fleet.allotment import (
     Allotment,
     AllotmentBook,
@@ -23,6 +22,7 @@ from wattspan.fleet.allotment import (
     watts,
 )
 from wattspan.model.fleet import FleetPlace
+from wattspan.sharing.power_budget import BudgetClaim, BudgetGroup, share_nested_budget
 
 _UNLIMITED: Final = 10**18
 _FIXED_PRIORITY: Final = 1_000_000
@@ -134,17 +134,8 @@ class _Planning:
         if report is None or problem is not None:
             known = None if report is None else replace(report, floor=entry.floor)
             bounds = power_bounds(entry, known)
-            return _Host(
-                entry.place,
-                entry.floor,
-                entry.ceiling,
-                entry.priority,
-                bounds.limit,
-                bounds,
-                entry,
-                None,
-                fixed=True,
-            )
+            range_ = entry.place, entry.floor, entry.ceiling, entry.priority
+            return _Host(*range_, bounds.limit, bounds, entry, None, fixed=True)
         return self._live(name, report, power_bounds(entry, report), entry)
 
     def _problem(self, name: str, report: HostReport) -> str | None:

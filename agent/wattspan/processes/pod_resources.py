@@ -15,18 +15,16 @@ The format is that of ``podresources/v1`` (``k8s.io/kubelet``): claims are in it
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
 from typing import Any, NamedTuple
 
 from wattspan.model import DevicePod, Failure, SourceHealth, Trouble
-from wattspan.processes.cdi import NodeGpus, is_gpu, read_specifications
-from wattspan.processes.resource_slices import DeviceKey, ResourceSlices
+from wattspan.processes.claimed_gpus import Claim, ClaimedGpus, DeviceKey, ResourceSlices
 from wattspan.util.encoding import FRAME_PREFIX, frame_message
 from wattspan.util.protobuf import parse_message
 from wattspan.util.text import clean_label
@@ -41,24 +39,10 @@ MAX_PODS = 1000
 
 _MAX_LABEL = 253  # of a name in Kubernetes
 _MAX_CDI_NAME = 1024
-_NODE = re.compile(r"(?P<node>nvidia[0-9]+)(?P<instance>/gi[0-9]+)?(?:/vgpu[0-9]+)?")
 
 
 class PodResourcesError(Exception):
     """The kubelet's answer is not available; the message is the cause."""
-
-
-class Claim(NamedTuple):
-    """A device that Dynamic Resource Allocation gave to a container, with its CDI names."""
-
-    namespace: str
-    pod: str
-    container: str
-    key: DeviceKey
-    cdi: tuple[str, ...] = ()
-
-    def of(self, identity: str) -> DevicePod:
-        return DevicePod(identity, self.namespace, self.pod, self.container)
 
 
 class Allotments(NamedTuple):
@@ -85,88 +69,6 @@ def decode_allotments(body: bytes) -> Allotments:
                 cdi = tuple(_text(each.name, _MAX_CDI_NAME) for each in one.cdi)
                 claims.add(Claim(*names, key, cdi))
     return Allotments(tuple(sorted(devices)[:MAX_PODS]), tuple(sorted(claims)[:MAX_PODS]))
-
-
-class ClaimedGpus:
-    """Finds the GPUs of pods.
-
-    Those of claims are found by CDI first, then by the API server's ResourceSlices, if set.
-    A device may be claimed by several pods, also with administrative access: each is listed.
-    """
-
-    def __init__(
-        self,
-        specifications: Callable[[], Mapping[str, tuple[str, ...]]] = read_specifications,
-        gpus: NodeGpus | None = None,
-        slices: ResourceSlices | None = None,
-    ) -> None:
-        self._specifications = specifications
-        self._gpus = gpus or NodeGpus()
-        self._slices = slices
-
-    def find(self, claims: Sequence[Claim]) -> tuple[tuple[DevicePod, ...], tuple[Failure, ...]]:
-        """The GPUs of the claims, and the claims of GPUs that cannot be found."""
-        if not claims:
-            return (), ()
-        specified = self._specifications()
-        found: set[DevicePod] = set()
-        missing: list[Claim] = []
-        for claim in claims:
-            nodes = [node for name in claim.cdi for node in specified.get(name, ())]
-            gpus = self._gpus.of(nodes)
-            found.update(map(claim.of, gpus))
-            if not gpus and (is_gpu(nodes) or (not nodes and _names_gpu(claim.key))):
-                missing.append(claim)
-        if missing and self._slices is not None:
-            known = self._slices.identities({claim.key for claim in missing})
-            found.update(claim.of(known[claim.key]) for claim in missing if claim.key in known)
-            missing = [claim for claim in missing if claim.key not in known]
-        return tuple(sorted(found)), tuple(self._failures(missing))
-
-    def by_uuid(self, devices: Sequence[DevicePod]) -> tuple[DevicePod, ...]:
-        """The devices of plugins, boards that are named by their node with their UUID.
-
-        No file of the node has the UUID of a MIG instance, which keeps its name without a share.
-        """
-        return tuple(one._replace(device=self._uuid_of(one.device)) for one in devices)
-
-    def _uuid_of(self, device: str) -> str:
-        match = _NODE.fullmatch(device)
-        if match is None:
-            return device
-        if match["instance"]:
-            return match["node"] + match["instance"]
-        (board,) = self._gpus.of([f"/dev/{match['node']}"]) or (match["node"],)
-        return board
-
-    def _failures(self, missing: Sequence[Claim]) -> Iterator[Failure]:
-        if self._slices is not None and self._slices.trouble:
-            yield Failure(
-                "pods",
-                f"the ResourceSlices of node {self._slices.node} from the API server",
-                Trouble.RETRY,
-                self._slices.trouble,
-                "Use packaging/kubernetes/components/resource-slices, which grants the right to "
-                "list them and opens the network policy.",
-            )
-        if missing:
-            keys = sorted({str(claim.key) for claim in missing})
-            pods = len({(claim.namespace, claim.pod) for claim in missing})
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            searched = "" if self._slices is None else ", and no ResourceSlice has its UUID"
-            yield Failure(
-                "pods",
-                f"the UUID of {keys[0]}{more}, claimed by {pods} pods",
-                Trouble.ABSENT,
-                f"no CDI specification of the node leads to a whole GPU{searched}",
-                "Mount /var/run/cdi of the node, read-only, or set [processes] kubernetes_node. "
-                "CDI names no MIG instances.",
-            )
-
-
-def _names_gpu(key: DeviceKey) -> bool:
-    """True for a driver of GPUs, such as gpu.nvidia.com; others' devices are of no interest."""
-    return key.driver.startswith("gpu.")
 
 
 def _text(value: bytes, longest: int = _MAX_LABEL) -> str:

@@ -120,7 +120,7 @@ def capper_addresses(
     The system's socket is the last one: a connection to it starts the system's capper, which must
     not happen while another agent's capper serves.
     """
-    from wattspan.capper.journal import SYSTEM_RUN, capper_socket_path
+    from wattspan.capper.host_directory import SYSTEM_RUN, capper_socket_path
     from wattspan.capper.protocol import CapperAddress
 
     configured = config.agent.run_dir != AgentSettings().run_dir

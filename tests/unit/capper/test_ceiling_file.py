@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.capper.ceilings import MAX_FILE_BYTES, CeilingFile, CeilingValue
+from wattspan.capper.ceilings import (
+    MAX_FILE_BYTES,
+    CeilingFile,
+)
+from wattspan.capper.protocol import CeilingRow
 from wattspan.testing import ManualClock
 
 
@@ -19,7 +23,7 @@ class Writer:
         self.clock = ManualClock()
         self.ceiling = CeilingFile(path, self.clock)
 
-    def write(self, text: str) -> CeilingValue | None:
+    def write(self, text: str) -> CeilingRow | None:
         fresh = self.path.with_name("fresh")
         fresh.write_text(text)
         wall = self.clock.now().wall
@@ -38,8 +42,8 @@ def writer(tmp_path: Path) -> Writer:
 
 
 def test_ceiling_file_gives_watts_and_reason(writer: Writer) -> None:
-    assert writer.write('watts = 1200.5\nwhy = "grid event"\n') == CeilingValue(
-        1_200_500, "grid event", uid=os.geteuid()
+    assert writer.write('watts = 1200.5\nwhy = "grid event"\n') == CeilingRow(
+        source="file", limit=1_200_500, uid=os.geteuid(), why="grid event"
     )
     assert writer.ceiling.trouble == ""
 
@@ -119,7 +123,7 @@ def test_zero_lifts_the_ceiling(writer: Writer) -> None:
 def test_ceiling_persists_over_a_restart_until_the_file_changes(
     writer: Writer,
 ) -> None:
-    last = CeilingValue(900_000, "before")
+    last = CeilingRow(source="file", limit=900_000, why="before")
     writer.ceiling = CeilingFile(writer.path, writer.clock, last)
     assert writer.limit() == 900_000
     writer.write("watts = 1000\n")

@@ -14,7 +14,7 @@ from testbed.capper_bench import BOOT, Bench, W
 from testbed.journal_corruption import corrupt_audit, corrupt_journal, snapshot
 
 from wattspan.capper.audit import AuditLog
-from wattspan.capper.journal import CapperHost
+from wattspan.capper.host_directory import CapperHost
 from wattspan.capper.process import RestoreContext, RestoreReport, restore_limits
 from wattspan.capper.protocol import CapperClient
 from wattspan.config import Config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.capper_bench import W
 
-from wattspan.capper.journal import capper_directory, capper_socket_path
+from wattspan.capper.host_directory import capper_directory, capper_socket_path
 from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
 from wattspan.cli.caps import state_lines
 from wattspan.cli.formatting import local_time

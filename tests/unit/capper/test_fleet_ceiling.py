@@ -9,11 +9,15 @@ from testbed.capper_bench import BOOT, Bench, W
 
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
-from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.fleet_ceiling import MAX_LIFETIME, RETREAT, FleetCeiling
+from wattspan.capper.ceilings import (
+    MAX_LIFETIME,
+    RETREAT,
+    FleetCeiling,
+    PowerCeilings,
+)
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import AllotmentRow, RefusalReason, RefusedReply, StateReply
-from wattspan.capper.requests import RequestHandler
+from wattspan.capper.server import RequestHandler
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND
 from wattspan.ports import CapsError
@@ -184,7 +188,7 @@ class Host:
         path = folder / "ceilings.json"
         ceilings = PowerCeilings(caps, path, BOOT, clock, record=record, fleet=self.fleet)
         self.desk = RequestHandler(
-            self.bench.manager, self.bench.reconciler, ceilings, caps, clock, record, self.fleet
+            self.bench.manager, self.bench.reconciler, ceilings, caps, clock, record
         )
         self.desk.turn()
 

@@ -13,14 +13,12 @@ import pytest
 from testbed.capper_bench import BOOT, Disk, W, entry
 
 from wattspan.capper.audit import GENERATIONS, AuditAction, AuditEvent, AuditLog
-from wattspan.capper.journal import (
+from wattspan.capper.host_directory import (
     CapperHost,
     CapperLock,
-    Journal,
-    JournalError,
     open_capper_directory,
 )
-from wattspan.capper.journal_entries import EntrySource
+from wattspan.capper.journal import EntrySource, Journal, JournalError
 from wattspan.model import Knob
 
 EARLIER = "00000000-1111-4000-8000-000000000000"
@@ -30,7 +28,7 @@ LOCKS = """
 import sys
 from pathlib import Path
 from wattspan.capper.journal import JournalError
-from wattspan.capper.journal import CapperLock, CapperHost
+from wattspan.capper.host_directory import CapperLock, CapperHost
 try:
     CapperLock(CapperHost(Path(sys.argv[1]), "boot"))
 except JournalError as error:

@@ -8,8 +8,8 @@ import pytest
 from testbed.capper_bench import Bench, W
 
 from wattspan.capper.planner import ImposedLimits, OperatorLimits
-from wattspan.capper.ramps import RampAllowance, ramp_parts
 from wattspan.model import SECOND, CapKey, Knob
+from wattspan.sharing.power_budget import RampAllowance, ramp_parts
 
 RAMP = 40 * W
 A, B, C = (CapKey(Knob.GPU_POWER, f"gpu:{letter}") for letter in "abc")

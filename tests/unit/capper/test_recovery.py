@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from testbed.capper_bench import BOOT, Bench, W, entry
 
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
-from wattspan.capper.journal import Journal
-from wattspan.capper.journal_entries import EntrySource, JournalEntry, audited_writes
+from wattspan.capper.journal import EntrySource, Journal, JournalEntry, audited_writes
 from wattspan.capper.planner import CapDemand, ImposedLimits, OperatorLimits
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import CapKey, Knob, Trouble

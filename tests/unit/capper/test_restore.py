@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from testbed.capper_bench import BOOT, Bench, W
 
-from wattspan.capper.host_directory import HostClaim, HostHeldError
-from wattspan.capper.journal import CapperHost, CapperLock, JournalError
+from wattspan.capper.host_directory import CapperHost, CapperLock, HostClaim, HostHeldError
+from wattspan.capper.journal import JournalError
 from wattspan.capper.process import RestoreContext, accept_foreign_limits, restore_limits
 from wattspan.capper.protocol import CapperClient, RefusalReason, RefusedReply
 from wattspan.config import Config

@@ -16,8 +16,7 @@ from testbed.fake_nvml import FakeGpu
 from testbed.query_server import QueryServer
 
 from wattspan.capper.host_directory import HostClaim
-from wattspan.capper.journal import Journal
-from wattspan.capper.journal_entries import JournalEntry
+from wattspan.capper.journal import Journal, JournalEntry
 from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.sources import EmptyProcessDirectory

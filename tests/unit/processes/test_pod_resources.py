@@ -16,17 +16,21 @@ from hypothesis import strategies as st
 from testbed.kubelet import Kubelet, Pods, encode_claims, encode_pods
 
 from wattspan.model import DevicePod
-from wattspan.processes.cdi import NodeGpus
-from wattspan.processes.pod_resources import (
+from wattspan.processes.claimed_gpus import (
     Claim,
     ClaimedGpus,
+    DeviceKey,
+    NodeGpus,
+    ResourceSlices,
+    SlicesError,
+)
+from wattspan.processes.pod_resources import (
     PodResources,
     PodResourcesError,
     decode_allotments,
     list_allotments,
     open_pod_resources,
 )
-from wattspan.processes.resource_slices import DeviceKey, ResourceSlices, SlicesError
 
 MIG = "MIG-11111111-2222-3333-4444-555555555555"
 PODS: Pods = {

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from testbed.certificates import Authority
 
-from wattspan.processes.resource_slices import (
+from wattspan.processes.claimed_gpus import (
     DeviceKey,
     ResourceSlices,
     SlicesError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from wattspan.processes.cgroup_names import SlurmJobs
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.slurm_jobs import SlurmJobs
 
 SLUID = "s5K1KKYAYG5D00"
 

@@ -18,9 +18,8 @@ from testbed.kustomize import Resource, built, documents, kustomization, of_kind
 from testbed.requirements import ROOT
 
 from wattspan.cli import cli
-from wattspan.processes.cdi import DIRECTORIES
+from wattspan.processes.claimed_gpus import ACCOUNT, DIRECTORIES
 from wattspan.processes.pod_resources import SOCKET
-from wattspan.processes.resource_slices import ACCOUNT
 
 pytestmark = pytest.mark.slow
 

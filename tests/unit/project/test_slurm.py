@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from testbed.known_totals import Books
 from testbed.requirements import ROOT
 
-from wattspan.capper.ceilings import CeilingFile
+from wattspan.capper.ceilings import (
+    CeilingFile,
+)
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings

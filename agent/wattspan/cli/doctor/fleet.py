@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
@@ -80,11 +82,9 @@ def etcd_members(settings: FleetSettings, clock: Clock) -> Connect:
     """Opens clients of the members of the configured cluster, each for one member."""
 
     def connect(endpoint: EtcdEndpoint) -> EtcdCoordination:
-        from wattspan.fleet.access import EtcdAccess
         from wattspan.fleet.etcd import EtcdCoordination
 
-        access = EtcdAccess.configured(settings)
-        return EtcdCoordination(replace(access, endpoints=(endpoint,)), clock)
+        return EtcdCoordination(replace(settings, endpoints=(str(endpoint),)), clock)
 
     return connect
 

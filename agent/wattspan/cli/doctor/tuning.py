@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from wattspan.capper.host_directory import HostDirectory
-from wattspan.capper.journal import capper_directory
-from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
+from wattspan.capper.host_directory import HostDirectory, capper_directory
+from wattspan.capper.journal import EntrySource, JournalEntry, boot_ids, read_journal
+from wattspan.capper.planner import unmatched_settings
 from wattspan.capper.protocol import (
     TIMEOUT,
     CapperClient,
@@ -17,7 +17,6 @@ from wattspan.capper.protocol import (
     capper_start_command,
     has_capper_unit,
 )
-from wattspan.capper.unmatched import unmatched_settings
 from wattspan.cli.caps import capper_state
 from wattspan.cli.doctor.findings import Finding, Severity, failure, note, ok, warning
 from wattspan.cli.doctor.host import capabilities
@@ -210,7 +209,7 @@ def _sensor_only(knob: Knob, domain: Domain) -> ActuatorError:
 
 def _state_of(device: str, actuators: Sequence[Actuator]) -> KnobState | ActuatorError:
     """The state of the knob of a device, or the most telling error of several actuators."""
-    from wattspan.capper.joint import most_telling
+    from wattspan.capper.workers import most_telling
 
     errors = []
     for actuator in actuators:

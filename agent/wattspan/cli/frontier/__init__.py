@@ -49,8 +49,7 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.clock import SystemClock
-from wattspan.frontier.recommendation import DEFAULT_TOLERANCE
-from wattspan.frontier.result import Frontier
+from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Frontier
 from wattspan.frontier.runner import Durations, TrialRunner
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
 from wattspan.frontier.settings import (
