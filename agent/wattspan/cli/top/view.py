@@ -291,11 +291,11 @@ def _keys(options: ViewOptions) -> Iterator[RenderableType]:
 def watch(
     view: DocumentView,
     options: ViewOptions,
-    *,
     clock: Clock,
     console: Console,
     keys: KeySource,
     interval: int,
+    *,
     running: Callable[[], bool] = lambda: True,
     notice: Callable[[], str] = lambda: "",
 ) -> None:
