@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from wattspan.cli.formatting import UNKNOWN, Column, table_lines
+from wattspan.cli.formatting import UNKNOWN, TableColumn, table_lines
 from wattspan.cli.options import ConfigurationOptions, config_options, echo_result, json_option
 from wattspan.clock import SystemClock
 from wattspan.fleet.allotment import (
@@ -203,9 +203,9 @@ def list_terms(configuration: ConfigurationOptions, as_json: bool) -> None:
         for name, one in (("", state.terms.default), *sorted(state.terms.hosts.items()))
     ]
     columns = (
-        Column("host", lambda one: one["host"] or "default", left=True),
-        *(Column(key, _power(key)) for key in ("floor", "ceiling")),
-        Column("priority", itemgetter("priority")),
+        TableColumn("host", lambda one: one["host"] or "default", left=True),
+        *(TableColumn(key, _power(key)) for key in ("floor", "ceiling")),
+        TableColumn("priority", itemgetter("priority")),
     )
     echo_result(rows, table_lines(columns, rows), as_json=as_json)
 
@@ -318,20 +318,20 @@ def _host_notes(host: dict[str, Any]) -> str:
 
 
 _PLACE_COLUMNS = (
-    Column("place", lambda one: place_name(one["place"]), left=True),
-    Column("budget", _power("budget")),
-    Column("demand", _power("demand")),
-    Column("allotted", _power("enforceable")),
-    Column("safe", _power("safe")),
-    Column("hosts", itemgetter("hosts")),
+    TableColumn("place", lambda one: place_name(one["place"]), left=True),
+    TableColumn("budget", _power("budget")),
+    TableColumn("demand", _power("demand")),
+    TableColumn("allotted", _power("enforceable")),
+    TableColumn("safe", _power("safe")),
+    TableColumn("hosts", itemgetter("hosts")),
 )
 _HOST_COLUMNS = (
-    Column("host", itemgetter("name"), left=True),
-    Column("floor", _power("floor")),
-    Column("demand", _demand),
-    Column("allotted", _power("enforceable")),
-    Column("safe", _power("safe")),
-    Column("", _host_notes, left=True),
+    TableColumn("host", itemgetter("name"), left=True),
+    TableColumn("floor", _power("floor")),
+    TableColumn("demand", _demand),
+    TableColumn("allotted", _power("enforceable")),
+    TableColumn("safe", _power("safe")),
+    TableColumn("", _host_notes, left=True),
 )
 
 

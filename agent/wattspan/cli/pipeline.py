@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from wattspan.cli.formatting import UNKNOWN, Column, joules_text, table_lines
+from wattspan.cli.formatting import UNKNOWN, TableColumn, joules_text, table_lines
 from wattspan.cli.options import FILE, F, echo_error, echo_result, json_option
 from wattspan.ports import WattspanError
 from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, recognised, scheduled
@@ -153,11 +153,11 @@ def frontier(
         times = [found.shortest + number * step for number in range(points - 1)]
         optima = [found.at(seconds) for seconds in (*times, found.longest)]
     columns = (
-        Column("ITERATION", lambda one: f"{one['seconds']:.3f} s"),
-        Column("TIME", lambda one: _change(one["seconds"], uncapped.seconds)),
-        Column("ENERGY", lambda one: joules_text(one["joules"])),
-        Column("", lambda one: _change(one["joules"], uncapped.joules)),
-        Column("BOUND", lambda one: _change(one["least_joules"], uncapped.joules)),
+        TableColumn("ITERATION", lambda one: f"{one['seconds']:.3f} s"),
+        TableColumn("TIME", lambda one: _change(one["seconds"], uncapped.seconds)),
+        TableColumn("ENERGY", lambda one: joules_text(one["joules"])),
+        TableColumn("", lambda one: _change(one["joules"], uncapped.joules)),
+        TableColumn("BOUND", lambda one: _change(one["least_joules"], uncapped.joules)),
     )
     found_points = [
         {"seconds": one.seconds, "joules": one.joules, "least_joules": one.bound} for one in optima
@@ -322,8 +322,8 @@ def _plan_lines(plan: StoredPlan) -> list[str]:
     if plan.wait_until_seconds:
         waiting = f", all waiting for a pipeline of {plan.wait_until_seconds:.3f} s"
     columns = (
-        Column("RANK", lambda one: str(one[0])),
-        Column("MHz", lambda one: _clock_text(one[1]), left=True),
+        TableColumn("RANK", lambda one: str(one[0])),
+        TableColumn("MHz", lambda one: _clock_text(one[1]), left=True),
     )
     return [
         f"{plan.schedule}, {plan.stages} stages on {plan.ranks} ranks, {plan.microbatches}"
@@ -359,12 +359,12 @@ def _change_of(stage: dict[str, Any], key: str) -> str:
 
 
 _STAGE_COLUMNS = (
-    Column("stage", itemgetter("stage")),
-    Column("instruction", itemgetter("instruction"), left=True),
-    Column("MHz", lambda one: one["highest"]["mhz"]),
-    Column("time", lambda one: f"{one['highest']['seconds'] * 1e3:.1f} ms"),
-    Column("energy", lambda one: joules_text(one["highest"]["joules"])),
-    Column("cheapest MHz", lambda one: one["cheapest"]["mhz"]),
-    Column("time", lambda one: _change_of(one, "seconds")),
-    Column("energy", lambda one: _change_of(one, "joules")),
+    TableColumn("stage", itemgetter("stage")),
+    TableColumn("instruction", itemgetter("instruction"), left=True),
+    TableColumn("MHz", lambda one: one["highest"]["mhz"]),
+    TableColumn("time", lambda one: f"{one['highest']['seconds'] * 1e3:.1f} ms"),
+    TableColumn("energy", lambda one: joules_text(one["highest"]["joules"])),
+    TableColumn("cheapest MHz", lambda one: one["cheapest"]["mhz"]),
+    TableColumn("time", lambda one: _change_of(one, "seconds")),
+    TableColumn("energy", lambda one: _change_of(one, "joules")),
 )

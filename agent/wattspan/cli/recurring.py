@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from wattspan.cli.formatting import Column, joules_text, table_lines
+from wattspan.cli.formatting import TableColumn, joules_text, table_lines
 from wattspan.cli.options import FILE, echo_result, json_option
 from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest
@@ -181,11 +181,11 @@ def _job_lines(job: Mapping[str, Any]) -> Iterator[str]:
     runs = f"{job['runs']} run{'' if job['runs'] == 1 else 's'}{f' ({others})' if others else ''}"
     yield f"{title}: {runs}, {job['phase']}: {_PHASES[job['phase']]}"
     columns = (
-        Column("batch size", itemgetter("batch_size")),
-        Column("runs", lambda one: one["runs"] + running[one["batch_size"]]),
-        Column("reached", itemgetter("reached")),
-        Column("cost/run", lambda one: joules_text(one["cost_joules"])),
-        Column("energy/run", lambda one: joules_text(one["energy_joules"])),
+        TableColumn("batch size", itemgetter("batch_size")),
+        TableColumn("runs", lambda one: one["runs"] + running[one["batch_size"]]),
+        TableColumn("reached", itemgetter("reached")),
+        TableColumn("cost/run", lambda one: joules_text(one["cost_joules"])),
+        TableColumn("energy/run", lambda one: joules_text(one["energy_joules"])),
     )
     yield from table_lines(columns, job["sizes"])
     eta = job["terms"]["eta_knob"]
