@@ -14,7 +14,7 @@ from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
 from wattspan.capper.planner import OperatorLimits, imposed_limits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.config import CapsSettings
-from wattspan.config.tuning_settings import FixedCapSettings, PrioritySettings
+from wattspan.config.caps_settings import FixedCapSettings, PrioritySettings
 from wattspan.model import SECOND, Knob
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
