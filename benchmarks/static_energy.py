@@ -264,7 +264,7 @@ def run(plant: Plant, seconds: int) -> Outcome:
         history.apply(moment, settled)
         learner.apply(moment, settled)
         if tick % (EXPORT_EVERY // TICK) == 0 and plant.spans:
-            joiner.accept(_request(plant.spans, now.mono))
+            joiner.inbox.accept(_request(plant.spans, now.mono))
             plant.spans = []
         if tick % 5 == 0:
             joiner.turn()

@@ -222,7 +222,7 @@ class SpanAssembly:
             server,
             self._core.config.spans,
             self._run_dir,
-            joiner,
+            joiner.inbox,
             self._core.clock,
             is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,

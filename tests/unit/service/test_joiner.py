@@ -149,7 +149,7 @@ class Agent:
             (ResourceSpans(ResourceClaim("app", pid), SpanColumns.of(spans)),),
             "raw",
         )
-        self.joiner.accept(delivery)
+        self.joiner.inbox.accept(delivery)
         return delivery
 
     def span(self, ident: int, start: float, end: float, parent: int = 0, name: str = "s") -> Span:
@@ -321,7 +321,7 @@ def test_energies_have_the_positions_of_their_spans_in_the_request() -> None:
         "raw",
         frozenset({0, 2}),
     )
-    agent.joiner.accept(delivery)
+    agent.joiner.inbox.accept(delivery)
     agent.run(2.0)
     ((_, energies),) = agent.collector.got
     assert [energy.span.id if energy else None for energy in energies] == [
@@ -598,8 +598,8 @@ def test_finish_joins_waiting_spans_with_the_known_energy() -> None:
 
 def test_refusals_are_counted_by_reason() -> None:
     agent = Agent()
-    agent.joiner.refuse("malformed")
-    agent.joiner.refuse("invalid_id", 3)
+    agent.joiner.inbox.refuse("malformed")
+    agent.joiner.inbox.refuse("invalid_id", 3)
     agent.run(0.3)
     assert agent.accounts.refused == {"malformed": 1, "invalid_id": 3}
 
