@@ -1,4 +1,4 @@
-"""Make the pictures of the documentation: ``python -m dashboards.drawing --help``."""
+"""Make the pictures of the documentation: ``python -m testbed.drawing --help``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from dashboards.queries import GRAFANA, documents
 from PIL import Image
 
-from dashboards.drawing.answers import Picture, Window, answered, prometheus, seconds
-from dashboards.drawing.browser import Drawing, browser, draw
-from dashboards.queries import GRAFANA, documents
+from testbed.drawing.answers import Picture, Window, answered, prometheus, seconds
+from testbed.drawing.browser import Drawing, browser, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / ".tools" / "grafana" / "dist"
@@ -74,7 +74,7 @@ def smaller(image: bytes) -> bytes:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m dashboards.drawing",
+        prog="python -m testbed.drawing",
         description="Draw the dashboards with Grafana's own components, from what a Prometheus "
         "answers, and say which panels have nothing to show.",
     )
