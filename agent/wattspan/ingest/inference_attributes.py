@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 from wattspan.ingest.export_request import MAX_NAME
 from wattspan.ingest.span_attributes import Scalar, printable
@@ -38,6 +39,7 @@ _MAX_USAGE = 4096  # bytes of JSON with counts
 _EXCLUDING = "anthropic", "bedrock"
 """Providers, by a part of their names, whose count of input leaves cached tokens out."""
 
+_MAX_TEXT = 300  # bytes of a provider or a server that are read
 _NO_TIMES = (None,) * 8
 _LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING), int(InferenceFigure.SERVER)
 
@@ -94,14 +96,12 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
         prefill = Nanoseconds(inference - decode)
     if prompt is None and generated is None:
         return NO_REPORT
-    if is_aggregate(_text(operation)):
-        role = TokenRole.AGGREGATE
-    elif has_times and any(one is not None for one in (*times[:2], *times[4:])):
-        role = TokenRole.ENGINE
-    elif counts[:2] == (None, None) and counts[2:4] != (None, None):
-        role = TokenRole.AGGREGATE  # the only counts are those of an agent with the calls in it
-    else:
-        role = _caller(kind, operation is not None, _text(provider), _text(server))
+    role = _role(kind, _clipped(operation), _clipped(provider), _clipped(server))
+    if role is not TokenRole.AGGREGATE:
+        if has_times and any(one is not None for one in (*times[:2], *times[4:])):
+            role = TokenRole.ENGINE
+        elif counts[:2] == (None, None) and counts[2:4] != (None, None):
+            role = TokenRole.AGGREGATE  # its only counts are those of an agent with its calls
     known = has_times or any(one is not None for one in (*counts[5:], *values[10:14]))
     if role is TokenRole.AGGREGATE or not known:
         return TokenReport(prompt or 0, generated or 0, role)
@@ -111,26 +111,36 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
     return TokenReport(prompt or 0, generated or 0, role, details)
 
 
-def _caller(kind: int, operation: bool, provider: str, server: str) -> TokenRole:
-    """The role of a span without the times of an engine."""
+def _clipped(value: Scalar) -> bytes | None:
+    return value[:_MAX_TEXT] if isinstance(value, bytes) else None
+
+
+@lru_cache(maxsize=1024)
+def _role(
+    kind: int, operation: bytes | None, provider: bytes | None, server: bytes | None
+) -> TokenRole:
+    """The role by these texts and the kind of a span, which few spans of a sender vary."""
+    if is_aggregate(_text(operation)):
+        return TokenRole.AGGREGATE
     if kind == SERVER_KIND:
         return TokenRole.SERVER
-    if not (operation or provider) and kind != CLIENT_KIND:
+    if operation is None and not provider and kind != CLIENT_KIND:
         return TokenRole.PLAIN
-    if is_hosted(provider) if not server else kind == CLIENT_KIND and not is_loopback(server):
+    is_called = kind == CLIENT_KIND and not is_loopback(_text(server))
+    if is_called if server else is_hosted(_text(provider)):
         return TokenRole.REMOTE
     return TokenRole.CLIENT if kind == CLIENT_KIND else TokenRole.CALL
 
 
-def _text(value: Scalar) -> str:
-    return value[:300].decode("utf-8", "replace") if isinstance(value, bytes) else ""
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
 
 
 def _tokens(
     values: Sequence[Scalar], usage: Scalar, provider: Scalar
 ) -> tuple[int, int | None, int | None]:
     """The cached input, the whole input and the output; None for absent counts."""
-    counts = [value if isinstance(value, int) else None for value in values]
+    counts = cast("Sequence[int | None]", values)  # as `read_figure` reads them
     prompt, generated, all_input, all_output, total, cached, apart, *rest = counts
     written_apart, written, reasoning = rest
     if prompt is None and generated is None:
@@ -158,7 +168,7 @@ def _excludes(
     by_counts = _leaves_out(prompt, generated, total, beside)
     if by_counts is not None:
         return by_counts
-    name = _text(provider).lower()
+    name = _text(_clipped(provider)).lower()
     return any(part in name for part in _EXCLUDING)
 
 
