@@ -40,7 +40,7 @@ from wattspan.model import (
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.process_families import ServiceProcesses
 from wattspan.sharing.fair_pool import FairPool, SharePath
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
@@ -52,13 +52,6 @@ _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
 _WIDEST = {TokenRole.ENGINE: TokenRole.ENGINE, TokenRole.SERVER: TokenRole.CALL}
 """The widest role of an engine's own spans once it has spans of these roles."""
-
-
-ENGINE_TIMEOUT = POOL_RULES[PoolName.ENGINES].lifetime
-"""An engine without requests is released after this time."""
-
-MAX_ENGINES = POOL_RULES[PoolName.ENGINES].limit
-"""Engines that are watched; a further one replaces one of the user with most."""
 
 
 @dataclass(slots=True, eq=False)
