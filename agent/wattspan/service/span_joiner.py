@@ -568,12 +568,12 @@ class SpanJoiner:
             pending = self._pending.popleft()
             done.append(pending)
             if self._forwarder is not None:
-                pending.request.estimates = {
+                estimates = {
                     position: estimate
                     for position, process, one in pending.requests
                     if (estimate := self._inference.estimate(process, one)) is not None
                 }
-                self._forwarder.offer(pending.request, pending.energies)
+                self._forwarder.offer(pending.request, pending.energies, estimates)
         if done:
             self.inbox.release(done)
 
