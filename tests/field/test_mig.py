@@ -21,7 +21,7 @@ from wattspan.emulation.workloads import TRAIN, SteadyLoad
 from wattspan.model import SECOND, Consumer, HwType, Milliwatts, PayerInfo, Snapshot, Tick
 from wattspan.ports import SourceContext
 from wattspan.service.device_history import DeviceHistory
-from wattspan.service.tick_meter import TickMeter
+from wattspan.service.poller import TickMeter
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock

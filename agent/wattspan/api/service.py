@@ -20,7 +20,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
-from wattspan.api import device_energy, energy
+from wattspan.api import energy
 from wattspan.api.advice import ADVICE_PARAMETERS, ADVICE_PATH, AdviceFacts, advice_response
 from wattspan.api.energy import TimeGrid
 from wattspan.api.inference import (
@@ -441,10 +441,10 @@ class QueryService:
         return json_response({"host_name": self._host, **facts})
 
     async def _device_energy(self, request: HttpRequest) -> HttpResponse:
-        values, start, end = self._period(request, device_energy.PARAMETERS)
-        query = device_energy.DeviceEnergyQuery(
+        values, start, end = self._period(request, energy.DEVICE_PARAMETERS)
+        query = energy.DeviceEnergyQuery(
             self._devices,
-            device_energy.selected_domains(
+            energy.selected_domains(
                 self._devices, values.get("hw_id"), parts=values.get("parts", False)
             ),
             start,
@@ -454,7 +454,7 @@ class QueryService:
             else self._grid,
             values.get("timeline", False),
         )
-        wait = values.get("wait", device_energy.DEFAULT_WAIT)
+        wait = values.get("wait", energy.DEFAULT_WAIT)
         if not all(domain.in_cover for domain in query.domains):  # parts have no readings
             self._energy_history.expect(end)
         await self._wait_until(lambda: query.answerable, wait, request.peer.quota_owner)

@@ -20,7 +20,7 @@ from wattspan.storage.deltas import (
     CheckpointDelta,
     EnergyOwner,
     SpanName,
-    SpanRole,
+    UsageRole,
 )
 
 _MAX_CACHED_KEYS = 20_000  # of one minute
@@ -108,9 +108,9 @@ SELECT key, role FROM (
 ) WHERE place > :spans
 """
 _SPAN_RESTS = {
-    SpanRole.NAMED: REST_OF_SPANS,
-    SpanRole.OUTSIDE: SpanName(SpanRole.OUTSIDE, "other"),
-    SpanRole.MODEL: REST_OF_MODELS,
+    UsageRole.NAMED: REST_OF_SPANS,
+    UsageRole.OUTSIDE: SpanName(UsageRole.OUTSIDE, "other"),
+    UsageRole.MODEL: REST_OF_MODELS,
 }
 
 

@@ -32,8 +32,7 @@ from wattspan.service.configuration import agent_directories
 from wattspan.storage.breakdown import break_down, kind_totals
 from wattspan.storage.database import file_exists, store_path
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN
-from wattspan.storage.query import HistoryExtract, NoHistory, extract_history
-from wattspan.storage.shared_extract import extract_from_json
+from wattspan.storage.query import HistoryExtract, NoHistory, extract_from_json, extract_history
 
 _KINDS: dict[str, tuple[str, ...]] = {
     PROCESS: (PROCESS,),
