@@ -41,15 +41,6 @@ class NormalPoint(NamedTuple):
     energy_error: float
 
 
-def hypervolume(points: Iterable[LogPoint], reference: LogPoint) -> float:
-    """The area that ``points`` dominate up to ``reference``; nothing beyond it counts."""
-    return sum(
-        (right - left) * (reference.energy - height)
-        for left, right, height in _strips(points, reference)
-        if height < reference.energy
-    )
-
-
 def expected_gain(point: NormalPoint, others: Iterable[LogPoint], reference: LogPoint) -> float:
     """The expected growth of the hypervolume of ``others`` by ``point``."""
     mean, time_error, energy_error = point

@@ -1,0 +1,72 @@
+"""The accumulator of AMD boards: steps, wraps, resets, and values that do not fit the power."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from wattspan.model import SECOND, Instant
+from wattspan.sources.energy_meter import EnergyAccumulator
+
+STEP = 15.300000190734863  # as a C float
+POWER = 1_500_000  # mW
+
+
+def at(seconds: float) -> Instant:
+    return Instant(round(seconds * SECOND), 0)
+
+
+def joules(count: int) -> int:
+    """Steps in ``count`` joules."""
+    return round(count * 1_000_000 / 15.3)
+
+
+def test_energy_is_exact_although_the_step_is_a_float() -> None:
+    accumulator = EnergyAccumulator()
+    assert accumulator.advance(at(0), 1_000_000, STEP, POWER) == 15_300_000
+    assert accumulator.advance(at(1), 1 << 60, STEP, POWER) == (1 << 60) * 15_300_000 // 1_000_000
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_wrap_continues_the_energy(width: int) -> None:
+    accumulator = EnergyAccumulator()
+    before = accumulator.advance(at(0), (1 << width) - joules(300), STEP, POWER)
+    after = accumulator.advance(at(1), joules(200), STEP, POWER)
+    assert before is not None
+    assert after is not None
+    assert (after - before) == pytest.approx(500_000_000, abs=32)
+    assert accumulator.epoch == 0
+
+
+def test_fall_without_a_plausible_wrap_is_a_new_epoch() -> None:
+    accumulator = EnergyAccumulator()
+    accumulator.advance(at(0), joules(5_000), STEP, POWER)
+    assert accumulator.advance(at(1), joules(10), STEP, POWER) == pytest.approx(10_000_000, abs=16)
+    assert accumulator.epoch == 1
+
+
+def test_pause_in_which_a_short_accumulator_may_wrap_twice_is_a_new_epoch() -> None:
+    accumulator = EnergyAccumulator()
+    accumulator.advance(at(0), (1 << 32) - joules(300), STEP, POWER)
+    accumulator.advance(at(1), joules(200), STEP, POWER)
+    accumulator.advance(at(30), joules(20_000), STEP, POWER)
+    assert accumulator.epoch == 0
+    accumulator.advance(at(90), joules(30_000), STEP, POWER)  # 66 kJ are 44 s of 1.5 kW
+    assert accumulator.epoch == 1
+
+
+def test_other_resolution_is_a_new_epoch() -> None:
+    accumulator = EnergyAccumulator()
+    accumulator.advance(at(0), 1_000_000, STEP, POWER)
+    assert accumulator.advance(at(1), 1_000_001, 61.0, POWER) == 61_000_061
+    assert accumulator.epoch == 1
+
+
+@pytest.mark.parametrize("step", [0.0, -15.3, math.nan, math.inf, 1e-9, 2e6])
+def test_invalid_resolution_has_no_energy(step: float) -> None:
+    assert EnergyAccumulator().advance(at(0), 1, step, POWER) is None
+
+
+def test_negative_value_has_no_energy() -> None:
+    assert EnergyAccumulator().advance(at(0), -1, STEP, POWER) is None
