@@ -39,7 +39,7 @@ from wattspan.model import (
     TuningAccounts,
     Usage,
 )
-from wattspan.model.fleet import FleetAccounts
+from wattspan.model.snapshot import FleetAccounts
 from wattspan.plugins import AwaitedSources
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.energy_history import EnergyHistory

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from wattspan.api.shared_state import REPORT_PATH
+from wattspan.api.requests import REPORT_PATH
 from wattspan.cli.formatting import local_time
 from wattspan.cli.options import (
     ConfigurationOptions,
