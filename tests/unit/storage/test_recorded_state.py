@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from wattspan.storage.running_jobs import RunningAccounts
 
 from wattspan.capper.journal import read_journal
 from wattspan.cli import cli
@@ -23,7 +22,7 @@ from wattspan.model import Consumer, Knob, Move
 from wattspan.otlp.spool import Spool
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles
 from wattspan.storage.store import Store
-from wattspan.storage.tuning import CertificationStore, read_decisions
+from wattspan.storage.tuning import CertificationStore, RunningAccounts, read_decisions
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import Fingerprint
 
