@@ -5,7 +5,7 @@ Everything is emulated in virtual time: no process runs and no counter is read. 
 trace, with its arrivals, made slower or faster so that the batch is nearly full. The counter of a
 board is updated every 100 ms in millijoules, and the time of an update is known to 2 ms (standard
 deviation). Spans have the attributes of vLLM's and arrive every 5 s. The real division
-(wattspan.spans.request_division) gets these only.
+(wattspan.inference.division) gets these only.
 
     .venv/bin/python -m benchmarks.llm_requests [--quick]
 """
@@ -27,7 +27,7 @@ from testbed.serving_engines import (
     single,
 )
 
-from wattspan.spans.request_division import DivisionMethod
+from wattspan.inference.division import DivisionMethod
 
 
 def larger(size: float, slots: int, speed: float, count: int) -> list[ServingEngine]:

@@ -32,7 +32,7 @@ from wattspan.config import AgentSettings, SpansSettings, StoreSettings
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
-from wattspan.ingest.identity_verification import Identity, IdentityResolver
+from wattspan.ingest.identity_verification import IdentityResolver, SpanIdentity
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model import (
     SECOND,
@@ -217,9 +217,9 @@ class KnownSenders(IdentityResolver):
     def __init__(self, host: DayHost) -> None:
         self._host = host
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
         assert claim.pid is not None
-        return Identity(self._host.senders[claim.pid], Principal(1000))
+        return SpanIdentity(self._host.senders[claim.pid], Principal(1000))
 
     def principal(self, consumer: Consumer) -> Principal:
         return Principal(1000)

@@ -12,9 +12,9 @@ from testbed.otlp_reference import json_of
 from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import ExportRequest, ResourceClaim
-from wattspan.ingest.identity_verification import Identity, Sender
-from wattspan.ingest.trace_decoder import DecoderSettings, TraceDecoder
+from wattspan.ingest.export_request import ExportRequest, RequestedAttributes, ResourceClaim
+from wattspan.ingest.identity_verification import Sender, SpanIdentity
+from wattspan.ingest.trace_decoder import TraceDecoder
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -82,11 +82,11 @@ class TokenHost:
 
     # ------------------------------------------------------- the identities of senders
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
         found = next((one for one in self.consumers.values() if one.pid == claim.pid), None)
         assert found is not None
         principal = self.principal(found)
-        return Identity(found, principal, Sender(found.pid, principal))
+        return SpanIdentity(found, principal, Sender(found.pid, principal))
 
     def principal(self, consumer: Consumer) -> Principal | None:
         name = next(name for name, one in self.consumers.items() if one == consumer)
@@ -154,14 +154,10 @@ class TokenHost:
             )
             for key, value in each.get("attributes", {}).items():
                 attribute(made, key, value)
-        limits = DecoderSettings(
-            max_spans=1000,
-            max_fields=1 << 20,
-            presets=self.settings.presets,
-            attributes=self.settings.attributes,
-        )
+        asked = RequestedAttributes(presets=self.settings.presets, names=self.settings.attributes)
+        decoder = TraceDecoder(asked, max_spans=1000, max_fields=1 << 20)
         body = json_of(whole) if json else whole.SerializeToString()
-        parts = tuple(TraceDecoder(limits).decode(body, json=json).parts)
+        parts = tuple(decoder.decode(body, json=json).parts)
         self.joiner.accept(ExportRequest(Peer(), self.clock.monotonic(), len(body), parts))
 
     def accounts(self) -> SpanAccounts:

@@ -21,7 +21,7 @@ from wattspan.ingest.token_attributes import (
     is_loopback,
 )
 from wattspan.model import MILLISECOND, SECOND, Nanoseconds
-from wattspan.spans.inference_requests import UNKNOWN_MODEL, InferenceDetails, SpanRole
+from wattspan.spans.values import UNKNOWN_MODEL, InferenceDetails, TokenRole
 
 CLIENT_KIND, SERVER_KIND = 3, 2
 """The kinds of spans in OTLP that are evidence of a role."""
@@ -47,7 +47,7 @@ class TokenReport(NamedTuple):
 
     tokens_in: int = 0
     tokens_out: int = 0
-    role: SpanRole = SpanRole.PLAIN
+    role: TokenRole = TokenRole.PLAIN
     details: InferenceDetails | None = None
 
 
@@ -95,15 +95,15 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
     if prompt is None and generated is None:
         return NO_REPORT
     if is_aggregate(_text(operation)):
-        role = SpanRole.AGGREGATE
+        role = TokenRole.AGGREGATE
     elif has_times and any(one is not None for one in (*times[:2], *times[4:])):
-        role = SpanRole.ENGINE
+        role = TokenRole.ENGINE
     elif counts[:2] == (None, None) and counts[2:4] != (None, None):
-        role = SpanRole.AGGREGATE  # the only counts are those of an agent with the calls in it
+        role = TokenRole.AGGREGATE  # the only counts are those of an agent with the calls in it
     else:
         role = _caller(kind, operation is not None, _text(provider), _text(server))
     known = has_times or any(one is not None for one in (*counts[5:], *values[10:14]))
-    if role is SpanRole.AGGREGATE or not known:
+    if role is TokenRole.AGGREGATE or not known:
         return TokenReport(prompt or 0, generated or 0, role)
     name = printable(model, MAX_NAME) if isinstance(model, bytes) else UNKNOWN_MODEL
     first = chunk if first is None else first
@@ -111,15 +111,15 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
     return TokenReport(prompt or 0, generated or 0, role, details)
 
 
-def _caller(kind: int, operation: bool, provider: str, server: str) -> SpanRole:
+def _caller(kind: int, operation: bool, provider: str, server: str) -> TokenRole:
     """The role of a span without the times of an engine."""
     if kind == SERVER_KIND:
-        return SpanRole.SERVER
+        return TokenRole.SERVER
     if not (operation or provider) and kind != CLIENT_KIND:
-        return SpanRole.PLAIN
+        return TokenRole.PLAIN
     if is_hosted(provider) if not server else kind == CLIENT_KIND and not is_loopback(server):
-        return SpanRole.REMOTE
-    return SpanRole.CLIENT if kind == CLIENT_KIND else SpanRole.CALL
+        return TokenRole.REMOTE
+    return TokenRole.CLIENT if kind == CLIENT_KIND else TokenRole.CALL
 
 
 def _text(value: Scalar) -> str:

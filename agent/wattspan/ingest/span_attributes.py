@@ -18,8 +18,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from wattspan.ingest.export_request import MAX_NAME, ReportedInstruction, ResourceClaim
+from wattspan.ingest.export_request import MAX_NAME, ResourceClaim
 from wattspan.ingest.request_limits import FieldBudget
+from wattspan.spans.values import ReportedInstruction
 from wattspan.util.protobuf import length_delimited, message_class
 
 Scalar = bytes | int | float | None

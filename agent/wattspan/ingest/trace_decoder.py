@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.ingest.export_request import (
     MAX_NAME,
+    NOTHING_REQUESTED,
     InstructionReport,
     LatencyReport,
-    ReportedInstruction,
-    RequestLatency,
-    ResourceSpanRecords,
-    SpanRecordColumns,
+    RequestedAttributes,
+    ResourceSpans,
     WorkAttribute,
-    WorkAttributes,
 )
 from wattspan.ingest.inference_attributes import (
-    NO_REPORT,
-    TokenReport,
     as_nanoseconds,
     read_figure,
     token_report,
@@ -44,7 +39,6 @@ from wattspan.ingest.request_limits import (
 from wattspan.ingest.span_attributes import (
     AttributeFinder,
     AttributeKey,
-    Scalar,
     as_count,
     as_decimal,
     attributes_of,
@@ -55,6 +49,7 @@ from wattspan.ingest.span_attributes import (
     scalar,
 )
 from wattspan.ingest.token_attributes import MARKS, InferenceFigure, inference_attributes
+from wattspan.spans.values import RequestLatency, SpanColumns
 from wattspan.util.protobuf import encode_message, message_class, serialize
 
 if TYPE_CHECKING:
@@ -71,116 +66,47 @@ _ScopeSpans, _ScopeSpanFields = message_class("ScopeSpans"), message_class("Scop
 _Resource, _SpanEvents = message_class("Resource"), message_class("SpanEvents")
 
 
-class _WorkKey(NamedTuple):
-    spans: WorkAttribute
-    key: AttributeKey
+class _RequestedColumn(NamedTuple):
+    """The attributes with an optional column in the spans of a service and name, "" for all.
 
-
-def _work_keys(attributes: Iterable[WorkAttribute]) -> list[_WorkKey]:
-    return [_WorkKey(each, AttributeKey.of(0, each.attribute)) for each in attributes]
-
-
-class _LatencyKeys(NamedTuple):
-    """A report of latencies, and its attributes on the wire: of the first token, and between."""
-
-    report: LatencyReport
-    keys: list[AttributeKey]
-
-    @classmethod
-    def of(cls, report: LatencyReport) -> _LatencyKeys:
-        names = report.first_attribute, report.between_attribute
-        return cls(report, [AttributeKey.of(at, name) for at, name in enumerate(names) if name])
-
-    @property
-    def has_events(self) -> bool:
-        return bool(self.report.first_event or self.report.between_event)
-
-
-class InstructionKeys(NamedTuple):
-    """A report of instructions, and its attributes on the wire.
-
-    These are stage, micro-batch and kind, and the replica if the report has one.
+    ``value`` makes the value of a span of ``width`` values of attributes, the bytes of the span and
+    its start.
     """
 
-    report: InstructionReport
-    keys: list[AttributeKey]
+    service: str
+    span: str
+    keys: Sequence[AttributeKey]
+    width: int
+    value: Callable[[Sequence[Any], bytes, int, FieldBudget], Any]
 
     @classmethod
-    def of(cls, report: InstructionReport) -> InstructionKeys:
-        names = filter(None, report[1:])
-        return cls(report, [AttributeKey.of(at, name) for at, name in enumerate(names)])
+    def of_work(cls, asked: WorkAttribute) -> _RequestedColumn:
+        keys = [AttributeKey.of(0, asked.attribute)]
+        return cls(asked.service, asked.span, keys, 1, lambda values, *_: values[0])
+
+    @classmethod
+    def of_latency(cls, asked: LatencyReport) -> _RequestedColumn:
+        names = asked.first_attribute, asked.between_attribute
+        keys = [AttributeKey.of(at, name) for at, name in enumerate(names) if name]
+        has_events = bool(asked.first_event or asked.between_event)
+
+        def value(
+            values: Sequence[Any], span: bytes, start: int, budget: FieldBudget
+        ) -> RequestLatency:
+            events = _events(span, budget) if has_events else ()
+            return asked.latency(RequestLatency(*values), start, events)
+
+        return cls(asked.service, asked.span, keys, 2, value)
+
+    @classmethod
+    def of_instruction(cls, asked: InstructionReport) -> _RequestedColumn:
+        keys = [AttributeKey.of(at, name) for at, name in enumerate(filter(None, asked[1:]))]
+        return cls(
+            asked.service, "", keys, len(keys), lambda values, *_: reported_instruction(values)
+        )
 
 
-class DecoderSettings:
-    """The attributes to read, and the limits of a request.
-
-    ``weight`` names the attribute with the weight of a span, "" for none. ``work`` returns
-    the spans that report work; the first entry that matches a span counts. ``presets`` name the
-    engines whose reports of requests are recognised, ``latencies`` the spans that report latencies
-    and ``instructions`` those that report instructions of a pipeline; of both the first matching
-    entry counts. A request has at most ``max_spans`` spans, scopes and resources. ``max_fields``
-    bounds the fields that the decoder inspects, and so the CPU time of a request: a field costs
-    less than a microsecond. ``attributes`` are further names for tokens and other figures; those
-    that a request has are removed from ``unseen``. With ``keep_message`` decoded requests contain
-    their protobuf bytes, to be forwarded.
-    """
-
-    def __init__(
-        self,
-        *,
-        max_spans: int,
-        max_fields: int,
-        weight: str = "",
-        work: WorkAttributes = tuple,
-        presets: Collection[str] = SPAN_PRESETS,
-        attributes: Mapping[SpanFigure, Iterable[str]] | None = None,
-        unseen: set[str] | None = None,
-        latencies: Sequence[LatencyReport] = (),
-        instructions: Sequence[InstructionReport] = (),
-        keep_message: bool = False,
-    ) -> None:
-        self.max_spans, self.max_fields = max_spans, max_fields
-        self.keep_message = keep_message
-        self.weight = [AttributeKey.of(0, weight)] if weight else []
-        self.inference = [
-            AttributeKey.of(int(each.column), each.name)
-            for each in inference_attributes(presets, attributes)
-        ]
-        self._unseen = set() if unseen is None else unseen
-        added = [name.encode() for names in (attributes or {}).values() for name in names]
-        self._marks = (*MARKS, *added)
-        self._beginnings = [b".".join(key.name.split(b".")[:2]) for key in self.inference]
-        self.latencies = [_LatencyKeys.of(each) for each in latencies]
-        self.instructions = [InstructionKeys.of(each) for each in instructions]
-        self._work_attributes, self._work_keys_of = work, work()
-        self._work = _work_keys(self._work_keys_of)
-
-    def inference_in(self, body: bytes) -> list[AttributeKey]:
-        """The searched attributes of tokens and requests that may be in a protobuf request."""
-        if not any(mark in body for mark in self._marks):
-            return []
-        # Most names are absent, and many begin alike: a search reads the whole request.
-        known = {beginning for beginning in set(self._beginnings) if beginning in body}
-        found = [
-            key
-            for key, beginning in zip(self.inference, self._beginnings, strict=True)
-            if beginning in known and key.prefix in body
-        ]
-        self._unseen.difference_update(key.name.decode() for key in found if self._unseen)
-        return found
-
-    def work_of(self, service: str) -> list[_WorkKey]:
-        attributes = self._work_attributes()
-        if attributes is not self._work_keys_of:
-            self._work_keys_of, self._work = attributes, _work_keys(attributes)
-        return [each for each in self._work if each.spans.service in ("", service)]
-
-    def latencies_of(self, service: str) -> list[_LatencyKeys]:
-        return [each for each in self.latencies if each.report.service in ("", service)]
-
-    def instructions_of(self, service: str) -> InstructionKeys | None:
-        found = (each for each in self.instructions if each.report.service in ("", service))
-        return next(found, None)
+_Requested = Mapping[str, Sequence[_RequestedColumn]]  # by the name of the column
 
 
 class DecodedRequest(NamedTuple):
@@ -190,7 +116,7 @@ class DecodedRequest(NamedTuple):
     ``message``.
     """
 
-    parts: list[ResourceSpanRecords]
+    parts: list[ResourceSpans]
     skipped: list[int]
     refused: RefusedSpans
     message: bytes | None = None
@@ -234,14 +160,6 @@ def _valid_parents(parents: Sequence[bytes]) -> Sequence[bytes]:
     return [each if len(each) == 8 and each != _NO_SPAN else b"" for each in parents]
 
 
-class _Reads(NamedTuple):
-    """The settings for the spans of one service: work, latencies and instructions."""
-
-    work: Sequence[_WorkKey]
-    latencies: Sequence[_LatencyKeys]
-    instructions: InstructionKeys | None
-
-
 def _without(body: bytes, dropped: Collection[tuple[int, ...]]) -> bytes:
     """A request without the messages at these places; all else is as it was."""
 
@@ -263,15 +181,76 @@ def _without(body: bytes, dropped: Collection[tuple[int, ...]]) -> bytes:
 
 
 class TraceDecoder:
-    """Decodes ExportTraceServiceRequests. For one thread."""
+    """Decodes ExportTraceServiceRequests. For one thread.
 
-    def __init__(self, settings: DecoderSettings) -> None:
-        self._settings, self._limit = settings, settings.max_spans
-        self._weights: AttributeFinder[int] = AttributeFinder(lambda _, value: as_count(value))
-        self._amounts: AttributeFinder[float] = AttributeFinder(lambda _, value: as_decimal(value))
-        self._reports: AttributeFinder[Scalar] = AttributeFinder(read_figure)
-        self._values: AttributeFinder[Scalar] = AttributeFinder(lambda _, value: value)
-        self._times: AttributeFinder[int] = AttributeFinder(lambda _, value: as_nanoseconds(value))
+    A request has at most ``max_spans`` spans, scopes and resources. ``max_fields`` bounds the
+    fields that the decoder inspects, and so the CPU time of a request: a field costs less than a
+    microsecond. Names that settings add, and that a request has, are removed from ``unseen``. With
+    ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
+    """
+
+    def __init__(
+        self,
+        asked: RequestedAttributes = NOTHING_REQUESTED,
+        *,
+        max_spans: int,
+        max_fields: int,
+        unseen: set[str] | None = None,
+        keep_message: bool = False,
+    ) -> None:
+        self._limit, self._max_fields, self._keep_message = max_spans, max_fields, keep_message
+        self._weight = [AttributeKey.of(0, asked.weight)] if asked.weight else []
+        self._inference = [
+            AttributeKey.of(int(each.column), each.name)
+            for each in inference_attributes(asked.presets, asked.names)
+        ]
+        self._unseen = set() if unseen is None else unseen
+        added = [name.encode() for names in asked.names.values() for name in names]
+        self._marks = (*MARKS, *added)
+        self._beginnings = [b".".join(key.name.split(b".")[:2]) for key in self._inference]
+        self._asked = asked
+        self._work: Sequence[WorkAttribute] = ()
+        self._requested: _Requested = {
+            "work": (),
+            "latency": list(map(_RequestedColumn.of_latency, asked.latencies)),
+            "instruction": list(map(_RequestedColumn.of_instruction, asked.instructions)),
+        }
+        self._finders: Mapping[str, AttributeFinder[Any]] = {
+            "weight": AttributeFinder(lambda _, value: as_count(value)),
+            "tokens": AttributeFinder(read_figure),
+            "work": AttributeFinder(lambda _, value: as_decimal(value)),
+            "latency": AttributeFinder(lambda _, value: as_nanoseconds(value)),
+            "instruction": AttributeFinder(lambda _, value: value),
+        }
+
+    def _inference_in(self, body: bytes) -> list[AttributeKey]:
+        """The searched attributes of tokens and requests that may be in a request."""
+        if not any(mark in body for mark in self._marks):
+            return []
+        # Most names are absent, and many begin alike: a search reads the whole request.
+        known = {beginning for beginning in set(self._beginnings) if beginning in body}
+        found = [
+            key
+            for key, beginning in zip(self._inference, self._beginnings, strict=True)
+            if beginning in known and key.prefix in body
+        ]
+        self._unseen.difference_update(key.name.decode() for key in found if self._unseen)
+        return found
+
+    def _requested_of(self, service: str) -> _Requested:
+        """The optional columns that are asked for in the spans of ``service``."""
+        work = self._asked.work()
+        if work is not self._work:
+            self._work = work
+            self._requested = {
+                **self._requested,
+                "work": list(map(_RequestedColumn.of_work, work)),
+            }
+        found = {
+            name: [each for each in columns if each.service in ("", service)]
+            for name, columns in self._requested.items()
+        }
+        return {name: columns for name, columns in found.items() if columns}
 
     @cached_property
     def _json(self) -> JsonRequests:
@@ -287,7 +266,7 @@ class TraceDecoder:
         """
         self._refused = RefusedSpans()
         if json:
-            budget = FieldBudget(self._settings.max_fields)
+            budget = FieldBudget(self._max_fields)
             body = self._json.to_protobuf(body, budget, self._refused)
         self._skipped: list[int] = []
         self._dropped: set[tuple[int, ...]] = set()
@@ -301,7 +280,7 @@ class TraceDecoder:
         if self._dropped and not self._spans:
             raise MalformedRequestError(f"the body is malformed: {self._refused.cause}")
         message = None
-        if self._settings.keep_message:
+        if self._keep_message:
             message = _without(body, self._dropped) if self._dropped else body
         return DecodedRequest(parts, self._skipped, self._refused, message)
 
@@ -312,11 +291,11 @@ class TraceDecoder:
         self._refused.add("malformed", f"{path} is invalid: {error}", spans)
         self._dropped.add(place)
 
-    def _decode(self, body: bytes) -> list[ResourceSpanRecords]:
-        parts: list[ResourceSpanRecords] = []
-        budget = FieldBudget(self._settings.max_fields)
-        self._keys = [each for each in self._settings.weight if each.prefix in body]
-        self._present = self._settings.inference_in(body)
+    def _decode(self, body: bytes) -> list[ResourceSpans]:
+        parts: list[ResourceSpans] = []
+        budget = FieldBudget(self._max_fields)
+        self._keys = [each for each in self._weight if each.prefix in body]
+        self._present = self._inference_in(body)
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
         resources = self._parse(body, _Request, budget).resource_spans[:]
         self._check(resources)
@@ -335,7 +314,7 @@ class TraceDecoder:
 
     def _resource(
         self, number: int, resource: bytes, raw_scopes: Sequence[bytes], budget: FieldBudget
-    ) -> ResourceSpanRecords | None:
+    ) -> ResourceSpans | None:
         """The spans of a resource; None without any."""
         self._check(raw_scopes)
         scopes: list[tuple[int, bytes, Sequence[bytes]]] = []
@@ -360,52 +339,48 @@ class TraceDecoder:
         except DecodeError as error:
             self._drop((number,), error, sum(len(spans) for _, _, spans in scopes))
             return None
-        reads = _Reads(
-            self._settings.work_of(claim.service),
-            self._settings.latencies_of(claim.service),
-            self._settings.instructions_of(claim.service),
-        )
+        self._claim, asked = claim, self._requested_of(claim.service)
         records = [
-            self._scope((number, place), raw, spans, reads, budget) for place, raw, spans in scopes
+            self._scope((number, place), raw, spans, asked, budget) for place, raw, spans in scopes
         ]
-        joined = SpanRecordColumns.joined(records)
-        return ResourceSpanRecords(claim, joined) if joined else None
+        joined = SpanColumns.joined(records)
+        return ResourceSpans(claim, joined) if joined else None
 
     def _scope(
         self,
         place: tuple[int, int],
         raw: bytes,
         spans: Sequence[bytes],
-        reads: _Reads,
+        asked: _Requested,
         budget: FieldBudget,
-    ) -> SpanRecordColumns:
+    ) -> SpanColumns:
         """The spans of one scope; malformed ones are dropped, which takes a second pass."""
         for span in spans:
             if len(span) > MAX_FIELDS:
                 check_fields(span, SPAN, "a span", budget)
         try:
-            return self._usable(raw, spans, reads, budget)
+            return self._usable(raw, spans, asked, budget)
         except DecodeError:
             pass
-        found: list[SpanRecordColumns] = []
+        found: list[SpanColumns] = []
         for first in range(0, len(spans), _TOGETHER):
             some = spans[first : first + _TOGETHER]
             try:
-                found.append(self._usable_of(some, reads, budget))
+                found.append(self._usable_of(some, asked, budget))
                 continue
             except DecodeError:
                 pass
             for number, span in enumerate(some, first):
                 try:
-                    found.append(self._usable_of([span], reads, budget))
+                    found.append(self._usable_of([span], asked, budget))
                 except DecodeError as error:
                     self._drop((*place, number), error)
-        return SpanRecordColumns.joined(found) if found else SpanRecordColumns.of([])
+        return SpanColumns.joined(found) if found else SpanColumns.of([])
 
     def _usable_of(
-        self, spans: Sequence[bytes], reads: _Reads, budget: FieldBudget
-    ) -> SpanRecordColumns:
-        return self._usable(encode_message((2, span) for span in spans), spans, reads, budget)
+        self, spans: Sequence[bytes], asked: _Requested, budget: FieldBudget
+    ) -> SpanColumns:
+        return self._usable(encode_message((2, span) for span in spans), spans, asked, budget)
 
     def _parse(self, raw: bytes, kind: Any, budget: FieldBudget) -> Any:
         if count_fields(raw, FLAT, self._limit, budget) > self._limit:
@@ -419,8 +394,8 @@ class TraceDecoder:
             raise too_many_spans(self._limit)
 
     def _usable(
-        self, scope: bytes, spans: Sequence[bytes], reads: _Reads, budget: FieldBudget
-    ) -> SpanRecordColumns:
+        self, scope: bytes, spans: Sequence[bytes], asked: _Requested, budget: FieldBudget
+    ) -> SpanColumns:
         """The spans of one scope with usable ids and times; the others are refused."""
         # All spans of a scope at once take half the time of one by one.
         rows = [
@@ -436,14 +411,14 @@ class TraceDecoder:
             for each in _ScopeSpanFields.FromString(scope).spans
         ]
         if not rows:
-            return SpanRecordColumns.of([])
+            return SpanColumns.of([])
         columns = list(zip(*rows, strict=True))
         refused = _unusable(columns[0], columns[1], columns[5], columns[6])
         if refused:
             valid = [i not in refused for i in range(len(rows))]
             spans = list(compress(spans, valid))
             columns = list(zip(*compress(rows, valid), strict=True))
-        records = self._records(columns, spans, reads, budget)
+        records = self._records(columns, spans, asked, budget)
         for i, reason in sorted(refused.items()):
             self._skipped.append(self._position + i)
             self._refused.add(reason, _CAUSES[reason])
@@ -454,90 +429,67 @@ class TraceDecoder:
         self,
         columns: Sequence[Sequence[Any]],
         spans: Sequence[bytes],
-        reads: _Reads,
+        asked: _Requested,
         budget: FieldBudget,
-    ) -> SpanRecordColumns:
+    ) -> SpanColumns:
         """The records of ``spans``, with the ``columns`` of their own fields."""
         if not columns:
-            return SpanRecordColumns.of([])
+            return SpanColumns.of([])
         traces, ids, parents, raw_names, kinds, starts, ends = columns
         printed = {name: printable(name, MAX_NAME) for name in set(raw_names)}
         names = [printed[name] for name in raw_names]
-        (weights,) = self._weights.columns(spans, self._keys, 1, budget)
-        reports = self._tokens(spans, kinds, budget)
-        return SpanRecordColumns(
-            traces,
-            ids,
-            _valid_parents(parents),
-            names,
-            starts,
-            ends,
-            weights,
-            [each.tokens_in for each in reports],
-            [each.tokens_out for each in reports],
-            self._work(spans, names, reads.work, budget),
-            [each.details for each in reports],
-            self._latencies(spans, names, starts, reads.latencies, budget),
-            self._instructions(spans, reads.instructions, budget),
-            [each.role for each in reports],
-        )
+        optional: dict[str, Sequence[Any]] = {
+            name: self._column(name, some, spans, names, starts, budget)
+            for name, some in asked.items()
+        }
+        if self._keys:
+            (optional["weight"],) = self._finders["weight"].columns(spans, self._keys, 1, budget)
+        if self._present:
+            optional |= self._tokens(spans, kinds, budget)
+        service = [self._claim.service] * len(names)
+        own = traces, ids, _valid_parents(parents), service, names, starts, ends
+        return SpanColumns(*own, **optional)
 
     def _tokens(
         self, spans: Sequence[bytes], kinds: Sequence[int], budget: FieldBudget
-    ) -> Sequence[TokenReport]:
-        """The tokens of each span, and the reports of requests to language models."""
-        if not self._present:
-            return [NO_REPORT] * len(spans)
-        columns = self._reports.columns(spans, self._present, len(InferenceFigure), budget)
-        return list(map(token_report, zip(*columns, strict=True), kinds))
+    ) -> dict[str, Sequence[Any]]:
+        """The columns of tokens, and of the reports of requests to language models."""
+        width = len(InferenceFigure)
+        columns = self._finders["tokens"].columns(spans, self._present, width, budget)
+        reports = list(map(token_report, zip(*columns, strict=True), kinds))
+        model = self._claim.model
+        return {
+            "tokens_in": [each.tokens_in for each in reports],
+            "tokens_out": [each.tokens_out for each in reports],
+            "role": [each.role for each in reports],
+            "inference": [
+                details._replace(model=model)
+                if (details := each.details) and not details.model
+                else details
+                for each in reports
+            ],
+        }
 
-    def _work(
+    def _column(
         self,
-        spans: Sequence[bytes],
-        names: Sequence[str],
-        work: Sequence[_WorkKey],
-        budget: FieldBudget,
-    ) -> list[float | None]:
-        """The amount of work that each span reports."""
-        amounts: list[float | None] = [None] * len(spans)
-        left: Sequence[int] = range(len(spans))
-        for (_, _, span), key in work:
-            matching = [i for i in left if span in ("", names[i])]
-            left = [i for i in left if span not in ("", names[i])]
-            (found,) = self._amounts.columns([spans[i] for i in matching], [key], 1, budget)
-            for i, amount in zip(matching, found, strict=True):
-                amounts[i] = amount
-        return amounts
-
-    def _latencies(
-        self,
+        name: str,
+        asked: Sequence[_RequestedColumn],
         spans: Sequence[bytes],
         names: Sequence[str],
         starts: Sequence[int],
-        latencies: Sequence[_LatencyKeys],
         budget: FieldBudget,
-    ) -> list[RequestLatency | None]:
-        """The latencies that each span reports."""
-        found: list[RequestLatency | None] = [None] * len(spans)
+    ) -> list[Any]:
+        """An optional column; of those that are asked for, the first that matches a span counts."""
+        found: list[Any] = [None] * len(spans)
         left: Sequence[int] = range(len(spans))
-        for each in latencies:
-            matching = [i for i in left if each.report.span == names[i]]
-            left = [i for i in left if each.report.span != names[i]]
-            raw = [spans[i] for i in matching]
-            times = self._times.columns(raw, each.keys, 2, budget)
-            for i, span, first, between in zip(matching, raw, *times, strict=True):
-                events = _events(span, budget) if each.has_events else ()
-                found[i] = each.report.latency(RequestLatency(first, between), starts[i], events)
+        for _, span, keys, width, value in asked:
+            matching = [i for i in left if span in ("", names[i])]
+            left = [i for i in left if span not in ("", names[i])]
+            some = [spans[i] for i in matching]
+            columns = self._finders[name].columns(some, keys, width, budget)
+            for i, raw, values in zip(matching, some, zip(*columns, strict=True), strict=True):
+                found[i] = value(values, raw, starts[i], budget)
         return found
-
-    def _instructions(
-        self, spans: Sequence[bytes], asked: InstructionKeys | None, budget: FieldBudget
-    ) -> list[ReportedInstruction | None]:
-        """The instruction of a pipeline that each span reports."""
-        if asked is None:
-            return [None] * len(spans)
-        columns = self._values.columns(spans, asked.keys, len(asked.keys), budget)
-        return [reported_instruction(values) for values in zip(*columns, strict=True)]
 
 
 def _events(span: bytes, budget: FieldBudget) -> list[tuple[int, str]]:

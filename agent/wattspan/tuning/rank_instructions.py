@@ -26,10 +26,10 @@ class RankInstructions:
 
     def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
         """Add the instructions of one rank; those received before are ignored."""
-        if not any(received.records.instruction):
+        if not any(received.spans.instruction):
             return
         repeated = self._repeated.setdefault(received.consumer, RepeatedSpans())
-        for span, one in zip(received.spans, received.records.instruction, strict=True):
+        for span, one in zip(received.spans, received.spans.instruction, strict=True):
             if one is None or not has_ended(span, now) or repeated.add(received.consumer, span):
                 continue
             instruction = PipelineInstruction(one.stage, InstructionKind(one.kind), one.microbatch)

@@ -13,7 +13,7 @@ from testbed.otlp import attribute, request, span, span_names
 
 from wattspan.ingest.otlp_json import MAX_REPAIRED
 from wattspan.ingest.request_limits import MalformedRequestError, RequestTooLargeError
-from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings, TraceDecoder
+from wattspan.ingest.trace_decoder import DecodedRequest, TraceDecoder
 
 MOST, FIELDS = 100, 1 << 20
 SPAN = {
@@ -26,8 +26,8 @@ SPAN = {
 
 def decode(content: object, *, keep: bool = True, fields: int = FIELDS) -> DecodedRequest:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    settings = DecoderSettings(max_spans=MOST, max_fields=fields, keep_message=keep)
-    return TraceDecoder(settings).decode(body, json=True)
+    decoder = TraceDecoder(max_spans=MOST, max_fields=fields, keep_message=keep)
+    return decoder.decode(body, json=True)
 
 
 def read(content: object) -> ExportTraceServiceRequest:
