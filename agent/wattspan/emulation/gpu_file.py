@@ -24,6 +24,9 @@ from typing import NamedTuple
 from wattspan.emulation.boards import PICOJOULES, last_edge
 from wattspan.ports import WattspanError
 
+NVIDIA_GPUS, AMD_GPUS = "gpus", "amd-gpus"
+"""Names of the files in the directory of an emulated host, by driver."""
+
 MAGIC = 0x5550_4745_5053_4157  # "WASPEGPU"
 VERSION = 2
 MAX_GPUS = 16
