@@ -145,10 +145,10 @@ class EmulatedAmdSmi(EmulatedDriver):
         return list(self._processors)
 
     def _ask(self, call: Callable[..., Any], handle: ProcessorHandle, *arguments: Any) -> Any:
-        self._opened()
+        file = self._opened()
         if handle.session != self._session:
             raise AmdSmiLibraryException(INVALID)
-        gpu = self._gpu(handle.gpu, handle.partition)
+        gpu = self._gpu(file, handle.gpu, handle.partition)
         if handle.partition >= max(1, gpu.record.partitions):
             raise AmdSmiLibraryException(NOT_FOUND)
         return call(gpu, *arguments)

@@ -67,9 +67,8 @@ class EmulatedDriver(ABC):
         if file.header.error:
             raise self.failure(int(file.header.error))
 
-    def _gpu(self, index: int, part: int = 0) -> CalledGpu:
+    def _gpu(self, file: GpuFile, index: int, part: int = 0) -> CalledGpu:
         """The GPU, or a ``part`` of it, that a call is about; its error if it is lost."""
-        file = self._opened()
         record = file.record(index)
         while record.faults & FAULT_HANG:
             self._pause.wait(_POLL)

@@ -97,7 +97,7 @@ class EmulatedNvml(EmulatedDriver):
     ) -> Any:
         """Call with a GPU, or with a MIG instance if the function takes a ``part``."""
         instance, index = divmod(handle, _INSTANCE)
-        gpu = self._gpu(index, instance)
+        gpu = self._gpu(self._opened(), index, instance)
         if instance and not part:
             raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return call(gpu, *arguments)

@@ -145,7 +145,7 @@ class GpuSession:
         if found.readings:
             self._backoff.reset()
             if not self._lost:
-                models = [gpu.identity.model for gpu in self._gpus.values()]
+                models = (gpu.identity.model for gpu in self._gpus.values())
                 found.failures.extend(self.vendor.unmatched(models, self._settings))
         if self._down is not None:
             found.failures.append(self._down)
@@ -272,8 +272,10 @@ class GpuSession:
 
     @property
     def _must_initialise(self) -> bool:
-        changed = any(gpu.device.changed for gpu in self._gpus.values())
-        return not self._initialised or self._appeared or changed
+        if not self._initialised or self._appeared:
+            return True
+        lists_once = not self.vendor.finds_again
+        return lists_once and any(gpu.device.changed for gpu in self._gpus.values())
 
     def _initialise(self, found: GpuFindings) -> None:
         """Initialise the library, again if it is; GPUs that stay keep their counters."""
