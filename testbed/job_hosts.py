@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from testbed.memory_cluster import MemoryCluster
 from testbed.pipelines import RunningPipeline
 from wattspan.fleet.job_exchange import JobExchange
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.assembly import RankInstruction, RankUnit
 from wattspan.tuning.pipeline.control import PipelineObservation
