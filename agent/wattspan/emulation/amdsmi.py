@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wattspan.emulation.boards import AMD_VENDOR
-from wattspan.emulation.gpu_driver import CalledGpu, EmulatedDriver
 from wattspan.emulation.gpu_file import (
     ENERGY_UNIT,
     FAULT_NO_COUNTER,
@@ -23,6 +22,8 @@ from wattspan.emulation.gpu_file import (
     FAULT_NO_POWER,
     FAULT_NO_PROCESSES,
     KINDS,
+    CalledGpu,
+    EmulatedDriver,
     ProcessEntry,
     energy_accumulator,
 )

@@ -17,7 +17,6 @@ from typing import Any
 import pynvml
 
 from wattspan.emulation.boards import MIG_SLICES
-from wattspan.emulation.gpu_driver import CalledGpu, EmulatedDriver
 from wattspan.emulation.gpu_file import (
     FAULT_NO_COUNTER,
     FAULT_NO_GPM,
@@ -26,6 +25,8 @@ from wattspan.emulation.gpu_file import (
     FAULT_NO_PROCESSES,
     KINDS,
     NO_INSTANCE,
+    CalledGpu,
+    EmulatedDriver,
     GpuFile,
     InstanceEntry,
     Live,
