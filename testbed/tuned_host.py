@@ -48,10 +48,9 @@ from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPolicy
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
+from wattspan.tuning.host_turns import JobRecords
 from wattspan.tuning.host_view import DeviceUsers, HostView
-from wattspan.tuning.job import JobRecords
-from wattspan.tuning.job_owners import JobOwner, job_owner
-from wattspan.tuning.permissions import GpuPermissions
+from wattspan.tuning.permissions import GpuPermissions, JobOwner, job_owner
 from wattspan.tuning.pipeline.plan import RankClockPlan
 from wattspan.tuning.pipeline.session_state import PlanTask
 from wattspan.tuning.tuner import Tuner

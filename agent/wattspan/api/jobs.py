@@ -28,7 +28,7 @@ from wattspan.tuning.declared_jobs import (
     DeclaredJobs,
     ProcessDeclaration,
 )
-from wattspan.tuning.job_owners import JobOwner, slurm_job
+from wattspan.tuning.permissions import JobOwner, slurm_job
 
 PrincipalOf = Callable[[Consumer], Principal | None]
 

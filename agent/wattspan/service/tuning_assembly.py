@@ -35,8 +35,7 @@ from wattspan.service.static_power import StaticPowerLearner
 from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView
-from wattspan.tuning.job_owners import job_owner
-from wattspan.tuning.permissions import GpuPermissions
+from wattspan.tuning.permissions import GpuPermissions, job_owner
 
 if TYPE_CHECKING:
     from wattspan.capper.protocol import CapperClient

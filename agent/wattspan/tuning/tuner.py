@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from wattspan.config import AutotuneSettings
 from wattspan.model import (
@@ -37,24 +37,25 @@ from wattspan.ports import (
 from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.values import WorkloadKind
-from wattspan.tuning.declared_jobs import DeclaredJob
+from wattspan.tuning.declared_jobs import DeclaredJob, MissingJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
-from wattspan.tuning.job import (
+from wattspan.tuning.job import TuningJob
+from wattspan.tuning.job_context import (
     AccountStore,
     CertifiedStore,
     EvidenceStore,
-    JobRecords,
     PlanSearches,
+    Strategy,
     TuningContext,
-    TuningJob,
 )
-from wattspan.tuning.job_owners import JobOwner, ProcessOwners
-from wattspan.tuning.missing_jobs import MissingJobs
-from wattspan.tuning.permissions import JobTerms, TuningPermissions
-from wattspan.tuning.sharing import share_devices
-from wattspan.tuning.tracked_job import TrackedJob
+from wattspan.tuning.permissions import JobOwner, JobTerms, ProcessOwners, TuningPermissions
+from wattspan.tuning.search_strategy import SearchStrategy, share_devices
+from wattspan.tuning.tracking_strategy import TrackingStrategy
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
+
+if TYPE_CHECKING:
+    from wattspan.tuning.host_turns import JobRecords
 
 TUNER_INTERVAL = SECOND // 2
 
@@ -121,6 +122,7 @@ class Tuner:
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}
+        self._held: dict[str, Mapping[CapKey, int]] = {}  # by the capper, by the job's name
         self._explorer: TuningJob | None = None
         self._rows: Mapping[CapKey, CapRow] = {}
         self._trouble: DecisionReason | None = None
@@ -211,8 +213,8 @@ class Tuner:
     def finish(self) -> None:
         """Restore every original limit, and store certified settings and evidence."""
         for job in self._jobs.values():
-            job.store_certified()
-            job.held = {}
+            job.strategy.store(None)
+        self._held = {}
         if self._caps is not None:
             try:
                 self._caps.release()
@@ -229,11 +231,9 @@ class Tuner:
         admission = self._searching.admit(owner, share_path(owner.principal))
         for displaced in admission.displaced:
             del self._searches[displaced]
-        search = self._searches.get(owner) or UnitSearch(())
+        search = self._searches.get(owner) or UnitSearch()
         if admission:
             self._searches[owner] = search
-        declared = (one.settings for one in self._declarations.values() if one.owner == owner)
-        search.configured = (*declared, *self._settings.job)
         return search
 
     def _terms(self, owner: JobOwner, service: str, span: str) -> JobTerms:
@@ -250,7 +250,8 @@ class Tuner:
         if owner is None:
             return
         search = self._search(owner)
-        search.add(received, now.mono)
+        declared = (one.settings for one in self._declarations.values() if one.owner == owner)
+        search.add(received, (*declared, *self._settings.job), now.mono)
         for span, kind in search.of(received.service):
             self._add_job(received.service, span, kind, owner, now)
         for job in self._jobs.values():
@@ -271,15 +272,22 @@ class Tuner:
         if not name or not self._has_room(name, owner):
             return
         terms = self._terms(owner, service, span)
-        self._jobs[name] = _job_type(terms)(
+        strategy, turns = _strategy(terms), None
+        if strategy is SearchStrategy and terms.job is not None and terms.job.hosts > 1:
+            from wattspan.tuning.host_turns import HostTurns
+
+            turns = HostTurns(name, terms.job.hosts, self._context.records)
+        self._jobs[name] = TuningJob(
             name,
             service,
             span,
             terms,
             self._context,
+            strategy,
             kind=kind,
             now=now,
             owner=owner,
+            turns=turns,
             savings=previous.savings if previous is not None else None,
         )
 
@@ -315,13 +323,15 @@ class Tuner:
 
     def _remove(self, name: str) -> None:
         """Remove an ended job, and free its place."""
+        self._held.pop(name, None)
         self._places.release(share_path(self._jobs.pop(name).owner.principal))
 
     def _share_devices(self, host: HostView) -> None:
         """Let jobs that share their GPUs be tuned by one search."""
-        plain = [job for job in self._jobs.values() if type(job) is TuningJob]
         may: list[TuningJob] = []
-        for job in plain:
+        for job in self._jobs.values():
+            if not job.shares_devices:
+                continue
             refusal = self._permissions.refusal(job.name, job.ranks)
             if job.may_share(refusal, host.now.mono):
                 may.append(job)
@@ -360,18 +370,19 @@ class Tuner:
 
     def _apply(self, job: TuningJob, now: Instant) -> None:
         """Let the capper hold the job's caps, or restore the limits."""
-        caps, wanted, held = self._caps, job.caps, job.held
+        caps, wanted, held = self._caps, job.caps, self._held.get(job.name, {})
         if caps is None or (not wanted and not held):
             return
         try:
             if not wanted:
-                job.held = {}
+                self._held.pop(job.name)
                 caps.release(job.name)
             elif wanted != held or not self._is_reached(wanted):
-                job.held = wanted
+                self._held[job.name] = wanted
                 self._rows = _by_key(caps.hold(job.name, wanted, job.decision.sentence))
         except CapsError as error:
-            job.held = {}  # the end of the lease restores the other limits
+            # The end of the lease restores the other limits.
+            self._held.pop(job.name, None)
             # A capper that does not answer is retried anyway; one that refuses will do so again.
             back_off = error.refusal not in _TRANSIENT_REFUSALS
             job.fail(refusal_reason(error.refusal), str(error), now, back_off=back_off)
@@ -389,7 +400,7 @@ class Tuner:
             return
         try:
             # A pass that fails renews nothing, so that its caps expire.
-            renew = self._pass_completed and any(job.held for job in self._jobs.values())
+            renew = self._pass_completed and bool(self._held)
             self._pass_completed = False
             self._rows = _by_key(self._caps.rows(renew=renew))
         except CapsError as error:
@@ -421,21 +432,18 @@ class Tuner:
         )
 
 
-def _job_type(terms: JobTerms) -> type[TuningJob]:
-    spread = terms.job is not None and terms.job.hosts > 1
-    if terms.job is not None and terms.job.pipeline and spread:
-        from wattspan.tuning.spread_pipeline import SpreadPipelineJob
+def _strategy(terms: JobTerms) -> Callable[[TuningJob], Strategy]:
+    """The strategy of a job by its terms; those of pipelines are loaded if there are any."""
+    job = terms.job
+    if job is not None and job.pipeline and job.hosts > 1:
+        from wattspan.tuning.pipeline_hosts import SpreadPipelineStrategy
 
-        return SpreadPipelineJob
-    if terms.job is not None and terms.job.pipeline:
-        from wattspan.tuning.pipeline_job import PipelineJob
+        return SpreadPipelineStrategy
+    if job is not None and job.pipeline:
+        from wattspan.tuning.pipeline_strategy import PipelineStrategy
 
-        return PipelineJob
-    if spread:
-        from wattspan.tuning.spread_job import SpreadJob
-
-        return SpreadJob
-    return TrackedJob if terms.job is not None and terms.job.tracked else TuningJob
+        return PipelineStrategy
+    return TrackingStrategy if job is not None and job.tracked else SearchStrategy
 
 
 def _by_key(rows: Sequence[CapRow]) -> dict[CapKey, CapRow]:

@@ -7,7 +7,7 @@ from testbed.tuned_host import DEFAULT, Host, Job, quick
 
 from wattspan.model import Consumer, Group, GroupKind, PayerInfo, Principal
 from wattspan.testing import FakeDirectory
-from wattspan.tuning.job_owners import JobOwner, ProcessOwners, job_owner
+from wattspan.tuning.permissions import JobOwner, ProcessOwners, job_owner
 
 ANN, BOB = Principal(1000), Principal(2000)
 JOB = "trainer/train_step"

@@ -24,8 +24,8 @@ from wattspan.model import (
 )
 from wattspan.sharing.pools import POOL_RULES, PoolName
 from wattspan.spans.values import Span, SpanColumns
+from wattspan.tuning.declared_jobs import MISSING_AFTER
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.missing_jobs import MISSING_AFTER
 
 HOUR = 3600
 MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
@@ -212,7 +212,7 @@ def test_short_lived_processes_leave_no_state() -> None:
         job.alive = False
         if number > 60:
             assert len(tuning_job(host).ranks) <= 2
-            assert len(tuning_job(host).units) < 100
+            assert len(tuning_job(host).work.units) < 100
     host.run(30)
     row = host.row()
     assert row is not None
@@ -225,7 +225,7 @@ def test_units_of_an_untunable_job_are_not_stored() -> None:
     host = Host(settings=quick(gpus=("7",)))
     host.train()
     host.run(300)
-    assert len(tuning_job(host).units) < 100
+    assert len(tuning_job(host).work.units) < 100
 
 
 # ------------------------------------------------------------------------------- too many of them
