@@ -28,8 +28,7 @@ from pathlib import Path
 from testbed.machine import describe
 
 from wattspan.clock import SystemClock
-from wattspan.processes import bpf
-from wattspan.processes.cpu_socket_times import SocketTimes
+from wattspan.processes.cpu_socket_times import SocketTimes, call_bpf
 from wattspan.processes.cpus import CpuTopology
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
@@ -183,7 +182,8 @@ def cpu_of_switches(rounds: int) -> float:
 def run_statistics(program: int) -> tuple[int, int]:
     """The kernel's nanoseconds and runs of a program."""
     info = ctypes.create_string_buffer(256)
-    bpf._bpf(15, bpf._block(struct.pack("=IIQ", program, 256, ctypes.addressof(info))))  # noqa: SLF001 - BPF_OBJ_GET_INFO_BY_FD
+    request = struct.pack("=IIQ", program, 256, ctypes.addressof(info))
+    call_bpf(15, request)  # BPF_OBJ_GET_INFO_BY_FD
     return struct.unpack_from("=QQ", info, 192)
 
 
@@ -216,7 +216,7 @@ def main() -> None:
             without.append(cpu_of_switches(chosen.rounds))
             times = SocketTimes(sockets, CpuTopology().possible)
             counted.append(cpu_of_switches(chosen.rounds))
-            statistics_on = bpf._bpf(32, bpf._block(bytes(4)))  # noqa: SLF001 - BPF_ENABLE_STATS
+            statistics_on = call_bpf(32, bytes(4))  # BPF_ENABLE_STATS
             cpu_of_switches(chosen.rounds)
             spent, number = run_statistics(times.program)
             runs.append(spent / number)

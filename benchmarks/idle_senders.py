@@ -27,23 +27,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed.machine import describe
+from testbed.sending_host import BelievingResolver, request_of_span
 from testbed.spans.agent import SpanAgent
 
 from benchmarks.harness import piped
-from wattspan.attribution.history import AttributionHistory
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.http.access_policy import AccessPolicy
 from wattspan.http.server import HttpServer
-from wattspan.http.sockets import Peer, listen_unix
-from wattspan.ingest.export_request import (
-    ExportRequest,
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
-from wattspan.ingest.identity_verification import Identity, IdentityResolver, Sender
+from wattspan.http.sockets import listen_unix
+from wattspan.ingest.identity_verification import IdentityResolver
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model import (
@@ -55,7 +48,6 @@ from wattspan.model import (
     HwType,
     Interval,
     Microjoules,
-    Principal,
     Provenance,
     Share,
     Tick,
@@ -63,7 +55,6 @@ from wattspan.model import (
 from wattspan.processes.inspector import ProcessInspector
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import SpanJoiner
-from wattspan.spans.values import Outcome
 from wattspan.testing import ManualClock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +64,6 @@ SETTLE_TICKS = 5
 BATCH_EVERY = 5 * SECOND
 WORK = 20 * MILLISECOND
 BUSY = 8
-USER = Principal(1000)
 HISTORY = 300 * SECOND
 HISTORY_BYTES = 32 << 20
 POWER = 100_000  # microjoules a tick and busy process
@@ -93,26 +83,6 @@ DOMAINS = (
 )
 
 
-class Resolver:
-    """Believes each claimed pid."""
-
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
-        found = Outcome.UNKNOWN_PROCESS if claim.pid is None else Consumer(claim.pid, 1)
-        return Identity(found, USER, Sender(None, USER))
-
-    def announcer(self, pid: int, proven: Principal) -> Consumer | None:
-        return self.identify(pid)
-
-    def principal(self, consumer: Consumer) -> Principal:
-        return USER
-
-    def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
-        return False
-
-    def identify(self, pid: int) -> Consumer | None:
-        return Consumer(pid, 1)
-
-
 class Cost(NamedTuple):
     """CPU seconds of a second of simulated time, and the outcomes of spans."""
 
@@ -128,9 +98,11 @@ class SimulatedHost:
 
     def __post_init__(self) -> None:
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(HISTORY, HISTORY_BYTES))
+        self.history = EnergyHistory(HISTORY, HISTORY_BYTES)
         settings = SpansSettings()
-        self.joiner = SpanJoiner(self.clock, self.history, Resolver(), settings, keep=HISTORY)
+        self.joiner = SpanJoiner(
+            self.clock, self.history, BelievingResolver(), settings, keep=HISTORY
+        )
         self.busy = [Consumer(pid, 1) for pid in range(2, 2 + BUSY)]
         self.history.apply(Tick(self.clock.now(), domains={"simulated": DOMAINS}), ())
         self.settled = self.clock.now()
@@ -145,11 +117,8 @@ class SimulatedHost:
         """One span of 20 ms that ended now; its process has worked in it."""
         now = self.clock.now()
         self.sent += 1
-        ident = self.sent.to_bytes(8, "big")
-        span = SpanRecord(ident * 2, ident, b"", "work", now.wall - WORK, now.wall)
-        part = ResourceSpanRecords(ResourceClaim("sender", pid), SpanRecordColumns.of([span]))
         self.working.setdefault((now.mono - WORK) // TICK, []).append(Consumer(pid, 1))
-        self.joiner.accept(ExportRequest(Peer(), now.mono, 400, (part,), "raw"))
+        self.joiner.accept(request_of_span(self.sent, pid, now, WORK))
 
     def pass_turn(self) -> None:
         """One turn of the joiner, and the settlement of all ticks if it is due."""
@@ -246,7 +215,7 @@ def real(senders: int, period: float, seconds: float) -> tuple[float, float, flo
 def intake(senders: int, period: float, seconds: float) -> float:
     """The CPU milliseconds of a listeners' thread for a request of one span."""
     clock, inspector = SystemClock(), ProcessInspector()
-    history = EnergyHistory(AttributionHistory(HISTORY, HISTORY_BYTES))
+    history = EnergyHistory(HISTORY, HISTORY_BYTES)
     resolver = IdentityResolver(clock, inspector)
     joiner = SpanJoiner(clock, history, resolver, SpansSettings(), keep=HISTORY)
     server = HttpServer(clock, log=print)

@@ -5,7 +5,7 @@ Everything is emulated in virtual time: no process runs and no counter is read. 
 trace, with its arrivals, made slower or faster so that the batch is nearly full. The counter of a
 board is updated every 100 ms in millijoules, and the time of an update is known to 2 ms (standard
 deviation). Spans have the attributes of vLLM's and arrive every 5 s. The real division
-(wattspan.spans.request_division) gets these only.
+(wattspan.inference.division) gets these only.
 
     .venv/bin/python -m benchmarks.llm_requests [--quick]
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from testbed.continuous_batching import ContinuousBatching, ModelCosts
 from testbed.serving_engines import (
     RequestResults,
     ServingEngine,
@@ -26,11 +27,7 @@ from testbed.serving_engines import (
     single,
 )
 
-from wattspan.emulation.continuous_batching import (
-    ContinuousBatching,
-    ModelCosts,
-)
-from wattspan.spans.request_division import DivisionMethod
+from wattspan.inference.division import DivisionMethod
 
 
 def larger(size: float, slots: int, speed: float, count: int) -> list[ServingEngine]:

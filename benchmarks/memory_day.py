@@ -26,13 +26,12 @@ from pathlib import Path
 from testbed.machine import describe
 from testbed.process_costs import PAGE
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import AgentSettings, SpansSettings, StoreSettings
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
-from wattspan.ingest.identity_verification import Identity, IdentityResolver
+from wattspan.ingest.identity_verification import IdentityResolver, SpanIdentity
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model import (
     SECOND,
@@ -217,9 +216,9 @@ class KnownSenders(IdentityResolver):
     def __init__(self, host: DayHost) -> None:
         self._host = host
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
         assert claim.pid is not None
-        return Identity(self._host.senders[claim.pid], Principal(1000))
+        return SpanIdentity(self._host.senders[claim.pid], Principal(1000))
 
     def principal(self, consumer: Consumer) -> Principal:
         return Principal(1000)
@@ -236,7 +235,7 @@ def simulate(folder: Path, duration: int, interval: int, limit: float) -> Iterat
     began, clock = time.monotonic(), ManualClock()
     host = DayHost(clock)
     agent, store = AgentSettings(), Store(folder, StoreSettings(), clock, emulated=True)
-    history = EnergyHistory(AttributionHistory(agent.history, agent.history_bytes))
+    history = EnergyHistory(agent.history, agent.history_bytes)
     ledger = Ledger(LedgerSettings(), boot_id="day", now=clock.monotonic())
     joiner = SpanJoiner(clock, history, KnownSenders(host), SpansSettings(), keep=agent.history)
     receiver = TraceReceiver(joiner, clock, max_request=SpansSettings().max_request)

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 
 from testbed.serving_engines import quantile
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100, Kernel
 from wattspan.emulation.gpus import EmulatedGpus
@@ -115,8 +114,9 @@ class Observer:
     history: EnergyHistory = field(init=False)
 
     def __post_init__(self) -> None:
-        attributions = AttributionHistory(600 * SECOND, 64 << 20)
-        self.history = EnergyHistory(attributions, baseline_errors=self.ledger.baseline_errors)
+        self.history = EnergyHistory(
+            600 * SECOND, 64 << 20, baseline_errors=self.ledger.baseline_errors
+        )
 
     def tick(self, clock: ManualClock) -> None:
         batch = self.session.sample()

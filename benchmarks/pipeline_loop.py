@@ -31,9 +31,9 @@ from benchmarks.pipeline_plant import (
     run,
 )
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
+from wattspan.tuning.pipeline.dag import PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.plan import RankClocks
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build/pipeline_loop.jsonl"

@@ -23,8 +23,7 @@ from testbed.requirements import ROOT
 
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, PipelineDag
-from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
-from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,

@@ -27,6 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from testbed.continuous_batching import ModelCosts
 from testbed.machine import describe
 from testbed.reserved_port import reserved_port
 from testbed.serving_plant import VirtualServer
@@ -34,7 +35,6 @@ from testbed.serving_replay import SIZE, TBT, TTFT, Arrival, trace
 
 from benchmarks.tuner.stack import BoardClient, StackHost, job_report, running_agent, until
 from wattspan.emulation.boards import H100
-from wattspan.emulation.continuous_batching import ModelCosts
 from wattspan.emulation.control import EmulatedGpu
 from wattspan.emulation.profiles import KERNELS
 

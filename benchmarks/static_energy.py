@@ -19,20 +19,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from wattspan.attribution.history import AttributionHistory
+from wattspan.advice.boards import StaticPowerLearner
+from wattspan.advice.rules import Advice, AdviceKind, advise
+from wattspan.advice.static_power import StaticPowerFit
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.attribution.static_power import StaticPowerFit
 from wattspan.config import SpansSettings
 from wattspan.emulation.boards import H100, Demand, Kernel, OperatingPoint, operate
 from wattspan.emulation.workloads import DECODE, TRAIN
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
-    ExportRequest,
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
+from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -52,8 +47,7 @@ from wattspan.model import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import SpanJoiner
-from wattspan.service.static_power import StaticPowerLearner
-from wattspan.spans.advice import Advice, AdviceKind, advise
+from wattspan.spans.values import Span, SpanColumns
 from wattspan.testing import ManualClock
 
 TICK = 100 * MILLISECOND
@@ -149,7 +143,7 @@ class Plant:
     phase: Phase = field(default_factory=lambda: Phase("", 0, None))
     left: int = 0
     begun: int = 0
-    spans: list[SpanRecord] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     waited: float = 0.0  # energy while waiting
     waiting: int = 0  # time
     work: float = 0.0  # of computations, in seconds at the highest clock
@@ -195,8 +189,8 @@ class Plant:
     def _span(self) -> None:
         self.number += 1
         self.spans.append(
-            SpanRecord(
-                bytes(15) + b"\1", self.number.to_bytes(8), b"", self.phase.name,
+            Span(
+                bytes(15) + b"\1", self.number.to_bytes(8), b"", "trainer", self.phase.name,
                 self.begun + WALL, self.at + WALL,
             )
         )  # fmt: skip
@@ -232,7 +226,7 @@ def run(plant: Plant, seconds: int) -> Outcome:
     ledger = Ledger(LedgerSettings(), now=plant.at)
     latest: list[Snapshot] = [ledger.snapshot(clock.now(), "emulated")]
     learner = StaticPowerLearner(("all_reduce",), lambda: latest[0])
-    history = EnergyHistory(AttributionHistory(60 * SECOND, 10**8), learner.powers)
+    history = EnergyHistory(60 * SECOND, 10**8, learner.powers)
     joiner = SpanJoiner(
         clock,
         history,
@@ -338,9 +332,9 @@ def _status(plant: Plant, now: Instant) -> GpuStatus:
     )
 
 
-def _request(spans: list[SpanRecord], now: int) -> ExportRequest:
-    records = SpanRecordColumns.of(spans)
-    part = ResourceSpanRecords(ResourceClaim(service="trainer", pid=10), records)
+def _request(spans: list[Span], now: int) -> ExportRequest:
+    records = SpanColumns.of(spans)
+    part = ResourceSpans(ResourceClaim(service="trainer", pid=10), records)
     return ExportRequest(Peer(), now, len(spans) * 100, (part,))
 
 

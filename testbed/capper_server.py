@@ -13,8 +13,7 @@ from wattspan.capper.ceilings import (
     PowerCeilings,
 )
 from wattspan.capper.protocol import CapperClient
-from wattspan.capper.requests import RequestHandler
-from wattspan.capper.server import CapperSocketServer
+from wattspan.capper.server import CapperSocketServer, RequestHandler
 from wattspan.clock import SystemClock
 from wattspan.config import CapsSettings
 from wattspan.emulation.control import Closeable

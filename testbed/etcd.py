@@ -16,12 +16,10 @@ from testbed.requirements import find_program
 from testbed.reserved_port import reserved_port
 from testbed.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.config.fleet import parse_endpoint
+from wattspan.config import FleetSettings
 from wattspan.emulation.control import Closeable
-from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import CoordinationError
-from wattspan.fleet.etcd import EtcdCoordination
-from wattspan.fleet.gateway import EtcdGateway
+from wattspan.fleet.etcd import EtcdCoordination, EtcdGateway
 from wattspan.model import SECOND
 
 HEARTBEAT_MS, ELECTION_MS = 50, 300
@@ -30,7 +28,7 @@ HEARTBEAT_MS, ELECTION_MS = 50, 300
 class EtcdCluster(Closeable):
     """Some members, which end with the context. ``tls`` are the options of client TLS.
 
-    ``defaults`` are EtcdAccess's, of all clients.
+    ``defaults`` are FleetSettings', of all clients.
     With a ``network``, each member runs at the place of its number, else all run on loopback.
     """
 
@@ -110,21 +108,19 @@ class EtcdCluster(Closeable):
         assert process is not None
         process.send_signal(number)
 
-    def access(self, **options: object) -> EtcdAccess:
-        endpoints = tuple(map(parse_endpoint, self.urls))
-        return EtcdAccess(
-            **({"endpoints": endpoints, "timeout": 20 * SECOND} | self.defaults | options)
-        )
+    def settings(self, **options: object) -> FleetSettings:
+        usual = {"endpoints": tuple(self.urls), "timeout": 20 * SECOND, "contact": 80 * SECOND}
+        return FleetSettings(**(usual | self.defaults | options))
 
     def client(self, **options: object) -> EtcdCoordination:
-        """A client that ends with the cluster; ``options`` are EtcdAccess's."""
-        client = EtcdCoordination(self.access(**options), SystemClock())
+        """A client that ends with the cluster; ``options`` are FleetSettings'."""
+        client = EtcdCoordination(self.settings(**options), SystemClock())
         self._clients.append(client)
         return client
 
     def call(self, path: str, request: object, **options: object) -> object:
         """Call the gateway."""
-        gateway = EtcdGateway(self.access(**options), SystemClock())
+        gateway = EtcdGateway(self.settings(**options), SystemClock())
         try:
             return gateway.call(path, request, object)
         finally:
@@ -142,7 +138,7 @@ class EtcdCluster(Closeable):
                 status = self.call(
                     "/v3/maintenance/status",
                     {},
-                    endpoints=(parse_endpoint(self.urls[number]),),
+                    endpoints=(self.urls[number],),
                     timeout=2 * SECOND,
                 )
                 ids = msgspec.convert(status, _Status)

@@ -15,14 +15,13 @@ from msgspec.structs import replace
 from testbed.fleet_services import MeteredClient, MeteredService
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment import AllotmentBook, accept_budgets, groups_of
+from wattspan.fleet.allotment import AllotmentBook, HostTerms, accept_budgets, groups_of
 from wattspan.fleet.coordination import (
     CoordinationError,
     Election,
     KeyWrite,
     LeaseEndedError,
 )
-from wattspan.fleet.leader import FleetLeader
 from wattspan.fleet.member import FleetMember
 from wattspan.fleet.participant import (
     BEATS_PER_CONTACT,
@@ -30,9 +29,9 @@ from wattspan.fleet.participant import (
     LEADER_LEASE_SECONDS,
     LEAST_PAUSE,
     LEAVE_TIME,
+    FleetLeader,
 )
 from wattspan.fleet.records import FleetKeys, FleetState, encode, read_state
-from wattspan.fleet.terms import HostTerms
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
 from wattspan.util.throttle import RetryBackoff

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed.requirements import GRAFANA, ROOT, find_program
 
-DRAWING = ROOT / "dashboards" / "drawing"
+DRAWING = ROOT / "testbed" / "drawing"
 PAGE = GRAFANA / "dist"
 
 _LOCKS = ("package.json", "package-lock.json", ".npmrc")

@@ -9,13 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
-from wattspan.tuning.pipeline.dag import CostKey, InstructionKind
+from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.files import read_profile
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.plan import (
     RankClocks,
 )
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 PROFILE = Path(__file__).resolve().parents[1] / "tests/fixtures/pipeline_profile.csv.gz"
 BLOCKING_WATTS = 70.0  # of an A40, by Kareus's artifact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -12,8 +13,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, WorkAttribute
+from wattspan.ingest.export_request import ExportRequest, RequestedAttributes, WorkAttribute
 from wattspan.ingest.otlp_http import OtlpHttpHandler
+from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
 from wattspan.testing import ManualClock
 
@@ -100,14 +102,20 @@ class Receiver:
         self, max_request: int = 1 << 20, work: Sequence[WorkAttribute] = (), **options: Any
     ) -> None:
         self.sink, self.clock, self.work = KeptSink(), ManualClock(), work
+        names = {field.name for field in fields(RequestedAttributes)} & options.keys()
+        asked = {name: options.pop(name) for name in names}
         self.traces = TraceReceiver(
-            self.sink, self.clock, max_request=max_request, work=lambda: self.work, **options
+            self.sink,
+            self.clock,
+            RequestedAttributes(work=lambda: self.work, **asked),
+            max_request=max_request,
+            **options,
         )
         self._handler = OtlpHttpHandler(self.traces)
 
     def take(self, body: bytes, peer: Peer, *, json: bool = False) -> RejectedSpans:
         """Decode and deliver a request, whatever its size, in this thread."""
-        return self.traces.deliver(self.traces.decoders.decode(body, json=json), len(body), peer)
+        return self.traces.deliver(self.traces.decoder.decode(body, json=json), len(body), peer)
 
     def ask(
         self,

@@ -11,36 +11,50 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from testbed.otlp import Receiver
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import SpanRecord
+from wattspan.spans.values import Span
 
 
-def expected(whole: ExportTraceServiceRequest) -> tuple[list[SpanRecord], set[int]]:
+def expected(whole: ExportTraceServiceRequest) -> tuple[list[Span], set[int]]:
     """The records of a decoder with the complete schema, and the positions of rejected spans."""
-    told: list[SpanRecord] = []
+    told: list[Span] = []
     skipped: set[int] = set()
     spans = [
-        one for each in whole.resource_spans for scope in each.scope_spans for one in scope.spans
+        (one, printable(text_of(each.resource, "service.name")))
+        for each in whole.resource_spans
+        for scope in each.scope_spans
+        for one in scope.spans
     ]
-    for position, one in enumerate(spans):
+    for position, (one, service) in enumerate(spans):
         ids = usable(one.trace_id, 16) and usable(one.span_id, 8)
         if not (ids and one.start_time_unix_nano and one.end_time_unix_nano):
             skipped.add(position)
             continue
         told.append(
-            SpanRecord(
+            Span(
                 one.trace_id,
                 one.span_id,
                 one.parent_span_id if usable(one.parent_span_id, 8) else b"",
-                "".join(c for c in one.name[:200] if c.isprintable() or not control(c)),
+                service,
+                printable(one.name),
                 one.start_time_unix_nano,
                 one.end_time_unix_nano,
                 count(one, "w"),
                 tokens(one, "input", "prompt"),
                 tokens(one, "output", "completion"),
-                amount(one, "w") if one.name != "idle" else None,
+                work=amount(one, "w") if one.name != "idle" else None,
             )
         )
     return told, skipped
+
+
+def printable(text: str) -> str:
+    return "".join(c for c in text[:200] if c.isprintable() or not control(c))
+
+
+def text_of(one: object, name: str) -> str:
+    """The text of the first attribute of this name; "" for none."""
+    pairs = one.attributes  # type: ignore[attr-defined]
+    return next((pair.value.string_value for pair in pairs if pair.key == name), "")
 
 
 def tokens(one: object, *names: str) -> int:
@@ -102,9 +116,7 @@ def amount(one: object, name: str) -> float | None:
     return None
 
 
-def records_in_both_encodings(
-    whole: ExportTraceServiceRequest, **options: object
-) -> list[SpanRecord]:
+def records_in_both_encodings(whole: ExportTraceServiceRequest, **options: object) -> list[Span]:
     """The records of a request's first resource, by a receiver with ``options``."""
     found = []
     for json_encoded in (False, True):

@@ -14,12 +14,12 @@ from wattspan.tuning.pipeline.dag import (
     InstructionKind,
     PipelineDag,
     PipelineInstruction,
+    PipelineSchedule,
+    scheduled,
 )
 from wattspan.tuning.pipeline.frontier import PipelineModel
-from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
-from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
 from wattspan.tuning.pipeline.replicas import PipelineGroup
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePolicy, PipelineState, begin_session
 

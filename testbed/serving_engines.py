@@ -9,17 +9,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
 from testbed.queueing import repeated
-from wattspan.emulation.continuous_batching import (
-    ContinuousBatching,
-    EmulatedRequest,
-    ModelCosts,
-)
+from wattspan.inference.division import RequestDivision, RequestEnergy
+from wattspan.inference.requests import InferenceRequest, work_in
+from wattspan.inference.token_power import TokenPowerModel
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.request_division import RequestDivision, RequestEnergy
-from wattspan.spans.token_power import TokenPowerModel
+from wattspan.spans.values import InferenceDetails
 
 STEP = 100 * MILLISECOND
 EDGE_ERROR = 2 * MILLISECOND

@@ -1,7 +1,7 @@
 """An emulated server of a language model in virtual time, fast enough for hours of requests.
 
-It has the scheduler and the costs of :class:`wattspan.emulation.continuous_batching`'s engine, at a
-clock that may change (:mod:`wattspan.emulation.clock_scaling`) and under a power cap. Iterations
+It has the scheduler and the costs of :class:`testbed.continuous_batching`'s engine, at a
+clock that may change (:mod:`testbed.clock_scaling`) and under a power cap. Iterations
 without a prompt differ only by their growing contexts, so that all of them up to the next arrival
 or end are one step. A test compares both engines request by request.
 """
@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from testbed.clock_scaling import costs_at_clock
+from testbed.continuous_batching import ModelCosts
 from wattspan.emulation.boards import H100, Silicon
-from wattspan.emulation.clock_scaling import costs_at_clock
-from wattspan.emulation.continuous_batching import ModelCosts
 
 IDLE_WATTS = 70.0
 CLOCK_DELAY = 0.2

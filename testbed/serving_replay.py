@@ -11,8 +11,8 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
+from testbed.continuous_batching import ModelCosts
 from testbed.serving_plant import VirtualServer
-from wattspan.emulation.continuous_batching import ModelCosts
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.tuning.decisions.load import LoadSample, LoadTracker
 from wattspan.tuning.decisions.load_cells import LatencyObjective, RequestTimes

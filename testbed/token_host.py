@@ -9,13 +9,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from testbed.otlp import attribute
 from testbed.otlp_reference import json_of
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import ExportRequest, ResourceClaim
-from wattspan.ingest.identity_verification import Identity, Sender
-from wattspan.ingest.otlp_json import JsonTraceDecoder
-from wattspan.ingest.trace_decoder import DecoderSettings, TraceDecoder
+from wattspan.ingest.export_request import ExportRequest, RequestedAttributes, ResourceClaim
+from wattspan.ingest.identity_verification import Sender, SpanIdentity
+from wattspan.ingest.trace_decoder import TraceDecoder
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -58,7 +56,7 @@ class TokenHost:
         self.consumers = {name: Consumer(pid, pid) for name, pid in self.pids.items()}
         self.gpus = sorted({each["gpu"] for each in processes if "gpu" in each})
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(600 * SECOND, 10**8))
+        self.history = EnergyHistory(600 * SECOND, 10**8)
         domains = [
             Domain("cpu", HwType.CPU, "package-0", "fake", Provenance.EMULATED, resource="cpu"),
             *(
@@ -83,11 +81,11 @@ class TokenHost:
 
     # ------------------------------------------------------- the identities of senders
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
         found = next((one for one in self.consumers.values() if one.pid == claim.pid), None)
         assert found is not None
         principal = self.principal(found)
-        return Identity(found, principal, Sender(found.pid, principal))
+        return SpanIdentity(found, principal, Sender(found.pid, principal))
 
     def principal(self, consumer: Consumer) -> Principal | None:
         name = next(name for name, one in self.consumers.items() if one == consumer)
@@ -155,15 +153,10 @@ class TokenHost:
             )
             for key, value in each.get("attributes", {}).items():
                 attribute(made, key, value)
-        limits = DecoderSettings(
-            max_spans=1000,
-            max_fields=1 << 20,
-            presets=self.settings.presets,
-            attributes=self.settings.attributes,
-        )
-        decoder = JsonTraceDecoder(limits) if json else TraceDecoder(limits)
+        asked = RequestedAttributes(presets=self.settings.presets, names=self.settings.attributes)
+        decoder = TraceDecoder(asked, max_spans=1000, max_fields=1 << 20)
         body = json_of(whole) if json else whole.SerializeToString()
-        parts = tuple(decoder.decode(body).parts)
+        parts = tuple(decoder.decode(body, json=json).parts)
         self.joiner.accept(ExportRequest(Peer(), self.clock.monotonic(), len(body), parts))
 
     def accounts(self) -> SpanAccounts:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from testbed.tuned_host import Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.ingest.export_request import RequestLatency, SpanRecord
 from wattspan.model import SECOND, Consumer
 from wattspan.model.settings import Duration
-from wattspan.spans.values import Span, SpanEnd, SpanStart
+from wattspan.spans.values import RequestLatency, Span, SpanEnd, SpanStart
 
 SERVICE, REQUEST = "llm", "chat"
 JOB = f"{SERVICE}/{REQUEST}"
@@ -49,7 +48,7 @@ class TrackedServer(Job):
     active: list[tuple[float, float, float, bytes]] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
 
-    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
+    def advance(self, start: int, end: int) -> list[Span]:
         assert self.host is not None
         if self.hangs:
             return []
@@ -72,18 +71,13 @@ class TrackedServer(Job):
             self.host.tap.announce(self.consumer, records)
         return [self._told(*one) for one in ended]
 
-    def _told(
-        self, came: float, until: float, first: float, ident: bytes
-    ) -> tuple[Span, SpanRecord]:
+    def _told(self, came: float, until: float, first: float, ident: bytes) -> Span:
         self.latencies.append(first)
         times = round(came * 1e9), round(until * 1e9)
         tokens = 200, 50
         latency = RequestLatency(round(first * 1e9) if self.reports else None)
-        trace = b"r" * 16
-        return (
-            Span(trace, ident, b"", self.service, self.span, *times, None, *tokens),
-            SpanRecord(trace, ident, b"", self.span, *times, None, *tokens, None, None, latency),
-        )
+        own = b"r" * 16, ident, b"", self.service, self.span
+        return Span(*own, *times, None, *tokens, latency=latency)
 
 
 def serve(host: Host, **more: object) -> TrackedServer:

@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
 from wattspan.model import (
     CapKey,
     CapRow,
@@ -51,7 +50,7 @@ from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
 from wattspan.tuning.host_turns import JobRecords
 from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions, JobOwner, job_owner
-from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.plan import ClockPlan
 from wattspan.tuning.pipeline.session_state import PlanTask
 from wattspan.tuning.tuner import Tuner
 from wattspan.tuning.work_units import ReceivedSpanQueue
@@ -109,7 +108,7 @@ class Job:
     random: random.Random = field(default_factory=lambda: random.Random(1))
     steps: int = 0
 
-    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
+    def advance(self, start: int, end: int) -> list[Span]:
         """The steps that finish between two moments."""
         done = []
         at = start
@@ -128,12 +127,8 @@ class Job:
             self.steps += 1
             ident = self.steps.to_bytes(8, "big")
             work = self.work(self.random)
-            done.append(
-                (
-                    Span(b"t" * 16, ident, b"", self.service, self.span, self.since, at),
-                    SpanRecord(b"t" * 16, ident, b"", self.span, self.since, at, work=work),
-                )
-            )
+            own = b"t" * 16, ident, b"", self.service, self.span
+            done.append(Span(*own, self.since, at, work=work))
         return done
 
 
@@ -315,9 +310,9 @@ class InlineSearches:
     def __init__(self) -> None:
         self.begun = 0
 
-    def submit(self, task: PlanTask) -> Future[RankClockPlan | None]:
+    def submit(self, task: PlanTask) -> Future[ClockPlan | None]:
         self.begun += 1
-        future: Future[RankClockPlan | None] = Future()
+        future: Future[ClockPlan | None] = Future()
         future.set_result(task.solved())
         return future
 
@@ -522,9 +517,7 @@ class Host:
         for job in self.jobs:
             done = job.advance(start, end)
             if done:
-                spans, records = zip(*done, strict=True)
-                columns = SpanColumns.of(spans), SpanRecordColumns.of(records)
-                self.tap.append(job.consumer, job.service, *columns)
+                self.tap.append(job.consumer, job.service, SpanColumns.of(done))
         for gpu in self.devices:
             users = [one.consumer for one in self.jobs if one.gpu is gpu and one.alive]
             users += self.strangers

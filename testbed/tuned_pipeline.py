@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from testbed.tuned_host import TICK, Gpu, Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.fleet.job_exchange import JobExchange
-from wattspan.ingest.export_request import ReportedInstruction, SpanRecord
 from wattspan.model import Consumer, Knob
 from wattspan.ports import Clock
-from wattspan.spans.values import Span
+from wattspan.spans.values import ReportedInstruction, Span
 from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
-from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineInstruction
+from wattspan.tuning.pipeline.dag import (
+    CostKey,
+    InstructionKind,
+    PipelineInstruction,
+    PipelineSchedule,
+    scheduled,
+)
 from wattspan.tuning.pipeline.frontier import PipelineModel
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 SERVICE, ITERATION = "gpt", "iteration"
 JOB = f"{SERVICE}/{ITERATION}"
@@ -141,7 +145,7 @@ class PipelineRank(Job):
         assert self.host.capper is not None
         return self.host.capper.clocked.get(self.gpu.device, TOP)
 
-    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
+    def advance(self, start: int, end: int) -> list[Span]:
         if not self.alive:
             return []
         assert self.training is not None
@@ -162,9 +166,7 @@ class PipelineRank(Job):
         )
         return WAITING + above / (TICK / 1e9)
 
-    def _instruction(
-        self, one: PipelineInstruction, start: float, end: float
-    ) -> tuple[Span, SpanRecord]:
+    def _instruction(self, one: PipelineInstruction, start: float, end: float) -> Span:
         assert self.training is not None
         stage = 0 if self.training.wrong_stage and one.stage else one.stage
         replica = self.training.replica
@@ -175,12 +177,12 @@ class PipelineRank(Job):
 
     def _span(
         self, name: str, start: float, end: float, instruction: ReportedInstruction | None
-    ) -> tuple[Span, SpanRecord]:
+    ) -> Span:
         self.steps += 1
         ident = self.steps.to_bytes(8, "big")
         times = round((start + self.ahead) * 1e9), round((end + self.ahead) * 1e9)
-        record = SpanRecord(b"t" * 16, ident, b"", name, *times, instruction=instruction)
-        return Span(b"t" * 16, ident, b"", self.service, name, *times), record
+        own = b"t" * 16, ident, b"", self.service, name
+        return Span(*own, *times, instruction=instruction)
 
 
 def train_pipeline(

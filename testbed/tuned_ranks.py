@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 
 from testbed.tuned_host import Gpu, Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import Consumer
 from wattspan.spans.values import Span
 
 SERVICE, STEP, COMPUTE = "trainer", "train_step", "compute"
-_Done = list[tuple[Span, SpanRecord]]
+_Done = list[Span]
 
 
 def synchronous(**more: object) -> AutotuneSettings:
@@ -82,14 +81,8 @@ class Together:
         computed = self.since + self.computed[rank]
         trace = bytes([rank + 1]) * 16
         both = [
-            (
-                Span(trace, part, step, SERVICE, COMPUTE, self.since, computed),
-                SpanRecord(trace, part, step, COMPUTE, self.since, computed),
-            ),
-            (
-                Span(trace, step, b"", SERVICE, STEP, self.since, end),
-                SpanRecord(trace, step, b"", STEP, self.since, end),
-            ),
+            Span(trace, part, step, SERVICE, COMPUTE, self.since, computed),
+            Span(trace, step, b"", SERVICE, STEP, self.since, end),
         ]
         # senders differ in the order of inner and outer spans
         return both if rank % 2 else both[::-1]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from testbed.tuned_host import Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import Consumer
 from wattspan.spans.values import Span
 
@@ -45,8 +44,8 @@ class Server(Job):
     waiting: deque[list[float]] = field(default_factory=deque)
     latencies: list[float] = field(default_factory=list)
 
-    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
-        done: list[tuple[Span, SpanRecord]] = []
+    def advance(self, start: int, end: int) -> list[Span]:
+        done: list[Span] = []
         now, until = start / 1e9, end / 1e9
         while now < until and self.alive and not self.paused:
             slower = self.gpu.slowdown
@@ -66,15 +65,12 @@ class Server(Job):
                 self.active.append(self.waiting.popleft())
         return done
 
-    def _told(self, came: float, now: float) -> tuple[Span, SpanRecord]:
+    def _told(self, came: float, now: float) -> Span:
         self.steps += 1
         self.latencies.append(now - came)
         ident, trace = self.steps.to_bytes(8, "big"), b"r" * 16
         start, end = round(came * 1e9), round(now * 1e9)
-        return (
-            Span(trace, ident, b"", self.service, self.span, start, end),
-            SpanRecord(trace, ident, b"", self.span, start, end),
-        )
+        return Span(trace, ident, b"", self.service, self.span, start, end)
 
 
 def serve(host: Host, **more: object) -> Server:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from wattspan.frontier.result import Frontier
+    from wattspan.frontier.recommendation import Frontier
     from wattspan.sdk import (
         AgentUnavailableError,
         MeasurementError,
@@ -41,7 +41,7 @@ __all__ = [
 _MODULE_OF = {
     "Device": "wattspan.sdk.client",
     "Energy": "wattspan.sdk.client",
-    "Frontier": "wattspan.frontier.result",
+    "Frontier": "wattspan.frontier.recommendation",
     "Measurement": "wattspan.sdk.client",
     "NotSettledError": "wattspan.sdk.client",
     "Window": "wattspan.sdk.window",

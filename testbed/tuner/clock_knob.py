@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from testbed.clock_scaling import costs_at_clock
+from testbed.continuous_batching import ModelCosts
 from testbed.requirements import ROOT
 from testbed.tuned_host import Gpu, Host, MemoryCapper
 from testbed.tuner.curves import Curve, Effect
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.emulation.boards import H100
-from wattspan.emulation.clock_scaling import costs_at_clock
-from wattspan.emulation.continuous_batching import ModelCosts
 from wattspan.model import Knob
 
 BUDGET, LOWEST, CLOCK_STEP = 0.05, 0.6, 15

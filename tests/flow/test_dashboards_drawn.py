@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from dashboards.drawing.answers import Picture, Window, answered
-from dashboards.drawing.browser import Drawing, browser, draw
 from dashboards.queries import documents
 from playwright.sync_api import Browser
+from testbed.drawing.answers import Picture, Window, answered
+from testbed.drawing.browser import Drawing, browser, draw
 from testbed.grafana import PAGE
 from testbed.prometheus_server import Prometheus, scraping
 from testbed.waiting import eventually

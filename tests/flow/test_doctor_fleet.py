@@ -87,7 +87,7 @@ def test_doctor_names_the_fault_of_certificates(tmp_path: Path) -> None:
     server = authority.issue("server")
     tls = [f"--cert-file={server.certificate}", f"--key-file={server.key}"]
     with EtcdCluster(tmp_path, tls=tls) as cluster:
-        client = cluster.client(authority=str(authority.certificate))
+        client = cluster.client(tls_ca=str(authority.certificate))
 
         def answers() -> bool:
             with suppress(UnreachableError):

@@ -13,8 +13,7 @@ from testbed.reserved_port import reserved_port
 from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
-from wattspan.config.fleet import parse_endpoint
-from wattspan.fleet.access import EtcdAccess
+from wattspan.config import FleetSettings
 from wattspan.fleet.coordination import (
     ConflictError,
     CoordinationError,
@@ -55,10 +54,8 @@ def value(client: EtcdCoordination, key: str = "k") -> bytes:
 
 def test_no_member_is_reported_with_every_endpoint() -> None:
     with reserved_port() as port:
-        endpoints = tuple(
-            parse_endpoint(f"http://{host}:{port}") for host in ("127.0.0.1", "[::1]")
-        )
-        client = EtcdCoordination(EtcdAccess(endpoints), SystemClock())
+        endpoints = tuple(f"http://{host}:{port}" for host in ("127.0.0.1", "[::1]"))
+        client = EtcdCoordination(FleetSettings(endpoints=endpoints), SystemClock())
         with pytest.raises(UnreachableError) as error:
             client.read("")
         assert f"127.0.0.1:{port}: connection refused" in str(error.value)
@@ -126,8 +123,8 @@ def test_members_and_clients_are_checked_by_certificates(tmp_path: Path) -> None
         "--client-cert-auth",
     ]
     with EtcdCluster(tmp_path, tls=tls) as cluster:
-        files = {"certificate": str(client.certificate), "key": str(client.key)}
-        good = cluster.client(authority=str(authority.certificate), **files)
+        files = {"tls_certificate": str(client.certificate), "tls_key": str(client.key)}
+        good = cluster.client(tls_ca=str(authority.certificate), **files)
 
         def answers() -> bool:
             with suppress(UnreachableError):
@@ -142,24 +139,24 @@ def test_members_and_clients_are_checked_by_certificates(tmp_path: Path) -> None
         assert changes.wait(0) == ()
         changes.close()
         for options, cause in (
-            ({"authority": str(stranger.certificate), **files}, "certificate is not trusted"),
+            ({"tls_ca": str(stranger.certificate), **files}, "certificate is not trusted"),
             ({}, "certificate is not trusted"),
-            ({"authority": str(authority.certificate)}, "TLS failed"),
+            ({"tls_ca": str(authority.certificate)}, "TLS failed"),
             (
                 {
-                    "authority": str(authority.certificate),
-                    "certificate": str(foreign.certificate),
-                    "key": str(foreign.key),
+                    "tls_ca": str(authority.certificate),
+                    "tls_certificate": str(foreign.certificate),
+                    "tls_key": str(foreign.key),
                 },
                 "TLS failed",
             ),
         ):
             with pytest.raises(UnreachableError, match=cause):
                 cluster.client(timeout=5 * SECOND, **options).read("/w/")
-        plain = tuple(parse_endpoint(url.replace("https", "http")) for url in cluster.urls)
+        plain = tuple(url.replace("https", "http") for url in cluster.urls)
         with pytest.raises(UnreachableError):
             cluster.client(endpoints=plain).read("/w/")
-        absent = cluster.client(authority=str(tmp_path / "absent"))
+        absent = cluster.client(tls_ca=str(tmp_path / "absent"))
         with pytest.raises(PermissionDeniedError, match="tls_ca"):
             absent.read("/w/")
 
@@ -190,7 +187,7 @@ def answering(cluster: EtcdCluster) -> list[str]:
     found = []
     for url in cluster.urls:
         with suppress(CoordinationError):
-            cluster.client(endpoints=(parse_endpoint(url),), timeout=2 * SECOND).read("k")
+            cluster.client(endpoints=(url,), timeout=2 * SECOND).read("k")
             found.append(url)
     return found
 
@@ -202,7 +199,7 @@ def test_hanging_member_delays_a_call_by_its_share_of_the_time(three: EtcdCluste
     client.commit([KeyWrite("k", b"1")])
     member = (three.leader() + 1) % 3
     order = [three.urls[member], *three.urls]
-    client = three.client(timeout=6 * SECOND, endpoints=tuple(map(parse_endpoint, order)))
+    client = three.client(timeout=6 * SECOND, endpoints=tuple(order))
     three.hang(member)
     began = clock.monotonic()
     assert value(client) == b"1"

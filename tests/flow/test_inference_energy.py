@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
+from testbed.inference_server import InferenceServerSettings
 from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 from wattspan.cli import cli
 from wattspan.emulation.control import ControlClient
-from wattspan.emulation.inference_server import InferenceServerSettings
 from wattspan.util.process import module_command
 
 pytestmark = [pytest.mark.long, pytest.mark.exhaustive]

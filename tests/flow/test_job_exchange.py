@@ -74,7 +74,7 @@ def test_turn_passes_on_with_the_setting_of_the_host_that_leaves_it(etcd: EtcdCl
 def test_turn_of_a_host_that_vanishes_passes_on_with_the_end_of_its_lease(
     etcd: EtcdCluster,
 ) -> None:
-    client = ShortLeases(etcd.access(), SystemClock())
+    client = ShortLeases(etcd.settings(), SystemClock())
     first, second = OneHost("host-1", client), OneHost("host-2", etcd.client())
     changes = etcd.client().watch(EXPLORER, etcd.client().read(EXPLORER).revision)
     eventually(lambda: first.tell(COMPARING, asks=True).may_explore, "the first host has the turn")

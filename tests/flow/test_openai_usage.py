@@ -14,9 +14,9 @@ from testbed.apps import app_environment
 from testbed.query_server import QueryServer
 from testbed.requirements import APPS
 
+from wattspan.inference.estimate import RequestEstimate
+from wattspan.inference.requests import InferenceRequest
 from wattspan.model import Consumer, Microjoules
-from wattspan.spans.inference_requests import InferenceRequest
-from wattspan.spans.request_estimate import RequestEstimate
 
 pytestmark = pytest.mark.needs_apps
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from dashboards.drawing.browser import browser as chromium
 from playwright.sync_api import Browser, ViewportSize
 from testbed import page_worlds
 from testbed.browser import Tab, opened
+from testbed.drawing.browser import browser as chromium
 from testbed.page_server import STATIC, PageServer
 from testbed.tuned import PIPELINED
 from testbed.waiting import eventually

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboards.drawing.browser import browser as chromium
 from playwright.sync_api import Browser
 from testbed.browser import opened
+from testbed.drawing.browser import browser as chromium
 from testbed.program import Running
 from testbed.reserved_port import reserved_port
 from testbed.span_senders import made, send

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 from testbed.waiting import eventually
 
-from wattspan.processes.kernel_events import EventChannel, ProcessEvents, open_process_connector
-from wattspan.processes.taskstats import open_taskstats
+from wattspan.processes.kernel_events import (
+    EventChannel,
+    ProcessEvents,
+    open_process_connector,
+    open_taskstats,
+)
 
 NONE, FORK, EXEC, EXIT = 0, 0x1, 0x2, 0x80000000
 PR_SET_NAME = 15

@@ -32,7 +32,7 @@ from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.view import render_snapshot
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
-from wattspan.ingest.trace_decoder import printable
+from wattspan.ingest.span_attributes import printable
 from wattspan.model import Failure, Knob, Snapshot
 from wattspan.service.daemon import FailureReporter
 from wattspan.testing import ManualClock

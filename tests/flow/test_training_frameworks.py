@@ -13,7 +13,8 @@ from testbed.apps import EXAMPLES, app_environment
 from testbed.receiving import receiving
 from testbed.requirements import APPS, ROOT
 
-from wattspan.ingest.export_request import SpanRecord, WorkAttribute
+from wattspan.ingest.export_request import WorkAttribute
+from wattspan.spans.values import Span
 from wattspan.training.session import WORK_ATTRIBUTE
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_apps, pytest.mark.needs_training]
@@ -22,12 +23,12 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_apps, pytest.mark.needs_
 class Report(NamedTuple):
     """The spans that a training script has sent, and its output."""
 
-    spans: list[SpanRecord]
+    spans: list[Span]
     services: set[str]
     output: str
     errors: str
 
-    def named(self, name: str) -> list[SpanRecord]:
+    def named(self, name: str) -> list[Span]:
         return sorted((s for s in self.spans if s.name == name), key=lambda span: span.start)
 
     @property
@@ -95,7 +96,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from tiny_model import tiny_gpt2, token_blocks
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from wattspan.integrations.huggingface import WattspanCallback
-from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
+from wattspan.training.spans import AgentSpanExporter, otlp_encoder
 
 provider = TracerProvider(resource=Resource.create({"service.name": "application"}))
 provider.add_span_processor(BatchSpanProcessor(AgentSpanExporter(otlp_encoder())))

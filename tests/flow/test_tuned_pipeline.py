@@ -62,7 +62,7 @@ def rank(replica, device, number, link, together, host, endpoint):
     from wattspan.emulation.control import EmulatedGpu
     from wattspan.emulation.nvml import EmulatedNvml
     from wattspan.tuning.pipeline.dag import InstructionKind
-    from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
+    from wattspan.tuning.pipeline.dag import PipelineSchedule, scheduled
 
     resource = Resource({"service.name": "gpt", "process.pid": os.getpid()})
     provider = TracerProvider(resource=resource)

@@ -20,8 +20,7 @@ from wattspan.capper.ceilings import (
 )
 from wattspan.capper.journal import encode_journal
 from wattspan.capper.planner import OperatorLimits
-from wattspan.capper.requests import RequestHandler
-from wattspan.capper.server import CapperSocketServer, _ClientConnection
+from wattspan.capper.server import CapperSocketServer, RequestHandler, _ClientConnection
 from wattspan.config import CapsSettings
 from wattspan.service.decision_events import AuditTail
 from wattspan.testing import ManualClock

@@ -13,7 +13,7 @@ from testbed.netlink import batch_of
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.capper.actuators.cpu import find_packages
-from wattspan.ingest.identity_verification import container_id
+from wattspan.ingest.process_lookups import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
 from wattspan.processes.cgroup_names import MAX_LABEL, cgroup_paths, names_of
@@ -26,14 +26,16 @@ from wattspan.processes.cgroups import (
 from wattspan.processes.cpus import CpuTopology, parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.kernel_events import (
+    ExitLayout,
     ProcessEvents,
     acknowledgement,
+    parse_exit,
     record_events,
+    record_exits,
 )
 from wattspan.processes.metadata import HostProcesses, command_of
 from wattspan.processes.procfs import ProcFs, parse_stat
 from wattspan.processes.scripts import script_of
-from wattspan.processes.taskstats import ExitLayout, parse_exit, record_exits
 from wattspan.sources.estimate import busy_ticks
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.sources.rapl.sysfs import cpu_vendor

@@ -9,7 +9,7 @@ from testbed.scrapes import full_host, parse
 
 from fuzz.registry import target
 from fuzz.supply import Supply
-from wattspan.ingest.trace_decoder import printable
+from wattspan.ingest.span_attributes import printable
 from wattspan.model import (
     Consumer,
     Exemplar,

@@ -16,16 +16,18 @@ from testbed.otlp_reference import expected, json_of
 from fuzz.registry import target
 from fuzz.supply import Supply, told
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
+from wattspan.ingest.export_request import WorkAttribute
+from wattspan.ingest.request_limits import (
+    SPAN,
+    FieldBudget,
     MalformedRequestError,
     RequestTooLargeError,
-    SpanRecord,
-    WorkAttribute,
+    count_fields,
 )
-from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.side_channel import MAX_RING_RECORDS, RingError, RingReader, receive_ring
-from wattspan.ingest.trace_decoder import SPAN, DecoderSettings, FieldBudget, count_fields
+from wattspan.ingest.trace_decoder import TraceDecoder
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, STARTED, VERSION, WRITE_FORMAT
+from wattspan.spans.values import Span
 from wattspan.util.encoding import BodyEncodingError, BodyTooLongError, gzip_decompress
 from wattspan.util.protobuf import message_class
 
@@ -53,7 +55,7 @@ _FIELDS = (
 )
 
 
-def _taken(body: bytes, *, as_json: bool = False) -> list[SpanRecord] | None:
+def _taken(body: bytes, *, as_json: bool = False) -> list[Span] | None:
     """Spans accepted from a request; None for a permitted refusal."""
     try:
         return _take(body, as_json=as_json)
@@ -62,7 +64,7 @@ def _taken(body: bytes, *, as_json: bool = False) -> list[SpanRecord] | None:
         return None
 
 
-def _take(body: bytes, *, as_json: bool = False) -> list[SpanRecord]:
+def _take(body: bytes, *, as_json: bool = False) -> list[Span]:
     """The same; MalformedError or TooLargeError."""
     receiver = Receiver(weight="w", work=_WORK)
     refused = receiver.take(body, _NOBODY, json=as_json)
@@ -80,8 +82,8 @@ def _take(body: bytes, *, as_json: bool = False) -> list[SpanRecord]:
 
 def _transcoded(body: bytes) -> bytes:
     """A request in JSON as it is forwarded; MalformedRequestError or RequestTooLargeError."""
-    settings = DecoderSettings(max_spans=_MOST, max_fields=_MOST_FIELDS, keep_message=True)
-    message = JsonTraceDecoder(settings).decode(body).message
+    decoder = TraceDecoder(max_spans=_MOST, max_fields=_MOST_FIELDS, keep_message=True)
+    message = decoder.decode(body, json=True).message
     assert message is not None
     return message
 

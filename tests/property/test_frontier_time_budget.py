@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed.studies import power_settings, study, trial
 
-from wattspan.frontier.hypervolume import LogPoint, NormalPoint, expected_gain
 from wattspan.frontier.schedule import TrialSchedule
+from wattspan.frontier.selection import LogPoint, NormalPoint, expected_gain
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import Study, Trial
 

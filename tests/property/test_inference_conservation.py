@@ -6,13 +6,8 @@ import random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
 from testbed.serving_engines import ServingEngine, run
-
-from wattspan.emulation.continuous_batching import (
-    ContinuousBatching,
-    EmulatedRequest,
-    ModelCosts,
-)
 
 BEGIN = 1_000
 

@@ -12,8 +12,7 @@ from testbed.otlp_reference import expected, json_of
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import LatencyReport, WorkAttribute
-from wattspan.ingest.otlp_json import JsonTraceDecoder
-from wattspan.ingest.trace_decoder import DecoderSettings
+from wattspan.ingest.trace_decoder import TraceDecoder
 
 NOBODY = Peer()
 WORK = [WorkAttribute("nothing", span="idle"), WorkAttribute("w")]
@@ -83,8 +82,8 @@ def test_protobuf_and_json_give_the_records_of_the_complete_schema(
 def test_request_in_json_is_forwarded_as_the_same_request(
     whole: ExportTraceServiceRequest,
 ) -> None:
-    settings = DecoderSettings(max_spans=1000, max_fields=1 << 16, keep_message=True)
-    message = JsonTraceDecoder(settings).decode(json_of(whole)).message
+    decoder = TraceDecoder(max_spans=1000, max_fields=1 << 16, keep_message=True)
+    message = decoder.decode(json_of(whole), json=True).message
     assert message is not None
     assert ExportTraceServiceRequest.FromString(message) == whole
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
-from wattspan.tuning.pipeline.dag import CostKey, InstructionKind
+from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
 from wattspan.tuning.pipeline.plan import RankClocks, instruction_plan
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 CLOCKS = (900, 1200, 1500)
 

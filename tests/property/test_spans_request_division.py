@@ -7,11 +7,12 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wattspan.inference.division import RequestDivision
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.token_power import MAX_MODELS, TokenPowerModel
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.request_division import RequestDivision
-from wattspan.spans.token_power import MAX_MODELS, TokenPowerModel
+from wattspan.spans.values import InferenceDetails
 
 BOARDS = ("a", "b")
 TIMES = st.integers(0, 20 * SECOND)

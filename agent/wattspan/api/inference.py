@@ -7,10 +7,11 @@ from http import HTTPStatus
 from typing import Any
 
 from wattspan.api.requests import PROCESS_PARAMETERS, Parameter, ProblemError
+from wattspan.inference.estimate import RequestEstimate
+from wattspan.inference.requests import InferenceRequest
 from wattspan.model import Consumer
 from wattspan.model.settings import Duration
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
-from wattspan.spans.request_estimate import RequestEstimate
+from wattspan.spans.values import InferenceDetails
 
 INFERENCE_PATH = "/v1/inference"
 

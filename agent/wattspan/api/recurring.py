@@ -26,8 +26,8 @@ from wattspan.recurring.jobs import (
     MAX_WHOLE,
     RecurringJobTerms,
     TrainingRun,
+    job_facts,
 )
-from wattspan.recurring.report import job_facts
 from wattspan.recurring.run_book import (
     MAX_NAME_LENGTH,
     NoRoomError,

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.ports import Clock
-from wattspan.processes.cgroups import CgroupHierarchy, is_host_root
+from wattspan.processes.cgroups import CgroupHierarchy, is_host_root, walk_cgroups
 from wattspan.processes.principals import (
-    MAX_CGROUP_DIRECTORIES,
     CgroupDirectories,
     PrincipalResolver,
     SubordinateUsers,
@@ -104,21 +104,10 @@ def _hierarchies(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _path_of(pid: int, mount: Path) -> str | None:
     """The path of the cgroup of a process below ``mount``; None if it is in none that is seen."""
-    wanted, queue, seen = b"%d" % pid, [""], 0
-    while queue and seen < MAX_CGROUP_DIRECTORIES:
-        path = queue.pop()
-        seen += 1
-        try:
+    wanted = b"%d" % pid
+    for path, _ in walk_cgroups(str(mount)):
+        with suppress(OSError):
             # One that runs threads in cgroups of their own cannot be read, and has no own process.
             if wanted in Path(f"{mount}{path}/cgroup.procs").read_bytes().split():
                 return path or "/"
-        except OSError:
-            pass
-        try:
-            with os.scandir(f"{mount}{path}") as entries:
-                queue += [
-                    f"{path}/{one.name}" for one in entries if one.is_dir(follow_symlinks=False)
-                ]
-        except OSError:
-            continue
     return None

@@ -36,8 +36,7 @@ from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import CapperClient, RefusalReason
 from wattspan.capper.reconciler import Reconciler
-from wattspan.capper.requests import RequestHandler
-from wattspan.capper.server import CapperSocketServer
+from wattspan.capper.server import CapperSocketServer, RequestHandler
 from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, CapRow, Knob

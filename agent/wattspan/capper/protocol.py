@@ -143,6 +143,19 @@ class AcceptRequest(CapperRequest, frozen=True, tag="accept"):
     """Take foreign limits as the originals, which may be capped. For root."""
 
 
+AnyRequest = (
+    HelloRequest
+    | HoldRequest
+    | RenewRequest
+    | ReleaseRequest
+    | CeilingRequest
+    | AllotmentRequest
+    | StatusRequest
+    | RestoreRequest
+    | AcceptRequest
+)
+
+
 # ------------------------------------------------------------------------------------ answers
 
 

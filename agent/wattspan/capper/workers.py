@@ -22,7 +22,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wattspan.capper.devices import ConcurrentActuator
 from wattspan.model import MILLISECOND, SECOND, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock, SlottedActuator
 
@@ -228,47 +227,20 @@ class WorkerPool:
             self.clock.sleep_until(self.clock.monotonic() + MILLISECOND)
 
 
-class IsolatedActuator:
-    """An actuator whose calls are carried out by the workers of a pool."""
+class _DeviceList:
+    """The devices of one driver, by the worker that lists those of a kind of knob."""
 
     def __init__(self, knob: Knob, pool: WorkerPool) -> None:
-        self.knob = knob
+        self.pool = pool
         self.unidentified: int | None = None
         """Number of all devices if some of them hang and cannot be identified; else None."""
-        self._pool = pool
+        self._knob = knob
         self._blocked_slots: dict[int, int] = {}  # slot: when it is tried again
 
-    def devices(self) -> tuple[KnobState, ...]:
-        """The state of every device that answers. ActuatorError if none can be listed."""
-        devices = self._identify()
-        self.prefetch(devices)
-        states = []
-        for device in devices:
-            with suppress(ActuatorError):
-                states.append(self.read(device))
-        return tuple(states)
-
-    def prefetch(self, devices: Iterable[str]) -> None:
-        """Begin to read ``devices`` at once, so that the deadlines of all run together."""
-        for device in devices:
-            self._pool.worker(device).begin(WorkerCall("read", self.knob, device))
-
-    def read(self, device: str) -> KnobState:
-        state: KnobState = self._pool.worker(device).ask(WorkerCall("read", self.knob, device))
-        return state
-
-    def write(self, device: str, value: int | None) -> KnobState:
-        call = WorkerCall("write", self.knob, device, value)
-        state: KnobState = self._pool.worker(device).ask(call)
-        return state
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def _identify(self) -> list[str]:
+    def identify(self) -> list[str]:
         """The ids of all devices; a slot that blocks is left out. ActuatorError."""
-        lister, clock = self._pool.worker(f"the list of {self.knob} devices"), self._pool.clock
-        count = lister.ask(WorkerCall("count", self.knob))
+        lister, clock = self.pool.worker(f"the list of {self._knob} devices"), self.pool.clock
+        count = lister.ask(WorkerCall("count", self._knob))
         self.unidentified = None
         found = []
         for slot in range(count):
@@ -276,7 +248,7 @@ class IsolatedActuator:
                 self.unidentified = count
                 continue
             try:
-                identified = lister.ask(WorkerCall("identify", self.knob, slot=slot))
+                identified = lister.ask(WorkerCall("identify", self._knob, slot=slot))
             except ActuatorError as error:
                 if error.trouble is not Trouble.STUCK:
                     raise
@@ -290,77 +262,84 @@ class IsolatedActuator:
         return found
 
 
-class JointActuator:
-    """One knob of the devices of several drivers, each with an actuator of its own.
+class IsolatedActuator:
+    """One knob of the devices of one or several drivers, whose calls workers carry out.
 
     A driver that hangs or is not loaded does not affect the devices of the others.
     """
 
-    def __init__(self, parts: Sequence[ConcurrentActuator]) -> None:
-        """``parts`` have the same knob."""
-        self.knob = parts[0].knob
-        self._parts = tuple(parts)
-        self._owners: dict[str, ConcurrentActuator] = {}
+    def __init__(self, knob: Knob, *pools: WorkerPool) -> None:
+        """``pools`` are those of the drivers."""
+        self.knob = knob
+        self._lists = [_DeviceList(knob, pool) for pool in pools]
+        self._pools: dict[str, WorkerPool] = {}  # by device
 
     @property
     def unidentified(self) -> int | None:
         """Number of all devices if some of them hang and cannot be identified; else None."""
-        if all(part.unidentified is None for part in self._parts):
+        if all(one.unidentified is None for one in self._lists):
             return None
-        listed = list(self._owners.values())
+        known = list(self._pools.values())
         return sum(
-            listed.count(part) if part.unidentified is None else part.unidentified
-            for part in self._parts
+            known.count(one.pool) if one.unidentified is None else one.unidentified
+            for one in self._lists
         )
 
     def devices(self) -> tuple[KnobState, ...]:
-        """The devices of all drivers that answer. ActuatorError if none does."""
-        states: list[KnobState] = []
+        """The state of every device that answers. ActuatorError if no driver lists any."""
+        listed: list[str] = []
         errors: list[ActuatorError] = []
-        for part in self._parts:
+        for one in self._lists:
             try:
-                found = part.devices()
+                found = one.identify()
             except ActuatorError as error:
                 errors.append(error)
             else:
-                self._owners.update((state.key.device, part) for state in found)
-                states.extend(found)
-        if len(errors) == len(self._parts):
+                self._pools.update(dict.fromkeys(found, one.pool))
+                listed += found
+        if len(errors) == len(self._lists):
             raise most_telling(errors)
+        self.prefetch(listed)
+        states = []
+        for device in listed:
+            with suppress(ActuatorError):
+                states.append(self.read(device))
         return tuple(states)
 
     def prefetch(self, devices: Iterable[str]) -> None:
-        """Begin to read ``devices``."""
-        wanted = list(devices)
-        for part in self._parts:
-            own = [device for device in wanted if self._owners.get(device) is part]
-            if own:
-                part.prefetch(own)
+        """Begin to read ``devices`` at once, so that the deadlines of all run together."""
+        for device in devices:
+            if len(pools := self._pools_of(device)) == 1:
+                pools[0].worker(device).begin(WorkerCall("read", self.knob, device))
 
     def read(self, device: str) -> KnobState:
         """The state from the device's driver; of an unknown device, from the one that has it."""
-        owner = self._owners.get(device)
-        if owner is not None:
-            return owner.read(device)
         errors: list[ActuatorError] = []
-        for part in self._parts:
+        for pool in self._pools_of(device):
             try:
-                state = part.read(device)
+                state: KnobState = pool.worker(device).ask(WorkerCall("read", self.knob, device))
             except ActuatorError as error:
                 errors.append(error)
             else:
-                self._owners[device] = part
+                self._pools[device] = pool
                 return state
         raise most_telling(errors)
 
     def write(self, device: str, value: int | None) -> KnobState:
-        if device not in self._owners:
+        if device not in self._pools:
             self.read(device)
-        return self._owners[device].write(device, value)
+        call = WorkerCall("write", self.knob, device, value)
+        state: KnobState = self._pools[device].worker(device).ask(call)
+        return state
 
     def close(self) -> None:
-        for part in self._parts:
-            part.close()
+        for one in self._lists:
+            one.pool.close()
+
+    def _pools_of(self, device: str) -> list[WorkerPool]:
+        """The pool of the device's driver, or all of them while that is not known."""
+        pool = self._pools.get(device)
+        return [one.pool for one in self._lists] if pool is None else [pool]
 
 
 def most_telling(errors: Sequence[ActuatorError]) -> ActuatorError:
@@ -370,7 +349,7 @@ def most_telling(errors: Sequence[ActuatorError]) -> ActuatorError:
 
 def isolate_actuators(
     actuators: Sequence[SlottedActuator], clock: Clock
-) -> tuple[ConcurrentActuator, ...]:
+) -> tuple[IsolatedActuator, ...]:
     """``actuators``, none of which has been used yet, with every call in a worker process.
 
     Those of one knob become one; they belong to different drivers, whose workers are separate.
@@ -383,14 +362,12 @@ def isolate_actuators(
                 break
         else:
             drivers.append([actuator])
-    isolated: dict[Knob, list[IsolatedActuator]] = {}
+    pools: dict[Knob, list[WorkerPool]] = {}
     for driver in drivers:
         pool = WorkerPool(driver, clock)
         for actuator in driver:
-            isolated.setdefault(actuator.knob, []).append(IsolatedActuator(actuator.knob, pool))
-    return tuple(
-        JointActuator(parts) if len(parts) > 1 else parts[0] for parts in isolated.values()
-    )
+            pools.setdefault(actuator.knob, []).append(pool)
+    return tuple(IsolatedActuator(knob, *those) for knob, those in pools.items())
 
 
 # ------------------------------------------------------------------------------ in the worker

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
+from wattspan.api.shared_state import CAPS_PATH
 from wattspan.capper.actuators import format_setting
-from wattspan.capper.protocol import cap_row
-from wattspan.cli.capper import emulated_option, open_isolated_actuators
-from wattspan.cli.capper_identity import (
-    AskedCapper,
-    capper_option,
-    permitted_capper,
-    require_right,
+from wattspan.capper.host_directory import SYSTEM_CAPPER_RUN, capper_directory, open_capper_host
+from wattspan.capper.protocol import (
+    CapperAddress,
+    CapperClient,
+    RefusalReason,
+    StateReply,
+    cap_row,
 )
+from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
     ConfigurationOptions,
     config_options,
     echo_error,
-    echo_json,
+    echo_result,
     json_option,
 )
+from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
 from wattspan.model import CapRow, Knob
-from wattspan.ports import CapsError
+from wattspan.ports import CapsError, Clock
+from wattspan.sdk import MeasurementError
+from wattspan.sdk.client import request_json
+from wattspan.service.configuration import agent_directories, capper_client
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
-    from wattspan.capper.process import RestoreContext
-    from wattspan.capper.protocol import CapperClient, StateReply
-    from wattspan.ports import Clock
-
+    from wattspan.capper.process import RestoreContext, RestoreReport
 
 _NAME_STATE_DIRECTORY = (
     "Correct the configuration, or name the state directory with `--set agent.state_dir=DIR`, and"
@@ -56,6 +62,15 @@ _SOURCES = {
 }
 
 
+capper_option = click.option(
+    "--capper",
+    "socket",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Ask the capper on this socket, as `wattspan caps status` names it, and no other one.",
+)
+
+
 @click.group(name="caps")
 def command() -> None:
     """Show or restore power limits."""
@@ -73,8 +88,6 @@ def status(configuration: ConfigurationOptions, socket: Path | None, as_json: bo
     Exits with 6 if no capper answers.
     """
     config = configuration.load_without_plugins(client=True)
-    from wattspan.clock import SystemClock
-
     clock = SystemClock()
     # A capper that systemd starts for this connection takes a while to wake the driver first.
     emulated = True if configuration.published.emulated else None
@@ -86,32 +99,16 @@ def status(configuration: ConfigurationOptions, socket: Path | None, as_json: bo
         if os.geteuid() == 0 or socket is not None:
             raise
         asked = _asked_by_agent(config, error)
-    if as_json:
-        import msgspec
-
-        from wattspan.capper.protocol import StateReply
-
-        state = StateReply(rows=[], lease=0) if asked is None else asked.state
-        echo_json(msgspec.to_builtins(state))
-        return
     if asked is None:
-        click.echo(_NO_CAPPER)
+        nothing = msgspec.to_builtins(StateReply(rows=[], lease=0))
+        echo_result(nothing, [_NO_CAPPER], as_json=as_json)
         return
-    click.echo(asked.line())
-    for line in state_lines(asked.state, clock):
-        click.echo(printable(line))
+    lines = [asked.line(), *state_lines(asked.state, clock)]
+    echo_result(msgspec.to_builtins(asked.state), lines, as_json=as_json)
 
 
 def _asked_by_agent(config: Config, error: CapsError) -> AskedCapper | None:
     """The capper, asked by the running agent; None if none runs, ``error`` if that fails."""
-    import msgspec
-
-    from wattspan.api.shared_state import CAPS_PATH
-    from wattspan.capper.protocol import CapperAddress, StateReply
-    from wattspan.sdk import MeasurementError
-    from wattspan.sdk.client import request_json
-    from wattspan.service.configuration import agent_directories
-
     try:
         found = request_json(CAPS_PATH, {}, patience=10.0, directories=agent_directories(config))
         if (facts := found["capper"]) is None:
@@ -150,7 +147,6 @@ def restore(
     or if nothing was restored and the directory of the journal had to be guessed because of an
     invalid configuration.
     """
-    from wattspan.capper.host_directory import capper_directory
     from wattspan.capper.process import restore_limits
 
     config, certain, faults = load_usable(configuration)
@@ -169,33 +165,33 @@ def restore(
         echo_error(warning)
         if not report.restored:
             troubles.append(warning)
-    if as_json:
-        facts: dict[str, Any] = {
-            "by": report.by,
-            "capper": None if asked is None else asked.to_json(),
-            "devices": list(report.devices),
-            "restored": report.restored,
-            "foreign": [row.state.key.device for row in report.foreign],
-            "retained": report.retained,
-            "troubles": troubles,
-        }
-        echo_json(facts)
-    else:
-        if asked is not None:
-            click.echo(asked.line())
-        if report.devices:
-            click.echo(printable(f"Devices: {', '.join(report.devices)}"))
-        limits = "limit was" if report.restored == 1 else "limits were"
-        click.echo(f"{report.restored} {limits} restored by the {report.by}.")
-        if report.retained:
-            stay = "limit stays" if report.retained == 1 else "limits stay"
-            click.echo(f"{report.retained} {stay} in force: a fixed cap or the power budget.")
-        for row in report.foreign:
-            knob, name = row.state.key.knob, printable(row.state.name)
-            limit = format_setting(knob, row.state.requested)
-            click.echo(f"Left alone: {name}; another program has set its {knob} to {limit}.")
+    facts = {
+        "by": report.by,
+        "capper": None if asked is None else asked.to_json(),
+        "devices": list(report.devices),
+        "restored": report.restored,
+        "foreign": [row.state.key.device for row in report.foreign],
+        "retained": report.retained,
+        "troubles": troubles,
+    }
+    echo_result(facts, _restore_lines(report, asked), as_json=as_json)
     if troubles:
         raise click.exceptions.Exit(6)
+
+
+def _restore_lines(report: RestoreReport, asked: AskedCapper | None) -> Iterator[str]:
+    if asked is not None:
+        yield asked.line()
+    if report.devices:
+        yield f"Devices: {', '.join(report.devices)}"
+    limits = "limit was" if report.restored == 1 else "limits were"
+    yield f"{report.restored} {limits} restored by the {report.by}."
+    if report.retained:
+        stay = "limit stays" if report.retained == 1 else "limits stay"
+        yield f"{report.retained} {stay} in force: a fixed cap or the power budget."
+    for row in report.foreign:
+        knob, limit = row.state.key.knob, format_setting(row.state.key.knob, row.state.requested)
+        yield f"Left alone: {row.state.name}; another program has set its {knob} to {limit}."
 
 
 @command.command()
@@ -221,10 +217,105 @@ def accept(
     context = _restore_context(config, emulated, socket)
     permitted_capper(context.client("wattspan caps accept"), socket, "accept")
     count = accept_foreign_limits(context)
-    if as_json:
-        echo_json({"accepted": count})
+    sentence = f"{count} foreign limit{'' if count == 1 else 's'} accepted."
+    echo_result({"accepted": count}, [sentence], as_json=as_json)
+
+
+# -------------------------------------------------------------------------- the asked capper
+
+
+class AskedCapper(NamedTuple):
+    """A capper that has answered: its address and state."""
+
+    address: CapperAddress
+    state: StateReply
+
+    @classmethod
+    def ask(cls, client: CapperClient) -> AskedCapper:
+        """The capper of ``client``, which is closed; CapsError."""
+        state = capper_state(client)
+        return cls(client.address, state)
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of its devices, in their order."""
+        return list(dict.fromkeys(printable(row.name) for row in self.state.rows))
+
+    def line(self) -> str:
+        """One line with the process, its agent and its socket."""
+        return capper_line(self.state, self.address.path)
+
+    def to_json(self) -> dict[str, Any]:
+        state, path = self.state, str(self.address.path)
+        return {"pid": state.pid, "agent": state.agent or None, "socket": path}
+
+
+def capper_line(state: StateReply, socket: Path) -> str:
+    """One line about a capper that answers on ``socket``."""
+    if state.agent:
+        owner = f" of the agent process {state.agent}"
+    elif socket.parent == SYSTEM_CAPPER_RUN:
+        owner = " of the system's service"
     else:
-        click.echo(f"{count} foreign limit{'' if count == 1 else 's'} accepted.")
+        owner = ", started without an agent"
+    return printable(f"Capper: process {state.pid}{owner}, on {socket}")
+
+
+def capper_state(client: CapperClient) -> StateReply:
+    """The state of the capper, asked once; CapsError."""
+    with closing(client):
+        client.rows()
+        assert client.state is not None  # noqa: S101 - it has just answered
+        return client.state
+
+
+def permitted_capper(client: CapperClient, socket: Path | None, command: str) -> AskedCapper | None:
+    """The capper whose limits ``command`` may change; None if none answers.
+
+    CapsError if it refuses, if it is the one of another agent and the user neither names its
+    socket nor agrees, or if none answers on ``socket``.
+    """
+    try:
+        asked = AskedCapper.ask(client)
+    except CapsError as error:
+        if socket is not None or error.refusal not in ("", RefusalReason.ENDING):
+            raise
+        return None
+    if asked.address.shared and socket is None:
+        _require_consent(asked, command)
+    return asked
+
+
+def _require_consent(asked: AskedCapper, command: str) -> None:
+    devices = ", ".join(asked.devices) or "none"
+    question = f"{asked.line()}, which belongs to another agent. Its devices: {devices}"
+    if sys.stdin.isatty() and click.confirm(f"{question}. Continue?", err=True):
+        return
+    raise CapsError(
+        f"{question}. Nothing was changed. To change its limits, run"
+        f" `wattspan caps {command} --capper {printable(str(asked.address.path))}`.",
+        RefusalReason.NOT_ALLOWED,
+    )
+
+
+def require_right(config: Config, command: str) -> None:
+    """CapsError unless this user is root, or keeps the journal of a capper."""
+    if os.geteuid() == 0:
+        return
+    for emulated in (False, True):
+        with suppress(PermissionError):
+            own = capper_directory(Path(config.agent.state_dir), emulated=emulated)
+            existing = next(place for place in (own, *own.parents) if place.exists())
+            if os.access(existing, os.W_OK, effective_ids=True):
+                return
+    raise CapsError(
+        f"Only root, or the user of the capper, may {command} power limits; nothing was changed."
+        f" Run `sudo wattspan caps {command}`.",
+        RefusalReason.NOT_ALLOWED,
+    )
+
+
+# ----------------------------------------------------------------------- configuration, clients
 
 
 class UsableConfiguration(NamedTuple):
@@ -263,18 +354,13 @@ def _client(
     shared: bool = True,
 ) -> CapperClient:
     """A client of the capper on ``socket``, or else of this host's or the emulated service's."""
-    from wattspan.capper.protocol import CapperClient
-    from wattspan.service.configuration import capper_client
-
     if socket is not None:
         return CapperClient(socket, clock, who=who, timeout=timeout)
     return capper_client(config, clock, who, timeout=timeout, emulated=emulated, shared=shared)
 
 
 def _restore_context(config: Config, emulated: Path | None, socket: Path | None) -> RestoreContext:
-    from wattspan.capper.host_directory import open_capper_host
     from wattspan.capper.process import RestoreContext
-    from wattspan.clock import SystemClock
 
     clock = SystemClock()
 
@@ -295,6 +381,9 @@ def _restore_context(config: Config, emulated: Path | None, socket: Path | None)
         ended="SERVICE_RESULT" in os.environ,
         host_dir=None if emulated is not None else Path(config.caps.host_dir),
     )
+
+
+# ------------------------------------------------------------------------------------ output
 
 
 def state_lines(state: StateReply, clock: Clock) -> list[str]:

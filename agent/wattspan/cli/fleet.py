@@ -16,20 +16,21 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.clock import SystemClock
-from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.allotment import (
     AllotmentBook,
+    HostTerms,
     accept_budgets,
     drain_host,
     is_acknowledged,
+    is_host_name,
     place_name,
     power_bounds,
     remove_host,
+    terms_problem,
 )
 from wattspan.fleet.coordination import ConflictError, KeyWrite
 from wattspan.fleet.etcd import EtcdCoordination
 from wattspan.fleet.records import FleetKeys, FleetState, encode, read_state
-from wattspan.fleet.terms import HostTerms, is_host_name, terms_problem
 from wattspan.ports import ConfigError, WattspanError
 
 _ATTEMPTS = 10
@@ -352,9 +353,7 @@ class _Fleet:
         if not config.fleet.is_enabled:
             raise ConfigError("This host is in no fleet: set [fleet] endpoints.")
         self.keys: FleetKeys = FleetKeys(config.fleet.prefix)
-        self._etcd: EtcdCoordination = EtcdCoordination(
-            EtcdAccess.configured(config.fleet), SystemClock()
-        )
+        self._etcd: EtcdCoordination = EtcdCoordination(config.fleet, SystemClock())
 
     def read(self) -> FleetState:
         return read_state(self.keys, self._etcd.read(self.keys.prefix))

@@ -15,7 +15,7 @@ import msgspec
 from wattspan.cli.formatting import UNKNOWN, Column, joules_text, table_lines
 from wattspan.cli.options import F, echo_error, echo_result, json_option
 from wattspan.ports import WattspanError
-from wattspan.tuning.pipeline.dag import BadPipelineError
+from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, recognised, scheduled
 from wattspan.tuning.pipeline.files import (
     StoredPlan,
     plan_json,
@@ -27,14 +27,13 @@ from wattspan.tuning.pipeline.files import (
     zeus_text,
 )
 from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
-from wattspan.tuning.pipeline.observation import observed
+from wattspan.tuning.pipeline.iterations import observed
 from wattspan.tuning.pipeline.plan import (
     RankClocks,
     instruction_plan,
     rank_orders,
     target_iteration,
 )
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, recognised, scheduled
 from wattspan.util.text import printable
 
 

@@ -14,11 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Protocol
+
+import msgspec
 
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment import Allotment, HostHolding, HostReport, watts
+from wattspan.fleet.allotment import Allotment, HostHolding, HostReport, next_demand, watts
 from wattspan.fleet.coordination import (
     ABSENT,
     ConflictError,
@@ -29,17 +32,16 @@ from wattspan.fleet.coordination import (
     RevisionCondition,
     read_key,
 )
-from wattspan.fleet.demand import next_demand
 from wattspan.fleet.records import (
     MAX_LIFETIME,
     FleetKeys,
     Presence,
-    decode_allotment,
-    decode_presence,
+    decode,
     encode,
 )
 from wattspan.model import SECOND
 from wattspan.ports import CapsError, Clock, ConfigError
+from wattspan.util.files import FileLock, LockHeldError, replace_file
 
 _ENDED: Final = 0  # a time in the past
 
@@ -183,7 +185,7 @@ class FleetMember:
             )
             return False
         entry = read_key(self._coordination, self._keys.report(self.name))
-        if entry is not None and decode_presence(entry).report.session not in self._own_sessions:
+        if entry is not None and decode(entry, Presence).report.session not in self._own_sessions:
             self.waiting = (
                 "A session of this host's name has not ended: the agent began it before a crash,"
                 " or it belongs to another host with the same [fleet] name."
@@ -253,7 +255,7 @@ class FleetMember:
 
     def _newest(self) -> Allotment | None:
         entry = read_key(self._coordination, self._keys.allotment(self.name))
-        return None if entry is None else decode_allotment(entry)
+        return None if entry is None else decode(entry, Allotment)
 
     def _adopt(self, newest: Allotment | None) -> bool:
         if newest is not None:
@@ -287,3 +289,49 @@ class FleetMember:
 def _is_lowered(state: AllotmentRow) -> bool:
     """True if all devices together are within the limit, or at their floors."""
     return state.enforced is not None and state.enforced <= max(state.limit, state.floor)
+
+
+# --------------------------------------------------------------------------------- session on disk
+
+
+class _StoredSession(msgspec.Struct, frozen=True):
+    boot_id: str
+    session: str
+
+
+class SessionRecord:
+    """The newest session of this host on disk, for the agent that follows a crash of this one.
+
+    A lock is held until the end of the process. The agent that gets it knows that the process that
+    wrote the record sends nothing any more, to the capper or to the fleet, and ends that session.
+    A record of another boot is of no use: a copy of this host's disk may run elsewhere. ``former``
+    is the session of the process that ended before, "" if none is known.
+    """
+
+    def __init__(self, folder: Path, boot_id: str) -> None:
+        """The record in ``folder``; it stays empty if another agent holds the lock."""
+        self._path, self._boot_id = folder / "fleet-session.json", boot_id
+        self._lock: FileLock | None = None
+        with suppress(OSError, LockHeldError):
+            self._lock = FileLock(folder / "fleet.lock")
+        self.former = self._load() if self._lock is not None and boot_id else ""
+
+    def note(self, session: str) -> None:
+        """Record a session before it begins. A full disk costs the next agent time, and no more."""
+        if self._lock is not None:
+            content = msgspec.json.encode(_StoredSession(self._boot_id, session))
+            with suppress(OSError):
+                replace_file(self._path, content, self._path.with_suffix(".new"))
+
+    def close(self) -> None:
+        """Release the lock, once this process acts for the host no more. Idempotent."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _load(self) -> str:
+        try:
+            stored = msgspec.json.decode(self._path.read_bytes(), type=_StoredSession)
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+            return ""
+        return stored.session if stored.boot_id == self._boot_id else ""

@@ -8,16 +8,19 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from wattspan.fleet.allotment import Allotment, AllotmentBook, Count, HostReport
-from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
-from wattspan.fleet.coordination import ABSENT, PrefixState, RevisionCondition, StoredKey
-from wattspan.fleet.terms import (
+from wattspan.fleet.allotment import (
     DEFAULT_TERMS,
+    Allotment,
+    AllotmentBook,
+    Count,
     FleetTerms,
+    HostReport,
     HostTerms,
     is_host_name,
     terms_problem,
 )
+from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
+from wattspan.fleet.coordination import ABSENT, PrefixState, RevisionCondition, StoredKey
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
 
@@ -155,10 +158,10 @@ def read_state(keys: FleetKeys, stored: PrefixState) -> FleetState:
             elif host is not None and (host in unknown or "" in unknown):
                 invalid[host] = unknown.get(host) or unknown[""]
             elif host is not None:
-                reports[host] = decode_presence(entry)
+                reports[host] = decode(entry, Presence)
             elif entry.key.startswith(keys.allotment("")):
                 name = entry.key.removeprefix(keys.allotment(""))
-                allotments[name] = decode_allotment(entry)
+                allotments[name] = decode(entry, Allotment)
         except RecordError as error:
             if host is not None:
                 invalid[host] = str(error)
@@ -187,7 +190,7 @@ def read_terms(keys: FleetKeys, stored: PrefixState) -> tuple[FleetTerms, dict[s
             continue
         name = "" if entry.key == keys.default_terms else entry.key.removeprefix(start)
         try:
-            terms[name] = _decode(entry, HostTerms)
+            terms[name] = decode(entry, HostTerms)
         except RecordError as error:
             unknown[name] = str(error)
         else:
@@ -199,22 +202,15 @@ def read_terms(keys: FleetKeys, stored: PrefixState) -> tuple[FleetTerms, dict[s
 
 def decode_book(entry: StoredKey | None) -> AllotmentBook:
     """The book, an empty one before the first write; RecordError."""
-    return AllotmentBook() if entry is None else _decode(entry, AllotmentBook)
-
-
-def decode_presence(entry: StoredKey) -> Presence:
-    return _decode(entry, Presence)
-
-
-def decode_allotment(entry: StoredKey) -> Allotment:
-    return _decode(entry, Allotment)
+    return AllotmentBook() if entry is None else decode(entry, AllotmentBook)
 
 
 def encode(record: AllotmentBook | Presence | Allotment | HostTerms) -> bytes:
     return msgspec.json.encode(record)
 
 
-def _decode(entry: StoredKey, kind: type[Record]) -> Record:
+def decode(entry: StoredKey, kind: type[Record]) -> Record:
+    """The record in a key; RecordError."""
     try:
         return msgspec.json.decode(entry.value, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

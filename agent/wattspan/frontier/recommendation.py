@@ -1,4 +1,4 @@
-"""The setting to run under a constraint: of those that keep it with confidence, the best one.
+"""The study of a command and the setting to run under a constraint: the best that surely keeps it.
 
 A setting keeps a constraint if its estimate does, and the upper bound of its one-sided confidence
 interval exceeds the limit by no more than a tolerance. Only measured settings are recommended: time
@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.frontier.estimates import CONFIDENCE, BlockModel, ConfidenceInterval, SettingEstimates
-from wattspan.frontier.pareto import SIGNIFICANCE
+from wattspan.frontier.estimates import (
+    CONFIDENCE,
+    SIGNIFICANCE,
+    BlockModel,
+    ConfidenceInterval,
+    SettingEstimates,
+    frontier,
+)
 from wattspan.frontier.settings import Setting
+from wattspan.frontier.trials import Study, StudyFile
 from wattspan.ports import WattspanError
 
 ONE_SIDED = 2 * CONFIDENCE - 1
@@ -85,13 +95,6 @@ class Recommendation(NamedTuple):
     ties: tuple[Setting, ...]
 
 
-class _Objective(NamedTuple):
-    """A figure to minimise, and the p-value of one setting being better than another."""
-
-    value: Callable[[int], float]
-    chance: Callable[[int, int], float]
-
-
 def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommendation:
     """The best setting that keeps ``constraints``. NoSettingError names the reason for none."""
     if 0 not in estimates.measured:
@@ -100,7 +103,7 @@ def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommen
     if not kept:
         raise NoSettingError(_no_setting(estimates, constraints))
     objective = _objective(estimates, constraints)
-    best = min(kept, key=objective.value)
+    best = min(kept, key=lambda number: objective.value(number).value)
     time, energy = estimates.time, estimates.energy
     return Recommendation(
         estimates.settings[best],
@@ -111,7 +114,7 @@ def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommen
         tuple(
             estimates.settings[number]
             for number in kept
-            if number != best and objective.chance(best, number) > SIGNIFICANCE
+            if number != best and objective.probability_of_chance(best, number) > SIGNIFICANCE
         ),
     )
 
@@ -143,20 +146,17 @@ def _keeps(interval: ConfidenceInterval, limit: float, tolerance: float) -> bool
     return interval.value <= limit and interval.high <= limit * (1 + tolerance)
 
 
-def _objective(estimates: SettingEstimates, constraints: Constraints) -> _Objective:
-    time, energy = estimates.time, estimates.energy
-    if constraints.eta is not None and constraints.max_watts is not None:
-        weight, max_watts = constraints.eta, constraints.max_watts
-
-        def cost(joules: float, seconds: float) -> float:
-            return weight * joules + (1 - weight) * max_watts * seconds
-
-        model: BlockModel = estimates.model(
-            [cost(trial.unit_joules, trial.unit_seconds) for trial in estimates.trials]
-        )
-    else:
-        model = time if constraints.wants_least_time else energy
-    return _Objective(lambda number: model.value(number).value, model.probability_of_chance)
+def _objective(estimates: SettingEstimates, constraints: Constraints) -> BlockModel:
+    """The figure to minimise."""
+    weight, max_watts = constraints.eta, constraints.max_watts
+    if weight is None or max_watts is None:
+        return estimates.time if constraints.wants_least_time else estimates.energy
+    return estimates.model(
+        [
+            weight * trial.unit_joules + (1 - weight) * max_watts * trial.unit_seconds
+            for trial in estimates.trials
+        ]
+    )
 
 
 def _no_setting(estimates: SettingEstimates, constraints: Constraints) -> str:
@@ -173,3 +173,61 @@ def _no_setting(estimates: SettingEstimates, constraints: Constraints) -> str:
         f"{estimates.settings[fastest]}, takes {seconds} s and {joules} J a unit of work."
         " Relax a constraint, or measure more with --resume and a larger --repeat."
     )
+
+
+# -------------------------------------------------------------------------------------- Python API
+
+
+class Frontier:
+    """The measured settings of a command, from the file of ``wattspan frontier run``."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Frontier:
+        """The study in the file at ``path``; StudyFileError."""
+        return cls(StudyFile(Path(path)).read())
+
+    @cached_property
+    def estimates(self) -> SettingEstimates:
+        """Time and energy of the settings with usable trials."""
+        return SettingEstimates(self.study.settings, self.study.usable())
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The settings of the frontier, the fastest first."""
+        return [self.study.settings[number] for number in frontier(self.estimates)]
+
+    def recommend(
+        self,
+        *,
+        max_slowdown: float | None = None,
+        deadline: float | None = None,
+        energy_budget: float | None = None,
+        watts: float | None = None,
+        eta: float | None = None,
+        tolerance: float = DEFAULT_TOLERANCE,
+    ) -> Recommendation:
+        """The best setting that keeps the constraints with confidence; see Constraints for them.
+
+        NoSettingError if there is none, ValueError for an invalid constraint.
+        """
+        constraints = Constraints(
+            max_slowdown=max_slowdown,
+            deadline=deadline,
+            energy_budget=energy_budget,
+            watts=watts,
+            eta=eta,
+            max_watts=None if eta is None else self._max_watts(),
+            tolerance=tolerance,
+        )
+        return recommend(self.estimates, constraints)
+
+    def _max_watts(self) -> float:
+        """The sum of the devices' original limits, which weighs time in Zeus's cost."""
+        limits = [device.original_watts for device in self.study.devices]
+        known = [limit for limit in limits if limit is not None]
+        if len(known) < len(limits):
+            raise ValueError("eta needs the power limits of all devices, and some are unknown.")
+        return sum(known)

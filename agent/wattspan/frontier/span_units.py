@@ -17,7 +17,12 @@ from wattspan.frontier.work import Completion, Completions, UnitSpan
 from wattspan.http.access_policy import AccessPolicy
 from wattspan.http.server import HttpServer
 from wattspan.http.sockets import listen_tcp, listen_unix
-from wattspan.ingest.export_request import MAX_NAME, ExportRequest, WorkAttribute
+from wattspan.ingest.export_request import (
+    MAX_NAME,
+    ExportRequest,
+    RequestedAttributes,
+    WorkAttribute,
+)
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model import SECOND
@@ -152,9 +157,8 @@ class SpanReceiver:
         units = SpanUnits(self.unit, self.clock)
         name, attribute = self.unit.name[:MAX_NAME], self.unit.attribute
         searched = (WorkAttribute(attribute, span=name),) if attribute else ()
-        receiver = TraceReceiver(
-            units, self.clock, max_request=_MAX_REQUEST, work=lambda: searched, presets=()
-        )
+        asked = RequestedAttributes(work=lambda: searched, presets=())
+        receiver = TraceReceiver(units, self.clock, asked, max_request=_MAX_REQUEST)
         handler = OtlpHttpHandler(receiver)
         policy = AccessPolicy(browsers=False)
         server = HttpServer(self.clock, log=_ignored, name="frontier")

@@ -2,79 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.http.sockets import Peer
-from wattspan.spans.inference_requests import InferenceDetails, SpanRole
-from wattspan.spans.request_estimate import RequestEstimate
-from wattspan.spans.values import Columns
-from wattspan.util.encoding import InvalidBodyError
+from wattspan.inference.estimate import RequestEstimate
+from wattspan.spans.values import RequestLatency, SpanColumns
 
 MAX_NAME = 200
 """Characters of the name of a service or span that are kept."""
-
-
-class MalformedRequestError(InvalidBodyError):
-    """The body is not a trace request; the message names the position."""
-
-
-class RequestTooLargeError(InvalidBodyError):
-    """The request exceeds a limit."""
-
-    reason = "too_large"
-
-
-class ReceiverBusyError(Exception):
-    """The agent has no room for the request; the sender may retry after ``seconds``."""
-
-    def __init__(self, seconds: int = 1) -> None:
-        super().__init__(f"retry after {seconds} s")
-        self.seconds = seconds
-
-
-class RefusedSpans:
-    """The spans of one request that are refused alone: their number by reason, and a cause.
-
-    Reasons are labels of a metric: ``invalid_id``, ``invalid_time`` and ``malformed``.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.cause = ""
-        """The cause of the first refusal, with the place of the span if its message is invalid."""
-
-    def add(self, reason: str, cause: str, spans: int = 1) -> None:
-        """Refuse ``spans`` spans."""
-        if spans:
-            self.counts[reason] += spans
-        self.cause = self.cause or cause
-
-    @property
-    def total(self) -> int:
-        return self.counts.total()
-
-
-def too_many_bytes(limit: int) -> RequestTooLargeError:
-    """The request has more than ``limit`` bytes, the operator's ``max_request``."""
-    return RequestTooLargeError(f"a request has at most {limit} bytes; {LARGE_REQUEST_REMEDY}")
-
-
-LARGE_REQUEST_REMEDY = "send fewer spans in each, or have max_request raised in [spans]"
-
-
-def too_many_spans(limit: int) -> RequestTooLargeError:
-    """The request has more than ``limit`` spans, scopes and resources together."""
-    return RequestTooLargeError(f"a request has at most {limit} spans; {LARGE_REQUEST_REMEDY}")
-
-
-def too_many_fields(subject: str, limit: int) -> RequestTooLargeError:
-    """``subject``, such as "a span", has more than ``limit`` fields at any depth."""
-    return RequestTooLargeError(
-        f"{subject} has at most {limit} fields, attributes, events and links together"
-    )
 
 
 class ResourceClaim(NamedTuple):
@@ -85,76 +23,6 @@ class ResourceClaim(NamedTuple):
     created: str = ""  # process.creation.time, ISO 8601
     container: str = ""  # container.id
     model: str = ""  # gen_ai.request.model: of requests whose spans name no model
-
-
-class RequestLatency(NamedTuple):
-    """Latencies that a request reports in nanoseconds; None where it reports none.
-
-    ``first`` is the time to the first token, ``between`` the mean time between tokens.
-    """
-
-    first: int | None = None
-    between: int | None = None
-
-
-class ReportedInstruction(NamedTuple):
-    """The pass of one micro-batch through one stage of a pipeline; both are numbered from 0.
-
-    ``kind`` is ``forward`` or ``backward``. ``replica`` names the pipeline among data-parallel
-    ones, "" if no setting asks for it.
-    """
-
-    stage: int
-    microbatch: int
-    kind: str
-    replica: str = ""
-
-
-class SpanRecord(NamedTuple):
-    """One received span. Times are Unix nanoseconds; ``parent`` is b"" for none.
-
-    ``work`` is the amount of work that the span reports, as reported, so 0 and negative numbers
-    occur; None where it reports none or no setting asks for it. ``inference`` is the report of a
-    request to a language model; None for other spans. ``latency`` and ``instruction`` are None
-    where no setting asks for them. ``role`` is the evidence about a span with tokens.
-    """
-
-    trace: bytes
-    id: bytes
-    parent: bytes
-    name: str
-    start: int
-    end: int
-    weight: int | None = None
-    tokens_in: int = 0
-    tokens_out: int = 0
-    work: float | None = None
-    inference: InferenceDetails | None = None
-    latency: RequestLatency | None = None
-    instruction: ReportedInstruction | None = None
-    role: SpanRole = SpanRole.PLAIN
-
-
-class SpanRecordColumns(Columns[SpanRecord]):
-    """Received spans by column."""
-
-    __slots__ = SpanRecord._fields
-    row = SpanRecord
-
-    trace: Sequence[bytes]
-    id: Sequence[bytes]
-    parent: Sequence[bytes]
-    name: Sequence[str]
-    start: Sequence[int]
-    end: Sequence[int]
-    weight: Sequence[int | None]
-    tokens_in: Sequence[int]
-    tokens_out: Sequence[int]
-    work: Sequence[float | None]
-    inference: Sequence[InferenceDetails | None]
-    latency: Sequence[RequestLatency | None]
-    instruction: Sequence[ReportedInstruction | None]
-    role: Sequence[SpanRole]
 
 
 class WorkAttribute(NamedTuple):
@@ -216,11 +84,33 @@ WorkAttributes = Callable[[], Sequence[WorkAttribute]]
 """Returns the spans that report work now; the same object until they change. Thread-safe."""
 
 
-class ResourceSpanRecords(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestedAttributes:
+    """The attributes of spans that are read; all others are skipped.
+
+    ``weight`` is the attribute with the weight of a span, "" for none. ``work``, ``latencies`` and
+    ``instructions`` name the spans with these columns; of each the first entry that matches a span
+    counts. ``presets`` are the engines whose reports of requests are recognised, and ``names``
+    further names of tokens and other figures.
+    """
+
+    weight: str = ""
+    work: WorkAttributes = tuple
+    latencies: Sequence[LatencyReport] = ()
+    instructions: Sequence[InstructionReport] = ()
+    presets: Collection[str] = SPAN_PRESETS
+    names: Mapping[SpanFigure, Iterable[str]] = field(default_factory=dict)
+
+
+NOTHING_REQUESTED = RequestedAttributes()
+"""Only what every span has, and tokens."""
+
+
+class ResourceSpans(NamedTuple):
     """The spans of one resource, in the order of the request."""
 
     claim: ResourceClaim
-    spans: SpanRecordColumns
+    spans: SpanColumns
 
 
 @dataclass(slots=True)
@@ -236,7 +126,7 @@ class ExportRequest:
     peer: Peer
     received: int  # monotonic nanoseconds
     size: int  # bytes, after decompression
-    parts: tuple[ResourceSpanRecords, ...]
+    parts: tuple[ResourceSpans, ...]
     message: bytes | None = None
     skipped: frozenset[int] = frozenset()
     estimates: Mapping[int, RequestEstimate] = field(default_factory=dict)

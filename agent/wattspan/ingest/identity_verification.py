@@ -11,196 +11,25 @@ another container, proves nothing more on that connection.
 
 from __future__ import annotations
 
-import re
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
+from wattspan.ingest.process_lookups import (
+    ContainerProcesses,
+    LookupBudget,
+    ProcessLookup,
+    StartTimeMatcher,
+    container_id,
+    find_by_pid,
+    unix_time,
+)
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
 from wattspan.ports import Clock
-from wattspan.processes.cgroup_names import container_ids
 from wattspan.processes.inspector import LiveProcess, SocketOwner
 from wattspan.spans.values import Outcome
-
-# ------------------------------------------------------------------------------------ lookups
-
-
-class ProcessLookup(Protocol):
-    """Process lookups; None for an ended or hidden process (``ProcessInspector``)."""
-
-    def identify(self, pid: int) -> Consumer | None: ...
-    def look(self, pid: int) -> LiveProcess | None: ...
-    def pids(self) -> list[int]: ...
-    def user_id(self, pid: int) -> int | None: ...
-    def cgroup(self, pid: int) -> str | None: ...
-    def principal(self, pid: int) -> Principal | None: ...
-    def socket_principal(self, owner: SocketOwner) -> Principal | None: ...
-    def owner_of(self, end: tuple[str, int], other: tuple[str, int]) -> SocketOwner | None: ...
-    def holds(self, pid: int, inode: int) -> bool | None: ...
-
-
-class LookupBudget:
-    """Bounds the time of slow lookups; a context manager, true if a lookup may start.
-
-    A sender can cause a search through every process of the host. All searches together may take
-    one part in ``share`` of the time, and ``limit`` nanoseconds at a stretch. A lookup that has
-    started may overdraw the budget.
-    """
-
-    def __init__(self, clock: Clock, share: int = 20, limit: int = SECOND // 4) -> None:
-        self._clock = clock
-        self._share = share
-        self._limit = self._left = limit
-        self._refilled_at = clock.monotonic()
-        self._started_at = 0
-        self.refused = 0
-
-    def __enter__(self) -> bool:
-        self._started_at = now = self._clock.monotonic()
-        self._left = min(self._limit, self._left + (now - self._refilled_at) // self._share)
-        self._refilled_at = now
-        if self._left <= 0:
-            self.refused += 1
-        return self._left > 0
-
-    def __exit__(self, *_: object) -> None:
-        self._left -= self._clock.monotonic() - self._started_at
-
-
-START_TIME_TOLERANCE = 1500 * MILLISECOND
-"""The kernel counts start times in 1/100 s, many libraries count the boot time in seconds."""
-
-_MAX_BOOT_TIMES = 8
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def unix_time(text: str) -> int | None:
-    """Unix nanoseconds of an ISO 8601 time, UTC without an offset; None if it is malformed."""
-    try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
-    except (ValueError, OverflowError):
-        return None
-
-
-class StartTimeMatcher:
-    """Compares claimed start times, by the wall clock, with the kernel's, since boot.
-
-    Wall-clock times depend on the setting of the clock. After the clock was set, times that match
-    one of its last settings are correct as well.
-    """
-
-    def __init__(self) -> None:
-        self._boots: list[int] = []  # Unix nanoseconds, one for each setting of the clock
-
-    def observe(self, now: Instant) -> None:
-        boot = now.wall - now.since_boot
-        if not self._boots or abs(boot - self._boots[-1]) > START_TIME_TOLERANCE // 3:
-            self._boots.append(boot)
-            del self._boots[:-_MAX_BOOT_TIMES]
-
-    def matches(self, process: LiveProcess, created: int) -> bool:
-        """True if ``process`` can have started at Unix time ``created``."""
-        return any(
-            abs(boot + process.born - created) <= START_TIME_TOLERANCE for boot in self._boots
-        )
-
-    def is_before(self, created: int, process: LiveProcess) -> bool:
-        """True if Unix time ``created`` is before the start of ``process`` by any setting."""
-        return any(created <= boot + process.born + START_TIME_TOLERANCE for boot in self._boots)
-
-
-CACHE_TTL = SECOND
-"""Age up to which a search through all processes is reused."""
-
-_SHORT_ID_LENGTH = 12
-_ID = re.compile(r"(?<![0-9a-f])(?:[0-9a-f]{64}|[0-9a-f]{32}-[0-9]{1,20})(?![0-9a-f])")
-_SHORT_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{12}(?![0-9a-f])")
-
-
-def container_id(text: str) -> str:
-    """The id in a claim, without the decoration of runtimes; "" if there is none.
-
-    64 hexadecimal digits, the first 12 of them, or the id of an Amazon ECS task.
-    """
-    text = text.lower()
-    match = _ID.search(text) or _SHORT_ID.search(text)
-    return match[0] if match else ""
-
-
-class ContainerProcesses:
-    """The processes of containers, by the names of their cgroups.
-
-    The path of a nested container has both ids: a process of the inner one belongs to both.
-    """
-
-    def __init__(self, kernel: ProcessLookup, clock: Clock, budget: LookupBudget) -> None:
-        self._kernel = kernel
-        self._clock = clock
-        self._budget = budget
-        self._pids: dict[str, list[tuple[str, int]]] = {}  # by short id: complete id and pid
-        self._searched_at: int | None = None
-
-    def contains(self, container: str, process: LiveProcess) -> bool | None:
-        """True if ``process`` runs in the container; None if its cgroup names no container."""
-        ids = container_ids(self._kernel.cgroup(process.consumer.pid) or "")
-        return any(_same_container(each, container) for each in ids) if ids else None
-
-    def members(self, container: str) -> Sequence[LiveProcess] | None:
-        """The processes of a container, none for an unknown one; None if the budget is spent."""
-        complete = self._search()
-        pids = [
-            pid
-            for whole, pid in self._pids.get(container[:_SHORT_ID_LENGTH], ())
-            if _same_container(whole, container)
-        ]
-        found = [one for pid in pids if (one := self._kernel.look(pid)) is not None]
-        # the pid may have been reused since the search
-        found = [one for one in found if self.contains(container, one)]
-        return found if complete or found else None
-
-    def neighbours(self, process: LiveProcess) -> Sequence[LiveProcess] | None:
-        """The processes of the same cgroup; None if the budget is spent."""
-        with self._budget as allowed:
-            if not allowed:
-                return None
-            kernel = self._kernel
-            cgroup = kernel.cgroup(process.consumer.pid)
-            pids = [pid for pid in kernel.pids() if kernel.cgroup(pid) == cgroup]
-            return [found for pid in pids if (found := kernel.look(pid)) is not None]
-
-    def _search(self) -> bool:
-        """Read the cgroup of every process, unless that was done within ``CACHE_TTL``."""
-        now = self._clock.monotonic()
-        if self._searched_at is not None and now - self._searched_at < CACHE_TTL:
-            return True
-        with self._budget as allowed:
-            if allowed:
-                pids: dict[str, list[tuple[str, int]]] = defaultdict(list)
-                for pid in self._kernel.pids():
-                    for whole in container_ids(self._kernel.cgroup(pid) or ""):
-                        pids[whole[:_SHORT_ID_LENGTH]].append((whole, pid))
-                self._pids, self._searched_at = dict(pids), now
-        return allowed
-
-
-def find_by_pid(pid: int, processes: Iterable[LiveProcess]) -> LiveProcess | None:
-    """The only process with ``pid`` in its own namespace, else the only one with it in any."""
-    candidates = list(processes)
-    innermost = [process for process in candidates if process.pids[-1] == pid]
-    found = innermost or [process for process in candidates if pid in process.pids]
-    return found[0] if len(found) == 1 else None
-
-
-def _same_container(whole: str, claimed: str) -> bool:
-    return whole == claimed or (len(claimed) == _SHORT_ID_LENGTH and whole.startswith(claimed))
-
 
 # ------------------------------------------------------------------------------------ senders
 
@@ -567,7 +396,7 @@ _IdentityKey = tuple[Peer, int | None, str, str]
 """The sender, and the claimed pid, start time and container."""
 
 
-class Identity(NamedTuple):
+class SpanIdentity(NamedTuple):
     """The process of the spans of one resource, and the evidence for it.
 
     ``found`` is NOT_BELIEVED for an impossible claim, UNKNOWN_PROCESS without evidence;
@@ -580,7 +409,7 @@ class Identity(NamedTuple):
 
 
 class _CachedIdentity(NamedTuple):
-    identity: Identity
+    identity: SpanIdentity
     resolved_at: int
     until: int
     ended_at: int | None = None  # time at which the end of the process was first noticed
@@ -632,7 +461,7 @@ class IdentityResolver:
         same = found is not None and found.consumer == announcer
         return same and found is not None and may_name(self._kernel, sender, found)
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
+    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
         """The process of the spans that ``peer`` sends with ``claim``."""
         _, pid, created, container, _ = claim
         if len(created) + len(container) > MAX_CLAIM_LENGTH:
@@ -660,16 +489,16 @@ class IdentityResolver:
         _store(self._identities, key, cached, MAX_IDENTITIES)
         return cached
 
-    def _verified(self, peer: Peer, claim: ResourceClaim, now: Instant) -> Identity:
+    def _verified(self, peer: Peer, claim: ResourceClaim, now: Instant) -> SpanIdentity:
         sender = self._senders.resolve(peer, claim.pid, now)
         if sender is None:
-            return Identity(Outcome.UNKNOWN_PROCESS)
+            return SpanIdentity(Outcome.UNKNOWN_PROCESS)
         found = self._claims.verify(sender, claim)
         principal = None
         if isinstance(found, Consumer):
             own = sender.process is not None and sender.process.consumer == found
             principal = sender.principal if own else self._kernel.principal(found.pid)
-        return Identity(found, principal, sender)
+        return SpanIdentity(found, principal, sender)
 
     def _renewed(
         self, peer: Peer, claim: ResourceClaim, known: _CachedIdentity | None, now: int

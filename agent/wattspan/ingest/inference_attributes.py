@@ -12,19 +12,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from wattspan.ingest.export_request import MAX_NAME
+from wattspan.ingest.span_attributes import Scalar, printable
 from wattspan.ingest.token_attributes import (
-    COUNTS,
-    TEXTS,
     InferenceFigure,
     is_aggregate,
     is_hosted,
     is_loopback,
 )
 from wattspan.model import MILLISECOND, SECOND, Nanoseconds
-from wattspan.spans.inference_requests import UNKNOWN_MODEL, InferenceDetails, SpanRole
-
-Scalar = bytes | int | float | None
-"""The value of an attribute; None for booleans, arrays and other values that are not needed."""
+from wattspan.spans.values import UNKNOWN_MODEL, InferenceDetails, TokenRole
 
 CLIENT_KIND, SERVER_KIND = 3, 2
 """The kinds of spans in OTLP that are evidence of a role."""
@@ -41,26 +38,8 @@ _MAX_USAGE = 4096  # bytes of JSON with counts
 _EXCLUDING = "anthropic", "bedrock"
 """Providers, by a part of their names, whose count of input leaves cached tokens out."""
 
-_FACTS = (
-    InferenceFigure.CACHED,
-    InferenceFigure.CACHED_APART,
-    InferenceFigure.WRITTEN_APART,
-    InferenceFigure.WRITTEN,
-    InferenceFigure.REASONING,
-    InferenceFigure.USAGE,
-    InferenceFigure.MODEL,
-    InferenceFigure.PROVIDER,
-    InferenceFigure.OPERATION,
-)
-_TIMES = tuple(InferenceFigure)[InferenceFigure.QUEUE :]
-_ENGINE_TIMES = (
-    InferenceFigure.QUEUE,
-    InferenceFigure.FIRST_TOKEN,
-    InferenceFigure.PREFILL,
-    InferenceFigure.DECODE,
-    InferenceFigure.INFERENCE,
-    InferenceFigure.PER_TOKEN,
-)
+_NO_TIMES = (None,) * 8
+_LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING), int(InferenceFigure.SERVER)
 
 
 class TokenReport(NamedTuple):
@@ -68,7 +47,7 @@ class TokenReport(NamedTuple):
 
     tokens_in: int = 0
     tokens_out: int = 0
-    role: SpanRole = SpanRole.PLAIN
+    role: TokenRole = TokenRole.PLAIN
     details: InferenceDetails | None = None
 
 
@@ -77,9 +56,9 @@ NO_REPORT = TokenReport()
 
 def read_figure(column: int, value: Scalar) -> Scalar:
     """A valid value of a column; None for one that is ignored."""
-    if column in COUNTS:
+    if column <= _LAST_COUNT:
         return token_count(value)
-    if column in TEXTS:
+    if column <= _LAST_TEXT:
         return value if isinstance(value, bytes) else None
     return value
 
@@ -95,92 +74,71 @@ def token_count(value: Scalar) -> int | None:
     return round(value) if 0 <= value <= MAX_TOKENS else None  # None for NaN
 
 
-def token_report(values: Sequence[Scalar], kind: int, name: str) -> TokenReport:
-    """The report of a span of this OTLP ``kind`` with the values of all columns.
-
-    ``name`` is the printable name of the model.
-    """
-    if all(value is None for value in values):
+def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
+    """The report of a span of this OTLP ``kind`` with the values of all figures in order."""
+    if values.count(None) == len(values):
         return NO_REPORT
-    times: dict[int, Nanoseconds | None] = {
-        figure: as_nanoseconds(values[figure]) for figure in _TIMES
-    }
-    chunk = times[InferenceFigure.FIRST_CHUNK]
+    # Unpacked: reading each by an InferenceFigure takes longer than all else.
+    counts, times = values[:10], values[15:]
+    usage, model, provider, operation, server = values[10:15]
+    cached, prompt, generated = _tokens(counts, usage, provider)
+    has_times = times.count(None) < len(times)
+    queue, first, chunk, _, prefill, decode, inference, per_token = (
+        map(as_nanoseconds, times) if has_times else _NO_TIMES
+    )
     if chunk is None:
-        chunk = _milliseconds(values[InferenceFigure.FIRST_CHUNK_MS])
-    cached, prompt, generated = _tokens(values)
-    prefill, decode = times[InferenceFigure.PREFILL], times[InferenceFigure.DECODE]
-    inference, per_token = times[InferenceFigure.INFERENCE], times[InferenceFigure.PER_TOKEN]
+        chunk = _milliseconds(times[3])
     if generated is None and inference and per_token:
         generated = min(MAX_TOKENS, round(inference / per_token))
         decode = Nanoseconds(min(inference, per_token * max(0, generated - 1)))
         prefill = Nanoseconds(inference - decode)
     if prompt is None and generated is None:
         return NO_REPORT
-    counts = prompt or 0, generated or 0
-    role = _role(values, kind)
-    if role is SpanRole.AGGREGATE or all(values[figure] is None for figure in (*_FACTS, *_TIMES)):
-        return TokenReport(*counts, role)
-    first = times[InferenceFigure.FIRST_TOKEN]
-    details = InferenceDetails(
-        name or UNKNOWN_MODEL,
-        cached,
-        times[InferenceFigure.QUEUE],
-        chunk if first is None else first,
-        prefill,
-        decode,
-    )
-    return TokenReport(*counts, role, details)
-
-
-def _role(values: Sequence[Scalar], kind: int) -> SpanRole:
-    operation = values[InferenceFigure.OPERATION]
     if is_aggregate(_text(operation)):
-        return SpanRole.AGGREGATE
-    if any(values[figure] is not None for figure in _ENGINE_TIMES):
-        return SpanRole.ENGINE
-    if _is_sum(values):
-        return SpanRole.AGGREGATE
+        role = TokenRole.AGGREGATE
+    elif has_times and any(one is not None for one in (*times[:2], *times[4:])):
+        role = TokenRole.ENGINE
+    elif counts[:2] == (None, None) and counts[2:4] != (None, None):
+        role = TokenRole.AGGREGATE  # the only counts are those of an agent with the calls in it
+    else:
+        role = _caller(kind, operation is not None, _text(provider), _text(server))
+    known = has_times or any(one is not None for one in (*counts[5:], *values[10:14]))
+    if role is TokenRole.AGGREGATE or not known:
+        return TokenReport(prompt or 0, generated or 0, role)
+    name = printable(model, MAX_NAME) if isinstance(model, bytes) else UNKNOWN_MODEL
+    first = chunk if first is None else first
+    details = InferenceDetails(name, cached, queue, first, prefill, decode)
+    return TokenReport(prompt or 0, generated or 0, role, details)
+
+
+def _caller(kind: int, operation: bool, provider: str, server: str) -> TokenRole:
+    """The role of a span without the times of an engine."""
     if kind == SERVER_KIND:
-        return SpanRole.SERVER
-    provider, server = (
-        _text(values[InferenceFigure.PROVIDER]),
-        _text(values[InferenceFigure.SERVER]),
-    )
-    known = operation is not None or bool(provider)
-    if not known and kind != CLIENT_KIND:
-        return SpanRole.PLAIN
+        return TokenRole.SERVER
+    if not (operation or provider) and kind != CLIENT_KIND:
+        return TokenRole.PLAIN
     if is_hosted(provider) if not server else kind == CLIENT_KIND and not is_loopback(server):
-        return SpanRole.REMOTE
-    return SpanRole.CLIENT if kind == CLIENT_KIND else SpanRole.CALL
+        return TokenRole.REMOTE
+    return TokenRole.CLIENT if kind == CLIENT_KIND else TokenRole.CALL
 
 
 def _text(value: Scalar) -> str:
     return value[:300].decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
-def _is_sum(values: Sequence[Scalar]) -> bool:
-    """True if the only counts are those of an agent with the calls in it."""
-    own = values[InferenceFigure.INPUT], values[InferenceFigure.OUTPUT]
-    sums = values[InferenceFigure.ALL_INPUT], values[InferenceFigure.ALL_OUTPUT]
-    return own == (None, None) and sums != (None, None)
-
-
-def _tokens(values: Sequence[Scalar]) -> tuple[int, int | None, int | None]:
+def _tokens(
+    values: Sequence[Scalar], usage: Scalar, provider: Scalar
+) -> tuple[int, int | None, int | None]:
     """The cached input, the whole input and the output; None for absent counts."""
-    counts = (
-        value if isinstance(value, int) else None
-        for value in values[: InferenceFigure.REASONING + 1]
-    )
+    counts = [value if isinstance(value, int) else None for value in values]
     prompt, generated, all_input, all_output, total, cached, apart, *rest = counts
     written_apart, written, reasoning = rest
     if prompt is None and generated is None:
         prompt, generated = all_input, all_output
-    usage = values[InferenceFigure.USAGE]
     if prompt is None and generated is None and isinstance(usage, bytes):
         return _usage(usage)
     beside, parts = (apart or 0) + (written_apart or 0), (cached or 0) + (written or 0)
-    if prompt is not None and beside and _excludes(values, prompt, generated, total, beside):
+    if prompt is not None and beside and _excludes(provider, prompt, generated, total, beside):
         prompt = min(MAX_TOKENS, prompt + beside)
     elif prompt is not None and parts and _leaves_out(prompt, generated, total, parts):
         prompt = min(MAX_TOKENS, prompt + parts)
@@ -190,7 +148,7 @@ def _tokens(values: Sequence[Scalar]) -> tuple[int, int | None, int | None]:
 
 
 def _excludes(
-    values: Sequence[Scalar], prompt: int, generated: int | None, total: int | None, beside: int
+    provider: Scalar, prompt: int, generated: int | None, total: int | None, beside: int
 ) -> bool:
     """True if the count of input leaves ``beside`` tokens out, which the cache has or gets.
 
@@ -200,7 +158,7 @@ def _excludes(
     by_counts = _leaves_out(prompt, generated, total, beside)
     if by_counts is not None:
         return by_counts
-    name = _text(values[InferenceFigure.PROVIDER]).lower()
+    name = _text(provider).lower()
     return any(part in name for part in _EXCLUDING)
 
 

@@ -14,6 +14,7 @@ from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
 from wattspan.ingest.export_request import (
     InstructionReport,
     LatencyReport,
+    RequestedAttributes,
     SpanSink,
     WorkAttributes,
 )
@@ -70,13 +71,15 @@ def open_receivers(
     receiver = TraceReceiver(
         sink,
         clock,
+        RequestedAttributes(
+            "" if settings.weight in _BUILTIN_WEIGHTS else settings.weight,
+            work,
+            latencies,
+            instructions,
+            settings.presets,
+            settings.attributes,
+        ),
         max_request=settings.max_request,
-        weight="" if settings.weight in _BUILTIN_WEIGHTS else settings.weight,
-        work=work,
-        latencies=latencies,
-        instructions=instructions,
-        presets=settings.presets,
-        attributes=settings.attributes,
         log=log,
         keep=bool(settings.forward),
         pools=pools,

@@ -21,11 +21,7 @@ from h2.settings import SettingCodes, Settings
 
 from wattspan.http.access_policy import AccessPolicy
 from wattspan.http.limits import ConnectionState, RejectionReason, ServerCapacity
-from wattspan.ingest.export_request import (
-    MalformedRequestError,
-    ReceiverBusyError,
-    too_many_bytes,
-)
+from wattspan.ingest.request_limits import MalformedRequestError, ReceiverBusyError, too_many_bytes
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.util.encoding import (
     CODINGS,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
-from wattspan.ingest.export_request import ReceiverBusyError
+from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
 from wattspan.sdk import OTLP_TRACES_PATH
 from wattspan.util.encoding import CODINGS, GrpcStatus, InvalidBodyError

@@ -1,7 +1,10 @@
-"""OTLP/JSON trace requests to span records, and to protobuf bytes where they are forwarded.
+"""OTLP/JSON trace requests as the same requests in protobuf, which the decoder reads.
 
 The structs are the messages of OTLP. OTLP's JSON differs from protobuf's in its ids, which are
-hexadecimal. A request is decoded span by span, which bounds the memory of decoding.
+hexadecimal. A request is read span by span, which bounds the memory of it.
+
+What clients write against RFC 8259 is repaired, so that one bad value does not cost all spans of a
+request. A repair is made only where a parser has refused the text, and changes nothing valid.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import base64
 import binascii
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,49 +21,18 @@ from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from wattspan.ingest.export_request import (
-    MAX_NAME,
-    LatencyReport,
+from wattspan.ingest.request_limits import (
+    MAX_FIELDS,
+    FieldBudget,
     MalformedRequestError,
     RefusedSpans,
-    RequestLatency,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
     too_many_fields,
     too_many_spans,
-)
-from wattspan.ingest.inference_attributes import (
-    CLIENT_KIND,
-    SERVER_KIND,
-    Scalar,
-    as_nanoseconds,
-    read_figure,
-)
-from wattspan.ingest.json_text import count_values, repaired
-from wattspan.ingest.token_attributes import InferenceFigure
-from wattspan.ingest.trace_decoder import (
-    CAUSES,
-    MAX_ATTRIBUTES,
-    MAX_EVENTS,
-    MAX_FIELDS,
-    DecodedRequest,
-    DecoderSettings,
-    FieldBudget,
-    InstructionKeys,
-    as_count,
-    as_decimal,
-    printable,
-    reported,
-    reported_instruction,
-    resource_claim,
-    unusable,
-    valid_parents,
 )
 from wattspan.util.protobuf import encode_message, serialize
 
 MAX_DEPTH = 48
-"""Nested messages of a forwarded span; protobuf's readers accept 100."""
+"""Nested messages of a span; protobuf's readers accept 100."""
 
 
 class _Id(bytes):
@@ -214,46 +186,38 @@ _SCOPE = _Decoder(_Scope, strict=False, dec_hook=_decode_bytes)
 _LEAVES = (_SPAN, _RESOURCE, _SCOPE)  # messages of bounded fields
 
 
-class JsonTraceDecoder:
-    """Decodes trace requests in OTLP/JSON. For one thread."""
+class JsonRequests:
+    """Transcodes requests of at most ``max_spans`` spans, scopes and resources. For one thread."""
 
-    def __init__(self, settings: DecoderSettings) -> None:
-        self._settings = settings
-        self._weight = next((key.name for key in settings.weight), None)
-        self._reports = [(key.column, key.name) for key in settings.inference]
-        self._place = ""  # of the message that is decoded
+    def __init__(self, max_spans: int) -> None:
+        self._limit = max_spans
+        self._place = ""  # of the message that is read
 
-    def decode(self, body: bytes) -> DecodedRequest:
-        """The spans of a request; RequestTooLargeError, or MalformedRequestError with the place.
+    def to_protobuf(self, body: bytes, budget: FieldBudget, refused: RefusedSpans) -> bytes:
+        """The request in protobuf; RequestTooLargeError, or MalformedRequestError with the place.
 
-        An invalid message inside the request costs its own spans only; without any readable span
-        the request is malformed. With ``keep_message`` the result contains the same request in
-        protobuf.
+        An invalid message inside the request is left out and costs its own spans only, which are
+        added to ``refused``; without any readable span the request is malformed.
         """
-        budget = FieldBudget(self._settings.max_fields)
-        budget.spend(count_values(body, self._settings.max_fields))
-        self._place = ""
-        self._position = self._seen = self._spans = 0
+        budget.spend(count_values(body, budget.limit))
+        self._place, self._seen, self._spans = "", 0, 0
         body = _PROTOBUF_NAME.sub(lambda key: b'"%s"' % _CAMEL_CASE[key[1]], body)
         resources = self._parse(_REQUEST, body).resource_spans or []
         self._check(resources)
-        decoded = DecodedRequest([], [], RefusedSpans())
         messages: list[tuple[int, bytes]] = []
         for number, raw in enumerate(resources):
             place = self._place = f"resourceSpans[{number}]"
             try:
                 outer = self._parse(_RESOURCE_SPANS, raw, "a ResourceSpans")
-                messages.append((1, self._resource_spans(place, outer, decoded)))
+                messages.append((1, self._resource_spans(place, outer, refused)))
             except MalformedRequestError as error:
-                decoded.refused.add(error.reason, str(error))
-        if decoded.refused.cause and not self._spans:
-            raise MalformedRequestError(decoded.refused.cause)
-        if not self._settings.keep_message:
-            return decoded
-        return decoded._replace(message=encode_message(messages))
+                refused.add(error.reason, str(error))
+        if refused.cause and not self._spans:
+            raise MalformedRequestError(refused.cause)
+        return encode_message(messages)
 
-    def _resource_spans(self, place: str, outer: _ResourceSpans, decoded: DecodedRequest) -> bytes:
-        """Add the spans of a resource to ``decoded``; returns the message in protobuf."""
+    def _resource_spans(self, place: str, outer: _ResourceSpans, refused: RefusedSpans) -> bytes:
+        """A ResourceSpans in protobuf, of the readable spans."""
         raw_scopes = outer.scope_spans or []
         self._check(raw_scopes)
         scopes: list[tuple[str, _ScopeSpans]] = []
@@ -263,7 +227,7 @@ class JsonTraceDecoder:
             try:
                 scope = self._parse(_SCOPE_SPANS, raw, "a ScopeSpans")
             except MalformedRequestError as error:
-                decoded.refused.add(error.reason, str(error))
+                refused.add(error.reason, str(error))
                 continue
             self._check(scope.spans or ())
             count += len(scope.spans or ())
@@ -271,47 +235,40 @@ class JsonTraceDecoder:
         self._spans += count
         self._place = f"{place}.resource"
         try:
-            resource = self._parse(_RESOURCE, outer.resource, "a Resource")
-            payload = self._protobuf(resource_pb2.Resource, resource)
+            fields = self._fields(resource_pb2.Resource, _RESOURCE, outer.resource, "a Resource")
         except MalformedRequestError as error:
-            decoded.refused.add(error.reason, str(error), count)
+            refused.add(error.reason, str(error), count)
             return b""
-        fields = [(1, payload)] if payload else []
-        claim = resource_claim(_scalars((resource.attributes or [])[:MAX_ATTRIBUTES]))
-        work = [(key.name, spans.span) for spans, key in self._settings.work_of(claim.service)]
-        latencies = [one.report for one in self._settings.latencies_of(claim.service)]
-        instructions = self._settings.instructions_of(claim.service)
-        records: list[SpanRecord] = []
         for inner_place, scope in scopes:
-            self._place = f"{inner_place}.scope"
             raw_spans = scope.spans or []
+            self._place = f"{inner_place}.scope"
+            kind = common_pb2.InstrumentationScope
             try:
-                parsed = self._parse(_SCOPE, scope.scope, "an InstrumentationScope")
-                payload = self._protobuf(common_pb2.InstrumentationScope, parsed)
+                inner = self._fields(kind, _SCOPE, scope.scope, "an InstrumentationScope")
             except MalformedRequestError as error:
-                decoded.refused.add(error.reason, str(error), len(raw_spans))
+                refused.add(error.reason, str(error), len(raw_spans))
                 continue
-            inner = [(1, payload)] if payload else []
             for number, raw in enumerate(raw_spans):
                 self._place = f"{inner_place}.spans[{number}]"
                 try:
-                    span = self._parse(_SPAN, raw, "a Span")
-                    found = self._record(span, work, latencies, instructions)
-                    payload = self._protobuf(trace_pb2.Span, span)
+                    inner.append((2, self._message(trace_pb2.Span, _SPAN, raw, "a Span")))
                 except MalformedRequestError as error:
-                    decoded.refused.add(error.reason, str(error))
-                    continue
-                inner.append((2, payload))
-                if isinstance(found, str):
-                    decoded.skipped.append(self._position)
-                    decoded.refused.add(found, CAUSES[found])
-                else:
-                    records.append(found)
-                self._position += 1
-            fields.append((2, self._joined(inner, scope.schema_url)))
-        if records:
-            decoded.parts.append(ResourceSpanRecords(claim, SpanRecordColumns.of(records)))
-        return self._joined(fields, outer.schema_url)
+                    refused.add(error.reason, str(error))
+            fields.append((2, _joined(inner, scope.schema_url)))
+        return _joined(fields, outer.schema_url)
+
+    def _fields(self, kind: Any, decoder: Any, raw: Any, what: str) -> list[tuple[int, bytes]]:
+        """The first field of a message, without an empty one."""
+        payload = self._message(kind, decoder, raw, what)
+        return [(1, payload)] if payload else []
+
+    def _message(self, kind: Any, decoder: Any, raw: Any, what: str) -> bytes:
+        """A message of bounded fields in protobuf."""
+        message = self._parse(decoder, raw, what)
+        try:
+            return serialize(kind(**_arguments(message)))
+        except (TypeError, ValueError) as error:
+            raise self._malformed(str(error)) from None
 
     def _parse(self, decoder: Any, raw: Any, what: str = "") -> Any:
         """The message in ``raw``; an empty one for none and null."""
@@ -335,112 +292,20 @@ class JsonTraceDecoder:
     def _check(self, more: Sequence[object]) -> None:
         """Count resources, scopes and spans; RequestTooLargeError for too many."""
         self._seen += len(more)
-        if self._seen > self._settings.max_spans:
-            raise too_many_spans(self._settings.max_spans)
-
-    def _record(
-        self,
-        span: _Span,
-        work: Sequence[tuple[bytes, str]],
-        latencies: Sequence[LatencyReport],
-        instructions: InstructionKeys | None,
-    ) -> SpanRecord | str:
-        """The record of a span, or the reason why it is refused: one of CAUSES."""
-        trace, own, above = (
-            bytes(each or b"") for each in (span.trace_id, span.span_id, span.parent_span_id)
-        )
-        start = self._time(span.start_time_unix_nano, "startTimeUnixNano")
-        end = self._time(span.end_time_unix_nano, "endTimeUnixNano")
-        for reason in unusable([trace], [own], [start], [end]).values():
-            return reason
-        values = _scalars(reversed((span.attributes or [])[:MAX_ATTRIBUTES]))
-        figures: list[Scalar] = [None] * len(InferenceFigure)
-        for column, key in self._reports:
-            if figures[column] is None and key in values:
-                figures[column] = read_figure(column, values[key])
-                self._settings.note_seen(key)
-        report = reported(figures, _kind(span.kind))
-        (parent,) = valid_parents([above])
-        name = printable((span.name or "").encode(), MAX_NAME)
-        amount = next((values.get(key) for key, matching in work if matching in ("", name)), None)
-        return SpanRecord(
-            trace,
-            own,
-            parent,
-            name,
-            start,
-            end,
-            None if self._weight is None else as_count(values.get(self._weight)),
-            report.tokens_in,
-            report.tokens_out,
-            as_decimal(amount),
-            report.details,
-            _latency(latencies, name, start, values, span.events),
-            None
-            if instructions is None
-            else reported_instruction([values.get(key.name) for key in instructions.keys]),
-            report.role,
-        )
-
-    def _time(self, value: _Whole | None, name: str) -> int:
-        """A time in Unix nanoseconds, 0 for none; MalformedRequestError for an impossible one."""
-        time = _whole(value)
-        if time is None or not 0 <= time < 1 << 64:
-            raise self._malformed(f"Expected a whole number from 0 to 2^64 - 1 - at `$.{name}`")
-        return time
-
-    def _protobuf(self, kind: Any, message: _Message) -> bytes:
-        """``message`` in protobuf; b"" where requests are not forwarded."""
-        if not self._settings.keep_message:
-            return b""
-        try:
-            return serialize(kind(**_arguments(message)))
-        except (TypeError, ValueError) as error:
-            raise self._malformed(str(error)) from None
-
-    def _joined(self, fields: list[tuple[int, bytes]], schema_url: str | None) -> bytes:
-        """A message of these fields; b"" where requests are not forwarded."""
-        if not self._settings.keep_message:
-            return b""
-        if schema_url:
-            fields.append((3, schema_url.encode()))
-        return encode_message(fields)
+        if self._seen > self._limit:
+            raise too_many_spans(self._limit)
 
     def _malformed(self, error: str) -> MalformedRequestError:
         """``error`` with the place; msgspec's errors end with the path within the message."""
-        cause, _, path = error.partition(" - at `$")
+        cause, _, path = error.partition(_PATH)
         place = f"{self._place}{path.rstrip('`')}".lstrip(".")
         return MalformedRequestError(f"{place or 'the request'} is invalid: {cause}")
 
 
-_KINDS = {"SPAN_KIND_SERVER": SERVER_KIND, "SPAN_KIND_CLIENT": CLIENT_KIND}
-
-
-def _kind(kind: int | str | None) -> int:
-    """The number of a kind that is evidence of a role; any other number for the others."""
-    return _KINDS.get(kind, 0) if isinstance(kind, str) else kind or 0
-
-
-def _latency(
-    reports: Sequence[LatencyReport],
-    name: str,
-    start: int,
-    values: Mapping[bytes, Scalar],
-    events: Sequence[_Event] | None,
-) -> RequestLatency | None:
-    """The latencies that a span of this name reports; None where no setting asks for them."""
-    report = next((one for one in reports if one.span == name), None)
-    if report is None:
-        return None
-    first, between = (
-        as_nanoseconds(values.get(attribute.encode())) if attribute else None
-        for attribute in (report.first_attribute, report.between_attribute)
-    )
-    named = [
-        (_whole(one.time_unix_nano) or 0, printable((one.name or "").encode(), MAX_NAME))
-        for one in (events or ())[:MAX_EVENTS]
-    ]
-    return report.latency(RequestLatency(first, between), start, named)
+def _joined(fields: list[tuple[int, bytes]], schema_url: str | None) -> bytes:
+    if schema_url:
+        fields.append((3, schema_url.encode()))
+    return encode_message(fields)
 
 
 def _whole(value: _Whole | None) -> int | None:
@@ -450,20 +315,6 @@ def _whole(value: _Whole | None) -> int | None:
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     return value or 0
-
-
-def _scalars(attributes: Any) -> Mapping[bytes, Scalar]:
-    return {(each.key or "").encode(): _scalar(each.value) for each in attributes}
-
-
-def _scalar(value: _AnyValue | None) -> Scalar:
-    if value is None:
-        return None
-    if value.string_value is not None:
-        return value.string_value.encode()
-    if value.double_value is not None or value.int_value is None:
-        return value.double_value
-    return _whole(value.int_value)
 
 
 _INT64 = 1 << 63
@@ -479,6 +330,8 @@ _WHOLE_FIELDS = frozenset(
     for field in msgspec.structs.fields(kind)
     if field.type == _Whole | None
 )
+_TIMES = {"start_time_unix_nano": "startTimeUnixNano", "end_time_unix_nano": "endTimeUnixNano"}
+_PATH = " - at `$"  # between cause and path in an error of msgspec
 _ENUMS = {
     "kind": trace_pb2.Span.SpanKind,
     "code": trace_pb2.Status.StatusCode,
@@ -490,6 +343,12 @@ def _checked(name: str, value: Any) -> Any:
 
     The name of an enum value that this version of OTLP does not have is unspecified, 0.
     """
+    if name in _TIMES:
+        time = _whole(value)
+        if time is None or not 0 <= time < 1 << 64:
+            path = f"{_PATH}.{_TIMES[name]}`"
+            raise ValueError(f"Expected a whole number from 0 to 2^64 - 1{path}")
+        return time
     if name in _WHOLE_FIELDS:
         if (number := _whole(value)) is None:
             raise ValueError(f"Expected a whole number as {name}, got {value}")
@@ -533,3 +392,78 @@ def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
         elif value is not None:
             arguments[name] = _arguments(value, depth + 1)
     return arguments
+
+
+# ------------------------------------------------------------------------------ the text
+
+MAX_REPAIRED = 4 << 20
+"""Bytes of a longer text are not repaired: a repair takes up to 17 times their memory."""
+
+_PIECE = 1 << 16
+_MARKS = (b",", b":", b"[", b"{")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SPACES = bytes.maketrans(bytes(range(0x20)), b" " * 0x20)
+_BACKSLASH = b"\xff"  # stands for an escaped backslash: no byte of UTF-8
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
+_REPLACEMENT = rb"\\ufffd"
+_WORDS = (b"NaN", b"Infinity")
+_BARE_NUMBER = re.compile(rb"[:,\[]\s*(-?(?:NaN|Infinity))(?=\s*[,\]}])")
+# Possessive, so that no position is kept to go back to.
+_UP_TO_NUMBER = re.compile(
+    rb'(?>[^":,\[]++|"(?>[^"\\]++|\\.)*+"|[:,\[](?!\s*-?(?:NaN|Infinity)\s*[,\]}]))*+', re.DOTALL
+)
+_MAX_BARE_NUMBERS = 1 << 16
+
+
+def count_values(raw: bytes, limit: int) -> int:
+    """The commas, colons and opening brackets outside of strings: at least the number of values.
+
+    JSON too short for more than ``limit`` of them is not read and counts 0.
+    """
+    if len(raw) <= limit:
+        return 0
+    raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped backslashes and quotes
+    count, inside = 0, 0
+    for at in range(0, len(raw), _PIECE):
+        parts = raw[at : at + _PIECE].split(b'"')
+        outside = b"".join(parts[inside::2])
+        count += sum(map(outside.count, _MARKS))
+        inside ^= (len(parts) - 1) & 1
+    return count
+
+
+def repaired(raw: bytes) -> bytes:
+    """``raw`` without a byte order mark and with readable text and numbers; ``raw`` if it has both.
+
+    ``raw`` also if it has more than ``MAX_REPAIRED`` bytes.
+
+    Bytes that are not UTF-8 and lone surrogates become U+FFFD, control characters become spaces,
+    and the bare words NaN, Infinity and -Infinity become the text that OTLP/JSON has for them.
+    """
+    if len(raw) > MAX_REPAIRED:
+        return raw
+    text = raw.removeprefix(_BYTE_ORDER_MARK)
+    if not text.isascii():
+        text = text.decode("utf-8", "replace").encode()
+    text = text.translate(_SPACES)
+    if b"\\ud" in text or b"\\uD" in text:
+        escaped = text.replace(b"\\\\", _BACKSLASH)
+        text = _LONE_SURROGATE.sub(_REPLACEMENT, escaped).replace(_BACKSLASH, b"\\\\")
+    if any(word in text for word in _WORDS):
+        text = _with_text_for_numbers(text)
+    return raw if text == raw else text
+
+
+def _with_text_for_numbers(text: bytes) -> bytes:
+    """``text`` with quotes around the bare numbers that JSON does not have."""
+    parts: list[bytes] = []
+    at = 0
+    for _ in range(_MAX_BARE_NUMBERS):
+        begin = _UP_TO_NUMBER.match(text, at).end()  # type: ignore[union-attr]
+        found = _BARE_NUMBER.match(text, begin)
+        if found is None:
+            break
+        parts += (text[at : found.start(1)], b'"', found[1], b'"')
+        at = found.end()
+    return b"".join([*parts, text[at:]])

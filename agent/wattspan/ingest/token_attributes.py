@@ -19,7 +19,7 @@ from wattspan.config.settings import SPAN_PRESETS, SpanFigure, SpanPreset
 
 
 class InferenceFigure(IntEnum):
-    """The figures of a report."""
+    """The figures of a report: numbers of tokens, then texts, then durations."""
 
     INPUT = 0
     OUTPUT = 1
@@ -44,34 +44,6 @@ class InferenceFigure(IntEnum):
     DECODE = 20
     INFERENCE = 21
     PER_TOKEN = 22
-
-
-COUNTS = frozenset(
-    (
-        InferenceFigure.INPUT,
-        InferenceFigure.OUTPUT,
-        InferenceFigure.ALL_INPUT,
-        InferenceFigure.ALL_OUTPUT,
-        InferenceFigure.TOTAL,
-        InferenceFigure.CACHED,
-        InferenceFigure.CACHED_APART,
-        InferenceFigure.WRITTEN_APART,
-        InferenceFigure.WRITTEN,
-        InferenceFigure.REASONING,
-    )
-)
-"""Figures that are numbers of tokens."""
-
-TEXTS = frozenset(
-    (
-        InferenceFigure.USAGE,
-        InferenceFigure.MODEL,
-        InferenceFigure.PROVIDER,
-        InferenceFigure.OPERATION,
-        InferenceFigure.SERVER,
-    )
-)
-"""Figures that are texts."""
 
 
 class InferenceAttribute(NamedTuple):

@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.http.limits import FairTurns
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
+    NOTHING_REQUESTED,
     ExportRequest,
-    InstructionReport,
-    LatencyReport,
-    ReceiverBusyError,
+    RequestedAttributes,
     SpanSink,
-    WorkAttributes,
-    too_many_bytes,
 )
+from wattspan.ingest.request_limits import ReceiverBusyError, too_many_bytes
 from wattspan.ports import Clock
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.util.encoding import BodyTooLongError, decompress
 
 if TYPE_CHECKING:
-    from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings
+    from wattspan.ingest.trace_decoder import DecodedRequest, TraceDecoder
 
 LARGE_REQUEST = 256 * 1024
 """Bytes that occupy the listeners' thread for a few hundredths of a second."""
@@ -48,29 +45,20 @@ class RejectedSpans(NamedTuple):
     reason: str = ""
 
 
-class Decoders:
-    """The decoders of one thread. Each is made on the first request in its encoding.
+class LazyDecoder:
+    """The decoder of one thread, made on the first request.
 
     Until then an agent that receives no spans does without protobuf, which takes 4 MB.
     """
 
-    def __init__(self, settings: Callable[[], DecoderSettings]) -> None:
-        self._settings = settings
-        self._protobuf: Callable[[bytes], DecodedRequest] | None = None
-        self._json: Callable[[bytes], DecodedRequest] | None = None
+    def __init__(self, make: Callable[[], TraceDecoder]) -> None:
+        self._make = make
+        self._decoder: TraceDecoder | None = None
 
     def decode(self, body: bytes, *, json: bool = False) -> DecodedRequest:
-        if json:
-            if self._json is None:
-                from wattspan.ingest.otlp_json import JsonTraceDecoder
-
-                self._json = JsonTraceDecoder(self._settings()).decode
-            return self._json(body)
-        if self._protobuf is None:
-            from wattspan.ingest.trace_decoder import TraceDecoder
-
-            self._protobuf = TraceDecoder(self._settings()).decode
-        return self._protobuf(body)
+        if self._decoder is None:
+            self._decoder = self._make()
+        return self._decoder.decode(body, json=json)
 
 
 EXPECTED_WITHIN = 10_000
@@ -88,53 +76,39 @@ _Outcome = _Success | Exception
 class TraceReceiver:
     """Decodes requests and passes them to ``sink``. For the receivers' thread.
 
-    ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
-    the spans that report work; the first entry that matches a span counts. ``presets`` name the
-    engines whose requests are recognised, ``attributes`` are further names for tokens and other
-    figures (``log`` gets those that no span has), ``latencies`` the spans that report latencies and
-    ``instructions`` those that report instructions of a pipeline. With
-    ``keep``, requests are passed on with their message, to be forwarded.
+    ``asked`` are the attributes that are read; ``log`` gets their added names that no span has.
+    With ``keep``, requests are passed on with their message, to be forwarded.
     """
 
     def __init__(
         self,
         sink: SpanSink,
         clock: Clock,
+        asked: RequestedAttributes = NOTHING_REQUESTED,
         *,
         max_request: int,
-        weight: str = "",
-        work: WorkAttributes = tuple,
-        presets: Collection[str] = SPAN_PRESETS,
-        attributes: Mapping[SpanFigure, Iterable[str]] | None = None,
-        latencies: Sequence[LatencyReport] = (),
-        instructions: Sequence[InstructionReport] = (),
         keep: bool = False,
         pools: Pools | None = None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.sink, self._clock, self._log = sink, clock, log
-        self._unseen = {name for names in (attributes or {}).values() for name in names}
+        self._unseen = {name for names in asked.names.values() for name in names}
         self._delivered = 0
         self.max_request = int(max_request)
 
-        def settings() -> DecoderSettings:
-            from wattspan.ingest.trace_decoder import DecoderSettings
+        def make() -> TraceDecoder:
+            from wattspan.ingest.trace_decoder import TraceDecoder
 
-            return DecoderSettings(
+            return TraceDecoder(
+                asked,
                 max_spans=max(_MIN_SPANS, max_request // _BYTES_PER_SPAN),
                 max_fields=max(_MIN_FIELDS, max_request // _BYTES_PER_FIELD),
-                weight=weight,
-                work=work,
-                presets=presets,
-                attributes=attributes,
                 unseen=self._unseen,
-                latencies=latencies,
-                instructions=instructions,
                 keep_message=keep,
             )
 
-        self.decoders = Decoders(settings)
-        self._thread_decoders = Decoders(settings)  # for large requests, in another thread
+        self.decoder = LazyDecoder(make)
+        self._thread_decoder = LazyDecoder(make)  # for large requests, in another thread
         self._lock = FairTurns(1)  # one large request is decoded at a time
         self._quota = (pools or Pools()).make(PoolName.LARGE_REQUESTS)
         self.forwards = False
@@ -162,10 +136,10 @@ class TraceReceiver:
         del body
         outcome = None
         if not large:
-            outcome = decode(min(LARGE_REQUEST, limit), self.decoders)
+            outcome = decode(min(LARGE_REQUEST, limit), self.decoder)
         if outcome is None or (isinstance(outcome, BodyTooLongError) and limit > LARGE_REQUEST):
             outcome = await self._decode_large(
-                partial(decode, limit, self._thread_decoders), peer.quota_owner
+                partial(decode, limit, self._thread_decoder), peer.quota_owner
             )
         del decode
         if isinstance(outcome, _Success):
@@ -225,12 +199,12 @@ class TraceReceiver:
             )
 
 
-def _decode(body: bytes, limit: int, decoders: Decoders, *, json: bool, coding: str) -> _Outcome:
+def _decode(body: bytes, limit: int, decoder: LazyDecoder, *, json: bool, coding: str) -> _Outcome:
     try:
         if coding:
             body = decompress(body, limit, coding)
         if len(body) <= limit:
-            return _Success(decoders.decode(body, json=json), len(body))
+            return _Success(decoder.decode(body, json=json), len(body))
         return too_many_bytes(limit)
     except Exception as error:  # noqa: BLE001 - `take` raises it again
         error.__traceback__ = error.__context__ = error.__cause__ = None

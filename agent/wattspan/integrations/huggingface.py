@@ -18,7 +18,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from wattspan.training.callback import TrainingCallback
+from wattspan.training.loop import TrainingCallback
 from wattspan.training.session import TrainingSession
 from wattspan.training.units import StepWork
 

@@ -18,7 +18,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from wattspan.training.callback import TrainingCallback
+from wattspan.training.loop import TrainingCallback
 from wattspan.training.units import batch_work
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

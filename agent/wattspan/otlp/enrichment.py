@@ -22,8 +22,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from wattspan.inference.estimate import RequestEstimate
 from wattspan.model import BaselineQuality, Certainty, HwType, Provenance, StaticBasis
-from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Outcome, SpanEnergy
 from wattspan.util.protobuf import length_delimited, message_class, serialize
 

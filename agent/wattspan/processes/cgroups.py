@@ -7,8 +7,9 @@ the known cgroups below it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from wattspan.processes.cgroup_names import cgroup_paths
 
 MAX_CGROUPS = 512
 """Limit of open cgroup clocks; further cgroups count with the nearest known one above."""
+
+MAX_CGROUP_DIRECTORIES = 20_000
+"""Limit of directories in one search."""
 
 _MAX_REMEMBERED = 2048
 
@@ -59,6 +63,27 @@ def is_host_root(hierarchy: CgroupHierarchy) -> bool:
     if hierarchy.unified:
         return not (hierarchy.root / "cgroup.type").exists()
     return (hierarchy.root / "cgroup.sane_behavior").exists()
+
+
+def walk_cgroups(mount: str) -> Iterator[tuple[str, int]]:
+    """Paths below ``mount`` and inodes of a bounded number of cgroups; "" is the root."""
+    try:
+        yield "", os.stat(mount).st_ino  # noqa: PTH116 - a bare string
+    except OSError:
+        return
+    queue, seen = [""], 1
+    while queue and seen < MAX_CGROUP_DIRECTORIES:
+        path = queue.pop()
+        try:
+            with os.scandir(mount + path) as entries:
+                folders = (one for one in entries if one.is_dir(follow_symlinks=False))
+                some = islice(folders, MAX_CGROUP_DIRECTORIES - seen)
+                below = [(f"{path}/{one.name}", one.inode()) for one in some]
+        except OSError:
+            continue
+        seen += len(below)
+        queue += (name for name, _ in below)
+        yield from below
 
 
 class _OpenClocks:

@@ -25,12 +25,11 @@ from wattspan.processes.cpus import (
     IdleStateBusyClock,
     ProcStatBusyClock,
 )
-from wattspan.processes.kernel_events import open_process_connector
+from wattspan.processes.kernel_events import open_process_connector, open_taskstats
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
-from wattspan.processes.taskstats import open_taskstats
 
 
 @dataclass(frozen=True, slots=True)

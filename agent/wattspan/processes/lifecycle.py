@@ -21,10 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, NamePolicy, Payer, PayerInfo
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, PayerInfo
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
-from wattspan.processes.metadata import info_of, info_of_exited
-from wattspan.processes.principals import PrincipalResolver
+from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import TICK, ProcFs, Stat
 from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
 
@@ -195,15 +194,8 @@ class LifecycleUpdate:
 class LifecycleTracker:
     """Updates the table from events, scans and clocks."""
 
-    def __init__(
-        self,
-        processes: ProcFs,
-        table: ProcessTable,
-        names: NamePolicy = NamePolicy.COMMAND,
-        principals: PrincipalResolver | None = None,
-    ) -> None:
-        self._processes, self._table, self._names = processes, table, names
-        self._principals = principals or PrincipalResolver()
+    def __init__(self, processes: ProcFs, table: ProcessTable, directory: HostProcesses) -> None:
+        self._processes, self._table, self._directory = processes, table, directory
         self._scanned: Instant | None = None
         self._young: dict[int, int] = {}  # with their parents
         self._settled: set[int] = set()  # pids of charged processes, which may be zombies
@@ -268,12 +260,10 @@ class LifecycleTracker:
             row.cgroup_text = self._processes.cgroup(pid) or row.cgroup_text
             known = row.info.command if row.info and row.command == stat.comm else None
             row.command, row.parent = stat.comm, stat.parent
-            info = info_of(
-                stat, self._processes, self._principals, row.cgroup_text, self._names, known
-            )
+            info = self._directory.describe_running(stat, row.cgroup_text, known)
         else:
             text = row.cgroup_text or self._text_of(update, row.parent)
-            gone = self._info_of_exited(row.consumer, row.command, text, None, row.parent)
+            gone = self._directory.describe_ended(row.consumer, row.command, text, None, row.parent)
             info = row.info or gone
         if info != row.info:
             row.info = info
@@ -332,7 +322,9 @@ class LifecycleTracker:
     ) -> None:
         """Describe a process without work before its exit record."""
         row.cgroup_text = row.cgroup_text or self._text_of(update, record.parent)
-        row.info = self._info_of(row.consumer, record, row.cgroup_text, record.parent)
+        row.info = self._directory.describe_ended(
+            row.consumer, record.command, row.cgroup_text, record.user_id, record.parent
+        )
         update.infos.append(row.info)
 
     def _track(self, update: LifecycleUpdate, pid: int) -> bool:
@@ -439,7 +431,11 @@ class LifecycleTracker:
             update.exits_of_pid[pid] = earlier + 1
             consumer = Consumer(pid, (now.since_boot - elapsed) // TICK + earlier)
             update.unseen[key] = consumer
-            update.infos.append(self._info_of(consumer, record, text, parent))
+            update.infos.append(
+                self._directory.describe_ended(
+                    consumer, record.command, text, record.user_id, parent
+                )
+            )
             update.exited.append(consumer)
         else:
             update.accounts[pid] = consumer.pid
@@ -447,16 +443,6 @@ class LifecycleTracker:
         update.charges.append(charge)
         ended = EndedCharge(charge, exit_weight(record.memory))
         update.ended.setdefault(text, []).append(ended)
-
-    def _info_of(self, consumer: Consumer, record: ExitRecord, text: str, parent: int) -> PayerInfo:
-        return self._info_of_exited(consumer, record.command, text, record.user_id, parent)
-
-    def _info_of_exited(
-        self, consumer: Consumer, command: str, text: str, user_id: int | None, parent: int
-    ) -> PayerInfo:
-        return info_of_exited(
-            consumer, command, self._principals, text, user_id, parent, self._names
-        )
 
     def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
         """The cgroups of a process or of its nearest known ancestor."""

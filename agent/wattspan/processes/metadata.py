@@ -99,74 +99,6 @@ _HYPERVISORS = (
 """Names of hypervisors' processes, and the option with the name of their guest."""
 
 
-def _with_guest(
-    groups: tuple[Group, ...],
-    stat: Stat,
-    procfs: ProcFs,
-    principal: Principal | None,
-    names: NamePolicy,
-) -> tuple[Group, ...]:
-    """The groups of a process, with its virtual machine if a hypervisor runs one.
-
-    A cgroup may name it already; LXD, Incus and scripts start machines in a cgroup of several. The
-    name is an option of the process, which is its claim: it begins with the owner unless that is
-    root of the host.
-    """
-    is_named = names is NamePolicy.NONE or any(one.kind is GroupKind.VM for one in groups)
-    if is_named or principal is None or stat.stuck:
-        return groups
-    option = next((own for comm, own in _HYPERVISORS if comm.fullmatch(stat.comm)), None)
-    match = option and option.search(procfs.command_line(stat.pid) or b"")
-    if match is None:
-        return groups
-    owner = "" if principal.is_host_root else f"{owner_label(principal)}/"
-    name = clean_label(owner + match["name"].decode("utf-8", "replace"), MAX_LABEL)
-    return (Group(GroupKind.VM, name), *groups)
-
-
-def info_of(
-    stat: Stat,
-    procfs: ProcFs,
-    principals: PrincipalResolver,
-    cgroup_text: str,
-    names: NamePolicy = NamePolicy.COMMAND,
-    known: str | None = None,
-) -> PayerInfo:
-    """Describe a running process; ``known`` is its name from an earlier read."""
-    user_id = procfs.user_id(stat.pid)
-    groups, principal = principals.describe(cgroup_text, user_id)
-    return PayerInfo(
-        Consumer(stat.pid, stat.started),
-        command_of(stat, procfs, names, known),
-        _with_guest(groups, stat, procfs, principal, names),
-        "" if user_id is None else user_name(user_id),
-        stat.parent or None,
-        principal,
-        starts_others(stat.comm),
-    )
-
-
-def info_of_exited(
-    consumer: Consumer,
-    comm: str,
-    principals: PrincipalResolver,
-    cgroup_text: str,
-    user_id: int | None,
-    parent: int,
-    names: NamePolicy,
-) -> PayerInfo:
-    """Describe an ended process, whose command line is not readable any more."""
-    groups, principal = principals.describe(cgroup_text, user_id)
-    return PayerInfo(
-        consumer,
-        UNNAMED if names is NamePolicy.NONE else _label(comm),
-        groups,
-        "" if user_id is None else user_name(user_id),
-        parent or None,
-        principal,
-    )
-
-
 class HostProcesses:
     """The process directory of a host. Thread-safe.
 
@@ -181,7 +113,7 @@ class HostProcesses:
         principals: PrincipalResolver | None = None,
     ) -> None:
         self._procfs, self._names = procfs, names
-        self._principals = principals or PrincipalResolver()
+        self.principals = principals or PrincipalResolver()
         self._lock = Lock()
         self._known: OrderedDict[Consumer, tuple[str, PayerInfo]] = OrderedDict()
 
@@ -197,7 +129,7 @@ class HostProcesses:
             if known is not None and known[0] == stat.comm:
                 return known[1]
         text = self._procfs.cgroup(consumer.pid) or ""
-        info = info_of(stat, self._procfs, self._principals, text, self._names)
+        info = self.describe_running(stat, text)
         if stat.stuck:
             return info  # its name may be incomplete
         with self._lock:
@@ -205,6 +137,54 @@ class HostProcesses:
             while len(self._known) > _MAX_REMEMBERED:
                 self._known.popitem(last=False)
         return info
+
+    def describe_running(self, stat: Stat, cgroup_text: str, known: str | None = None) -> PayerInfo:
+        """Describe a running process; ``known`` is its name from an earlier read."""
+        user_id = self._procfs.user_id(stat.pid)
+        groups, principal = self.principals.describe(cgroup_text, user_id)
+        return PayerInfo(
+            Consumer(stat.pid, stat.started),
+            command_of(stat, self._procfs, self._names, known),
+            self._with_guest(groups, stat, principal),
+            "" if user_id is None else user_name(user_id),
+            stat.parent or None,
+            principal,
+            starts_others(stat.comm),
+        )
+
+    def describe_ended(
+        self, consumer: Consumer, comm: str, cgroup_text: str, user_id: int | None, parent: int
+    ) -> PayerInfo:
+        """Describe an ended process, whose command line is not readable any more."""
+        groups, principal = self.principals.describe(cgroup_text, user_id)
+        return PayerInfo(
+            consumer,
+            UNNAMED if self._names is NamePolicy.NONE else _label(comm),
+            groups,
+            "" if user_id is None else user_name(user_id),
+            parent or None,
+            principal,
+        )
+
+    def _with_guest(
+        self, groups: tuple[Group, ...], stat: Stat, principal: Principal | None
+    ) -> tuple[Group, ...]:
+        """The groups of a process, with its virtual machine if a hypervisor runs one.
+
+        A cgroup may name it already; LXD, Incus and scripts start machines in a cgroup of several.
+        The name is an option of the process, which is its claim: it begins with the owner unless
+        that is root of the host.
+        """
+        is_named = any(one.kind is GroupKind.VM for one in groups)
+        if is_named or self._names is NamePolicy.NONE or principal is None or stat.stuck:
+            return groups
+        option = next((own for comm, own in _HYPERVISORS if comm.fullmatch(stat.comm)), None)
+        match = option and option.search(self._procfs.command_line(stat.pid) or b"")
+        if match is None:
+            return groups
+        owner = "" if principal.is_host_root else f"{owner_label(principal)}/"
+        name = clean_label(owner + match["name"].decode("utf-8", "replace"), MAX_LABEL)
+        return (Group(GroupKind.VM, name), *groups)
 
     def rename(self, rows: Iterable[ProcessRow]) -> tuple[ProcessRow, ...]:
         """Rows of a checkpoint with the names of this policy."""

@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 GENERIC = 16  # NETLINK_GENERIC
@@ -91,11 +92,23 @@ def raise_error(payload: bytes) -> None:
 
 # ---------------------------------------------------------------------------------------- filters
 
-_LENGTH, _WORD, _BYTE, _COPY = 0x80, 0x20, 0x30, 0x07  # BPF_LD|BPF_LEN, _ABS|_W, _ABS|_B, BPF_TAX
-_EQUAL, _EQUAL_X, _AT_LEAST, _ANY_BIT, _RETURN = 0x15, 0x1D, 0x35, 0x45, 0x06
 _INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, jt, jf, k
 _WHOLE = 0xFFFFFFFF
 _PASS, _DROP = "pass", "drop"
+
+
+class FilterOp(IntEnum):
+    """Operations of a filter, on one loaded value and a copy of an earlier one."""
+
+    LOAD_LENGTH = 0x80  # of the datagram
+    LOAD_WORD = 0x20  # 4 bytes at an offset; a datagram that ends before them is dropped
+    LOAD_BYTE = 0x30
+    KEEP = 0x07  # copy the loaded value, for IF_SAME
+    IF_EQUAL = 0x15
+    IF_SAME = 0x1D
+    IF_AT_LEAST = 0x35
+    IF_ANY_BIT = 0x45
+    RETURN = 0x06
 
 
 class Rule(NamedTuple):
@@ -104,29 +117,11 @@ class Rule(NamedTuple):
     "" is the next instruction, "pass" and "drop" end the program.
     """
 
-    code: int
+    code: FilterOp
     value: int = 0
     true: str = ""
     false: str = ""
     label: str = ""
-
-
-def load_length() -> Rule:
-    return Rule(_LENGTH)
-
-
-def load_word(offset: int, label: str = "") -> Rule:
-    """Load 4 bytes of the datagram. A datagram that ends before them is dropped."""
-    return Rule(_WORD, offset, label=label)
-
-
-def load_byte(offset: int) -> Rule:
-    return Rule(_BYTE, offset)
-
-
-def keep() -> Rule:
-    """Copy the loaded value, for `if_same`."""
-    return Rule(_COPY)
 
 
 def if_word(value: int, true: str = "", false: str = "") -> Rule:
@@ -134,21 +129,7 @@ def if_word(value: int, true: str = "", false: str = "") -> Rule:
 
     The program loads words in network byte order.
     """
-    return Rule(_EQUAL, socket.htonl(value), true, false)
-
-
-def if_same(true: str, false: str) -> Rule:
-    return Rule(_EQUAL_X, 0, true, false)
-
-
-def if_at_least(value: int, true: str = "", false: str = "") -> Rule:
-    """Jump by the loaded length."""
-    return Rule(_AT_LEAST, value, true, false)
-
-
-def if_any_bit(bits: int, true: str, false: str) -> Rule:
-    """Jump by the loaded byte."""
-    return Rule(_ANY_BIT, bits, true, false)
+    return Rule(FilterOp.IF_EQUAL, socket.htonl(value), true, false)
 
 
 def assemble(rules: Sequence[Rule]) -> bytes:
@@ -163,7 +144,7 @@ def assemble(rules: Sequence[Rule]) -> bytes:
         _INSTRUCTION.pack(rule.code, jump(at, rule.true), jump(at, rule.false), rule.value)
         for at, rule in enumerate(rules)
     ]
-    ends = (_INSTRUCTION.pack(_RETURN, 0, 0, value) for value in (_WHOLE, 0))
+    ends = (_INSTRUCTION.pack(FilterOp.RETURN, 0, 0, value) for value in (_WHOLE, 0))
     return b"".join((*lines, *ends))
 
 

@@ -24,6 +24,7 @@ from wattspan.processes.cgroup_names import (
     names_of,
     unknown_authors,
 )
+from wattspan.processes.cgroups import walk_cgroups
 from wattspan.processes.procfs import ProcFs
 from wattspan.util.text import clean_label
 from wattspan.util.users import user_name
@@ -37,7 +38,6 @@ OVERFLOW_UID = 65534
 FIRST_SUBUID = 65536
 """Lower user ids are users of their own; ``useradd`` assigns subuids from 100000."""
 
-MAX_CGROUP_DIRECTORIES = 20_000
 _REMOVED = -1
 _CGROUPS, _HOST_CGROUPS = Path("/sys/fs/cgroup"), Path("/host/sys/fs/cgroup")
 
@@ -123,7 +123,7 @@ class CgroupDirectories:
             return None
         path = self._paths.get(cgroup)
         if path is None or _inode(mount + path) != cgroup:
-            self._paths = _inodes(mount)
+            self._paths = {inode: below or "/" for below, inode in walk_cgroups(mount)}
             path = self._paths.get(cgroup)
         return path
 
@@ -151,23 +151,6 @@ def _inode(path: str) -> int | None:
         return os.stat(path).st_ino  # noqa: PTH116 - a bare string
     except OSError:
         return None
-
-
-def _inodes(mount: str) -> dict[int, str]:
-    """The paths of the directories below ``mount`` by inode, of a bounded number of them."""
-    found = {inode: "/"} if (inode := _inode(mount)) is not None else {}
-    queue = [""]
-    while queue and len(found) < MAX_CGROUP_DIRECTORIES:
-        path = queue.pop()
-        try:
-            with os.scandir(mount + path) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        found[entry.inode()] = below = f"{path}/{entry.name}"
-                        queue.append(below)
-        except OSError:
-            continue
-    return found
 
 
 class _Range(NamedTuple):
@@ -286,11 +269,8 @@ class PrincipalResolver:
 
     def of_process(self, processes: ProcFs, pid: int | None) -> Principal | None:
         """The principal of a running process, of its effective user."""
-        if pid is None:
-            return None
-        uid = processes.user_id(pid)
-        text = processes.cgroup(pid)
-        return None if uid is None or text is None else self.principal(text, uid)
+        uid = None if pid is None else processes.user_id(pid)
+        return self.of_connection(processes, pid, uid)
 
     def of_connection(
         self, processes: ProcFs, pid: int | None, uid: int | None

@@ -45,6 +45,7 @@ from wattspan.processes.lifecycle import (
     ProcessScanner,
     ScanResult,
 )
+from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.table import (
@@ -142,8 +143,9 @@ class CpuUsageSource:
         self._fork_events, self._exit_events, self._cgroups = fork_events, exit_events, cgroups
         self._read_clock = read_clock
         self._table = ProcessTable(read_clock)
-        self._principals = principals or PrincipalResolver()
-        self._lifecycle = LifecycleTracker(processes, self._table, names, self._principals)
+        directory = HostProcesses(processes, names, principals)
+        self._principals = directory.principals
+        self._lifecycle = LifecycleTracker(processes, self._table, directory)
         self._scanner = ProcessScanner(processes, self._table, scan_every)
         self._times = times
         placement = PlacementSampler(processes, topology)

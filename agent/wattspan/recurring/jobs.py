@@ -6,11 +6,13 @@ Runs on other GPUs have a history of their own, because their costs are others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from random import Random
 from statistics import fmean
+from typing import Any
 
 from wattspan.recurring.search import (
     BatchSizeChoice,
@@ -81,30 +83,25 @@ class RecurringJobTerms:
     ) -> RecurringJobTerms:
         """The terms by the names of Zeus. ValueError for terms that make no sense."""
         sizes = tuple(sorted(set(batch_sizes)))
-        whole = {
-            "batch_sizes": max(sizes, default=0),
-            "max_epochs": max_epochs,
-            "num_pruning_rounds": num_pruning_rounds,
-            "window_size": window_size,
-            "seed": abs(seed),
-        }
-        _require_at_most(MAX_WHOLE, whole)
-        _require_at_most(
-            MAX_FIGURE, {"target_metric": abs(target_metric), "beta_knob": abs(beta_knob)}
-        )
-        _require_at_most(MAX_SIZES, {"the number of batch_sizes": len(sizes)})
-        _require_at_most(
-            MAX_PRUNING_RUNS,
-            {"batch_sizes times num_pruning_rounds": len(sizes) * num_pruning_rounds},
-        )
-        policy = SearchPolicy(
-            sizes,
-            default_batch_size,
-            beta_knob,
-            num_pruning_rounds,
-            window_size,
-            seed,
-        )
+        for name, value, most in (
+            ("batch_sizes", max(sizes, default=0), MAX_WHOLE),
+            ("max_epochs", max_epochs, MAX_WHOLE),
+            ("num_pruning_rounds", num_pruning_rounds, MAX_WHOLE),
+            ("window_size", window_size, MAX_WHOLE),
+            ("seed", abs(seed), MAX_WHOLE),
+            ("target_metric", abs(target_metric), MAX_FIGURE),
+            ("beta_knob", abs(beta_knob), MAX_FIGURE),
+            ("the number of batch_sizes", len(sizes), MAX_SIZES),
+            (
+                "batch_sizes times num_pruning_rounds",
+                len(sizes) * num_pruning_rounds,
+                MAX_PRUNING_RUNS,
+            ),
+        ):
+            if value > most:
+                raise ValueError(f"{name} is above {most:g}")
+        search = default_batch_size, beta_knob, num_pruning_rounds, window_size, seed
+        policy = SearchPolicy(sizes, *search)
         return cls(job, policy, target_metric, higher_is_better_metric, max_epochs, eta_knob)
 
     def reaches(self, metric: float) -> bool:
@@ -125,12 +122,6 @@ class RecurringJobTerms:
             for name in mine
             if mine[name] != theirs[name]
         )
-
-
-def _require_at_most(most: float, values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        if value > most:
-            raise ValueError(f"{name} is above {most:g}")
 
 
 def _flat(terms: RecurringJobTerms) -> dict[str, object]:
@@ -248,3 +239,81 @@ def mean_energies(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> dict
         if one.outcome is TrialOutcome.CONVERGED:
             by_size.setdefault(one.batch_size, []).append(one.energy)
     return {size: fmean(own[-terms.policy.window :]) for size, own in by_size.items()}
+
+
+# ------------------------------------------------------------------------------------------- facts
+
+
+def job_facts(job: JobRuns) -> dict[str, Any]:
+    """The terms of a job, its runs by batch size, and the worth of the search."""
+    terms, runs = job.terms, job.runs
+    policy, trials = terms.policy, trials_of(terms, runs)
+    costs, found = mean_costs(policy, trials), prospect(terms, runs)
+    energies = mean_energies(terms, runs)
+    tried = Counter(one.batch_size for one in trials)
+    lost = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.LOST)
+    running = Counter(one.batch_size for one in runs if one.outcome is None)
+    reached = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.CONVERGED)
+    return {
+        "job": terms.name,
+        "gpus": job.gpus,
+        "terms": terms_facts(terms),
+        "phase": "pruning" if is_pruning(policy, trials) else "sampling",
+        "runs": len(runs),
+        "running": sum(one.outcome is None for one in runs),
+        "newest_run": max((one.key for one in runs if one.outcome is None), default=None),
+        "sizes": [
+            {
+                "batch_size": size,
+                "runs": tried[size],
+                "reached": reached[size],
+                "running": running[size],
+                "lost": lost[size],
+                "cost_joules": costs.get(size),
+                "energy_joules": energies.get(size),
+            }
+            for size in policy.batch_sizes
+        ],
+        "verdict": found.verdict,
+        "best": found.best,
+        "saving": found.saving,
+        "spent_joules": found.spent,
+        "break_even_runs": found.break_even,
+        "sentence": verdict_sentence(terms, found),
+    }
+
+
+def terms_facts(terms: RecurringJobTerms) -> dict[str, Any]:
+    """The terms with the names that ``BatchSizeOptimizer`` gives them."""
+    policy = terms.policy
+    return {
+        "batch_sizes": list(policy.batch_sizes),
+        "default_batch_size": policy.default,
+        "target_metric": terms.target_metric,
+        "higher_is_better_metric": terms.higher_is_better,
+        "max_epochs": terms.max_epochs,
+        "eta_knob": terms.eta,
+        "beta_knob": policy.beta,
+        "num_pruning_rounds": policy.rounds,
+        "window_size": policy.window,
+        "seed": policy.seed,
+    }
+
+
+def verdict_sentence(terms: RecurringJobTerms, found: Prospect) -> str:
+    """The worth of the search in one sentence."""
+    if found.verdict is SearchVerdict.UNKNOWN:
+        return "No run has reached the target metric yet."
+    default, more = terms.policy.default, found.break_even
+    saves = f"Batch size {found.best} costs {found.saving:.0%} less than the default {default}"
+    sentences = {
+        SearchVerdict.DEFAULT_MISSES: f"The default batch size {default} has not reached the target"
+        f" metric; the best known size is {found.best}",
+        SearchVerdict.NOT_WORTH: f"No size is clearly cheaper than the default {default}: a search"
+        " is not worth its cost",
+        SearchVerdict.PAYS: f"{saves}; the search pays for itself after about {more} more"
+        f" run{'s' * (more != 1)}",
+        SearchVerdict.PAID: f"{saves}; the search has paid for itself",
+    }
+    unfinished = "" if found.complete else "; the trials of some sizes are not finished yet"
+    return f"{sentences[found.verdict]}{unfinished}."

@@ -35,13 +35,11 @@ class FleetAssembly:
         if not config.fleet.is_enabled:
             return
         # Most hosts are in no fleet: its TLS and HTTP take memory.
-        from wattspan.fleet.access import EtcdAccess
         from wattspan.fleet.etcd import EtcdCoordination
-        from wattspan.fleet.member import FleetMember
+        from wattspan.fleet.member import FleetMember, SessionRecord
         from wattspan.fleet.participant import FleetParticipant
-        from wattspan.fleet.session_record import SessionRecord
 
-        coordination = EtcdCoordination(EtcdAccess.configured(config.fleet), clock)
+        coordination = EtcdCoordination(config.fleet, clock)
         record = SessionRecord(Path(config.agent.state_dir), self.boot_id)
         reserve = config.caps.reserve_watts * 1000
         member = FleetMember(

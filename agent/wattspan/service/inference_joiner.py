@@ -17,7 +17,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
-from wattspan.ingest.export_request import ResourceSpanRecords
+from wattspan.inference.accounts import InferenceAccounts, UnmeteredAccounts, UnmeteredRole
+from wattspan.inference.division import MAX_REQUEST_HOLD, RequestDivision, RequestEnergy
+from wattspan.inference.estimate import RequestEstimate, RequestEstimator
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.token_power import TokenPowerModel
+from wattspan.inference.traces import PrefillStages, SpanPlace, TokenTraces
 from wattspan.model import (
     SECOND,
     Checkpoint,
@@ -34,20 +39,8 @@ from wattspan.service.serving_engines import MAX_ENGINES as MAX_ENGINES
 from wattspan.service.serving_engines import Engine, ServingEngines
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
-from wattspan.spans.inference_accounts import InferenceAccounts
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.prefill_stages import PrefillStages
-from wattspan.spans.request_division import (
-    MAX_REQUEST_HOLD,
-    RequestDivision,
-    RequestEnergy,
-)
-from wattspan.spans.request_estimate import RequestEstimate, RequestEstimator
-from wattspan.spans.token_power import TokenPowerModel
-from wattspan.spans.token_traces import SpanPlace, TokenTraces
-from wattspan.spans.unmetered_accounts import UnmeteredAccounts, UnmeteredRole
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
 
 TURN_EVERY = SECOND
@@ -55,7 +48,7 @@ TURN_EVERY = SECOND
 
 _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
-_WIDEST = {SpanRole.ENGINE: SpanRole.ENGINE, SpanRole.SERVER: SpanRole.CALL}
+_WIDEST = {TokenRole.ENGINE: TokenRole.ENGINE, TokenRole.SERVER: TokenRole.CALL}
 """The widest role of an engine's own spans once it has spans of these roles."""
 
 
@@ -65,7 +58,7 @@ class _WaitingRequest(NamedTuple):
     request: InferenceRequest
     sender: Consumer
     place: SpanPlace
-    role: SpanRole
+    role: TokenRole
     owner: SharePath
     principal: Hashable
 
@@ -142,31 +135,31 @@ class InferenceJoiner:
         self,
         sender: Consumer,
         spans: SpanColumns,
-        part: ResourceSpanRecords,
         now: int,
         owner: SharePath = (None,),
         label: str = "",
         principal: Hashable = None,
     ) -> dict[int, InferenceRequest]:
-        """Add the requests among received spans of ``sender``; returns them by position.
+        """Add the requests among spans of ``sender`` and one service; returns them by position.
 
-        ``spans`` are those of ``part`` on the monotonic clock. Other spans are ignored. The places
+        Other spans are ignored. The places
         of the engine and of its accounts belong to ``owner``, whose label is ``label``. Spans of
         one trace are compared within one ``principal``, by default within the sender.
         """
-        claim, records = part
         principal = sender if principal is None else principal
-        self._withdraw(self._traces.add(principal, spans, records.role), principal)
+        self._withdraw(self._traces.add(principal, spans), principal)
         if self._stages is not None:
             self._stages.add(principal, spans)
-        if not any(records.inference):
+        if not any(spans.inference):
             return {}
-        engine = self._engines.find(sender, claim.service, now, owner)
+        service, roles = spans.service[0], spans.full("role")
+        tokens = list(zip(*map(spans.full, TOKENS), strict=True))
+        engine = self._engines.find(sender, service, now, owner)
         if engine is None:
             return {}
         reports = [
-            (i, _role(details, records.role[i]), details)
-            for i, details in enumerate(records.inference)
+            (i, _role(details, roles[i]), details)
+            for i, details in enumerate(spans.inference)
             if details is not None
         ]
         found: dict[int, InferenceRequest] = {}
@@ -182,13 +175,10 @@ class InferenceJoiner:
             if self._traces.has_inner(principal, place):
                 continue
             self._narrow(engine, role, now)
-            tokens = records.tokens_in[i], records.tokens_out[i]
-            details = details._replace(
-                model=details.model or claim.model,
-                queue=self._queue(details, principal, spans.trace[i], start, end),
-            )
+            queue = self._queue(details, principal, spans.trace[i], start, end)
+            details = details._replace(queue=queue)
             request = InferenceRequest.of(
-                spans.id[i], start, end, tokens, details, service=claim.service
+                spans.id[i], start, end, tokens[i], details, service=service
             )._replace(owner=label)
             waiting = _WaitingRequest(request, engine.sender, place, role, owner, principal)
             if role > engine.widest:
@@ -204,7 +194,7 @@ class InferenceJoiner:
         self._division.add(kept, now, engine=engine.sender)
         return {i: each for i, each in found.items() if id(each) in self._waiting}
 
-    def is_call(self, sender: Consumer, role: SpanRole) -> bool:
+    def is_call(self, sender: Consumer, role: TokenRole) -> bool:
         """True if the tokens of a sender's span of this role are computed by another service.
 
         As far as is known now.
@@ -213,8 +203,8 @@ class InferenceJoiner:
         members = (sender,) if engine is None else engine.members
         if not (engine is not None and engine.boards) and not self._history.uses_gpu(members):
             return role.is_call
-        widest = SpanRole.CLIENT if engine is None else engine.widest
-        return role is SpanRole.REMOTE or (widest < SpanRole.CLIENT and role > widest)
+        widest = TokenRole.CLIENT if engine is None else engine.widest
+        return role is TokenRole.REMOTE or (widest < TokenRole.CLIENT and role > widest)
 
     def _start(self, engine: Engine, since: int) -> None:
         """Read the energy of an engine from ``since`` on.
@@ -227,10 +217,10 @@ class InferenceJoiner:
         used.difference_update(self._division.restart(engine.boards, since))
         self._read = {board: end for board, end in self._read.items() if board in used}
 
-    def _narrow(self, engine: Engine, role: SpanRole, now: int) -> None:
+    def _narrow(self, engine: Engine, role: TokenRole, now: int) -> None:
         """Leave out the calls of others once an engine has spans that are certainly its own."""
-        engine.serves = engine.serves or role < SpanRole.CLIENT
-        widest = _WIDEST.get(role, SpanRole.CLIENT)
+        engine.serves = engine.serves or role < TokenRole.CLIENT
+        widest = _WIDEST.get(role, TokenRole.CLIENT)
         if widest >= engine.widest:
             return
         engine.widest = widest
@@ -254,7 +244,9 @@ class InferenceJoiner:
 
     def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
         if not self._traces.is_repeated(waiting.principal, waiting.place):
-            role = UnmeteredRole.ENGINE if waiting.role is SpanRole.ENGINE else UnmeteredRole.CLIENT
+            role = (
+                UnmeteredRole.ENGINE if waiting.role is TokenRole.ENGINE else UnmeteredRole.CLIENT
+            )
             self._unmetered.add(waiting.request, role, waiting.owner, now)
 
     def _withdraw(self, places: set[SpanPlace], principal: Hashable) -> None:
@@ -364,9 +356,9 @@ class InferenceJoiner:
         self._division.add_steps(boards)
 
 
-def _role(details: InferenceDetails, role: SpanRole) -> SpanRole:
+def _role(details: InferenceDetails, role: TokenRole) -> TokenRole:
     """The role of a request: latencies are an engine's unless other evidence contradicts."""
     times = details.queue, details.first_token, details.prefill, details.decode
-    if role is SpanRole.PLAIN and any(time is not None for time in times):
-        return SpanRole.ENGINE
+    if role is TokenRole.PLAIN and any(time is not None for time in times):
+        return TokenRole.ENGINE
     return role

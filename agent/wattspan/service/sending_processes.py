@@ -15,7 +15,6 @@ from wattspan.service.span_inbox import PendingRequest
 from wattspan.sharing.fair_pool import SharePath, share_path
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.energy_division import ProcessSpans
-from wattspan.spans.inference_requests import SpanRole
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import SpanColumns
 from wattspan.spans.waiting_spans import ReceiptDelay, SpanOverlaps
@@ -29,10 +28,7 @@ EXPECTED = 15 * SECOND
 
 @dataclass(slots=True)
 class PendingSpans:
-    """Spans of one process from one request, and the positions of their results.
-
-    ``roles`` are those of its spans, () if none has tokens.
-    """
+    """Spans of one process from one request, and the positions of their results."""
 
     pending: PendingRequest
     positions: Sequence[int]
@@ -40,7 +36,6 @@ class PendingSpans:
     start: int
     end: int
     due: int  # time at which they are joined, settled or not
-    roles: Sequence[SpanRole] = ()
 
 
 @dataclass(slots=True, eq=False)

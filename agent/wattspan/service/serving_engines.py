@@ -17,7 +17,7 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.process_families import ServiceProcesses
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import POOL_RULES, PoolName
-from wattspan.spans.inference_requests import SpanRole
+from wattspan.spans.values import TokenRole
 
 ENGINE_TIMEOUT = POOL_RULES[PoolName.ENGINES].lifetime
 """An engine without requests is released after this time."""
@@ -42,7 +42,7 @@ class Engine:
     related: dict[Consumer, str] = field(default_factory=dict)
     boards: set[str] = field(default_factory=set)
     since: float = inf  # the start of its first request
-    widest: SpanRole = SpanRole.CLIENT
+    widest: TokenRole = TokenRole.CLIENT
     serves: bool = False  # True once a request was not a client's
 
 

@@ -15,7 +15,7 @@ from wattspan.spans.values import Outcome
 from wattspan.spans.weights import GenerationalCache
 
 if TYPE_CHECKING:
-    from wattspan.ingest.identity_verification import Identity, IdentityResolver
+    from wattspan.ingest.identity_verification import IdentityResolver, SpanIdentity
     from wattspan.ingest.side_channel import ProcessRecords
 
 MAX_ANNOUNCERS = 64
@@ -145,7 +145,7 @@ class SpanAnnouncers:
             of.bound(max(2, self._limit // len(owners) // owners[principal.path[0]]))
 
     def senders(
-        self, spans: Sequence[bytes], identity: Identity
+        self, spans: Sequence[bytes], identity: SpanIdentity
     ) -> Sequence[Consumer | Outcome] | Consumer | Outcome:
         """The process of each of ``spans``, or the one process of all of them.
 
@@ -162,7 +162,7 @@ class SpanAnnouncers:
         return _one([found or claimed for found in (own.sender(s, claimed) for s in spans)])
 
     def _without_own(
-        self, spans: Sequence[bytes], identity: Identity
+        self, spans: Sequence[bytes], identity: SpanIdentity
     ) -> Sequence[Consumer | Outcome] | Consumer | Outcome:
         """The senders of spans that the principal of the request has not announced."""
         claimed, _, sender = identity
@@ -184,7 +184,7 @@ class SpanAnnouncers:
         self.conflicts += conflict
         return _one(found)
 
-    def _forwarded(self, span: bytes, identity: Identity) -> Consumer | Outcome:
+    def _forwarded(self, span: bytes, identity: SpanIdentity) -> Consumer | Outcome:
         claimed = identity.found
         announcers = {one for of in self._of.values() if (one := of.sender(span, claimed))}
         if not announcers or claimed in announcers:

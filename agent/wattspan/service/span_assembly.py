@@ -46,7 +46,7 @@ class PeerPrincipalLookup:
     """
 
     def __init__(self, clock: Clock, resolver: PrincipalResolver) -> None:
-        from wattspan.ingest.identity_verification import LookupBudget
+        from wattspan.ingest.process_lookups import LookupBudget
 
         self.resolver = resolver
         self._processes = ProcFs()

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
+from wattspan.inference.requests import InferenceRequest
+from wattspan.ingest.export_request import ExportRequest
+from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.model import Consumer
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
-from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.values import SpanEnergy
 
 if TYPE_CHECKING:
-    from wattspan.ingest.identity_verification import Identity, IdentityResolver
+    from wattspan.ingest.identity_verification import IdentityResolver, SpanIdentity
 
 BYTES_PER_SPAN = 700
 """Measured memory of a waiting span, without its part of the request."""
@@ -32,7 +33,7 @@ class PendingRequest:
 
     request: ExportRequest
     cost: int
-    identities: tuple[Identity, ...]
+    identities: tuple[SpanIdentity, ...]
     energies: list[SpanEnergy | None]
     left: int
     requests: list[tuple[int, Consumer, InferenceRequest]] = field(default_factory=list)

@@ -13,11 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, mul
 from typing import TYPE_CHECKING, cast
 
 from wattspan.config import SpansSettings
-from wattspan.ingest.export_request import ExportRequest, ResourceSpanRecords
+from wattspan.inference.estimate import RequestEstimate
+from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.traces import SpanPlace, TokenTraces
+from wattspan.ingest.export_request import ExportRequest, ResourceSpans
 from wattspan.model import (
     SECOND,
     Checkpoint,
@@ -43,14 +46,11 @@ from wattspan.sharing.fair_pool import FairPool
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
-from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.power_model import PowerModel
-from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.step_division import StepDivider
-from wattspan.spans.token_traces import SpanPlace, TokenTraces
 from wattspan.spans.values import (
+    TOKENS,
     Outcome,
-    Span,
     SpanColumns,
     SpanEnergyColumns,
     SpanStart,
@@ -59,11 +59,11 @@ from wattspan.spans.wall_time import WallClockConverter
 from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
+    from wattspan.advice.boards import StaticPowerLearner
     from wattspan.ingest.identity_verification import IdentityResolver
     from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
     from wattspan.processes.cpu_sampler import CpuSampler
-    from wattspan.service.static_power import StaticPowerLearner
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20
@@ -349,7 +349,7 @@ class SpanJoiner:
     def _enqueue(
         self,
         pending: PendingRequest,
-        part: ResourceSpanRecords,
+        part: ResourceSpans,
         positions: Sequence[int],
         consumer: Consumer | Outcome,
         principal: Principal | None,
@@ -362,46 +362,33 @@ class SpanJoiner:
         process = self._process(consumer, now, principal)
         self._processes.seen(process, now, part.claim.service)
         self._grant_sampling(process)
-        spans = self._spans(part)
+        spans = self._monotonic(part.spans)
         if self._tap is not None:
-            self._tap.append(consumer, part.claim.service, spans, part.spans)
+            self._tap.append(consumer, part.claim.service, spans)
         if self._static_powers is not None:
             self._static_powers.add_spans(consumer, spans, now)
         found = self._inference.add(
-            consumer, spans, part, now, process.path[:-1], process.owner, process.proven
+            consumer, spans, now, process.path[:-1], process.owner, process.proven
         )
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
         process.learn_delay(spans, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
-        roles = part.spans.role if any(spans.tokens_in) or any(spans.tokens_out) else ()
-        process.waiting.append(PendingSpans(pending, positions, spans, start, end, due, roles))
+        process.waiting.append(PendingSpans(pending, positions, spans, start, end, due))
         process.schedule(now)
         self._waiting[consumer] = process
 
-    def _spans(self, part: ResourceSpanRecords) -> SpanColumns:
-        """The spans of a part, on the monotonic clock."""
-        received, count = part.spans, len(part.spans)
-        offset = self._wall.offset(min(received.start), max(received.end))
+    def _monotonic(self, spans: SpanColumns) -> SpanColumns:
+        """Received spans on the monotonic clock."""
+        offset = self._wall.offset(min(spans.start), max(spans.end))
         if offset is None:
-            starts = list(map(self._wall.monotonic, received.start))
-            ends = list(map(self._wall.monotonic, received.end))
+            starts = list(map(self._wall.monotonic, spans.start))
+            ends = list(map(self._wall.monotonic, spans.end))
         else:
-            starts = [start - offset for start in received.start]
-            ends = [end - offset for end in received.end]
-        return SpanColumns(
-            received.trace,
-            received.id,
-            received.parent,
-            [part.claim.service] * count,
-            received.name,
-            starts,
-            ends,
-            received.weight,
-            received.tokens_in,
-            received.tokens_out,
-        )
+            starts = [start - offset for start in spans.start]
+            ends = [end - offset for end in spans.end]
+        return spans.replaced(start=starts, end=ends)
 
     def _process(self, consumer: Consumer, now: int, principal: Principal | None) -> SendingProcess:
         """The account of a process; ``principal`` counts if the process has ended."""
@@ -484,7 +471,7 @@ class SpanJoiner:
                 ready.append(waiting.popleft())
             if not ready:
                 return
-            spans = SpanColumns.joined([self._counted(process, chunk) for chunk in ready])
+            spans = SpanColumns.joined([self._counted(process, chunk.spans) for chunk in ready])
             until = max(chunk.end for chunk in ready)
             later = [chunk.spans for chunk in waiting if chunk.start < until]
             results = self._settled(process, spans, later, now.mono)
@@ -502,26 +489,24 @@ class SpanJoiner:
                     chunk.pending.energies[position] = result
         self._totals.add(results, now, process.owner, self._history.baseline_unknown())
 
-    def _counted(self, process: SendingProcess, chunk: PendingSpans) -> SpanColumns:
-        """The spans without tokens that count elsewhere.
+    def _counted(self, process: SendingProcess, spans: SpanColumns) -> SpanColumns:
+        """``spans`` without tokens that count elsewhere.
 
         Those of a caller are no tokens of its own energy, and an outer span repeats those of the
         spans in it.
         """
-        spans = chunk.spans
-        if not chunk.roles:
+        if not (spans.tokens_in or spans.tokens_out):
             return spans
-        calls = {role: self._inference.is_call(process.consumer, role) for role in set(chunk.roles)}
+        roles = spans.full("role")
+        calls = {role: self._inference.is_call(process.consumer, role) for role in set(roles)}
         counted = [
             not calls[role]
             and not self._traces.is_repeated(process.proven, SpanPlace(trace, ident))
-            for role, trace, ident in zip(chunk.roles, spans.trace, spans.id, strict=True)
+            for role, trace, ident in zip(roles, spans.trace, spans.id, strict=True)
         ]
-        columns = spans.columns()
-        for name in ("tokens_in", "tokens_out"):
-            at = Span._fields.index(name)
-            columns[at] = [each * one for each, one in zip(columns[at], counted, strict=True)]
-        return SpanColumns(*columns)
+        return spans.replaced(
+            **{name: list(map(mul, spans.full(name), counted)) for name in TOKENS}
+        )
 
     def _merge(self, process: SendingProcess) -> None:
         """Bring the profile up to date; after a failure, spans get the energy that it has."""
@@ -630,9 +615,9 @@ class SpanJoiner:
 
 def _by_sender(
     senders: Sequence[Consumer | Outcome] | Consumer | Outcome,
-    part: ResourceSpanRecords,
+    part: ResourceSpans,
     positions: Sequence[int],
-) -> Iterator[tuple[Consumer | Outcome, ResourceSpanRecords, Sequence[int]]]:
+) -> Iterator[tuple[Consumer | Outcome, ResourceSpans, Sequence[int]]]:
     """The spans of each sender with their positions; ``senders`` has one for all or for each."""
     if isinstance(senders, Consumer | Outcome):
         yield senders, part, positions

@@ -153,7 +153,7 @@ class ProcessSpans:
         refused = self._refused(columns, max(now, profile.watermark))
         accepted = columns
         if refused:
-            accepted = SpanColumns.of([s for i, s in enumerate(columns) if i not in refused])
+            accepted = columns.chosen([i for i in range(len(columns)) if i not in refused])
         if self._steps is not None and accepted and profile.counter_steps:
             fixed = max(filter(None, (self._announced.front, self._waiting.front)), default=None)
             self._steps.shape(

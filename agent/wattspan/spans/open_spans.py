@@ -131,14 +131,14 @@ class OpenSpans:
         if front is None:
             return
         spans, by_weight = batch.spans, self._weights.by_weight
-        weights = dict(zip(spans.id, spans.weight, strict=True)) if by_weight else {}
+        weights = dict(zip(spans.id, spans.full("weight"), strict=True)) if by_weight else {}
         times, codes = self._due(front, until, weights)
         for i, record in enumerate(records):
             if record is None and batch.ends[i] > front:
                 numbers[i] = running.join(1)
                 times += [max(front, batch.starts[i]), min(batch.ends[i], until)]
                 codes += [numbers[i], ~numbers[i]]
-                self._weights.assign_one(running, numbers[i], spans.weight[i], None)
+                self._weights.assign_one(running, numbers[i], weights.get(spans.id[i]), None)
                 self._adopt(numbers[i], spans.parent[i], spans.start[i])
             elif record is not None and record.number >= 0 and (record.end or 0) > until:
                 times.append(until)  # energy after this is not known

@@ -23,8 +23,8 @@ from itertools import combinations, pairwise
 from math import sqrt
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import solved
 from wattspan.model import MILLISECOND
+from wattspan.util.linear_systems import solved
 
 Activity = Hashable
 """A board with a span name, or with a process outside of its spans."""
@@ -61,7 +61,7 @@ class Step(NamedTuple):
     energy: float
 
 
-class Part(NamedTuple):
+class SegmentEnergy(NamedTuple):
     """The expected energy of a segment in microjoules, and standard deviations.
 
     ``before`` is that of the energy from the step's begin to the segment's, ``inside`` that of the
@@ -196,7 +196,7 @@ class PowerModel:
 
     def divide(
         self, steps: Sequence[Step], divided: range, persistence: float
-    ) -> list[Part] | None:
+    ) -> list[SegmentEnergy] | None:
         """The parts of the energy of the ``divided`` steps; they add up to it.
 
         The other steps are their neighbours. Several divided steps are blurred: each has a part of
@@ -260,7 +260,9 @@ class PowerModel:
                 for j in inside[: k + 1]
             ]
             own = max(0.0, known[k])
-            parts.append(Part(energies[k] / scale * energy, sqrt(max(0.0, before)), sqrt(own)))
+            parts.append(
+                SegmentEnergy(energies[k] / scale * energy, sqrt(max(0.0, before)), sqrt(own))
+            )
             before += 2 * sum(known[:k]) + known[k]
         return parts
 

@@ -24,7 +24,7 @@ from wattspan.model import MILLISECOND, SECOND
 from wattspan.spans.fair_division import CoveredTime
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.packed_energy import FRACTION
-from wattspan.spans.power_model import Activity, Part, PowerModel, Segment, Step
+from wattspan.spans.power_model import Activity, PowerModel, Segment, SegmentEnergy, Step
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import Span
 
@@ -272,7 +272,7 @@ def _merged(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _sums(
-    segments: Sequence[Segment], parts: Sequence[Part], energy: int, times: Sequence[int]
+    segments: Sequence[Segment], parts: Sequence[SegmentEnergy], energy: int, times: Sequence[int]
 ) -> list[int]:
     """The energy up to each time; ``energy`` is the whole, the unit is the profile's."""
     scale = sum(part.energy for part in parts)
@@ -302,7 +302,7 @@ def _with_others(
 
 
 def _errors(
-    segments: Sequence[Segment], parts: Sequence[Part], times: Sequence[int]
+    segments: Sequence[Segment], parts: Sequence[SegmentEnergy], times: Sequence[int]
 ) -> list[tuple[float, float]]:
     """The uncertainties of a period that begins in each row, and of one inside it."""
     errors, i = [], 0

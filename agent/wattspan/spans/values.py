@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from itertools import chain, repeat
 from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
-from wattspan.model import HwType, Microjoules, ModelEnum, StaticBasis, StaticSplit
+from wattspan.model import HwType, Microjoules, ModelEnum, Nanoseconds, StaticBasis, StaticSplit
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
@@ -19,7 +20,8 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 class Columns(Sequence[Row], Generic[Row]):
     """Rows of one named tuple, stored as one sequence for each field.
 
-    A row is made when it is read. The columns are attributes with the names of the fields.
+    A row is made when it is read. The columns are attributes with the names of the fields. The
+    column of a field with a default is empty, (), where no row has another value.
     """
 
     __slots__ = ()
@@ -27,46 +29,72 @@ class Columns(Sequence[Row], Generic[Row]):
     row: ClassVar[Any]
     """The class of the rows."""
 
-    def __init__(self, *columns: Sequence[Any]) -> None:
-        for name, column in zip(self.row._fields, columns, strict=True):
+    def __init__(self, *columns: Sequence[Any], **named: Sequence[Any]) -> None:
+        fields = self.row._fields
+        for name, column in zip(fields, columns, strict=False):
             setattr(self, name, column)
+        for name in fields[len(columns) :]:
+            setattr(self, name, named.get(name, ()))
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Self:
         """``rows`` by column; the same object if they are."""
         if isinstance(rows, cls):
             return rows
-        return cls(*zip(*rows, strict=True)) if rows else cls(*[()] * len(cls.row._fields))
+        columns = dict(zip(cls.row._fields, zip(*rows, strict=True), strict=False))
+        for name, default in cls.row._field_defaults.items() if columns else ():
+            if columns[name].count(default) == len(rows):
+                columns[name] = ()
+        return cls(**columns)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """The rows of all parts, of which there is at least one, in order."""
         if len(parts) == 1:
             return parts[0]
-        columns = zip(*(part.columns() for part in parts), strict=True)
-        return cls(*(list(chain.from_iterable(each)) for each in columns))
+        return cls(
+            *(
+                list(chain.from_iterable(part.full(name) for part in parts))
+                if any(getattr(part, name) for part in parts)
+                else ()
+                for name in cls.row._fields
+            )
+        )
 
-    def columns(self) -> list[Sequence[Any]]:
-        """All columns in the order of the fields."""
-        return [getattr(self, name) for name in self.row._fields]
+    def full(self, name: str) -> Sequence[Any]:
+        """The column ``name``, with the default of its field where it is empty."""
+        column: Sequence[Any] = getattr(self, name)
+        return column or [self.row._field_defaults.get(name)] * len(self)
+
+    def replaced(self, **columns: Sequence[Any]) -> Self:
+        """The same rows with other ``columns``."""
+        return type(self)(*(columns.get(name, getattr(self, name)) for name in self.row._fields))
 
     def chosen(self, indices: Sequence[int]) -> Self:
         """The rows at ``indices``."""
-        return type(self)(*([column[i] for i in indices] for column in self.columns()))
+        columns = (getattr(self, name) for name in self.row._fields)
+        return type(self)(*([column[i] for i in indices] if column else () for column in columns))
 
     def __len__(self) -> int:
         return len(getattr(self, self.row._fields[0]))
 
     def __iter__(self) -> Iterator[Row]:
-        return map(partial(tuple.__new__, self.row), zip(*self.columns(), strict=True))
+        columns = zip(*map(self.full, self.row._fields), strict=True)
+        return map(partial(tuple.__new__, self.row), columns)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
-        chosen = [column[index] for column in self.columns()]
-        return type(self)(*chosen) if isinstance(index, slice) else self.row._make(chosen)
+        if isinstance(index, slice):
+            return type(self)(*(getattr(self, name)[index] for name in self.row._fields))
+        index = range(len(self))[index]
+        columns = [(name, getattr(self, name)) for name in self.row._fields]
+        defaults = self.row._field_defaults
+        return self.row._make(
+            column[index] if column else defaults[name] for name, column in columns
+        )
 
 
 class Outcome(ModelEnum):
@@ -85,10 +113,78 @@ class Outcome(ModelEnum):
     CROWDED_OUT = "crowded_out"  # no room to wait for its energy
 
 
-class Span(NamedTuple):
-    """One ended span of a known process. Times are monotonic nanoseconds.
+class TokenRole(IntEnum):
+    """The evidence about a span with tokens, from the model's computation outwards."""
 
-    ``weight`` is None for the mean weight.
+    ENGINE = 0  # it has latencies that only an engine knows
+    SERVER = 1  # kind SERVER: an engine or a gateway
+    PLAIN = 2  # no evidence: an application's own attributes
+    CALL = 3  # it names an operation or a provider
+    CLIENT = 4  # kind CLIENT
+    REMOTE = 5  # it names a server on another host
+    AGGREGATE = 6  # an agent, a tool or a workflow: its tokens are those of the calls in it
+
+    @property
+    def is_call(self) -> bool:
+        """True if the span is of a caller by its evidence, unless its process uses a GPU."""
+        return self not in (TokenRole.ENGINE, TokenRole.PLAIN)
+
+    def encloses(self, other: TokenRole) -> bool:
+        """True if a span of this role that contains one of ``other`` in time repeats its tokens."""
+        if self is TokenRole.AGGREGATE:
+            return other is not TokenRole.AGGREGATE
+        return other <= TokenRole.SERVER and other < self
+
+
+UNKNOWN_MODEL = ""
+"""The model of requests that name none."""
+
+
+class InferenceDetails(NamedTuple):
+    """The report of a span about a request to a language model, besides its token counts.
+
+    ``cached`` counts tokens of the prompt that were in the cache. Times are nanoseconds from the
+    start of the span, ``prefill`` and ``decode`` durations; None where the span does not tell.
+    """
+
+    model: str = UNKNOWN_MODEL
+    cached: int = 0
+    queue: Nanoseconds | None = None
+    first_token: Nanoseconds | None = None
+    prefill: Nanoseconds | None = None
+    decode: Nanoseconds | None = None
+
+
+class RequestLatency(NamedTuple):
+    """Latencies that a request reports in nanoseconds; None where it reports none.
+
+    ``first`` is the time to the first token, ``between`` the mean time between tokens.
+    """
+
+    first: int | None = None
+    between: int | None = None
+
+
+class ReportedInstruction(NamedTuple):
+    """The pass of one micro-batch through one stage of a pipeline; both are numbered from 0.
+
+    ``kind`` is ``forward`` or ``backward``. ``replica`` names the pipeline among data-parallel
+    ones, "" if no setting asks for it.
+    """
+
+    stage: int
+    microbatch: int
+    kind: str
+    replica: str = ""
+
+
+class Span(NamedTuple):
+    """One ended span.
+
+    Times are nanoseconds: Unix time as received, monotonic time once the process is known.
+    ``weight`` is None for the mean weight. ``role`` is the evidence about a span with tokens, and
+    ``inference`` the report of a request to a language model. ``work`` is the amount of work as
+    reported, so 0 and negative numbers occur. The last three are None where no setting asks.
     """
 
     trace: bytes  # 16
@@ -101,10 +197,19 @@ class Span(NamedTuple):
     weight: int | None = None
     tokens_in: int = 0
     tokens_out: int = 0
+    role: TokenRole = TokenRole.PLAIN
+    inference: InferenceDetails | None = None
+    work: float | None = None
+    latency: RequestLatency | None = None
+    instruction: ReportedInstruction | None = None
+
+
+TOKENS = "tokens_in", "tokens_out"
+"""The columns of tokens."""
 
 
 class SpanColumns(Columns[Span]):
-    """Spans by column."""
+    """Spans by column, from the decoder to the totals."""
 
     __slots__ = Span._fields
     row = Span
@@ -119,6 +224,11 @@ class SpanColumns(Columns[Span]):
     weight: Sequence[int | None]
     tokens_in: Sequence[int]
     tokens_out: Sequence[int]
+    role: Sequence[TokenRole]
+    inference: Sequence[InferenceDetails | None]
+    work: Sequence[float | None]
+    latency: Sequence[RequestLatency | None]
+    instruction: Sequence[ReportedInstruction | None]
 
 
 class SpanStart(NamedTuple):

@@ -135,7 +135,7 @@ def _beside_each_other(spans: SpanColumns) -> bool:
     return False
 
 
-class _Part(NamedTuple):
+class _WaitingShare(NamedTuple):
     """The packed share of a span up to a time, and the covered time in which it was a leaf."""
 
     until: int
@@ -147,7 +147,7 @@ class WaitingShares:
     """The shares of received spans that are not settled yet. ``held`` is their packed sum."""
 
     def __init__(self) -> None:
-        self._parts: dict[bytes, _Part] = {}
+        self._parts: dict[bytes, _WaitingShare] = {}
         self.held = 0
 
     def __len__(self) -> int:
@@ -174,7 +174,7 @@ class WaitingShares:
                 chosen.append(valid and start < until)
                 if valid:
                     ids.add(span)
-            found.append(SpanColumns(*(list(compress(each, chosen)) for each in spans.columns())))
+            found.append(spans.chosen(list(compress(range(len(chosen)), chosen))))
         return SpanColumns.joined(found) if found else SpanColumns.of([])
 
     def remaining(
@@ -190,8 +190,8 @@ class WaitingShares:
 
     def add(self, span: bytes, share: int, taken: int, until: int) -> None:
         """Add the share of a waiting span up to a time."""
-        _, before, taken_before = self._parts.get(span, _Part(0, 0, 0))
-        self._parts[span] = _Part(until, before + share, taken_before + taken)
+        _, before, taken_before = self._parts.get(span, _WaitingShare(0, 0, 0))
+        self._parts[span] = _WaitingShare(until, before + share, taken_before + taken)
         self.held += share
 
     def pop(self, span: bytes) -> tuple[int, int]:

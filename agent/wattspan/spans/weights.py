@@ -169,7 +169,7 @@ class SpanWeights:
     def assign(self, batch: SpanBatch, division: FairDivision) -> None:
         """Set the weights of a batch in ``division``."""
         if self.by_weight:
-            division.gpu[:] = division.cpu[:] = self.filled(batch.spans.weight)
+            division.gpu[:] = division.cpu[:] = self.filled(batch.spans.full("weight"))
 
     def filled(self, weights: Sequence[int | None]) -> list[int]:
         """Weights from 1 to MAX_WEIGHT; unknown ones become the mean of the known ones."""

@@ -26,8 +26,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from wattspan import otel
 from wattspan.sdk.jobs import UNAVAILABLE, check_terms, declare
 from wattspan.sdk.span_processor import set_process_resource
-from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
-from wattspan.training.light_spans import SCOPE, LightTracer, UnseededIdGenerator
+from wattspan.training.spans import (
+    SCOPE,
+    AgentSpanExporter,
+    LightTracer,
+    UnseededIdGenerator,
+    otlp_encoder,
+)
 from wattspan.training.units import (
     EPOCH,
     STEP,
@@ -94,24 +99,8 @@ class Declaration(Protocol):
     def withdraw(self) -> object: ...
 
 
-class Declare(Protocol):
-    """Declares a job to the agent of this host; without an agent it returns all the same."""
-
-    def __call__(
-        self,
-        *,
-        name: str,
-        service: str,
-        span: str,
-        work: str,
-        max_slowdown: float | None,
-        objective: str | None,
-        eta: float | None,
-        knobs: Sequence[str] | None,
-        first_watts: float | None,
-        floor_watts: float | None,
-    ) -> Declaration: ...
-
+Declare = Callable[..., Declaration]
+"""Declares a job to the agent of this host, as ``declare``; without an agent it returns, too."""
 
 BeforeEnd = Callable[[Declaration], object]
 

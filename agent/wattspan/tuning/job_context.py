@@ -17,7 +17,7 @@ from wattspan.tuning.permissions import JobOwner
 
 if TYPE_CHECKING:
     from wattspan.tuning.host_turns import JobRecords
-    from wattspan.tuning.pipeline.plan import RankClockPlan
+    from wattspan.tuning.pipeline.plan import ClockPlan
     from wattspan.tuning.pipeline.session_state import PlanTask
 
 
@@ -60,7 +60,7 @@ class EvidenceStore(Protocol):
 class PlanSearches(Protocol):
     """Searches clocks for the ranks of pipelines, which takes up to seconds each."""
 
-    def submit(self, task: PlanTask) -> Future[RankClockPlan | None]: ...
+    def submit(self, task: PlanTask) -> Future[ClockPlan | None]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ class SpreadPipelineStrategy:
         """The record of this host: its plan for the others, or its ranks for their plan."""
         now = host.now
         if not plans:
-            stages = self._history.told(self._own, now, refusal)
+            stages = self._history.record(self._own, now, refusal)
             return JobRecord(session=self._session, sent=now.mono, stages=stages)
         account = self.account or SlowdownAccount()
         plan = HostPlan(

@@ -34,7 +34,7 @@ from wattspan.tuning.job import TuningJob
 from wattspan.tuning.pipeline.assembly import RankUnit
 from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
 from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, judged, summarized
-from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.plan import ClockPlan
 from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.session import use_plan
 from wattspan.tuning.pipeline.session_state import (
@@ -49,7 +49,7 @@ from wattspan.tuning.pipeline.session_state import (
 Pipelines = Mapping[str, Mapping[int, KnobRange]]
 """The ranges of devices by the name of the pipeline and by rank."""
 
-_Search = tuple[PlanTask, Future[RankClockPlan | None]]
+_Search = tuple[PlanTask, Future[ClockPlan | None]]
 
 _Value = TypeVar("_Value")
 

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 
 from wattspan.config import LatencySource, TunedJobSettings
-from wattspan.ingest.export_request import LatencyReport, SpanRecord
+from wattspan.ingest.export_request import LatencyReport
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.spans.values import Span, SpanEnd, SpanStart
 from wattspan.tuning.decisions.load import LoadSample
@@ -169,12 +169,12 @@ class JobRequests:
             if span.name in children and has_ended(span, now):
                 self._add_child(received.consumer, span)
         found = []
-        for span, record in zip(received.spans, received.records, strict=True):
+        for span in received.spans:
             if span.name != self._span or not has_ended(span, now):
                 continue
             if not self._repeated.add(received.consumer, span):
                 found.append(span)
-                self._add(self._times(received.consumer, span, record))
+                self._add(self._times(received.consumer, span))
         return found
 
     def drain(self) -> list[RequestTimes]:
@@ -203,8 +203,8 @@ class JobRequests:
         if times.output_tokens is None or times.output_tokens > 1 or times.between is not None:
             self._known[False].append(times.between is not None)
 
-    def _times(self, consumer: Consumer, span: Span, record: SpanRecord) -> RequestTimes:
-        reported, engine = record.latency, record.inference
+    def _times(self, consumer: Consumer, span: Span) -> RequestTimes:
+        reported, engine = span.latency, span.inference
         gaps = span.tokens_out - 1
         first = reported.first if reported is not None else None
         if self._first.child:

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.config import TunedJobSettings
 from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY
-from wattspan.ingest.export_request import InstructionReport, SpanRecord, SpanRecordColumns
+from wattspan.ingest.export_request import InstructionReport
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
@@ -48,12 +48,11 @@ TOKENS = "tokens"
 
 
 class ReceivedSpans(NamedTuple):
-    """Spans of one process in two forms, in the same order."""
+    """Spans of one process."""
 
     consumer: Consumer
     service: str
     spans: SpanColumns
-    records: SpanRecordColumns
 
 
 class AnnouncedSpans(NamedTuple):
@@ -100,11 +99,9 @@ class ReceivedSpanQueue:
         self._needs_announced = announced
         self.lost = 0
 
-    def append(
-        self, consumer: Consumer, service: str, spans: SpanColumns, records: SpanRecordColumns
-    ) -> None:
+    def append(self, consumer: Consumer, service: str, spans: SpanColumns) -> None:
         """Append the spans of one process."""
-        received = ReceivedSpans(consumer, service, spans, records)
+        received = ReceivedSpans(consumer, service, spans)
         with self._lock:
             self.lost += self._received.append(received, len(spans))
 
@@ -178,12 +175,12 @@ class JobUnits:
             for span in received.spans:
                 if span.name == compute_name:
                     self._add_compute_time(received.consumer, span)
-        for span, record in zip(received.spans, received.records, strict=True):
+        for span in received.spans:
             if span.name != self._span or not has_ended(span, now):
                 continue
             if self._repeated.add(received.consumer, span):
                 continue
-            work = self._work(span, record)
+            work = self._work(span)
             if work is not None:
                 key = received.consumer, span.id
                 compute = self._compute_times.pop(key, None) if compute_name else None
@@ -205,7 +202,7 @@ class JobUnits:
         if len(times) > _MAX_COMPUTE_SPANS:
             times.popitem(last=False)
 
-    def _work(self, span: Span, record: SpanRecord) -> int | None:
+    def _work(self, span: Span) -> int | None:
         """The work of one unit, at least 1; None if its span has no valid count.
 
         Attributes are counted in millionths: they may be fractions, and only ratios matter.
@@ -214,7 +211,7 @@ class JobUnits:
         if not attribute:
             return 1
         # Generating tokens takes much longer than reading them; without any, those read count.
-        work = (span.tokens_out or span.tokens_in) if attribute == TOKENS else record.work
+        work = (span.tokens_out or span.tokens_in) if attribute == TOKENS else span.work
         # In this order: every comparison with NaN is false.
         valid = work is not None and 0 < work < _MAX_WORK
         millionths = round(work * 1_000_000) if work is not None and valid else 0
@@ -239,10 +236,10 @@ class RankInstructions:
 
     def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
         """Add the instructions of one rank; those received before are ignored."""
-        if not any(received.records.instruction):
+        if not any(received.spans.instruction):
             return
         repeated = self._repeated.setdefault(received.consumer, RepeatedSpans())
-        for span, one in zip(received.spans, received.records.instruction, strict=True):
+        for span, one in zip(received.spans, received.spans.instruction, strict=True):
             if one is None or not has_ended(span, now) or repeated.add(received.consumer, span):
                 continue
             instruction = PipelineInstruction(one.stage, InstructionKind(one.kind), one.microbatch)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from testbed.query_server import QueryServer
 
+from wattspan.inference.estimate import RequestEstimate
+from wattspan.inference.requests import InferenceRequest
 from wattspan.model import SECOND, Consumer, Microjoules
 from wattspan.sdk import RefusedError
 from wattspan.sdk.client import request_json
-from wattspan.spans.inference_requests import InferenceRequest
-from wattspan.spans.request_estimate import RequestEstimate
 
 ESTIMATE = RequestEstimate(
     Microjoules(2_500_000), Microjoules(500_000), Microjoules(2_000_000), Microjoules(250_000)

@@ -24,7 +24,7 @@ from wattspan.capper.host_directory import CapperHost
 from wattspan.capper.journal import audited_writes
 from wattspan.capper.process import CapEngine
 from wattspan.capper.protocol import RefusalReason, RefusedReply
-from wattspan.capper.requests import MOVE_BURST, MOVES_PER_SECOND, RequestHandler
+from wattspan.capper.server import MOVE_BURST, MOVES_PER_SECOND, RequestHandler
 from wattspan.config import CapsSettings, load
 from wattspan.model import SECOND, CapKey, Knob
 from wattspan.testing import ManualClock

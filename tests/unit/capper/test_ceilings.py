@@ -13,7 +13,7 @@ from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
 from wattspan.capper.planner import OperatorLimits, imposed_limits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
-from wattspan.capper.requests import RequestHandler
+from wattspan.capper.server import RequestHandler
 from wattspan.config import CapsSettings
 from wattspan.config.tuning_settings import FixedCapSettings, PrioritySettings
 from wattspan.model import SECOND, Knob

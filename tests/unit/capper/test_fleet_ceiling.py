@@ -17,7 +17,7 @@ from wattspan.capper.ceilings import (
 )
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import AllotmentRow, RefusalReason, RefusedReply, StateReply
-from wattspan.capper.requests import RequestHandler
+from wattspan.capper.server import RequestHandler
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND
 from wattspan.ports import CapsError

@@ -21,7 +21,7 @@ from wattspan.capper.audit import (
 )
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.protocol import MAX_NAME_LENGTH, RefusedReply
-from wattspan.capper.requests import RequestHandler
+from wattspan.capper.server import RequestHandler
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, Knob
 from wattspan.util.unix_sockets import PeerCredentials

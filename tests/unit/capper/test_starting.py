@@ -12,8 +12,8 @@ from wattspan.capper.protocol import (
     capper_start_command,
     has_capper_unit,
 )
-from wattspan.ports import CapsError
 from wattspan.installation import files
+from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
 
 

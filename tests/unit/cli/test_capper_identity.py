@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from wattspan.capper.protocol import CapperAddress, CapperClient, KnobRow, RefusalReason, StateReply
-from wattspan.cli.capper_identity import capper_line, permitted_capper, require_right
+from wattspan.cli.caps import capper_line, permitted_capper, require_right
 from wattspan.config import AgentSettings, Config
 from wattspan.model import Knob
 from wattspan.ports import CapsError

@@ -19,6 +19,7 @@ from wattspan.config.fleet import EtcdEndpoint
 from wattspan.fleet.allotment import (
     ENDED_AFTER,
     AllotmentBook,
+    HostTerms,
     drain_host,
     note_absence,
     remove_host,
@@ -33,7 +34,6 @@ from wattspan.fleet.coordination import (
     UnreachableError,
 )
 from wattspan.fleet.records import encode, read_state
-from wattspan.fleet.terms import HostTerms
 from wattspan.model import SECOND
 from wattspan.ports import CapsError
 from wattspan.testing import MemoryCoordination

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from testbed.pipelines import executed, profile
 
 from wattspan.cli import cli
+from wattspan.tuning.pipeline.dag import PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.files import SPAN_COLUMNS, profile_text
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 PIPELINE = ("--blocking-watts", 70, "--microbatches", 4)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.fleet.demand import next_demand
+from wattspan.fleet.allotment import next_demand
 
 POWERS = st.integers(0, 10**7)
 

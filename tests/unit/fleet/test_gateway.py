@@ -10,11 +10,11 @@ import pytest
 from testbed.reserved_port import reserved_port
 
 from wattspan.clock import SystemClock
+from wattspan.config import FleetSettings
 from wattspan.config.fleet import parse_endpoint
-from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import CoordinationError, KeyWrite, UnreachableError
 from wattspan.fleet.etcd import EtcdCoordination
-from wattspan.model import SECOND
+from wattspan.model.settings import Duration
 
 
 @pytest.mark.parametrize(
@@ -65,22 +65,27 @@ def test_invalid_answer_is_an_error(answer: bytes) -> None:
     with reserved_port() as port, socket.create_server(("127.0.0.1", port)) as listener:
 
         def serve() -> None:
-            for _ in range(3):
-                peer, _ = listener.accept()
-                with peer:
-                    peer.recv(65536)
-                    with suppress(OSError):
+            with suppress(OSError):  # the end of the listener
+                while True:
+                    peer, _ = listener.accept()
+                    with peer, suppress(OSError):
+                        peer.recv(65536)
                         peer.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        access = EtcdAccess((parse_endpoint(f"http://127.0.0.1:{port}"),), timeout=20 * SECOND)
-        client = EtcdCoordination(access, SystemClock())
+        long = Duration.parse("20s")
+        settings = FleetSettings(
+            endpoints=(f"http://127.0.0.1:{port}",), timeout=long, contact=Duration(4 * long)
+        )
+        client = EtcdCoordination(settings, SystemClock())
         with pytest.raises(UnreachableError):
             client.read("k")
         with pytest.raises(UnreachableError):
             client.commit([KeyWrite("k", b"1")])
         with pytest.raises(CoordinationError):
             client.watch("k", 1).wait(20)
+        # A call may meet a connection that the member is about to close.
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join(20)
         client.close()

@@ -14,7 +14,7 @@ from wattspan.fleet.allotment import (
     remove_host,
 )
 from wattspan.fleet.coordination import ConflictError, KeyWrite, RevisionCondition
-from wattspan.fleet.leader import FleetLeader
+from wattspan.fleet.participant import FleetLeader
 from wattspan.fleet.records import (
     MAX_LIFETIME,
     FleetKeys,

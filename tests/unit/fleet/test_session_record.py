@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.fleet.session_record import SessionRecord
+from wattspan.fleet.member import SessionRecord
 
 FILE = "fleet-session.json"
 

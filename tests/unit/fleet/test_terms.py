@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 from testbed.simulated_fleet import W
 
-from wattspan.fleet.allotment import AllotmentBook, HostReport, accept_budgets
-from wattspan.fleet.coordination import KeyWrite
-from wattspan.fleet.records import FleetKeys, FleetState, Presence, encode, read_state
-from wattspan.fleet.terms import (
+from wattspan.fleet.allotment import (
     DEFAULT_TERMS,
+    AllotmentBook,
     FleetTerms,
+    HostReport,
     HostTerms,
+    accept_budgets,
     is_host_name,
     terms_problem,
 )
+from wattspan.fleet.coordination import KeyWrite
+from wattspan.fleet.records import FleetKeys, FleetState, Presence, encode, read_state
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock, MemoryCluster
 

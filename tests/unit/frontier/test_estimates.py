@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed.studies import noisy_trial, power_settings, trial
 
-from wattspan.frontier.estimates import SettingEstimates
-from wattspan.frontier.pareto import dominated, frontier
+from wattspan.frontier.estimates import SettingEstimates, dominated, frontier
 from wattspan.frontier.recommendation import (
     ONE_SIDED,
     Constraints,
@@ -19,7 +18,7 @@ from wattspan.frontier.recommendation import (
     recommend,
 )
 from wattspan.frontier.settings import Setting
-from wattspan.frontier.student_t import f_upper_tail, quantile, upper_tail
+from wattspan.frontier.statistics import f_upper_tail, quantile, upper_tail
 
 FULL, SAVING, SLOW, WASTEFUL = power_settings(100, 80, 60, 40)
 CURVE = {FULL: (1.0, 300.0), SAVING: (1.03, 250.0), SLOW: (1.3, 240.0), WASTEFUL: (1.6, 290.0)}

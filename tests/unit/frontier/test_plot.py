@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from testbed.studies import noisy_trial, power_settings
 
-from wattspan.frontier.estimates import SettingEstimates
-from wattspan.frontier.pareto import frontier
+from wattspan.frontier.estimates import SettingEstimates, frontier
 from wattspan.frontier.plot import plot
 from wattspan.frontier.settings import Setting
 

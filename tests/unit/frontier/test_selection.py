@@ -6,14 +6,23 @@ import random
 
 import msgspec
 import pytest
-from testbed.studies import power_settings, study, trial
+from testbed.studies import hypervolume, power_settings, study, trial
 
-from wattspan.frontier.hypervolume import LogPoint, NormalPoint, expected_gain, hypervolume
+from wattspan.frontier.allocation import affordable_trials
 from wattspan.frontier.schedule import Planned, TrialSchedule
-from wattspan.frontier.selection import SettingFigures, TrialVariance, best, gains
+from wattspan.frontier.selection import (
+    PRIOR_SPREAD,
+    LogPoint,
+    NormalPoint,
+    PlacedFigure,
+    SettingFigures,
+    TrialVariance,
+    best,
+    expected_gain,
+    gains,
+    predictions,
+)
 from wattspan.frontier.settings import PowerLimit, Setting, grid, places
-from wattspan.frontier.surrogate import PRIOR_SPREAD, PlacedFigure, predictions
-from wattspan.frontier.time_budget import affordable_trials
 from wattspan.frontier.trials import Study, Trial
 
 REFERENCE = LogPoint(1.0, 1.0)

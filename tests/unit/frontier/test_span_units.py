@@ -20,7 +20,7 @@ from wattspan.model import SECOND
 from wattspan.ports import ConfigError
 from wattspan.sdk import API_SOCKET, OTLP_HTTP_SOCKET
 from wattspan.testing import ManualClock
-from wattspan.training.exporter import AgentSpanExporter
+from wattspan.training.spans import AgentSpanExporter
 
 STEP = UnitSpan("step", "samples")
 

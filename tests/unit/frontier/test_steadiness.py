@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from wattspan.frontier.steadiness import change_of_speed
+from wattspan.frontier.statistics import change_of_speed
 from wattspan.frontier.work import Completion
 from wattspan.model import MILLISECOND, SECOND
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from testbed.otlp import request, span
 
-from wattspan.ingest.export_request import SpanRecord
+from wattspan.ingest.export_request import RequestedAttributes
 from wattspan.ingest.inference_attributes import as_nanoseconds
-from wattspan.ingest.otlp_json import JsonTraceDecoder
-from wattspan.ingest.trace_decoder import DecoderSettings, TraceDecoder
-from wattspan.spans.inference_requests import InferenceDetails
+from wattspan.ingest.trace_decoder import TraceDecoder
+from wattspan.spans.values import InferenceDetails, Span
 
 MS = 1_000_000
 VLLM = {
@@ -39,12 +38,13 @@ def _json(attributes: dict[str, Any]) -> bytes:
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]}).encode()
 
 
-def _records(attributes: dict[str, Any], **settings: Any) -> tuple[SpanRecord, SpanRecord]:
+def _records(attributes: dict[str, Any], **settings: Any) -> tuple[Span, Span]:
     """The span with these attributes, received in protobuf and in JSON."""
-    limits = DecoderSettings(max_spans=10, max_fields=1000, **settings)
+    asked = RequestedAttributes(**settings)
+    decoder = TraceDecoder(asked, max_spans=10, max_fields=1000)
     body = request(span(1, **attributes)).SerializeToString()
-    (binary,) = TraceDecoder(limits).decode(body).parts[0].spans
-    (text,) = JsonTraceDecoder(limits).decode(_json(attributes)).parts[0].spans
+    (binary,) = decoder.decode(body).parts[0].spans
+    (text,) = decoder.decode(_json(attributes), json=True).parts[0].spans
     return binary, text
 
 
@@ -155,3 +155,14 @@ def test_long_model_names_are_cut() -> None:
 )
 def test_durations_are_seconds_or_have_a_unit(value: object, time: int | None) -> None:
     assert as_nanoseconds(value) == time
+
+
+@pytest.mark.parametrize(("own", "model"), [({"gen_ai.request.model": "m"}, "m"), ({}, "served")])
+def test_model_of_the_resource_names_requests_without_a_model(
+    own: dict[str, str], model: str
+) -> None:
+    tokens = {"gen_ai.usage.output_tokens": 3, "gen_ai.latency.time_in_queue": 0.5}
+    sent = request(span(1, **tokens, **own), resource={"gen_ai.request.model": "served"})
+    decoder = TraceDecoder(max_spans=10, max_fields=1000)
+    (part,) = decoder.decode(sent.SerializeToString()).parts
+    assert [each.model for each in part.spans.inference if each] == [model]

@@ -16,12 +16,15 @@ from testbed.hostile_otlp import JSONS, PERMITTED, PERMITTED_JSON, PROTOBUFS, bo
 from testbed.otlp import KeptSink, Receiver, request, span
 
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
+from wattspan.ingest.request_limits import (
+    MAX_FIELDS,
+    SPAN,
+    FieldBudget,
     MalformedRequestError,
     ReceiverBusyError,
     RequestTooLargeError,
+    count_fields,
 )
-from wattspan.ingest.trace_decoder import MAX_FIELDS, SPAN, FieldBudget, count_fields
 from wattspan.ingest.trace_receiver import LARGE_REQUEST, TraceReceiver
 from wattspan.testing import ManualClock
 from wattspan.util.encoding import (
@@ -166,7 +169,7 @@ def test_small_body_may_have_any_ratio() -> None:
 @pytest.mark.parametrize("name", bombs(MIB))
 def test_body_with_a_wrong_encoding_is_refused(name: str) -> None:
     with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedRequestError)):
-        Receiver(4 * MIB).traces.decoders.decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
+        Receiver(4 * MIB).traces.decoder.decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
 
 
 # ------------------------------------------------------------------------ retained memory

@@ -12,22 +12,20 @@ from testbed.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, s
 from testbed.otlp_reference import json_of
 
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
-    MAX_NAME,
+from wattspan.ingest.export_request import MAX_NAME, ResourceClaim, WorkAttribute
+from wattspan.ingest.request_limits import (
     MalformedRequestError,
     ReceiverBusyError,
     RequestTooLargeError,
-    ResourceClaim,
-    SpanRecord,
-    WorkAttribute,
 )
 from wattspan.ingest.trace_receiver import RejectedSpans
+from wattspan.spans import values
 from wattspan.util.protobuf import length_delimited
 
 PEER = Peer(pid=7, uid=0)
 
 
-def told(*spans: Span, service: str = "", **options: Any) -> list[SpanRecord]:
+def told(*spans: Span, service: str = "", **options: Any) -> list[values.Span]:
     """Records of the spans of one resource."""
     receiver = Receiver(**options)
     whole = request(*spans, resource={"service.name": service})
@@ -49,10 +47,11 @@ def test_record_has_all_fields_that_energy_needs() -> None:
     one = span(5, gen_ai__usage__input_tokens=12, gen_ai__usage__output_tokens=34)
     one.parent_span_id = b"parent!!"
     assert told(one) == [
-        SpanRecord(
+        values.Span(
             trace=TRACE,
             id=bytes(7) + b"\5",
             parent=b"parent!!",
+            service="",
             name="work 5",
             start=BEGIN + 5,
             end=BEGIN + 1005,

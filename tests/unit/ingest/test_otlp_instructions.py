@@ -7,7 +7,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from testbed.otlp import request, span
 from testbed.otlp_reference import records_in_both_encodings
 
-from wattspan.ingest.export_request import InstructionReport, ReportedInstruction
+from wattspan.ingest.export_request import InstructionReport
+from wattspan.spans.values import ReportedInstruction
 
 REPORT = InstructionReport("gpt", "stage", "microbatch", "instruction")
 OTHER = InstructionReport("", "pp.stage", "pp.batch", "pp.pass")

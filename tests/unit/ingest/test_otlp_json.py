@@ -11,10 +11,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from testbed.otlp import attribute, request, span, span_names
 
-from wattspan.ingest.export_request import MalformedRequestError, RequestTooLargeError
-from wattspan.ingest.json_text import MAX_REPAIRED
-from wattspan.ingest.otlp_json import JsonTraceDecoder
-from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings
+from wattspan.ingest.otlp_json import MAX_REPAIRED
+from wattspan.ingest.request_limits import MalformedRequestError, RequestTooLargeError
+from wattspan.ingest.trace_decoder import DecodedRequest, TraceDecoder
 
 MOST, FIELDS = 100, 1 << 20
 SPAN = {
@@ -27,8 +26,8 @@ SPAN = {
 
 def decode(content: object, *, keep: bool = True, fields: int = FIELDS) -> DecodedRequest:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    settings = DecoderSettings(max_spans=MOST, max_fields=fields, keep_message=keep)
-    return JsonTraceDecoder(settings).decode(body)
+    decoder = TraceDecoder(max_spans=MOST, max_fields=fields, keep_message=keep)
+    return decoder.decode(body, json=True)
 
 
 def read(content: object) -> ExportTraceServiceRequest:

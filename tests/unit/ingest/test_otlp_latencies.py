@@ -7,8 +7,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from testbed.otlp import BEGIN, request, span
 from testbed.otlp_reference import records_in_both_encodings
 
-from wattspan.ingest.export_request import LatencyReport, RequestLatency, RequestTooLargeError
-from wattspan.ingest.trace_decoder import MAX_EVENTS, DecoderSettings, TraceDecoder
+from wattspan.ingest.export_request import LatencyReport, RequestedAttributes
+from wattspan.ingest.request_limits import RequestTooLargeError
+from wattspan.ingest.trace_decoder import MAX_EVENTS, TraceDecoder
+from wattspan.spans.values import RequestLatency
 
 REPORT = LatencyReport("llm", "work 1", "ttft", "first", "tbt", "token")
 START = BEGIN + 1
@@ -85,7 +87,7 @@ def test_events_count_towards_the_fields_of_a_request() -> None:
     one = with_events(span(1), *[(START + 1, "first")] * 200)
     body = request(one, resource={"service.name": "llm"}).SerializeToString()
     for reports in ((), (REPORT,)):
-        decoder = TraceDecoder(DecoderSettings(max_spans=9, max_fields=100, latencies=reports))
+        decoder = TraceDecoder(RequestedAttributes(latencies=reports), max_spans=9, max_fields=100)
         if not reports:
             assert decoder.decode(body).parts
             continue

@@ -13,11 +13,11 @@ from wattspan.http.sockets import Peer
 from wattspan.ingest.inference_attributes import (
     MAX_TOKENS,
     NO_REPORT,
-    Scalar,
     TokenReport,
     token_count,
     token_report,
 )
+from wattspan.ingest.span_attributes import Scalar
 from wattspan.ingest.token_attributes import (
     ATTRIBUTES,
     SETTINGS,
@@ -27,14 +27,14 @@ from wattspan.ingest.token_attributes import (
     is_loopback,
 )
 from wattspan.ingest.trace_receiver import EXPECTED_WITHIN
-from wattspan.spans.inference_requests import InferenceDetails, SpanRole
+from wattspan.spans.values import InferenceDetails, TokenRole
 
 F = InferenceFigure
 MS = 1_000_000
 
 
-def _report(values: dict[InferenceFigure, Scalar], kind: int = 0, name: str = "m") -> TokenReport:
-    return token_report([values.get(figure) for figure in F], kind, name)
+def _report(values: dict[InferenceFigure, Scalar], kind: int = 0) -> TokenReport:
+    return token_report(tuple(values.get(figure) for figure in F), kind)
 
 
 def test_every_name_belongs_to_one_figure() -> None:
@@ -62,27 +62,27 @@ def test_possible_counts_are_read(value: Scalar, count: int | None) -> None:
 @pytest.mark.parametrize(
     ("values", "kind", "role"),
     [
-        ({}, 0, SpanRole.PLAIN),
-        ({}, 1, SpanRole.PLAIN),
-        ({}, 2, SpanRole.SERVER),
-        ({}, 3, SpanRole.CLIENT),
-        ({F.OPERATION: b"chat"}, 1, SpanRole.CALL),
-        ({F.PROVIDER: b"openai"}, 0, SpanRole.CALL),
-        ({F.SERVER: b"api.openai.com"}, 3, SpanRole.REMOTE),
-        ({F.SERVER: b"https://user@10.0.0.7:8000/v1"}, 3, SpanRole.REMOTE),
-        ({F.SERVER: b"http://localhost:8000/v1"}, 3, SpanRole.CLIENT),
-        ({F.SERVER: b"api.openai.com"}, 1, SpanRole.PLAIN),
-        ({F.PROVIDER: b"anthropic"}, 1, SpanRole.REMOTE),
-        ({F.PROVIDER: b"gcp.gemini"}, 3, SpanRole.REMOTE),
-        ({F.PROVIDER: b"anthropic", F.SERVER: b"127.0.0.1"}, 3, SpanRole.CLIENT),
-        ({F.PROVIDER: b"anthropic"}, 2, SpanRole.SERVER),
-        ({F.QUEUE: 0.5}, 3, SpanRole.ENGINE),
-        ({F.QUEUE: 0.5, F.OPERATION: b"invoke_agent"}, 2, SpanRole.AGGREGATE),
-        ({F.OPERATION: b"AGENT"}, 3, SpanRole.AGGREGATE),
+        ({}, 0, TokenRole.PLAIN),
+        ({}, 1, TokenRole.PLAIN),
+        ({}, 2, TokenRole.SERVER),
+        ({}, 3, TokenRole.CLIENT),
+        ({F.OPERATION: b"chat"}, 1, TokenRole.CALL),
+        ({F.PROVIDER: b"openai"}, 0, TokenRole.CALL),
+        ({F.SERVER: b"api.openai.com"}, 3, TokenRole.REMOTE),
+        ({F.SERVER: b"https://user@10.0.0.7:8000/v1"}, 3, TokenRole.REMOTE),
+        ({F.SERVER: b"http://localhost:8000/v1"}, 3, TokenRole.CLIENT),
+        ({F.SERVER: b"api.openai.com"}, 1, TokenRole.PLAIN),
+        ({F.PROVIDER: b"anthropic"}, 1, TokenRole.REMOTE),
+        ({F.PROVIDER: b"gcp.gemini"}, 3, TokenRole.REMOTE),
+        ({F.PROVIDER: b"anthropic", F.SERVER: b"127.0.0.1"}, 3, TokenRole.CLIENT),
+        ({F.PROVIDER: b"anthropic"}, 2, TokenRole.SERVER),
+        ({F.QUEUE: 0.5}, 3, TokenRole.ENGINE),
+        ({F.QUEUE: 0.5, F.OPERATION: b"invoke_agent"}, 2, TokenRole.AGGREGATE),
+        ({F.OPERATION: b"AGENT"}, 3, TokenRole.AGGREGATE),
     ],
 )
 def test_evidence_gives_the_role(
-    values: dict[InferenceFigure, Scalar], kind: int, role: SpanRole
+    values: dict[InferenceFigure, Scalar], kind: int, role: TokenRole
 ) -> None:
     assert _report({F.INPUT: 1, **values}, kind).role is role
 
@@ -109,8 +109,8 @@ def test_addresses_of_this_host_are_loopback() -> None:
 
 def test_sums_of_an_agent_count_only_without_own_counts() -> None:
     both = {F.ALL_INPUT: 9, F.ALL_OUTPUT: 8, F.OPERATION: b"chat"}
-    assert _report(both) == TokenReport(9, 8, SpanRole.AGGREGATE)
-    assert _report({**both, F.INPUT: 1})[:3] == (1, 0, SpanRole.CALL)
+    assert _report(both) == TokenReport(9, 8, TokenRole.AGGREGATE)
+    assert _report({**both, F.INPUT: 1})[:3] == (1, 0, TokenRole.CALL)
 
 
 def test_span_with_tokens_alone_is_no_request() -> None:
@@ -122,8 +122,8 @@ def test_span_with_tokens_alone_is_no_request() -> None:
 def test_first_token_of_the_caller_is_in_seconds_or_milliseconds() -> None:
     for values in ({F.FIRST_CHUNK: 0.125}, {F.FIRST_CHUNK_MS: 125}):
         report = _report({F.OUTPUT: 3, **values})
-        assert report.details == InferenceDetails("m", first_token=125 * MS)
-        assert report.role is SpanRole.PLAIN
+        assert report.details == InferenceDetails(first_token=125 * MS)
+        assert report.role is TokenRole.PLAIN
     for value in (-1, b"125", 1e30):
         report = _report({F.OUTPUT: 3, F.MODEL: b"m", F.FIRST_CHUNK_MS: value})
         assert report.details == InferenceDetails("m")
@@ -190,7 +190,7 @@ def test_counts_of_attributes_come_before_json() -> None:
 @pytest.mark.parametrize("json", [False, True])
 def test_added_names_that_no_span_has_are_logged_once(*, json: bool) -> None:
     log: list[str] = []
-    receiver = Receiver(attributes={"input_tokens": ["app.prompt", "app.prompts"]}, log=log.append)
+    receiver = Receiver(names={"input_tokens": ["app.prompt", "app.prompts"]}, log=log.append)
     whole = request(*(span(n, app__prompt=n) for n in range(1, 1001)))
     body = json_of(whole) if json else whole.SerializeToString()
     for _ in range(EXPECTED_WITHIN // 1000 + 3):

@@ -7,9 +7,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from testbed.forwarding import joules, request, spans_in
 
+from wattspan.inference.estimate import RequestEstimate
 from wattspan.model import HwType, Microjoules, Provenance, StaticBasis
 from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich, slice_spans
-from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Outcome, SpanEnergy
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY

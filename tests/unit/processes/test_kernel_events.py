@@ -11,14 +11,16 @@ from testbed.netlink import batch_of, passed
 from wattspan.processes import netlink
 from wattspan.processes.kernel_events import (
     EventChannel,
+    ExitLayout,
     ExitRecord,
     ProcessEvents,
     acknowledgement,
     event_filter,
+    parse_exit,
     record_events,
+    record_exits,
 )
 from wattspan.processes.netlink import DatagramBatch, DatagramReader
-from wattspan.processes.taskstats import ExitLayout, parse_exit, record_exits
 
 LAST = 0x20
 FAMILY = 31

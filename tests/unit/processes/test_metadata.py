@@ -11,9 +11,7 @@ from wattspan.processes.metadata import (
     HostProcesses,
     RunningProcesses,
     command_of,
-    info_of_exited,
 )
-from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs, Stat, parse_stat
 
 LINE = (
@@ -201,7 +199,8 @@ def test_directory_reads_a_command_line_once_until_the_name_changes(tmp_path: Pa
 
 def test_exited_processes_are_named_by_policy() -> None:
     def dead(names: NamePolicy) -> str:
-        return info_of_exited(Consumer(42, 7), "make", PrincipalResolver(), "", 0, 1, names).command
+        directory = HostProcesses(ProcFs(), names)
+        return directory.describe_ended(Consumer(42, 7), "make", "", 0, 1).command
 
     assert [dead(names) for names in NamePolicy] == ["make", "make", "process"]
 

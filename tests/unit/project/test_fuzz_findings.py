@@ -55,10 +55,10 @@ def test_capper_survives_any_ceiling_file(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_request_to_the_capper_has_no_number_that_its_answer_could_not_hold(line: str) -> None:
-    from wattspan.capper.server import _AnyRequest
+    from wattspan.capper.protocol import AnyRequest
 
     def decoded(number: object) -> CapperRequest:
-        return msgspec.json.decode(line.replace("NUMBER", str(number)), type=_AnyRequest)
+        return msgspec.json.decode(line.replace("NUMBER", str(number)), type=AnyRequest)
 
     assert isinstance(decoded(2**53), CapperRequest)
     for number in (2**53 + 1, -(2**60), NUMBER_OF_400_DIGITS):

@@ -16,6 +16,7 @@ from wattspan.recurring.jobs import (
     next_run,
     prospect,
     trials_of,
+    verdict_sentence,
 )
 from wattspan.recurring.search import BatchSizeTrial, SearchPhase, SearchPolicy, TrialOutcome
 
@@ -147,3 +148,31 @@ def test_mean_energy_is_that_of_runs_with_the_target_in_the_window() -> None:
     runs = [run(32, 90.0), run(32, 50.0), run(32, 5.0, TrialOutcome.STOPPED), run(32, 70.0)]
     assert mean_energies(TERMS, runs) == {32: 70.0}
     assert mean_energies(windowed, runs) == {32: 60.0}
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (Prospect(SearchVerdict.UNKNOWN), "No run has reached the target metric yet."),
+        (
+            Prospect(SearchVerdict.DEFAULT_MISSES, 16),
+            "The default batch size 32 has not reached the target metric; the best known size is 16"
+            "; the trials of some sizes are not finished yet.",
+        ),
+        (
+            Prospect(SearchVerdict.NOT_WORTH, 32, complete=True),
+            "No size is clearly cheaper than the default 32: a search is not worth its cost.",
+        ),
+        (
+            Prospect(SearchVerdict.PAYS, 64, 5.0, 0.2, 1, complete=True),
+            "Batch size 64 costs 20% less than the default 32; the search pays for itself after"
+            " about 1 more run.",
+        ),
+        (
+            Prospect(SearchVerdict.PAID, 64, -5.0, 0.2, 0, complete=True),
+            "Batch size 64 costs 20% less than the default 32; the search has paid for itself.",
+        ),
+    ],
+)
+def test_verdict_is_a_sentence(found: Prospect, sentence: str) -> None:
+    assert verdict_sentence(TERMS, found) == sentence

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from wattspan.recurring import meter as meter_module
-from wattspan.recurring.meter import AgentMeter
+from wattspan.recurring import optimizer as optimizer_module
+from wattspan.recurring.optimizer import AgentMeter
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import Device
 
@@ -43,7 +43,7 @@ def metered(
 ) -> AgentMeter:
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(meter_module, "request_json", agent.request)
+    monkeypatch.setattr(optimizer_module, "request_json", agent.request)
     return AgentMeter(max_power, read=agent.read)
 
 
@@ -108,5 +108,5 @@ def test_program_without_gpus_is_watched_and_needs_a_power(monkeypatch: pytest.M
         class joules:  # noqa: N801 - as the attribute of a measurement
             total = 12.5
 
-    monkeypatch.setattr(meter_module, "read_measurement", lambda *_: Found)
+    monkeypatch.setattr(optimizer_module, "read_measurement", lambda *_: Found)
     assert meter.read()[0] == 12.5

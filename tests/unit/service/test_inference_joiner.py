@@ -7,14 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 import pytest
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config.settings import SPAN_PRESETS
-from wattspan.ingest.export_request import (
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
+from wattspan.inference.division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
+from wattspan.inference.requests import InferenceRequest
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -37,9 +32,7 @@ from wattspan.model import (
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
 from wattspan.sharing.pools import POOL_RULES, PoolName
-from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest, SpanRole
-from wattspan.spans.request_division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
-from wattspan.spans.values import Span, SpanColumns
+from wattspan.spans.values import InferenceDetails, Span, SpanColumns, TokenRole
 
 S, STEP = SECOND, 100 * MILLISECOND
 SERVER, WORKER, OTHER = Consumer(10, 1), Consumer(11, 2), Consumer(20, 1)
@@ -52,7 +45,7 @@ class Host:
 
     def __init__(self, *gpus: str, presets: Collection[str] = SPAN_PRESETS) -> None:
         self.gpus = gpus or ("gpu0",)
-        self.history = EnergyHistory(AttributionHistory(600 * S, 10**8))
+        self.history = EnergyHistory(600 * S, 10**8)
         self.found: dict[int, RequestEnergy] = {}
         self.requests: list[InferenceRequest] = []
         self.joiner = InferenceJoiner(self.history, self._found, presets=presets)
@@ -99,23 +92,14 @@ class Host:
         tokens: tuple[int, int] = (100, 11),
         name: str = "llm_request",
         end: float = 0.0,
-        model: str = "",
-        role: SpanRole = SpanRole.PLAIN,
+        role: TokenRole = TokenRole.PLAIN,
         parent: int = 0,
     ) -> None:
         """A request or another span from ``start`` to ``end`` seconds ago."""
         begin, until = self.now - round(start * S), self.now - round(end * S)
         own = b"t" * 16, ident.to_bytes(8, "big"), parent.to_bytes(8, "big") if parent else b""
-        record = SpanRecord(
-            *own, name, begin, until, None, *tokens, None, details, None, None, role
-        )
-        span = Span(*own, service, name, begin, until, None, *tokens)
-        part = ResourceSpanRecords(
-            ResourceClaim(service, model=model), SpanRecordColumns.of([record])
-        )
-        found = self.joiner.add(
-            sender, SpanColumns.of([span]), part, self.now, principal=Principal(1000)
-        )
+        span = Span(*own, service, name, begin, until, None, *tokens, role, details)
+        found = self.joiner.add(sender, SpanColumns.of([span]), self.now, principal=Principal(1000))
         self.requests += found.values()
 
     def send_calls(
@@ -125,17 +109,11 @@ class Host:
         above = parent.to_bytes(8, "big") if parent else b""
         time, tokens = (self.now - S, self.now), (100, 11)
         ids = [(b"t" * 16, ident.to_bytes(8, "big"), above) for ident in idents]
-        details, remote = InferenceDetails("m"), SpanRole.REMOTE
-        records = [
-            SpanRecord(*own, "chat", *time, None, *tokens, None, details, None, None, remote)
-            for own in ids
-        ]
-        spans = [Span(*own, "app", "chat", *time, None, *tokens) for own in ids]
-        part = ResourceSpanRecords(ResourceClaim("app"), SpanRecordColumns.of(records))
+        details, remote = InferenceDetails("m"), TokenRole.REMOTE
+        spans = [Span(*own, "app", "chat", *time, None, *tokens, remote, details) for own in ids]
         self.joiner.add(
             sender,
             SpanColumns.of(spans),
-            part,
             self.now,
             owner.path,
             str(owner.user),
@@ -368,17 +346,6 @@ def test_estimate_is_known_once_the_model_is_identified(model: str) -> None:
     assert named == (None if model else estimate)
 
 
-def test_model_of_the_resource_names_requests_without_a_model() -> None:
-    host = Host()
-    host.born(SERVER, 1)
-    host.run(1, {"gpu0": (SERVER,)})
-    host.send(1, 1.0, details=TIMES._replace(model=""), model="served")
-    host.send(2, 1.0, model="served")
-    host.settle()
-
-    assert [row.model for row in host.joiner.rows] == ["served", "m"]
-
-
 SGLANG = InferenceDetails("m", first_token=S // 2, prefill=S // 2, decode=S // 2)
 
 
@@ -490,7 +457,7 @@ def test_unrelated_sender_below_the_launcher_ends_its_engine() -> None:
     host.run(2, {"gpu0": (WORKER,)})
     host.send(1, 1.0)
     host.run(2, {"gpu0": (WORKER,)})
-    host.send(2, 1.0, sender=SIBLING, service="tool", details=PLAIN, role=SpanRole.CALL)
+    host.send(2, 1.0, sender=SIBLING, service="tool", details=PLAIN, role=TokenRole.CALL)
     host.run(2, {"gpu0": (WORKER,)})
     host.send(3, 1.0)
     host.settle()
@@ -504,7 +471,7 @@ def test_unrelated_sender_below_the_launcher_ends_its_engine() -> None:
 def test_client_span_does_not_look_for_a_launcher() -> None:
     host = _launched()
     host.run(2, {"gpu0": (WORKER,)})
-    host.send(1, 1.0, details=PLAIN, role=SpanRole.CLIENT)
+    host.send(1, 1.0, details=PLAIN, role=TokenRole.CLIENT)
     host.settle()
 
     (row,) = host.joiner.unmetered
@@ -515,7 +482,7 @@ def test_calls_that_waited_as_requests_are_left_out_of_an_engine() -> None:
     host = Host()
     host.born(SERVER, 2)
     host.run(2, {"gpu0": (SERVER,)})
-    host.send(1, 1.0, details=PLAIN, role=SpanRole.CLIENT)
+    host.send(1, 1.0, details=PLAIN, role=TokenRole.CLIENT)
     host.run(2, {"gpu0": (SERVER,)})
     host.send(2, 1.0)
     host.run(60, {"gpu0": ()})
@@ -529,9 +496,9 @@ def test_waiting_request_is_replaced_by_the_one_in_it() -> None:
     host = Host()
     host.born(SERVER, 2)
     host.run(2, {"gpu0": (SERVER,)})
-    host.send(1, 2.0, details=PLAIN, role=SpanRole.CALL)
+    host.send(1, 2.0, details=PLAIN, role=TokenRole.CALL)
     host.run(1, {"gpu0": (SERVER,)})
-    host.send(2, 1.9, parent=1, details=PLAIN, role=SpanRole.CALL)
+    host.send(2, 1.9, parent=1, details=PLAIN, role=TokenRole.CALL)
     host.settle()
 
     assert set(host.found) == {2}
@@ -543,7 +510,7 @@ def test_calls_elsewhere_are_counted_once_spans_in_them_may_have_arrived() -> No
     host = Host()
     host.born(SERVER, 2)
     host.run(2, {})
-    host.send(1, 1.0, details=PLAIN, role=SpanRole.REMOTE)
+    host.send(1, 1.0, details=PLAIN, role=TokenRole.REMOTE)
     host.run(10, {})
     assert (host.joiner.unmetered, host.joiner.waiting) == ((), 1)
     host.run(30, {})
@@ -561,7 +528,7 @@ def test_calls_beyond_the_limit_are_counted_at_once() -> None:
     host.born(SERVER, 2)
     host.run(1, {})
     for ident in range(1, MAX_REQUESTS + 4):
-        host.send(ident, 0.5, details=PLAIN, role=SpanRole.REMOTE)
+        host.send(ident, 0.5, details=PLAIN, role=TokenRole.REMOTE)
     assert host.joiner.waiting == MAX_REQUESTS
     assert host.joiner.unmetered[0].requests == 3
 
@@ -569,22 +536,22 @@ def test_calls_beyond_the_limit_are_counted_at_once() -> None:
 @pytest.mark.parametrize(
     ("gpu", "role", "call"),
     [
-        (False, SpanRole.CLIENT, True),
-        (False, SpanRole.AGGREGATE, True),
-        (False, SpanRole.PLAIN, False),
-        (False, SpanRole.ENGINE, False),
-        (True, SpanRole.CLIENT, False),
-        (True, SpanRole.REMOTE, True),
+        (False, TokenRole.CLIENT, True),
+        (False, TokenRole.AGGREGATE, True),
+        (False, TokenRole.PLAIN, False),
+        (False, TokenRole.ENGINE, False),
+        (True, TokenRole.CLIENT, False),
+        (True, TokenRole.REMOTE, True),
     ],
 )
 def test_tokens_of_a_caller_are_computed_elsewhere(
-    *, gpu: bool, role: SpanRole, call: bool
+    *, gpu: bool, role: TokenRole, call: bool
 ) -> None:
     host = Host()
     host.born(SERVER, 2)
     host.run(1, {"gpu0": (SERVER,) if gpu else (OTHER,)})
     assert host.joiner.is_call(SERVER, role) == call
-    host.send(1, 0.5, details=PLAIN, role=SpanRole.CALL)
+    host.send(1, 0.5, details=PLAIN, role=TokenRole.CALL)
     assert host.joiner.is_call(SERVER, role) == call
 
 

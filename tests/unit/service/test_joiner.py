@@ -8,19 +8,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pytest
+from testbed.sending_host import CPU, USER, BelievingResolver
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
-    ExportRequest,
-    ReceiverBusyError,
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
-from wattspan.ingest.identity_verification import Identity, Sender
+from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
+from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.ingest.side_channel import SideChannelCounters
 from wattspan.model import (
     MILLISECOND,
@@ -50,43 +43,21 @@ from wattspan.service.span_joiner import (
     SpanJoiner,
 )
 from wattspan.sharing.pools import Pools
-from wattspan.spans.inference_requests import InferenceDetails
-from wattspan.spans.values import Outcome, SpanEnd, SpanEnergy, SpanStart
+from wattspan.spans.values import (
+    InferenceDetails,
+    Outcome,
+    Span,
+    SpanColumns,
+    SpanEnd,
+    SpanEnergy,
+    SpanStart,
+)
 from wattspan.testing import ManualClock
 
-CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 TICK = 100 * MILLISECOND
 APP, OTHER = Consumer(10, 1), Consumer(11, 1)
-USER = Principal(1000)
 POWER = 10_000  # uJ a tick and process: 0.1 W
 HISTORY = 20 * SECOND
-
-
-class Resolver:
-    """Believes a claimed pid of 10 or 11; nothing else is known."""
-
-    def __init__(self) -> None:
-        self.ended: set[int] = set()
-
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
-        sender = Sender(None, USER)
-        if claim.pid is None:
-            return Identity(Outcome.UNKNOWN_PROCESS, None, sender)
-        if claim.pid >= 2**31:
-            raise OverflowError
-        return Identity(self.identify(claim.pid) or Outcome.NOT_BELIEVED, USER, sender)
-
-    def announcer(self, pid: int, proven: Principal) -> Consumer | None:
-        return self.identify(pid)
-
-    def principal(self, consumer: Consumer) -> Principal | None:
-        return USER
-
-    def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
-        return False
-
-    def identify(self, pid: int) -> Consumer | None:
-        return {10: APP, 11: OTHER}.get(pid) if pid not in self.ended else None
 
 
 class Heard(NamedTuple):
@@ -128,12 +99,13 @@ class Agent:
         self.clock = ManualClock()
         self.gaps: dict[Consumer, dict[HwType, int]] = {}
         self.past = EnergyHistory(
-            AttributionHistory(HISTORY, 10**7),
+            HISTORY,
+            10**7,
             missing_until=lambda payer: self.gaps.get(payer, {}),  # type: ignore[call-overload]
         )
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
-        self.resolver, self.pools = Resolver(), Pools()
+        self.resolver, self.pools = BelievingResolver((10, 11)), Pools()
         self.joiner = SpanJoiner(
             self.clock,
             self.past,
@@ -169,26 +141,25 @@ class Agent:
         if turns:
             self.joiner.turn()
 
-    def send(self, *spans: SpanRecord, pid: int | None = 10, size: int = 300) -> ExportRequest:
+    def send(self, *spans: Span, pid: int | None = 10, size: int = 300) -> ExportRequest:
         delivery = ExportRequest(
             Peer(),
             self.clock.monotonic(),
             size,
-            (ResourceSpanRecords(ResourceClaim("app", pid), SpanRecordColumns.of(spans)),),
+            (ResourceSpans(ResourceClaim("app", pid), SpanColumns.of(spans)),),
             "raw",
         )
         self.joiner.accept(delivery)
         return delivery
 
-    def span(
-        self, ident: int, start: float, end: float, parent: int = 0, name: str = "s"
-    ) -> SpanRecord:
+    def span(self, ident: int, start: float, end: float, parent: int = 0, name: str = "s") -> Span:
         """A span that began and ended so many seconds from now (the past is negative)."""
         wall = self.clock.now().wall
-        return SpanRecord(
+        return Span(
             bytes([1]) * 16,
             ident.to_bytes(8, "big"),
             parent.to_bytes(8, "big") if parent else b"",
+            "app",
             name,
             wall + round(start * SECOND),
             wall + round(end * SECOND),
@@ -270,7 +241,7 @@ def test_spans_of_a_sender_that_works_on_one_thing_do_not_wait_for_others() -> N
     """Batches of 4 s with two steps and their children; the last step of the first comes later."""
     agent = Agent()
     agent.run(4.0)
-    spans: list[SpanRecord] = []
+    spans: list[Span] = []
     for joined in (3, 8, 12):
         for start in (-4.0, -2.0):
             step = 2 * len(spans) + joined * 100
@@ -338,14 +309,14 @@ def test_requests_are_forwarded_in_the_order_of_their_receipt() -> None:
 
 def test_energies_have_the_positions_of_their_spans_in_the_request() -> None:
     agent = Agent()
-    spans = SpanRecordColumns.of([agent.span(1, -1.0, 0.0), agent.span(2, -0.5, 0.0)])
+    spans = SpanColumns.of([agent.span(1, -1.0, 0.0), agent.span(2, -0.5, 0.0)])
     delivery = ExportRequest(
         Peer(),
         agent.clock.monotonic(),
         300,
         (
-            ResourceSpanRecords(ResourceClaim("a", 10), spans[:1]),
-            ResourceSpanRecords(ResourceClaim("b", 11), spans[1:]),
+            ResourceSpans(ResourceClaim("a", 10), spans[:1]),
+            ResourceSpans(ResourceClaim("b", 11), spans[1:]),
         ),
         "raw",
         frozenset({0, 2}),
@@ -718,7 +689,7 @@ def spans_around_a_step(step: float, phase: int, length: int, delay: int) -> lis
     """
     agent, at = Agent(), 1000 + phase
     begun = agent.clock.now().wall, 0
-    unsent: list[tuple[int, int, int, SpanRecord]] = []
+    unsent: list[tuple[int, int, int, Span]] = []
     sent: list[tuple[int, int, ExportRequest]] = []
     for now in range(10, 2500, 10):
         agent.clock.advance(ns=10 * MILLISECOND)
@@ -728,7 +699,7 @@ def spans_around_a_step(step: float, phase: int, length: int, delay: int) -> lis
             agent.clock.step_wall(step)
         if now % length == 0:
             wall, ident = agent.clock.now().wall, now.to_bytes(8, "big")
-            record = SpanRecord(bytes([1]) * 16, ident, b"", "s", begun[0], wall)
+            record = Span(bytes([1]) * 16, ident, b"", "app", "s", begun[0], wall)
             unsent.append((now + delay, begun[1], now, record))
             begun = wall, now
         while unsent and unsent[0][0] <= now:

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from testbed.sending_host import CPU, BelievingResolver, request_of_span
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import (
-    ExportRequest,
-    ResourceClaim,
-    ResourceSpanRecords,
-    SpanRecord,
-    SpanRecordColumns,
-)
-from wattspan.ingest.identity_verification import Identity, Sender
 from wattspan.model import (
     MILLISECOND,
     SECOND,
     Attribution,
     Consumer,
-    Domain,
     HwType,
     Interval,
     Microjoules,
     Principal,
-    Provenance,
     Share,
     SpanAccounts,
     Tick,
@@ -42,36 +32,14 @@ from wattspan.service.sending_processes import (
 from wattspan.service.span_joiner import TIDY_IDLE_EVERY, SpanJoiner
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import Outcome, SpanStart
+from wattspan.spans.values import SpanStart
 from wattspan.testing import ManualClock
 
-CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 TICK = 100 * MILLISECOND
-USER = Principal(1000)
 OF_ANOTHER = 100_000  # pids from this one on belong to another user
 POWER = 10_000  # uJ a tick of a busy process
 HISTORY = 60 * SECOND
 CROWD = range(1000, 1000 + 3 * MAX_PROCESSES)
-
-
-class Resolver:
-    """Believes each claimed pid."""
-
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Identity:
-        found = Outcome.UNKNOWN_PROCESS if claim.pid is None else Consumer(claim.pid, 1)
-        return Identity(found, USER, Sender(None, USER))
-
-    def announcer(self, pid: int, proven: Principal) -> Consumer | None:
-        return self.identify(pid)
-
-    def principal(self, consumer: Consumer) -> Principal:
-        return Principal(1000 + consumer.pid // OF_ANOTHER)
-
-    def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
-        return False
-
-    def identify(self, pid: int) -> Consumer | None:
-        return Consumer(pid, 1)
 
 
 class Sampler:
@@ -98,12 +66,12 @@ class Host:
 
     def __init__(self, busy: Iterable[int] = (), places: int = 256) -> None:
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(HISTORY, 10**7))
+        self.history = EnergyHistory(HISTORY, 10**7)
         self.sampler = Sampler(places)
         self.joiner = SpanJoiner(
             self.clock,
             self.history,
-            Resolver(),  # type: ignore[arg-type]
+            BelievingResolver(of_another=OF_ANOTHER),  # type: ignore[arg-type]
             SpansSettings(),
             keep=HISTORY,
             sampler=self.sampler,  # type: ignore[arg-type]
@@ -127,13 +95,10 @@ class Host:
 
     def send(self, pid: int, seconds: float = 0.5, user: int = 0) -> None:
         """One span that ends now."""
-        now = self.clock.now()
         self.sent += 1
-        ident = self.sent.to_bytes(8, "big")
-        start = now.wall - round(seconds * SECOND)
-        span = SpanRecord(ident * 2, ident, b"", f"by {pid}", start, now.wall)
-        part = ResourceSpanRecords(ResourceClaim("app", pid), SpanRecordColumns.of([span]))
-        self.joiner.accept(ExportRequest(Peer(uid=user), now.mono, 300, (part,), "raw"))
+        now, length, peer = self.clock.now(), round(seconds * SECOND), Peer(uid=user)
+        sent = request_of_span(self.sent, pid, now, length, name=f"by {pid}", peer=peer)
+        self.joiner.accept(sent)
 
     @property
     def accounts(self) -> SpanAccounts:

@@ -8,7 +8,7 @@ import pytest
 from testbed.fake_kernel import FakeKernel
 
 from wattspan.ingest.export_request import ResourceClaim
-from wattspan.ingest.identity_verification import Identity, IdentityResolver
+from wattspan.ingest.identity_verification import IdentityResolver, SpanIdentity
 from wattspan.ingest.side_channel import ProcessRecords
 from wattspan.model import Consumer, Principal
 from wattspan.processes.inspector import LiveProcess
@@ -44,12 +44,12 @@ class Host:
 
     def sent(
         self, process: LiveProcess, *, forwards: bool = False, pid: int | None = None
-    ) -> Identity:
+    ) -> SpanIdentity:
         """The identity of a request on a Unix socket of ``process``."""
         peer = self.kernel.over_unix(process)._replace(forwards=forwards)
         return self.resolver.resolve(peer, ResourceClaim("shop", pid))
 
-    def senders(self, identity: Identity, *spans: bytes) -> list[Consumer | Outcome]:
+    def senders(self, identity: SpanIdentity, *spans: bytes) -> list[Consumer | Outcome]:
         found = self.announcers.senders(spans, identity)
         return [found] * len(spans) if isinstance(found, Consumer | Outcome) else list(found)
 

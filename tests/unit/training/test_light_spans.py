@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace.status import StatusCode
 
 from wattspan.otel import SpanProcessor
-from wattspan.training.light_spans import MAX_ATTRIBUTES, LightTracer
 from wattspan.training.session import TrainingSession, start_session
 from wattspan.training.session import TuningRequest as Wish
+from wattspan.training.spans import MAX_ATTRIBUTES, LightTracer
 from wattspan.training.units import StepWork
 
 

@@ -21,8 +21,8 @@ from testbed.training_spans import SERVICE, FakeDeclaration, RecordedTraining
 
 from wattspan.sdk.span_processor import SpanProcessor
 from wattspan.training import Loop
-from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
 from wattspan.training.session import TuningRequest, is_local_rank_zero, start_session
+from wattspan.training.spans import AgentSpanExporter, otlp_encoder
 from wattspan.training.units import StepWork, batch_work
 
 

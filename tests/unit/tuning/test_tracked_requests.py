@@ -7,16 +7,17 @@ from collections.abc import Iterable
 import pytest
 
 from wattspan.config import TunedJobSettings
-from wattspan.ingest.export_request import (
-    LatencyReport,
-    RequestLatency,
-    SpanRecord,
-    SpanRecordColumns,
-)
+from wattspan.ingest.export_request import LatencyReport
 from wattspan.model import MILLISECOND, SECOND, Consumer, Nanoseconds
 from wattspan.model.settings import Duration
-from wattspan.spans.inference_requests import InferenceDetails
-from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
+from wattspan.spans.values import (
+    InferenceDetails,
+    RequestLatency,
+    Span,
+    SpanColumns,
+    SpanEnd,
+    SpanStart,
+)
 from wattspan.tuning.decisions.load_cells import RequestTimes
 from wattspan.tuning.tracked_requests import (
     MAX_AGE,
@@ -191,9 +192,8 @@ def settings(**more: object) -> TunedJobSettings:
 
 
 def received(*spans: Span, **more: object) -> ReceivedSpans:
-    """The spans as records with ``more``, of one process."""
-    records = [SpanRecord(*one[:3], one.name, one.start, one.end, **more) for one in spans]  # type: ignore[arg-type]
-    return ReceivedSpans(SERVER, "llm", SpanColumns.of(spans), SpanRecordColumns.of(records))
+    """The spans with ``more``, of one process."""
+    return ReceivedSpans(SERVER, "llm", SpanColumns.of([one._replace(**more) for one in spans]))  # type: ignore[arg-type]
 
 
 def one_request(job: TunedJobSettings, *spans: Span, **more: object) -> RequestTimes:

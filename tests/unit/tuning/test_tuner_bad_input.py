@@ -10,7 +10,6 @@ import pytest
 from testbed.tuned_host import DEFAULT, MINIMUM, Host, quick
 
 from wattspan.config import TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
 from wattspan.model import (
     CapKey,
     Consumer,
@@ -43,12 +42,11 @@ def tuning_job(host: Host, name: str = "trainer/train_step") -> TuningJob:
 
 def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "train_step") -> None:
     """Spans of these starts and ends, as the joiner hands them over."""
-    spans, told = [], []
+    spans = []
     for start, end in times:
         ident = (hash((start, end)) % 2**63).to_bytes(8, "big")
         spans.append(Span(b"t" * 16, ident, b"", "trainer", name, start, end))
-        told.append(SpanRecord(b"t" * 16, ident, b"", name, start, end))
-    host.tap.append(consumer, "trainer", SpanColumns.of(spans), SpanRecordColumns.of(told))
+    host.tap.append(consumer, "trainer", SpanColumns.of(spans))
 
 
 # --------------------------------------------------------------------------- missing input
@@ -237,9 +235,7 @@ def test_number_of_jobs_is_bounded_and_logged_once() -> None:
     for number in range(1000):
         service = f"service-{number}"
         spans = [Span(b"t" * 16, bytes(8), b"", service, "train_step", now - 10**8, now)]
-        told = [SpanRecord(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
-        columns = SpanColumns.of(spans), SpanRecordColumns.of(told)
-        host.tap.append(Consumer(5000 + number, 1), service, *columns)
+        host.tap.append(Consumer(5000 + number, 1), service, SpanColumns.of(spans))
     host.run(1)
     assert len(host.tuner.accounts().rows) == MAX_JOBS
     (line,) = host.logged
@@ -249,16 +245,14 @@ def test_number_of_jobs_is_bounded_and_logged_once() -> None:
 def test_many_jobs_of_a_user_leave_room_for_anothers() -> None:
     host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
     now = host.clock.monotonic()
-    told = [SpanRecord(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
     for number in range(1000):
         service = f"service-{number}"
         spans = [Span(b"t" * 16, bytes(8), b"", service, "train_step", now - 10**8, now)]
-        columns = SpanColumns.of(spans), SpanRecordColumns.of(told)
-        host.tap.append(Consumer(5000 + number, 1), service, *columns)
+        host.tap.append(Consumer(5000 + number, 1), service, SpanColumns.of(spans))
     host.run(1)
     spans = [Span(b"t" * 16, bytes(8), b"", "modest", "train_step", now - 10**8, now)]
     host.owners[Consumer(9000, 1)] = Principal(1001)
-    host.tap.append(Consumer(9000, 1), "modest", SpanColumns.of(spans), SpanRecordColumns.of(told))
+    host.tap.append(Consumer(9000, 1), "modest", SpanColumns.of(spans))
     host.run(1)
     names = {row.job for row in host.tuner.accounts().rows}
     assert "modest/train_step" in names

@@ -6,14 +6,10 @@ import random
 
 import pytest
 from testbed import serving_replay as serving
+from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
 from testbed.serving_plant import IDLE_WATTS, VirtualServer
 
 from wattspan.emulation.boards import H100
-from wattspan.emulation.continuous_batching import (
-    ContinuousBatching,
-    EmulatedRequest,
-    ModelCosts,
-)
 
 EVEN = ModelCosts(noise=0.0, drift=0.0)
 SILICON = H100.silicon

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from wattspan.config import TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns
 from wattspan.tuning.work_units import JobUnits, ReceivedSpans
@@ -13,11 +12,7 @@ FIRST, SECOND_RANK = Consumer(7, 1), Consumer(8, 1)
 
 
 def received(consumer: Consumer, *spans: Span) -> ReceivedSpans:
-    records = [
-        SpanRecord(one.trace, one.id, one.parent, one.name, one.start, one.end) for one in spans
-    ]
-    columns = SpanColumns.of(spans), SpanRecordColumns.of(records)
-    return ReceivedSpans(consumer, "trainer", *columns)
+    return ReceivedSpans(consumer, "trainer", SpanColumns.of(spans))
 
 
 def step(start: int, end: int) -> Span:

@@ -13,24 +13,11 @@ import click
 from msgspec.structs import replace
 
 from wattspan import __version__
+from wattspan.cli.doctor import host as local
+from wattspan.cli.doctor import network
 from wattspan.cli.doctor.findings import Diagnosis, Finding, render
 from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
 from wattspan.cli.doctor.gpus import examine_gpus
-from wattspan.cli.doctor.host import (
-    examine_agent,
-    examine_configuration,
-    examine_directories,
-    examine_footprint,
-    examine_host,
-    examine_pods,
-    examine_processes,
-)
-from wattspan.cli.doctor.network import (
-    examine_exporters,
-    examine_ports,
-    examine_security,
-    examine_spans,
-)
 from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
 from wattspan.cli.doctor.tuning import CapperProbe, examine_tuning
 from wattspan.cli.formatting import text_lines
@@ -93,40 +80,33 @@ def diagnose(
     """The findings of all checks; each readable source takes a second."""
     config, plugins = loaded.config, loaded.plugins
     clock = SystemClock()
-    context = SourceContext(clock, EmptyProcessDirectory())
-    if host is not None:
-        context = SourceContext(
-            clock,
-            EmptyProcessDirectory(),
-            emulated=True,
-            nvml=host.nvml(),
-            sysfs=host.sysfs,
-            amdsmi=host.amdsmi(),
-        )
+    context = SourceContext(
+        clock,
+        EmptyProcessDirectory(),
+        emulated=host is not None,
+        nvml=None if host is None else host.nvml(),
+        sysfs=None if host is None else host.sysfs,
+        amdsmi=None if host is None else host.amdsmi(),
+    )
     sources = examine_sources(plugins, config, context)
+    pods = () if context.emulated else local.examine_pods(config)
+    name, members = host_name(host), etcd_members(config.fleet, clock)
+    capper = partial(CapperProbe.configured, config, context)
     checks: dict[str, Iterable[Finding]] = {
-        "Host": examine_host(root),
+        "Host": local.examine_host(root),
         "GPUs": examine_gpus(root, sources.domains, emulated=context.emulated),
         **sources.sections,
-        "Processes": chain(
-            examine_processes(config, clock), () if context.emulated else examine_pods(config)
-        ),
-        "Agent": examine_agent(config),
-        "Configuration": examine_configuration(config, plugins, faults=faults),
-        "Directories": examine_directories(config),
-        "Ports": examine_ports(config),
-        "Security": examine_security(config),
-        "Spans and API": examine_spans(config),
-        "Exporters": examine_exporters(config),
+        "Processes": chain(local.examine_processes(config, clock), pods),
+        "Agent": local.examine_agent(config),
+        "Configuration": local.examine_configuration(config, plugins, faults=faults),
+        "Directories": local.examine_directories(config),
+        "Ports": network.examine_ports(config),
+        "Security": network.examine_security(config),
+        "Spans and API": network.examine_spans(config),
+        "Exporters": network.examine_exporters(config),
         "Tuning and caps": examine_tuning(config, context, sources.domains, root),
-        "Fleet": examine_fleet(
-            config.fleet,
-            host_name(host),
-            clock,
-            etcd_members(config.fleet, clock),
-            partial(CapperProbe.configured, config, context),
-        ),
-        "Cost and carbon": examine_footprint(config, clock),
+        "Fleet": examine_fleet(config.fleet, name, clock, members, capper),
+        "Cost and carbon": local.examine_footprint(config, clock),
     }
     return replace(sources, sections={title: list(found) for title, found in checks.items()})
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
@@ -15,6 +17,7 @@ from wattspan.config import FleetSettings
 from wattspan.config.fleet import EtcdEndpoint, parse_endpoint
 from wattspan.fleet.allotment import (
     ENDED_AFTER,
+    AllotmentBook,
     BudgetBelowFloorsError,
     HostReport,
     floors_by_node,
@@ -24,7 +27,6 @@ from wattspan.fleet.allotment import (
     power_bounds,
     watts,
 )
-from wattspan.fleet.allotment_planner import AllotmentPlan
 from wattspan.fleet.coordination import (
     ConflictError,
     Coordination,
@@ -57,29 +59,32 @@ _START_ETCD: Final = (
 _NEW_NAME: Final = "Give each host its own [fleet] name, and restart its capper and agent."
 
 
-class FleetView(NamedTuple):
-    """The facts about one host of a fleet: its settings, and the records of the fleet."""
+@dataclass(frozen=True, slots=True)
+class _FleetHost:
+    """One host of a fleet: its settings, its name there, and its capper."""
 
-    name: str
     settings: FleetSettings
-    keys: FleetKeys
-    state: FleetState
-    plan: AllotmentPlan
+    name: str
+    capper: CapperProbe
+    clock: Clock
 
     @property
-    def reports(self) -> Mapping[str, HostReport]:
-        return self.state.present_reports()
+    def keys(self) -> FleetKeys:
+        return FleetKeys(self.settings.prefix)
+
+    def time_left(self, held: AllotmentRow) -> int | None:
+        """The rest of the time of an allotment, in nanoseconds; None if it has ended."""
+        left = 0 if held.until is None else held.until - self.clock.now().since_boot
+        return left if left > 0 else None
 
 
 def etcd_members(settings: FleetSettings, clock: Clock) -> Connect:
     """Opens clients of the members of the configured cluster, each for one member."""
 
     def connect(endpoint: EtcdEndpoint) -> EtcdCoordination:
-        from wattspan.fleet.access import EtcdAccess
         from wattspan.fleet.etcd import EtcdCoordination
 
-        access = EtcdAccess.configured(settings)
-        return EtcdCoordination(replace(access, endpoints=(endpoint,)), clock)
+        return EtcdCoordination(replace(settings, endpoints=(str(endpoint),)), clock)
 
     return connect
 
@@ -98,13 +103,13 @@ def examine_fleet(
     if not settings.is_enabled:
         yield note("fleet", "this host is in none: [fleet] endpoints is empty")
         return
-    capper = probe()
+    own = _FleetHost(settings, settings.name_of(host), probe(), clock)
     members: list[Coordination] = []
     try:
-        yield from _members(settings, host, clock, connect, members)
-        yield from _ceiling(settings, capper, clock)
+        yield from _members(own, connect, members)
+        yield from _ceiling(own)
         if members:
-            yield from _records(settings, host, capper, clock, members[0])
+            yield from _records(own, members[0])
     finally:
         for client in members:
             client.close()
@@ -113,19 +118,13 @@ def examine_fleet(
 # --------------------------------------------------------------------------------------- etcd
 
 
-def _members(
-    settings: FleetSettings,
-    host: str,
-    clock: Clock,
-    connect: Connect,
-    members: list[Coordination],
-) -> Iterator[Finding]:
+def _members(host: _FleetHost, connect: Connect, members: list[Coordination]) -> Iterator[Finding]:
     """Examine each member of the cluster; appends clients of those that serve to ``members``."""
     failed: list[tuple[str, str]] = []
-    for endpoint in map(parse_endpoint, settings.endpoints):
+    for endpoint in map(parse_endpoint, host.settings.endpoints):
         client, what = connect(endpoint), f"etcd {endpoint}"
         try:
-            yield _member(what, endpoint, client, settings, host, clock)
+            yield _member(host, what, endpoint, client)
         except UnreachableError as error:
             failed.append((what, "; ".join(error.causes) or str(error)))
         except CoordinationError as error:
@@ -141,21 +140,14 @@ def _members(
     yield from (mark(what, cause, _START_ETCD) for what, cause in failed)
 
 
-def _member(
-    what: str,
-    endpoint: EtcdEndpoint,
-    client: Coordination,
-    settings: FleetSettings,
-    host: str,
-    clock: Clock,
-) -> Finding:
+def _member(host: _FleetHost, what: str, endpoint: EtcdEndpoint, client: Coordination) -> Finding:
     """The finding of a member that serves; CoordinationError."""
-    keys = FleetKeys(settings.prefix)
-    began = clock.monotonic()
+    keys, timeout = host.keys, host.settings.call_timeout
+    began = host.clock.monotonic()
     client.read(keys.prefix)
-    took = clock.monotonic() - began
+    took = host.clock.monotonic() - began
     # A write whose condition never holds has no effect, and needs the permission of any write.
-    write = KeyWrite(keys.report(settings.name_of(host)), b"")
+    write = KeyWrite(keys.report(host.name), b"")
     with suppress(ConflictError):
         client.commit((write,), (RevisionCondition(keys.book, _NEVER),))
     answers = f"answers within {duration_each(took, 1)}, and permits reads and writes"
@@ -165,11 +157,10 @@ def _member(
             f"{answers}, without TLS: the network can read the password and change budgets",
             "Give etcd certificates, write https:// in [fleet] endpoints, and set tls_ca.",
         )
-    if 2 * took > settings.call_timeout:
-        limit = duration_text(settings.call_timeout)
+    if 2 * took > timeout:
         return warning(
             what,
-            f"{answers}; {limit} is the limit",
+            f"{answers}; {duration_text(timeout)} is the limit",
             "Set a longer [fleet] timeout and contact, or find the cause in etcd's log.",
         )
     return ok(what, answers)
@@ -178,16 +169,17 @@ def _member(
 # ------------------------------------------------------------------------------------- capper
 
 
-def _ceiling(settings: FleetSettings, capper: CapperProbe, clock: Clock) -> Iterator[Finding]:
+def _ceiling(host: _FleetHost) -> Iterator[Finding]:
     """The ceiling that the capper has from the fleet, and its age."""
-    if capper.state is None:
+    state = host.capper.state
+    if state is None:
         yield warning(
             "ceiling",
             "unknown: no capper answers to this user, and without one the host cannot join",
             "See the finding of the capper under Tuning and caps.",
         )
         return
-    held = capper.state.allotment
+    held = state.allotment
     if held is None:
         yield failure(
             "ceiling",
@@ -196,7 +188,7 @@ def _ceiling(settings: FleetSettings, capper: CapperProbe, clock: Clock) -> Iter
         )
         return
     limit = max(held.limit, held.floor)
-    left = _time_left(held, clock)
+    left = host.time_left(held)
     if left is None:
         kind = "its fallback" if held.limit else "the floors of its devices"
         yield warning(
@@ -207,9 +199,9 @@ def _ceiling(settings: FleetSettings, capper: CapperProbe, clock: Clock) -> Iter
     else:
         yield ok(
             "ceiling",
-            f"{watts(limit)}, renewed {duration_text(max(0, settings.contact - left))} ago, for"
-            f" {duration_text(left)} more; {watts(max(held.safe, held.floor))} without contact,"
-            " at most",
+            f"{watts(limit)}, renewed {duration_text(max(0, host.settings.contact - left))} ago,"
+            f" for {duration_text(left)} more; {watts(max(held.safe, held.floor))} without"
+            " contact, at most",
         )
     if held.enforced is None:
         yield warning("limits", "the limit of a device is unknown", _SEE_LIMITS)
@@ -224,27 +216,16 @@ def _ceiling(settings: FleetSettings, capper: CapperProbe, clock: Clock) -> Iter
 _SEE_LIMITS: Final = "Run `wattspan caps status`: it names the device and the cause."
 
 
-def _time_left(held: AllotmentRow, clock: Clock) -> int | None:
-    """The rest of the time of an allotment, in nanoseconds; None if it has ended."""
-    left = 0 if held.until is None else held.until - clock.now().since_boot
-    return left if left > 0 else None
-
-
 # ------------------------------------------------------------------------------------ records
 
 
-def _records(
-    settings: FleetSettings, host: str, capper: CapperProbe, clock: Clock, client: Coordination
-) -> Iterator[Finding]:
+def _records(host: _FleetHost, client: Coordination) -> Iterator[Finding]:
     """The host's registration, its name, its allotment and its budgets."""
-    keys = FleetKeys(settings.prefix)
     try:
-        state = read_state(keys, client.read(keys.prefix))
+        state = read_state(host.keys, client.read(host.keys.prefix))
     except (CoordinationError, RecordError) as error:
         yield _of_sentences(failure, "records", str(error))
         return
-    plan = state.plan()
-    view = FleetView(settings.name_of(host), settings, keys, state, plan)
     if state.leader:
         yield ok("leader", f"{state.leader} divides the budgets")
     else:
@@ -253,46 +234,48 @@ def _records(
             "no host leads, so no allotment changes",
             "Start an agent of the fleet with [fleet] lead = true.",
         )
+    reports, capper = state.present_reports(), host.capper
     held = None if capper.state is None else capper.state.allotment
-    if not capper.error.refusal and (held is None or _time_left(held, clock) is None):
-        yield from _name(view, client)
-    yield from _allotment(view)
-    yield from _budgets(view)
-    yield from _terms(view)
-    yield from _absent(view)
+    if not capper.error.refusal and (held is None or host.time_left(held) is None):
+        yield from _name(host, state, reports.get(host.name), client)
+    yield from _allotment(host.name, state, reports.get(host.name))
+    yield from _budgets(host, state.book, reports)
+    yield _terms(host.name, state)
+    yield from _absent(state.book, reports.keys() | {host.name})
 
 
-def _name(view: FleetView, client: Coordination) -> Iterator[Finding]:
+def _name(
+    host: _FleetHost, state: FleetState, report: HostReport | None, client: Coordination
+) -> Iterator[Finding]:
     """A session of this host's name that goes on, while this host enforces no allotment."""
-    key = view.keys.report(view.name)
-    stored, report = view.state.written.get(key), view.reports.get(view.name)
+    name, key = host.name, host.keys.report(host.name)
+    stored = state.written.get(key)
     if stored is None or report is None:
         return
-    beat = view.settings.contact // BEATS_PER_CONTACT
+    beat = host.settings.contact // BEATS_PER_CONTACT
     try:
         with closing(client.watch(key, stored.revision)) as changes:
             renewals = changes.wait(min(beat + SECOND, _LONGEST_WATCH) / SECOND)
     except CoordinationError as error:
         yield note("name", f"not examined: {error}")
         return
-    entry = view.state.book.hosts.get(view.name)
+    entry = state.book.hosts.get(name)
     if not renewals:
-        yield note("name", f"a session of {view.name} has not ended, and is not renewed")
+        yield note("name", f"a session of {name} has not ended, and is not renewed")
     elif entry is not None and is_acknowledged(entry, report):
         yield failure(
             "name",
-            f"another host is in contact as {view.name}, and enforces its allotment of"
+            f"another host is in contact as {name}, and enforces its allotment of"
             f" {watts(entry.allotment.limit)}",
             _NEW_NAME,
         )
 
 
-def _allotment(view: FleetView) -> Iterator[Finding]:
+def _allotment(name: str, state: FleetState, report: HostReport | None) -> Iterator[Finding]:
     """The host's allotment in the fleet's book, or the reason for which it has none."""
-    name, book = view.name, view.state.book
-    entry, report = book.hosts.get(name), view.reports.get(name)
-    reason = view.state.invalid.get(name) or view.plan.waiting.get(name, "")
-    if name in book.drained:
+    entry = state.book.hosts.get(name)
+    reason = state.invalid.get(name) or state.plan().waiting.get(name, "")
+    if name in state.book.drained:
         yield note(
             "drained",
             f"{name} is limited to its floor by an operator",
@@ -324,11 +307,13 @@ def _allotment(view: FleetView) -> Iterator[Finding]:
         yield note("allotment", f"{counted} until it has put its newest, {newest}, in force")
 
 
-def _budgets(view: FleetView) -> Iterator[Finding]:
+def _budgets(
+    host: _FleetHost, book: AllotmentBook, reports: Mapping[str, HostReport]
+) -> Iterator[Finding]:
     """The budgets that apply to the host, and the floors of all hosts below each."""
-    book = view.state.book
-    floors = floors_by_node({**book.hosts, **view.reports})
-    nodes = [node for node in nodes_of(view.settings.place, view.name) if node in book.budgets]
+    floors = floors_by_node({**book.hosts, **reports})
+    place = host.settings.place
+    nodes = [node for node in nodes_of(place, host.name) if node in book.budgets]
     for node in nodes:
         what, budget, ones = (
             f"budget of {place_name(node)}",
@@ -336,41 +321,38 @@ def _budgets(view: FleetView) -> Iterator[Finding]:
             floors.get(node, []),
         )
         if sum(ones) > budget:
-            yield _of_sentences(
-                failure, what, str(BudgetBelowFloorsError(node, budget, sum(ones), len(ones)))
-            )
+            error = BudgetBelowFloorsError(node, budget, sum(ones), len(ones))
+            yield _of_sentences(failure, what, str(error))
         else:
             yield ok(what, f"{watts(budget)}; the floors of its hosts are {watts(sum(ones))}")
     if not nodes:
         yield warning(
             "budget",
-            f"none applies to {place_name(view.settings.place)}, so this host is not limited",
+            f"none applies to {place_name(place)}, so this host is not limited",
             "Run `wattspan fleet budget PLACE WATTS`.",
         )
 
 
-def _terms(view: FleetView) -> Iterator[Finding]:
+def _terms(name: str, state: FleetState) -> Finding:
     """The terms of the host, which the operator has written."""
-    terms = view.state.terms.of(view.name)
+    terms = state.terms.of(name)
     bounds = f"a floor of {watts(terms.floor)} and a limit of {watts(terms.ceiling)} at most"
-    if view.name in view.state.terms.hosts:
-        yield ok("terms", f"{bounds}, priority {terms.priority}")
-    else:
-        yield ok("terms", f"the default ones: {bounds}")
+    own = name in state.terms.hosts
+    return ok(
+        "terms", f"{bounds}, priority {terms.priority}" if own else f"the default ones: {bounds}"
+    )
 
 
-def _absent(view: FleetView) -> Iterator[Finding]:
+def _absent(book: AllotmentBook, present: Collection[str]) -> Iterator[Finding]:
     """Other hosts of the fleet without contact: they count with limits that nobody may use."""
-    book = view.state.book
-    absent = sorted(book.hosts.keys() - view.reports.keys() - {view.name})
+    absent = sorted(book.hosts.keys() - present)
     if absent:
         yield warning(
             "absent hosts",
             f"{_some(absent)} without contact, and counted with their fallback, later their floor",
             "Start their agents, or run `wattspan fleet remove HOST` once a host is off.",
         )
-    ended = sorted(set(book.ended) - book.hosts.keys())
-    if ended:
+    if ended := sorted(set(book.ended) - book.hosts.keys()):
         yield warning(
             "ended hosts",
             f"{_some(ended)} absent for {ENDED_AFTER // 3600} h, and not counted any more",

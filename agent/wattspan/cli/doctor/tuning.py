@@ -17,7 +17,7 @@ from wattspan.capper.protocol import (
     capper_start_command,
     has_capper_unit,
 )
-from wattspan.cli.capper_identity import capper_state
+from wattspan.cli.caps import capper_state
 from wattspan.cli.doctor.findings import (
     Finding,
     Severity,

@@ -48,8 +48,7 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.clock import SystemClock
-from wattspan.frontier.recommendation import DEFAULT_TOLERANCE
-from wattspan.frontier.result import Frontier
+from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Frontier
 from wattspan.frontier.runner import Durations, TrialRunner
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
 from wattspan.frontier.settings import (
@@ -247,11 +246,11 @@ def run(
         study = kept.read().continued(study)
     for sentence in filter(None, (idle_warning(host), resolution_warning(host, window / SECOND))):
         echo_error(f"warning: {sentence}")
-    times = [round(each * SECOND) for each in (study.warm_up_seconds, study.window_seconds)]
+    warm_up_time, window_time = study.warm_up_seconds * SECOND, study.window_seconds * SECOND
     runner = TrialRunner(
         study.command,
         SpanReceiver(units, system_clock, directories) if isinstance(units, UnitSpan) else units,
-        Durations(*times, trial_limit),
+        Durations(round(warm_up_time), round(window_time), trial_limit),
         AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
         hold_settings(settable, partial(_connect, configuration), _job()),
         system_clock,

@@ -24,10 +24,10 @@ from wattspan.capper.fixed_lease import FixedLease
 from wattspan.cli.formatting import duration_text
 from wattspan.cli.measure import MeasurementClient
 from wattspan.cli.options import echo_error
+from wattspan.frontier.allocation import spent_seconds
 from wattspan.frontier.runner import HeldLimits, HoldSetting, WindowEnergy
 from wattspan.frontier.schedule import TrialSchedule
 from wattspan.frontier.settings import PowerLimit, Setting
-from wattspan.frontier.time_budget import spent_seconds
 from wattspan.frontier.trials import MeasuredDevice, Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
 from wattspan.model import SECOND, CapKey, CapRow, Consumer, HwType, Knob

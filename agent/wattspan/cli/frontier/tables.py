@@ -12,8 +12,7 @@ import msgspec
 from wattspan.cli.formatting import UNKNOWN, grid_lines, unit_prefix
 from wattspan.config.writing import value_text
 from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
-from wattspan.frontier.recommendation import Recommendation
-from wattspan.frontier.result import Frontier
+from wattspan.frontier.recommendation import Frontier, Recommendation
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import MeasuredDevice, Study
 from wattspan.frontier.work import UnitSpan, parse_unit

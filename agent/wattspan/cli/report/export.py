@@ -19,9 +19,9 @@ from wattspan.cli.options import echo_error
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
 from wattspan.footprint.cost import BILLION, billionths
+from wattspan.inference.division import DivisionMethod
 from wattspan.model import Certainty, Provenance
 from wattspan.ports import ConfigError, WattspanError
-from wattspan.spans.request_division import DivisionMethod
 from wattspan.storage.breakdown import Breakdown, BreakdownLine
 from wattspan.storage.deltas import MODEL, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract

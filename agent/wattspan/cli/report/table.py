@@ -19,8 +19,8 @@ from wattspan.cli.formatting import (
 )
 from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
+from wattspan.inference.division import DivisionMethod
 from wattspan.model import Certainty, HwType, Provenance, StaticBasis
-from wattspan.spans.request_division import DivisionMethod
 from wattspan.storage.breakdown import (
     Breakdown,
     BreakdownLine,

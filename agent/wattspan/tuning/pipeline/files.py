@@ -18,7 +18,7 @@ from wattspan.tuning.pipeline.dag import (
     InstructionKind,
     PipelineInstruction,
 )
-from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.iterations import InstructionSpan
 from wattspan.util.files import UnsuitableFileError, read_regular, replace_file
 
 VERSION: Final = 1

@@ -5,10 +5,13 @@ that energy has no span: power is fitted by least squares to periods with differ
 forwards, backwards and waiting. The power while waiting is common to all ranks and clocks. The
 powers of each rank are then scaled to its whole energy at a clock: the counter's delay falsifies
 single periods, and consecutive ones together only at their ends.
+
+The next clocks to measure are those of ranks with slack, at no loss, before those of all ranks.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +22,8 @@ from typing import NamedTuple
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineDag
 from wattspan.tuning.pipeline.frontier import PipelineModel
-from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
-from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
+from wattspan.util.linear_systems import solved
 
 _EQUAL_POWER = 1e-3
 """Weight of equal powers of forwards and backwards, for periods that cannot tell them apart."""
@@ -30,6 +33,14 @@ _PARTS = 4
 
 _LEAST_DISTANCE = 15  # MHz
 
+_PROBE_EXECUTIONS = 32
+"""Executions of each instruction that a probe measures at least."""
+
+_MORE_ELASTIC = 1.25
+"""Factor of an instruction's slowdown per clock below the lowest measured clock."""
+
+_LEAST_ELASTICITY = 0.3
+
 
 class _Durations(NamedTuple):
     executions: int = 0
@@ -37,32 +48,31 @@ class _Durations(NamedTuple):
 
 
 class _PowerSums(NamedTuple):
-    """Sums of a period's seconds of forwards, backwards and waiting, its joules, and products."""
+    """Sums over periods of the seconds of forwards, backwards and waiting, and of the joules.
 
-    ff: float = 0.0
-    fb: float = 0.0
-    bb: float = 0.0
-    fw: float = 0.0
-    bw: float = 0.0
-    ww: float = 0.0
-    fe: float = 0.0
-    be: float = 0.0
-    we: float = 0.0
-    f: float = 0.0
-    b: float = 0.0
-    w: float = 0.0
-    e: float = 0.0
+    ``products`` has those of each two of these figures, by row and column.
+    """
 
-    def add(self, f: float, b: float, w: float, e: float) -> _PowerSums:
-        new = f * f, f * b, b * b, f * w, b * w, w * w, f * e, b * e, w * e, f, b, w, e
-        return _PowerSums(*(one + other for one, other in zip(self, new, strict=True)))
+    totals: tuple[float, ...] = (0.0,) * 4
+    products: tuple[tuple[float, ...], ...] = ((0.0,) * 4,) * 4
+
+    def add(self, *period: float) -> _PowerSums:
+        """Add the seconds and the joules of a period."""
+        return _PowerSums(
+            tuple(map(float.__add__, self.totals, period)),
+            tuple(
+                tuple(known + one * other for known, other in zip(row, period, strict=True))
+                for row, one in zip(self.products, period, strict=True)
+            ),
+        )
 
     def scaled(
         self, forward: float, backward: float, waiting: float
     ) -> Mapping[InstructionKind, float]:
         """Powers in the same ratio that with the power of waiting give the whole energy."""
-        fitted = forward * self.f + backward * self.b
-        scale = max((self.e - waiting * self.w) / fitted, 0.0) if fitted > 0 else 1.0
+        in_forward, in_backward, waited, joules = self.totals
+        fitted = forward * in_forward + backward * in_backward
+        scale = max((joules - waiting * waited) / fitted, 0.0) if fitted > 0 else 1.0
         return {
             InstructionKind.FORWARD: scale * forward,
             InstructionKind.BACKWARD: scale * backward,
@@ -70,15 +80,13 @@ class _PowerSums(NamedTuple):
 
     def eliminated(self) -> _SolvedPowers:
         """The powers of instructions as functions of the power of waiting."""
-        alike = _EQUAL_POWER * (self.ff + self.bb)
-        ff, fb, bb = self.ff + alike, self.fb - alike, self.bb + alike
-        determinant = ff * bb - fb * fb
-        forward = (bb * self.fe - fb * self.be) / determinant
-        backward = (ff * self.be - fb * self.fe) / determinant
-        by_forward = (fb * self.bw - bb * self.fw) / determinant
-        by_backward = (fb * self.fw - ff * self.bw) / determinant
-        slope = self.ww + self.fw * by_forward + self.bw * by_backward
-        rest = self.we - self.fw * forward - self.bw * backward
+        (ff, fb, fw, fe), (_, bb, bw, be), (_, _, ww, we), _ = self.products
+        alike = _EQUAL_POWER * (ff + bb)
+        (forward, backward), (by_forward, by_backward) = solved(
+            [[ff + alike, fb - alike], [fb - alike, bb + alike]], [[fe, be], [-fw, -bw]]
+        )
+        slope = ww + fw * by_forward + bw * by_backward
+        rest = we - fw * forward - bw * backward
         return _SolvedPowers(forward, by_forward, backward, by_backward, slope, rest)
 
 
@@ -186,15 +194,15 @@ class OnlineProfile:
         self, blocking_watts: float | None
     ) -> tuple[float, Mapping[tuple[int, int], Mapping[InstructionKind, float]]]:
         """The power of waiting in watts, and that of instructions by rank and clock."""
-        solved = {
-            place: sums.eliminated() for place, sums in self.sums.items() if sums.ff + sums.bb
+        fitted = {
+            place: sums.eliminated() for place, sums in self.sums.items() if any(sums.totals[:2])
         }
-        slope = sum(one.slope for one in solved.values())
+        slope = sum(one.slope for one in fitted.values())
         waiting = blocking_watts
         if waiting is None:
             # Without periods of waiting nothing waits, and its power does not matter.
             waiting = (
-                max(0.0, sum(one.rest for one in solved.values()) / slope) if slope > 0 else 0.0
+                max(0.0, sum(one.rest for one in fitted.values()) / slope) if slope > 0 else 0.0
             )
         powers = {
             place: self.sums[place].scaled(
@@ -202,7 +210,7 @@ class OnlineProfile:
                 max(one.backward + one.by_backward * waiting, waiting),
                 waiting,
             )
-            for place, one in solved.items()
+            for place, one in fitted.items()
         }
         return waiting, powers
 
@@ -250,3 +258,114 @@ def _interpolated(measured: Sequence[_Measured], clocks: Iterable[int]) -> list[
         watts = low.watts + part * (high.watts - low.watts)
         points.append(ClockPoint(mhz, seconds, seconds * watts))
     return points
+
+
+# ------------------------------------------------------------------------------------------ probes
+
+
+class PipelineProbe(NamedTuple):
+    """The clock of each rank in MHz, and the slowdown that is expected at most."""
+
+    clocks: tuple[int, ...]
+    slowdown: float
+
+
+def next_probe(
+    profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int], limit: float, free: float
+) -> PipelineProbe | None:
+    """The next lower clocks of ranks for which an iteration longer by ``limit`` has a use.
+
+    ``clocks`` are those that may be measured, from the original one downwards. Those of the ranks
+    with the most slack come first, as many as together make the iteration longer by ``free`` at
+    most; only then those of all remaining ranks. None if no rank has any.
+    """
+    return _Probes(profile, dag, clocks).next(limit, free)
+
+
+def probe_iterations(dag: PipelineDag) -> int:
+    """The iterations of a probe, that in which the clocks change included."""
+    return 1 + math.ceil(_PROBE_EXECUTIONS / dag.microbatch_count)
+
+
+def probe_completed(profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int]) -> bool:
+    """True if these clocks of all ranks were measured often enough."""
+    return all(
+        profile.executions(one.cost_key, clocks[rank]) >= _PROBE_EXECUTIONS
+        for one, rank in zip(dag.instructions, dag.ranks, strict=True)
+    )
+
+
+class _Probes:
+    """The measured clocks of each rank, and the iterations that are expected at lower ones."""
+
+    def __init__(self, profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int]) -> None:
+        self._dag, self._profile, self._original = dag, profile, clocks[0]
+        self._keys = {
+            rank: {one.cost_key for one in order} for rank, order in enumerate(dag.orders)
+        }
+        self._deepest = {rank: min(self._measured(rank)) for rank in self._keys}
+        self._lower: Mapping[int, int] = {
+            rank: lower
+            for rank, deepest in self._deepest.items()
+            if (lower := next((mhz for mhz in clocks if mhz < deepest), None))
+        }
+        self._usual = self._makespan({})
+
+    def next(self, limit: float, free: float) -> PipelineProbe | None:
+        alone = {
+            rank: self._makespan({rank: (self._deepest[rank], 1.0)}) / self._usual - 1
+            for rank in self._lower
+        }
+        useful = [rank for rank, slowdown in alone.items() if slowdown < limit]
+        useful.sort(key=lambda rank: (self._slowdown([rank]), rank))
+        cheap: list[int] = []
+        for rank in useful:
+            if self._slowdown([*cheap, rank]) <= free:
+                cheap.append(rank)
+        chosen = cheap or useful
+        if not chosen:
+            return None
+        clocks = tuple(
+            self._lower[rank] if rank in chosen else self._original for rank in self._keys
+        )
+        return PipelineProbe(clocks, self._slowdown(chosen))
+
+    def _slowdown(self, ranks: list[int]) -> float:
+        """The expected slowdown with the next lower clocks of these ranks."""
+        lowered = {rank: (self._deepest[rank], self._factor(rank)) for rank in ranks}
+        return self._makespan(lowered) / self._usual - 1
+
+    def _factor(self, rank: int) -> float:
+        """The time at the next lower clock relative to the lowest measured one, at most.
+
+        No instruction is slower than in proportion to the clock.
+        """
+        deepest, elasticity = self._deepest[rank], 1.0
+        before = min((mhz for mhz in self._measured(rank) if mhz > deepest), default=None)
+        if before is not None:
+            slower = self._seconds(rank, deepest) / self._seconds(rank, before)
+            elasticity = _MORE_ELASTIC * math.log(slower) / math.log(before / deepest)
+        elasticity = min(max(elasticity, _LEAST_ELASTICITY), 1.0)
+        return math.exp(elasticity * math.log(deepest / self._lower[rank]))
+
+    def _measured(self, rank: int) -> set[int]:
+        """The clocks at which all instructions of a rank were measured often enough."""
+        executions, keys = self._profile.executions, self._keys[rank]
+        return {
+            mhz
+            for _, mhz in self._profile.durations
+            if all(executions(key, mhz) >= _PROBE_EXECUTIONS for key in keys)
+        }
+
+    def _seconds(self, rank: int, mhz: int) -> float:
+        return sum(self._profile.mean(key, mhz) for key in self._keys[rank])
+
+    def _makespan(self, lowered: Mapping[int, tuple[int, float]]) -> float:
+        """The iteration time, for the clock and a factor of the durations of some ranks."""
+        seconds = {
+            key: factor * self._profile.mean(key, mhz)
+            for rank, keys in self._keys.items()
+            for mhz, factor in (lowered.get(rank, (self._original, 1.0)),)
+            for key in keys
+        }
+        return self._dag.makespan([seconds[one.cost_key] for one in self._dag.instructions])

@@ -1,22 +1,30 @@
-"""Pipelines of a job on other hosts: their records are judged, and those of this host are made.
+"""Pipelines of a job on other hosts: their records and losses, and the records of this host.
 
 A record is used while it is fresh, and if its iterations last as long as those of this host: all
 pipelines of a job wait for each other. Its figures count within the iterations that are measured
-here. Pure.
+here.
+
+All pipelines wait for the slowest one, so that a job loses time at the largest rate among all of
+them. Records have the rates of the last half minute. At each moment, the excess of the largest rate
+of other hosts over that of this host is added, once all of them are known or some time has passed.
+Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import fmean, median, pstdev
-from typing import Final
+from typing import Final, NamedTuple
 
-from wattspan.fleet.job_records import JobView, PipelineSummary, SeenRecord
+from wattspan.fleet.job_records import JobView, LossRun, PipelineSummary, SeenRecord, bounded_runs
 from wattspan.model import SECOND, JobPartner
-from wattspan.tuning.pipeline.assembly import PartnerTimes
-from wattspan.tuning.pipeline.control import PipelineControl
+from wattspan.tuning.decisions.budget import lost_part
+from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE
+from wattspan.tuning.pipeline.control import ChargedIteration, PipelineControl
+from wattspan.tuning.pipeline.session_state import DEVIATIONS, JobLoss, PipelineState
 
 _SUMMARIZED: Final = 8
 """Latest iterations in a summary."""
@@ -36,16 +44,25 @@ _STATES: Final = {
     "declined": "has the original clocks",
 }
 
+_WINDOW: Final = 30 * SECOND
+"""Time for which the own losses are kept and told."""
+
+_PATIENCE: Final = 10 * SECOND
+"""Longest wait for the losses of all hosts at one moment."""
+
+_DRIFT: Final = 2_000
+"""One part in so many, by which the clocks of two hosts may differ in speed at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobPartners:
     """The other hosts of a job at one step.
 
-    ``records`` are those in use, and ``pipelines`` all in these. ``explorer`` and ``may_explore``
-    are those of the view. ``figures`` has a sentence for each host.
+    ``records`` are those in use, and ``pipelines`` all in these by their full names. ``explorer``
+    and ``may_explore`` are those of the view. ``figures`` has a sentence for each host.
     """
 
-    pipelines: tuple[PartnerTimes, ...] = ()
+    pipelines: Mapping[str, PipelineSummary] = field(default_factory=dict)
     records: tuple[SeenRecord, ...] = ()
     explorer: str = ""
     may_explore: bool = True
@@ -75,13 +92,7 @@ def judged(view: JobView, own: Sequence[PipelineSummary], now: int) -> JobPartne
     problems = [refusal or _repeated(seen, names) for seen, refusal in present]
     used = [seen for seen, problem in zip(view.records, problems, strict=True) if not problem]
     return JobPartners(
-        tuple(
-            PartnerTimes(
-                _full_name(one, seen), round(one.computed * SECOND), round(one.tail * SECOND)
-            )
-            for seen in used
-            for one in _pipelines(seen)
-        ),
+        {_full_name(one, seen): one for seen in used for one in _pipelines(seen)},
         tuple(used),
         view.explorer,
         view.may_explore,
@@ -162,4 +173,129 @@ def _sentence(pipelines: Sequence[PipelineSummary]) -> str:
     return (
         f"{subject} takes {slowest.computed:.3g} s of an iteration of {slowest.whole:.3g} s at the"
         f" original clocks, with a noise of {slowest.noise:.1%}, and {state}."
+    )
+
+
+# ------------------------------------------------------------------------------------------ losses
+
+
+class _Offset(NamedTuple):
+    """The clock of this host minus that of another one, as its records show it, at most."""
+
+    session: str
+    sent: int
+    nanoseconds: int
+
+    def next(self, seen: SeenRecord, session: str, sent: int) -> _Offset:
+        """The offset after a record; the least one belongs to the fastest of the records."""
+        latest = seen.seen - sent
+        if session == self.session:
+            drift = max(sent - self.sent, 0) // _DRIFT
+            latest = min(latest, self.nanoseconds + drift)
+        return _Offset(session, sent, latest)
+
+
+@dataclass(frozen=True, slots=True)
+class LossHistory:
+    """The recent losses of this host's pipelines, and the excess of those of other hosts.
+
+    ``own`` are the runs of each pipeline, ``covered`` is the end of the latest iteration, and
+    ``added`` the time up to which other hosts are in ``elsewhere``; 0 before the first record.
+    """
+
+    own: Mapping[str, tuple[LossRun, ...]] = field(default_factory=dict)
+    covered: int = 0
+    added: int = 0
+    offsets: Mapping[str, _Offset] = field(default_factory=dict)
+    elsewhere: JobLoss = field(default_factory=JobLoss)
+
+    def charge(self, controls: Mapping[str, PipelineControl]) -> LossHistory:
+        """Add the latest iterations of this host's pipelines."""
+        if not any(one.charged for one in controls.values()):
+            return self
+        ends = [one.iteration.end for of in controls.values() for one in of.charged]
+        covered = max(self.covered, *ends)
+        own = {
+            name: _with_iterations(self.own.get(name, ()), one, covered - _WINDOW)
+            for name, one in controls.items()
+        }
+        return replace(self, own=own, covered=covered)
+
+    def receive(self, records: Sequence[SeenRecord], now: int) -> LossHistory:
+        """Add the excess of other hosts, as far as their records reach."""
+        offsets, runs, known = {}, [], [now, self.covered]
+        for seen in records:
+            record = seen.record
+            if record is None:
+                continue
+            before = self.offsets.get(seen.host, _Offset("", 0, 0))
+            offset = offsets[seen.host] = before.next(seen, record.session, record.sent)
+            known.append(record.covered + offset.nanoseconds)
+            runs.append([_moved(run, offset.nanoseconds) for run in record.losses])
+        if not offsets:
+            return self
+        until = max(min(known), now - _PATIENCE)
+        if not self.added:  # earlier losses of other hosts are not those of this run
+            return replace(self, added=until, offsets=offsets)
+        since = max(self.added, until - _WINDOW)
+        if since >= until:
+            return replace(self, offsets=offsets)
+        others = [run for of in runs for run in of]
+        own = [run for of in self.own.values() for run in of]
+        elsewhere = self.elsewhere.plus(_excess(others, own, since, until))
+        return replace(self, added=until, offsets=offsets, elsewhere=elsewhere)
+
+    @property
+    def runs(self) -> tuple[LossRun, ...]:
+        """The runs for the records of this host."""
+        return bounded_runs([run for of in self.own.values() for run in of])
+
+
+def _with_iterations(
+    runs: Sequence[LossRun], control: PipelineControl, since: int
+) -> tuple[LossRun, ...]:
+    """The runs of one pipeline that end after ``since``, with its latest iterations."""
+    kept = [run for run in runs if run.end > since]
+    for charged in control.charged:
+        run = _run_of(charged, control.session)
+        if not run.bound or run.start >= run.end:
+            continue
+        last = kept[-1] if kept else None
+        joins = last is not None and run.start - last.end < run.end - run.start
+        if last is not None and joins and (last.mean, last.bound) == (run.mean, run.bound):
+            kept[-1] = LossRun(last.start, run.end, run.mean, run.bound)
+        else:
+            kept.append(run)
+    return tuple(kept)
+
+
+def _run_of(charged: ChargedIteration, session: PipelineState) -> LossRun:
+    slower = session.slower.get(charged.level, charged.slower) if charged.level else NO_EVIDENCE
+    mean = max(lost_part(slower.mean), 0.0)
+    bound = max(lost_part(slower.likely(DEVIATIONS)), mean)
+    return LossRun(charged.iteration.start, charged.iteration.end, mean, bound)
+
+
+def _moved(run: LossRun, offset: int) -> LossRun:
+    return LossRun(run.start + offset, run.end + offset, run.mean, run.bound)
+
+
+def _excess(others: Sequence[LossRun], own: Sequence[LossRun], since: int, until: int) -> JobLoss:
+    """The nanoseconds that ``others`` have lost more than ``own``, between two times."""
+    edges = {edge for run in (*others, *own) for edge in (run.start, run.end)}
+    inside = sorted({since, until, *(edge for edge in edges if since < edge < until)})
+    lost = bound = 0.0
+    for start, end in pairwise(inside):
+        there, here = _rate(others, start), _rate(own, start)
+        lost += (end - start) * max(there.lost - here.lost, 0.0)
+        bound += (end - start) * max(there.bound - here.bound, 0.0)
+    return JobLoss(lost, bound)
+
+
+def _rate(runs: Iterable[LossRun], at: int) -> JobLoss:
+    """The largest rate of loss at a time."""
+    present = [run for run in runs if run.start <= at < run.end]
+    return JobLoss(
+        max((run.mean for run in present), default=0.0),
+        max((run.bound for run in present), default=0.0),
     )

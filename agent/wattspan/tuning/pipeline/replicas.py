@@ -25,8 +25,7 @@ from wattspan.tuning.pipeline.control import (
     PipelineControl,
     PipelineObservation,
 )
-from wattspan.tuning.pipeline.losses import LossHistory
-from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, summarized
+from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, LossHistory, summarized
 from wattspan.tuning.pipeline.session import without_straggler
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
@@ -230,7 +229,7 @@ class PipelineGroup:
             sent=now,
             covered=min(self.losses.covered, now),
             pipelines=summarized(self.controls),
-            losses=self.losses.told,
+            losses=self.losses.runs,
         )
 
     @property

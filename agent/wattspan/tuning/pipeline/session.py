@@ -22,31 +22,34 @@ from dataclasses import replace
 
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.blocks import LevelTime
-from wattspan.tuning.pipeline.comparison import IterationRun, PlanComparison
+from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.costs import WARM_UP_ITERATIONS
 from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineDag
-from wattspan.tuning.pipeline.holding import (
-    TARGET_PART,
-    hold,
-    is_better,
-    request_corrected_plan,
-)
 from wattspan.tuning.pipeline.iterations import (
     PARTNER_CHECKED,
     PARTNER_GROWTH,
     STRAGGLER_ITERATIONS,
     STRAGGLER_MARGIN,
+    VERIFIED_ITERATIONS,
     PipelineIteration,
     StragglerWatch,
+    observed,
+    require_same,
 )
-from wattspan.tuning.pipeline.observation import VERIFIED_ITERATIONS, observed, require_same
-from wattspan.tuning.pipeline.plan import RankClockPlan
-from wattspan.tuning.pipeline.probes import next_probe, probe_completed, probe_iterations
+from wattspan.tuning.pipeline.online_profile import next_probe, probe_completed, probe_iterations
+from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.session_state import (
+    DEVIATIONS,
+    MODEL_ERROR,
+    ORIGINAL_RUN,
+    IterationRun,
     PipelinePhase,
     PipelineState,
+    PlanComparison,
+    PlanTask,
     begin_session,
     decline,
+    plan_run,
     request,
     request_original,
     request_plan,
@@ -70,6 +73,27 @@ _RETRY_AFTER = 200
 """Iterations after which a declined pipeline is observed again; they double each time."""
 
 _MAX_DOUBLINGS = 6
+
+TARGET_PART = 0.97
+"""The part of the budget that a plan may use: the rest pays the profile and errors."""
+
+_LEAST_PAIRS = 3
+"""Comparisons after which a plan is judged."""
+
+_CORRECTED_AFTER = frozenset({3, 8, 20, 50, 120})
+"""Comparisons after which the plan is searched again."""
+
+_TOLERANCE = 0.05
+"""The part of the budget by which a plan may be slower than a search for it permits."""
+
+_CLEAR_SAVING = 0.001
+"""The part of the energy that another plan must save to replace the present one."""
+
+_DRIFT = 0.05
+"""Difference of the iteration times at the original clocks after which the job has changed."""
+
+_DRIFT_DEVIATIONS = 6.0
+_MOST_NOISE = 0.02  # a change of the job raises the noise too
 
 
 def add_iteration(state: PipelineState, iteration: PipelineIteration) -> PipelineState:
@@ -97,7 +121,7 @@ def add_iteration(state: PipelineState, iteration: PipelineIteration) -> Pipelin
     return hold(state, dag) if state.plan and level == state.level else state
 
 
-def use_plan(state: PipelineState, plan: RankClockPlan | None) -> PipelineState:
+def use_plan(state: PipelineState, plan: ClockPlan | None) -> PipelineState:
     """Use the result of ``state.task``."""
     task, state = state.task, replace(state, task=None)
     if task is None:  # it is not wanted any more
@@ -203,11 +227,12 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
             )
         return request(state, 0, Move.DECLINE, DecisionReason.WAITING, sentence)
     if state.level:
-        if not probe_completed(state, dag):
+        if not probe_completed(state.profile, dag, state.settings[state.level - 1]):
             return state
         state = with_measured_run(state)
     budget = state.policy.max_slowdown
-    probe = next_probe(state, dag, budget, TARGET_PART * budget)
+    clocks = state.policy.clocks
+    probe = next_probe(state.profile, dag, clocks, budget, TARGET_PART * budget)
     if probe is None:
         state = request_original(state, DecisionReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
@@ -220,6 +245,105 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
     lowered = sorted({mhz for mhz in probe.clocks if mhz < state.policy.original})
     sentence = f"Ranks have {', '.join(map(str, lowered))} MHz, which measures their costs."
     return request(state, level, Move.PROBE, DecisionReason.SCREENING, sentence)
+
+
+# ---------------------------------------------------------------------------------------- hold
+
+
+def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
+    """Alternate runs at the plan and at the original clocks, within the allowance.
+
+    The present level is in force.
+    """
+    if state.level:
+        run = state.comparison.hold(state.run)
+        if state.lost_bound > state.usable:
+            return _release(replace(state, comparison=run))
+        if state.run.iterations >= plan_run(state.compared):
+            return request_original(replace(state, comparison=run), DecisionReason.SENTINEL)
+        return state
+    if state.run.iterations < ORIGINAL_RUN or not state.may_resume:
+        return state
+    noise = min(state.noise, _MOST_NOISE)
+    if abs(state.comparison.drifted(state.run)) > max(_DRIFT, _DRIFT_DEVIATIONS * noise):
+        sentence = "The iteration time at the original clocks has changed: it is measured again."
+        state = decline(state, DecisionReason.CHANGED, sentence)
+        return replace(state, phase=PipelinePhase.OBSERVE, retries=state.retries - 1)
+    compared = state.compared
+    state = _compare(state)
+    energy = state.comparison.energy(state.noise)
+    if energy.n >= _LEAST_PAIRS and energy.likely(-DEVIATIONS) > 0:
+        sentence = "By measurement, the plan saves no energy."
+        return decline(state, DecisionReason.NO_SAVING, sentence)
+    if compared < state.compared and state.compared in _CORRECTED_AFTER:
+        state = request_corrected_plan(state, dag)
+    return request(state, state.plan, *_plan_decision(state))
+
+
+def _release(state: PipelineState) -> PipelineState:
+    """Restore the original clocks until the account permits the plan again."""
+    if not state.explorer:
+        return request_original(state, DecisionReason.OVER_BUDGET)
+    sentence = (
+        f"The ranks have the original clocks: {state.explorer} measures lower ones for this job,"
+        " and needs the rest of its slowdown budget."
+    )
+    return request(state, 0, Move.DECLINE, DecisionReason.WAITING, sentence)
+
+
+def request_corrected_plan(state: PipelineState, dag: PipelineDag) -> PipelineState:
+    """Ask for the plan of the budget, corrected by the measured slowdown of the present one."""
+    target = TARGET_PART * state.policy.max_slowdown
+    state = request_plan(state, dag, target)
+    task = state.task
+    if task is None or not state.plan:
+        return state
+    predicted = task.slowdown_of(state.settings[state.plan - 1])
+    compared = _combined(math.log1p(predicted), state.comparison.slower(state.noise))
+    error = math.expm1(compared.mean) - predicted
+    return replace(state, task=task._replace(slowdown=max(target - error, 0.0), error=error))
+
+
+def is_better(state: PipelineState, task: PlanTask, plan: ClockPlan) -> bool:
+    """True if a plan saves clearly more than the present one, or if that one is too slow."""
+    search = RankClocks(task.model)
+    present = search.evaluated(state.settings[state.plan - 1])
+    if present.clocks == plan.clocks:
+        return False
+    slowest = task.slowdown + _TOLERANCE * state.policy.max_slowdown
+    if present.seconds > search.fastest.seconds * (1 + slowest):
+        return True
+    return plan.joules < present.joules * (1 - _CLEAR_SAVING)
+
+
+def _compare(state: PipelineState) -> PipelineState:
+    comparison = state.comparison.compare(state.run)
+    if comparison.times == state.comparison.times:
+        return replace(state, comparison=comparison)
+    slower = _combined(state.predicted, comparison.slower(state.noise))
+    known = {**state.slower, state.plan: slower}
+    return replace(state, comparison=comparison, slower=known, compared=state.compared + 1)
+
+
+def _combined(predicted: float, slower: Evidence) -> Evidence:
+    """The slowdown from its prediction and the comparisons, each weighted by its accuracy."""
+    model, compared = 1 / MODEL_ERROR**2, slower.n / slower.deviation**2
+    mean = (model * predicted + compared * slower.mean) / (model + compared)
+    return Evidence(1, mean, 1 / math.sqrt(model + compared))
+
+
+def _plan_decision(state: PipelineState) -> tuple[Move, DecisionReason, str]:
+    clocks = " ".join(map(str, state.settings[state.plan - 1]))
+    slower = state.comparison.slower(state.noise)
+    held = f"The ranks have {clocks} MHz"
+    if slower.n < _LEAST_PAIRS:
+        return Move.PROBE, DecisionReason.CERTIFYING, f"{held}, which is compared."
+    bound = math.expm1(slower.upper(1 - state.policy.confidence))
+    if bound > state.policy.max_slowdown:
+        known = f"{held}: {math.expm1(slower.mean):+.2%} time per iteration, not proven yet."
+        return Move.PROBE, DecisionReason.CERTIFYING, known
+    known = f"{held}: {math.expm1(slower.mean):+.2%} time per iteration, at most {bound:+.2%}."
+    return Move.HOLD, DecisionReason.CERTIFIED, known
 
 
 # ------------------------------------------------------------------------------------- straggler
@@ -236,7 +360,7 @@ def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> Pipelin
     )
     relative = straggler / state.original_seconds
     slowdown = relative * (1 - STRAGGLER_MARGIN) - 1
-    probe = next_probe(state, dag, slowdown, slowdown)
+    probe = next_probe(state.profile, dag, state.policy.clocks, slowdown, slowdown)
     if probe is None or probe.slowdown > slowdown:
         return request_plan(state, dag, slowdown, relative)
     state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
@@ -269,7 +393,8 @@ def _straggle(
         return _refute(state, number)
     if level is None or level != state.level or state.task is not None:
         return state
-    if state.level != state.straggler_plan and probe_completed(state, dag):
+    probes = state.level != state.straggler_plan
+    if probes and probe_completed(state.profile, dag, state.settings[state.level - 1]):
         return _follow(with_measured_run(state), dag, state.straggler)
     slowest = state.watch.straggler
     if slowest is not None and slowest > _STRAGGLER_GROWTH * state.straggler:

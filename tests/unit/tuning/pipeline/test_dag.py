@@ -13,8 +13,10 @@ from wattspan.tuning.pipeline.dag import (
     BadPipelineError,
     PipelineDag,
     PipelineInstruction,
+    PipelineSchedule,
+    recognised,
+    scheduled,
 )
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, recognised, scheduled
 
 ALTERNATING, GPIPE, INTERLEAVED = PipelineSchedule
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 from testbed.pipelines import executed
 
-from wattspan.tuning.pipeline.dag import BadPipelineError
-from wattspan.tuning.pipeline.observation import InstructionSpan, observed
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, recognised, scheduled
+from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, recognised, scheduled
+from wattspan.tuning.pipeline.iterations import InstructionSpan, observed
 
 DAG = scheduled(PipelineSchedule.ONE_F_ONE_B, 3, 4)
 SPANS = executed(DAG)

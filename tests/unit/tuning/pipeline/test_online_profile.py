@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 from testbed.pipelines import BACKWARD, FORWARD, WATTS, RunningPipeline, forward
 
-from wattspan.tuning.pipeline.comparison import IterationRun, PlanComparison, plan_run
 from wattspan.tuning.pipeline.dag import CostKey
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.iterations import (
     STRAGGLER_ITERATIONS,
+    InstructionSpan,
     PipelineIteration,
     RankEnergy,
     StragglerWatch,
 )
-from wattspan.tuning.pipeline.observation import InstructionSpan
 from wattspan.tuning.pipeline.online_profile import OnlineProfile
-from wattspan.tuning.pipeline.session_state import PipelinePolicy
+from wattspan.tuning.pipeline.session_state import (
+    IterationRun,
+    PipelinePolicy,
+    PlanComparison,
+    plan_run,
+)
 
 
 def at_clocks(pipeline: RunningPipeline, *clocks: tuple[int, ...]) -> OnlineProfile:
@@ -165,11 +169,11 @@ def test_power_of_an_iteration_needs_every_rank() -> None:
 
 
 def test_profiled_clocks_are_multiples_of_the_step_above_the_floor() -> None:
-    clocks = PipelinePolicy(1740, 1000, 15).profiled
+    clocks = PipelinePolicy(1740, 1000, 15).clocks[1:]
     assert clocks[0] == 1665
     assert clocks == tuple(sorted(clocks, reverse=True))
     assert all(mhz % 15 == 0 and 1000 <= mhz < 1740 for mhz in clocks)
-    assert PipelinePolicy(100, 10, 60).profiled == (60,)
+    assert PipelinePolicy(100, 10, 60).clocks == (100, 60)
 
 
 # -------------------------------------------------------------------------------- stragglers

@@ -9,9 +9,8 @@ import pytest
 from testbed.measured_pipeline import PLANNED, measured_profile, model_of, small_case
 from testbed.pipelines import FORWARD, model, profile
 
-from wattspan.tuning.pipeline.critical_flow import CriticalFlow
-from wattspan.tuning.pipeline.dag import BadPipelineError
-from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
+from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, scheduled
+from wattspan.tuning.pipeline.frontier import CriticalFlow, PipelineFrontier, PipelineModel
 from wattspan.tuning.pipeline.plan import (
     MAX_RANKS,
     RankClocks,
@@ -19,7 +18,6 @@ from wattspan.tuning.pipeline.plan import (
     rank_orders,
     target_iteration,
 )
-from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 
 
 @pytest.fixture(scope="module")

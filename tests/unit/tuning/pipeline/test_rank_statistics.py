@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from testbed.pipelines import RunningPipeline
 
-from wattspan.tuning.pipeline.rank_statistics import RankStatistics
+from wattspan.tuning.pipeline.control import RankStatistics
 
 BASES = (0.1, 0.05)
 

@@ -1,0 +1,382 @@
+"""The static powers of the GPUs of the host, and the facts for advice.
+
+The static power of a board is the operator's figure, else the fit of windows with different shares
+of waiting time (:mod:`wattspan.advice.static_power`), else its learned idle power, which is a
+lower bound. The poller adds ticks, the joiner adds waiting spans; results may be read from any
+thread. Without waiting spans no window is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from wattspan.advice.rules import BoardClockSample, BoardFacts, BoardUse, UseFacts
+from wattspan.advice.static_power import (
+    BoardStaticPower,
+    StaticPowerFit,
+    StaticPowerRefusal,
+    WaitingWindow,
+)
+from wattspan.model import (
+    SECOND,
+    Attribution,
+    Consumer,
+    Domain,
+    DomainAccount,
+    GpuStatus,
+    HwType,
+    Milliwatts,
+    Payer,
+    Snapshot,
+    StaticBasis,
+    StaticPower,
+    Tick,
+)
+from wattspan.spans.values import SpanColumns
+
+WINDOW = 4 * SECOND
+"""Longer than most steps: a window has a part of a step at each edge, which is noise."""
+
+WINDOW_DELAY = 10 * SECOND
+"""The delay after which a window is evaluated: exporters send spans every five seconds."""
+
+ACTIVE_TIME = 60 * SECOND
+"""Windows are kept this long after the last waiting span."""
+
+UPDATE_EVERY = SECOND
+
+PAUSE = 3 * SECOND
+"""A user that does not use its board for this time has left it."""
+
+_ALONE = 0.95
+"""The least share of a board's energy of its idle power and its only user.
+
+Not a share of the active energy alone: at little power that is smaller than its own noise.
+"""
+
+_IDLE_NOISE = 0.1  # unattributed part of the energy of a board without a user
+_MAX_WAITS = 4096  # periods of a process that are kept until their windows are evaluated
+_MAX_OUTSIDE = 0.5  # share of time outside of spans, above which a window is another activity
+_MAX_CLOCKS = 1024  # samples of the clock and the power of a busy board
+_MAX_USERS = 64  # of a board, with facts
+_STEADY_CLOCKS = 16  # samples of the clock of which the median selects the bin
+
+
+@dataclass(slots=True)
+class _WaitingProcess:
+    """The recent time of a process in waiting spans and in any span, as periods.
+
+    ``works``: it has sent other spans, so that its time outside of spans is known.
+    """
+
+    works: bool = False
+    waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
+    spans: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
+
+    def add(self, waits: Iterable[tuple[int, int]], spans: Iterable[tuple[int, int]]) -> None:
+        self.waits.extend(waits)
+        self.spans.extend(spans)
+
+    def expire(self, before: int) -> bool:
+        """Forget earlier periods; True if no waiting time is left."""
+        for periods in (self.waits, self.spans):
+            while periods and periods[0][1] < before:
+                periods.popleft()
+        return not self.waits
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The time in any of the spans, in order."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def _everyone(_: Consumer) -> bool:
+    return True
+
+
+class _BoardInterval(NamedTuple):
+    start: int
+    end: int
+    energy: int
+    user: Payer | None  # the only user
+
+
+@dataclass(slots=True)
+class _Board:
+    """One GPU: intervals of which windows are made, and sums for advice."""
+
+    domain: Domain
+    fits: BoardStaticPower = field(default_factory=BoardStaticPower)
+    intervals: deque[_BoardInterval] = field(default_factory=deque)
+    clocks: deque[int] = field(default_factory=lambda: deque(maxlen=_STEADY_CLOCKS))
+    samples: deque[BoardClockSample] = field(default_factory=lambda: deque(maxlen=_MAX_CLOCKS))
+    status: GpuStatus | None = None
+    uses: dict[Payer, BoardUse] = field(default_factory=dict)
+    unused_energy: int = 0
+    unused_time: int = 0
+    observed_time: int = 0
+    last_user: int = -PAUSE  # the time of the last use
+    user: Payer | None = None  # the only user at that time
+
+    @property
+    def clock(self) -> int | None:
+        """The median of the recent clocks while the board was used."""
+        return sorted(self.clocks)[len(self.clocks) // 2] if self.clocks else None
+
+
+class StaticPowerLearner:
+    """Learns static powers; ``powers`` are the present ones, by domain."""
+
+    def __init__(
+        self,
+        waiting: Iterable[str],
+        view: Callable[[], Snapshot],
+        lock: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - without state
+    ) -> None:
+        """``waiting`` are the names of spans in which a process waits for others.
+
+        ``lock`` is held while the state is changed or read, for threads that share it.
+        """
+        self.waiting = frozenset(waiting)
+        self._view = view
+        self._lock = lock
+        self._boards: dict[str, _Board] = {}
+        self._processes: dict[Consumer, _WaitingProcess] = {}
+        self._services: dict[Payer, str] = {}  # of users of boards, also after their exit
+        self._active_until = 0
+        self._updated = 0
+        self._powers: Mapping[str, StaticPower] = MappingProxyType({})
+
+    def powers(self) -> Mapping[str, StaticPower]:
+        """The present static power of each GPU with a known one, by domain."""
+        return self._powers
+
+    def refusals(self) -> dict[str, StaticPowerFit | StaticPowerRefusal]:
+        """The result of the regression of each GPU at its present clock, by domain."""
+        with self._lock:
+            return {key: board.fits.fit(board.clock) for key, board in self._boards.items()}
+
+    # ----------------------------------------------------------------- for the joiner's thread
+
+    def add_spans(self, process: Consumer, spans: SpanColumns, now: int) -> None:
+        """Add the waiting spans among received ones."""
+        known = self._processes.get(process)
+        if self.waiting.isdisjoint(spans.name):
+            if known is not None:
+                with self._lock:
+                    known.add((), _merged(zip(spans.start, spans.end, strict=True)))
+            return
+        waits = [
+            (start, end)
+            for name, start, end in zip(spans.name, spans.start, spans.end, strict=True)
+            if name in self.waiting
+        ]
+        with self._lock:
+            self._active_until = now + ACTIVE_TIME
+            if known is None:
+                known = self._processes[process] = _WaitingProcess()
+            known.works = known.works or len(waits) < len(spans)
+            known.add(_merged(waits), _merged(zip(spans.start, spans.end, strict=True)))
+
+    # ----------------------------------------------------------------- for the poller's thread
+
+    def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
+        """Add a tick and the attributions that it has settled."""
+        for domains in tick.domains.values():
+            for domain in domains:
+                if domain.hw_type is HwType.GPU and domain.resource is not None:
+                    known = self._boards.get(domain.id)
+                    if known is None:
+                        self._boards[domain.id] = _Board(domain)
+                    else:
+                        known.domain = domain
+        if not self._boards:
+            return
+        with self._lock:
+            for attribution in settled:
+                board = self._boards.get(attribution.interval.domain_id)
+                if board is not None:
+                    self._add(board, attribution, tick.at.mono)
+            if tick.at.mono - self._updated >= UPDATE_EVERY:
+                self._updated = tick.at.mono
+                self._update(tick.at.mono)
+
+    def _add(self, board: _Board, attribution: Attribution, now: int) -> None:
+        interval = attribution.interval
+        board.observed_time += interval.duration
+        user: Payer | None = None
+        if attribution.shares:
+            user, energy = max(attribution.shares, key=lambda share: share.energy)
+            board.last_user = now
+            if attribution.idle + energy < _ALONE * interval.energy:
+                user = None
+            board.user = user
+        elif now - board.last_user < PAUSE:  # the host prepares the next step
+            user = board.user
+        elif attribution.unattributed <= _IDLE_NOISE * interval.energy:
+            board.unused_energy += interval.energy
+            board.unused_time += interval.duration
+        if user is not None:
+            use = board.uses.get(user)
+            if use is None and len(board.uses) < _MAX_USERS:
+                use = board.uses[user] = BoardUse()
+            if use is not None:
+                use.energy += interval.energy
+                use.time += interval.duration
+                if board.status is not None and board.status.utilisation is not None:
+                    use.busy += round(interval.duration * board.status.utilisation)
+                    use.metered += interval.duration
+        if self._active_until > now:
+            board.intervals.append(
+                _BoardInterval(interval.start.mono, interval.end.mono, interval.energy, user)
+            )
+        elif board.intervals:
+            board.intervals.clear()
+
+    def _update(self, now: int) -> None:
+        """Evaluate windows, and renew the static powers."""
+        view = self._view()
+        self._remember_services(view)
+        statuses = {status.domain_id: status for status in view.gpus}
+        accounts = {account.domain.id: account for account in view.domains}
+        for key, board in self._boards.items():
+            status = statuses.get(key)
+            if status is not None and (board.status is None or status.at != board.status.at):
+                self._add_status(board, status, accounts.get(key), now)
+            account = accounts.get(key)
+            self._evaluate(board, now, None if account is None else account.idle_power)
+        for process, known in list(self._processes.items()):
+            if known.expire(now - ACTIVE_TIME):
+                del self._processes[process]
+        self._powers = MappingProxyType(
+            {
+                key: power
+                for key, board in self._boards.items()
+                if (power := _static_power(board, accounts.get(key))) is not None
+            }
+        )
+
+    def _remember_services(self, view: Snapshot) -> None:
+        users = {user for board in self._boards.values() for user in board.uses}
+        for service, processes in view.spans.senders.items():
+            self._services.update((one, service) for one in processes if one in users)
+
+    def _add_status(
+        self, board: _Board, status: GpuStatus, account: DomainAccount | None, now: int
+    ) -> None:
+        board.status = status
+        if status.sm_clock_hz is None or now - board.last_user > 3 * SECOND:
+            return
+        if status.utilisation:
+            board.clocks.append(status.sm_clock_hz)
+            power = status.power_instant or (None if account is None else account.power)
+            if power is not None:
+                capped = "power_cap" in (status.throttling or ())
+                board.samples.append(BoardClockSample(status.sm_clock_hz, power, capped))
+
+    def _evaluate(self, board: _Board, now: int, idle: Milliwatts | None) -> None:
+        """Make windows of the intervals whose spans have been received."""
+        intervals = board.intervals
+        while intervals and intervals[-1].end - intervals[0].start >= WINDOW:
+            start, parts = intervals[0].start, list[_BoardInterval]()
+            for one in intervals:
+                parts.append(one)
+                if one.end - start >= WINDOW:
+                    break
+            if parts[-1].end > now - WINDOW_DELAY:
+                return
+            for _ in parts:
+                intervals.popleft()
+            self._add_window(board, parts, idle)
+
+    def _add_window(
+        self, board: _Board, parts: Sequence[_BoardInterval], idle: Milliwatts | None
+    ) -> None:
+        start, end, user = parts[0].start, parts[-1].end, parts[0].user
+        length = sum(one.end - one.start for one in parts)
+        alone = user is not None and all(one.user == user for one in parts)
+        if not alone or not isinstance(user, Consumer) or length < end - start:
+            return
+        known = self._processes.get(user) or _WaitingProcess()
+        waiting = _covered(known.waits, start, end)
+        outside = 1 - _covered(known.spans, start, end) / length if known.works else 0.0
+        if outside <= _MAX_OUTSIDE:
+            power = sum(one.energy for one in parts) * 1e6 / length
+            celsius = None if board.status is None else board.status.temperature_celsius
+            window = WaitingWindow.of(waiting / length, outside, power, idle, celsius)
+            board.fits.add(board.clock, window)
+        use = board.uses.get(user)
+        if use is not None:
+            use.waiting += waiting
+            use.windows += length
+
+    # ----------------------------------------------------------------------------- for queries
+
+    def facts(self, may_see: Callable[[Consumer], bool] = _everyone) -> tuple[BoardFacts, ...]:
+        """The facts about each board since the start of the agent; uses of visible processes."""
+        powers = self._powers
+        view = self._view()
+        now = view.at.mono
+        accounts = {account.domain.id: account for account in view.domains}
+        owners = {row.owner for row in view.spans.rows if row.owner}
+        only = f"@{owners.pop()}" if len(owners) == 1 else ""  # tells nothing apart
+
+        def service(user: Payer) -> str:
+            return self._services.get(user, "").removesuffix(only)
+
+        with self._lock:
+            self._remember_services(view)
+            return tuple(
+                BoardFacts(
+                    board=key,
+                    name=board.domain.name,
+                    provenance=board.domain.provenance,
+                    observed=board.observed_time,
+                    unused=board.unused_time,
+                    unused_energy=board.unused_energy,
+                    in_use=board.last_user > 0 and now - board.last_user < ACTIVE_TIME,
+                    static=powers.get(key),
+                    fit=board.fits.fit(board.clock),
+                    idle_power=account.idle_power if (account := accounts.get(key)) else None,
+                    samples=tuple(board.samples),
+                    uses=tuple(
+                        UseFacts(service(user), use.copy())
+                        for user, use in board.uses.items()
+                        if isinstance(user, Consumer) and may_see(user)
+                    ),
+                )
+                for key, board in self._boards.items()
+            )
+
+
+def _static_power(board: _Board, account: DomainAccount | None) -> StaticPower | None:
+    """The operator's figure, else the fit, else the idle power; None if none is known."""
+    if board.domain.static_power is not None:
+        return StaticPower(board.domain.static_power, StaticBasis.CONFIGURED)
+    fit = board.fits.fit(board.clock)
+    if isinstance(fit, StaticPowerFit):
+        return StaticPower(fit.power, StaticBasis.FITTED)
+    if account is not None and account.idle_power is not None:
+        return StaticPower(account.idle_power, StaticBasis.LOWER_BOUND)
+    return None
+
+
+def _covered(spans: Iterable[tuple[int, int]], start: int, end: int) -> int:
+    """The nanoseconds of a period inside any of the spans."""
+    covered, until = 0, start
+    for begin, stop in sorted(spans):
+        begin, stop = max(begin, until), min(stop, end)
+        if stop > begin:
+            covered, until = covered + stop - begin, stop
+    return covered

@@ -1,0 +1,250 @@
+"""The cumulative energy of one device over time, in bounded memory.
+
+The edges of intervals are the *knots* of a function that rises evenly in between, so the energies
+of neighbouring periods add up to the microjoule. Intervals may have any length. Old knots are
+thinned, ever more with their age, so a period may begin hours ago: its edge is then located to
+within a 256th of its age, or exactly if it was pinned.
+
+The uncertainty of an edge has three parts. The counter's last step may lie on its wrong side. The
+power inside an interval may have changed from that of the interval before to that of the one
+after: at the fraction ``f`` of an interval this moves at most ``min(f, 1 - f)`` times the
+difference of power. And the power may vary faster than the readings show, by ``RIPPLE``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from math import ceil, hypot
+from typing import NamedTuple
+
+from wattspan.model import Domain, Microjoules
+
+MAX_KNOTS = 4096
+RESOLVED_FRACTION = 256
+"""Knots are at least a 256th of their age apart."""
+
+RIPPLE = 0.5
+"""The assumed variation of power inside an interval, as a fraction of its mean power.
+
+Training steps of exactly one counter step, at full and at a quarter of the power, need this much.
+"""
+
+
+class CurveEnergy(NamedTuple):
+    """The energy of a period; ``covered`` are its measured nanoseconds."""
+
+    energy: Microjoules
+    uncertainty: Microjoules
+    covered: int
+
+
+class EnergyKnots:
+    """Cumulative energy and measured time at some instants, at most ``limit`` of them."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 8:
+            raise ValueError(f"an energy curve needs room for 8 knots, not {limit}")
+        self._limit = limit
+        self.times = array("q")
+        self.energies = array("q")  # up to each knot
+        self.covered = array("q")  # measured nanoseconds up to each knot
+        self._pinned = Counter[int]()
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def append(self, time: int, energy: int, covered: int) -> None:
+        """Add a knot after all others."""
+        self.times.append(time)
+        self.energies.append(energy)
+        self.covered.append(covered)
+        if len(self.times) > self._limit:
+            self._thin()
+
+    def pin(self, time: int) -> bool:
+        """Keep the knots around ``time`` until ``unpin``; False without room for them."""
+        if time not in self._pinned and len(self._pinned) >= self._limit // 8:
+            return False
+        self._pinned[time] += 1
+        return True
+
+    def unpin(self, time: int) -> None:
+        """End one ``pin``."""
+        self._pinned -= Counter((time,))
+
+    def _thin(self) -> None:
+        """Remove old knots until a quarter of the limit is free."""
+        times, scale = self.times, 1
+        around = (bisect_left(times, time) - before for time in self._pinned for before in (0, 1))
+        pinned = {i for i in around if 0 <= i < len(times)}
+        while len(kept := sorted(pinned.union(_kept(times, scale)))) > self._limit * 3 // 4:
+            scale *= 2
+        self.times, self.energies, self.covered = (
+            array("q", [column[i] for i in kept]) for column in (times, self.energies, self.covered)
+        )
+
+    def at(self, time: int) -> tuple[int, int]:
+        """Energy and measured time up to ``time``, rounded down between two knots."""
+        i = bisect_left(self.times, time)
+        end, energy, covered = self.times[i], self.energies[i], self.covered[i]
+        if end == time:
+            return energy, covered
+        start, before, already = self.times[i - 1], self.energies[i - 1], self.covered[i - 1]
+        inside, length = time - start, end - start
+        return (
+            before + (energy - before) * inside // length,
+            already + (covered - already) * inside // length,
+        )
+
+    def clipped(self, start: int, end: int) -> tuple[int, int]:
+        """The part of a period within the knots."""
+        first, last = self.times[0], self.times[-1]
+        start = min(max(start, first), last)
+        return start, min(max(end, start), last)
+
+
+class EnergyCurve:
+    """The energy of one domain, from its first reading to its newest.
+
+    ``cell``: length of the cells of ``cells_between``, 0 for none.
+    """
+
+    def __init__(self, domain: Domain, cell: int = 0, limit: int = MAX_KNOTS) -> None:
+        self.domain = domain
+        self._cell = cell
+        self._fine, self._coarse = EnergyKnots(limit), EnergyKnots(limit)
+
+    def __len__(self) -> int:
+        return len(self._fine)
+
+    @property
+    def known(self) -> int | None:
+        """The monotonic time up to which energy or a gap is known; None before the first."""
+        return self._fine.times[-1] if self._fine.times else None
+
+    # ----------------------------------------------------------------------------------- input
+
+    def begin(self, at: int) -> None:
+        """Begin at a first reading. Without effect on a curve that has begun."""
+        if not self._fine.times:
+            self._fine.append(at, 0, 0)
+
+    def add(self, start: int, end: int, energy: int) -> None:
+        """Add the next interval; the time since the last one is a gap.
+
+        Only a part of its time is new, if readings came late and a gap reaches in.
+        """
+        self.begin(start)
+        self.skip(start)
+        fine = self._fine
+        since, before, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
+        if end > since:
+            fine.append(end, before + energy, covered + end - since)
+        else:
+            fine.energies[-1] += energy
+        self._complete_cells(since, end)
+
+    def skip(self, until: int) -> None:
+        """Add a gap; without effect before the first reading."""
+        fine = self._fine
+        if not fine.times or until <= fine.times[-1]:
+            return
+        since, energy, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
+        if len(fine) > 1 and covered == fine.covered[-2]:
+            fine.times[-1] = until
+        else:
+            fine.append(until, energy, covered)
+        self._complete_cells(since, until)
+
+    def _complete_cells(self, since: int, end: int) -> None:
+        """Add the cells that end between two times: all of one interval need their edges only."""
+        if not self._cell:
+            return
+        first, last = -(-since // self._cell) * self._cell, end - end % self._cell
+        known = self._coarse.times[-1] if self._coarse.times else -1
+        for edge in dict.fromkeys((first, last)):
+            if edge > known and since <= edge <= end:
+                self._coarse.append(edge, *self._fine.at(edge))
+
+    def pin(self, time: int) -> bool:
+        """Keep the energy up to ``time`` exact for a reader; False if too many times are pinned."""
+        return self._fine.pin(time)
+
+    def unpin(self, time: int) -> None:
+        """End one ``pin``."""
+        self._fine.unpin(time)
+
+    # ----------------------------------------------------------------------------------- answers
+
+    def between(self, start: int, end: int) -> CurveEnergy:
+        """The energy from ``start`` to ``end``; unmeasured time adds nothing to it."""
+        if not self._fine.times:
+            return CurveEnergy(Microjoules(0), Microjoules(0), 0)
+        start, end = self._fine.clipped(start, end)
+        before, after = self._fine.at(start), self._fine.at(end)
+        error = hypot(self._edge_error(start), self._edge_error(end)) if end > start else 0.0
+        energy = Microjoules(after[0] - before[0])
+        return CurveEnergy(energy, Microjoules(ceil(error)), after[1] - before[1])
+
+    def up_to(self, time: int) -> tuple[int, int] | None:
+        """Cumulative energy and measured time at ``time``; None outside of the history."""
+        times = self._fine.times
+        return self._fine.at(time) if times and times[0] <= time <= times[-1] else None
+
+    def cells_between(self, start: int, end: int) -> tuple[Microjoules, int]:
+        """Energy and measured time of whole cells, from and to the edge of one.
+
+        Old cells are thinned to the edges of cells, so no answer contains more of the readings
+        inside a cell than its energy.
+        """
+        if not self._coarse.times:
+            return Microjoules(0), 0
+        before, after = map(self._coarse.at, self._coarse.clipped(start, end))
+        return Microjoules(after[0] - before[0]), after[1] - before[1]
+
+    def knots(self, start: int, end: int) -> list[tuple[int, Microjoules, int]]:
+        """The knots around a period: time, energy up to it, and measured nanoseconds up to it.
+
+        The first is the last one at or before ``start``, the last is the first at or after ``end``.
+        """
+        fine = self._fine
+        part = slice(max(0, bisect_right(fine.times, start) - 1), bisect_left(fine.times, end) + 1)
+        columns = fine.times[part], fine.energies[part], fine.covered[part]
+        return [
+            (time, Microjoules(energy), done) for time, energy, done in zip(*columns, strict=True)
+        ]
+
+    def _edge_error(self, time: int) -> float:
+        """The uncertainty of the energy up to ``time``, in microjoules. Needs two knots."""
+        times, energies, domain = self._fine.times, self._fine.energies, self.domain
+        i = min(max(1, bisect_left(times, time)), len(times) - 1)
+        length, energy = times[i] - times[i - 1], energies[i] - energies[i - 1]
+        stale = domain.resolution if domain.staleness is None else domain.staleness
+        step = energy * min(1.0, stale / length)
+        power = energy / length
+        spread = max(abs(self._power(j, power) - power) for j in (i - 1, i + 1))
+        if len(times) == 2:
+            spread = power
+        inside = min(time - times[i - 1], times[i] - time)
+        return step + inside * (spread + RIPPLE * power)
+
+    def _power(self, i: int, otherwise: float) -> float:
+        """The power of the interval that ends at knot ``i``, in microjoules a nanosecond."""
+        times, energies = self._fine.times, self._fine.energies
+        if not 0 < i < len(times):
+            return otherwise
+        return (energies[i] - energies[i - 1]) / (times[i] - times[i - 1])
+
+
+def _kept(times: array[int], scale: int) -> list[int]:
+    """The knots that remain; their distances grow with their age."""
+    last = len(times) - 1
+    kept = [last]
+    for i in range(last - 1, 0, -1):
+        apart = (times[last] - times[i]) * scale // RESOLVED_FRACTION
+        if times[kept[-1]] - times[i - 1] > apart:
+            kept.append(i)
+    kept.append(0)
+    return kept[::-1]

@@ -1,0 +1,227 @@
+"""The recent attributions of all domains as bytes, bounded in time and size.
+
+An entry is packed into one byte string (a tenth of a kilobyte and 8 bytes a share), because a busy
+host produces thousands of shares a second and every domain ten entries. Entries that are removed
+for want of room are counted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from struct import Struct
+from typing import NamedTuple
+
+from wattspan.model import Attribution, Instant, Interval, Microjoules, Payer
+
+
+class HistoryEntry(NamedTuple):
+    """One settled interval: ``shares`` alternates payer number and microjoules.
+
+    ``doubts`` are the largest possible errors of the shares, in their order; empty where the
+    division is no assumption.
+    """
+
+    interval: Interval
+    idle: Microjoules
+    unattributed: Microjoules
+    shares: array[int]
+    withheld: Microjoules = Microjoules(0)
+    doubts: Sequence[int] = ()
+
+
+_HEAD = Struct("<10qB")
+"""Start and end (three clocks each), energy, idle, unattributed, withheld; _WIDE, _DOUBTFUL."""
+
+_WIDE = 1  # shares and doubts of 8 bytes
+_DOUBTFUL = 2  # a doubt for each share follows the shares
+
+_TIMES = Struct("<q16xq")
+"""The monotonic clock at the start and the end of an entry."""
+
+# The constructors of named tuples take twice as long.
+_instant = partial(tuple.__new__, Instant)
+_interval = partial(tuple.__new__, Interval)
+_entry = partial(tuple.__new__, HistoryEntry)
+
+_OBJECT_BYTES = 41  # of a byte string and its place in a deque
+_PAYER_BYTES = 240  # of a payer and its number, measured
+
+
+def _pack(attribution: Attribution, shares: list[int]) -> bytes:
+    _, start, end, energy = attribution.interval
+    doubts = attribution.doubts
+    wide = max(max(shares, default=0), max(doubts, default=0)) >> 32 > 0
+    rest = attribution.idle, attribution.unattributed, attribution.withheld
+    flags = _WIDE * wide | _DOUBTFUL * bool(doubts)
+    head = _HEAD.pack(*start, *end, energy, *rest, flags)
+    return head + array("q" if wide else "I", [*shares, *doubts]).tobytes()
+
+
+def unpack_entry(domain_id: str, packed: bytes) -> HistoryEntry:
+    """The entry of ``domain_id`` that was packed."""
+    begun, began_at, asleep, ended, ended_at, slept, energy, *rest, flags = _HEAD.unpack_from(
+        packed
+    )
+    start, end = _instant((begun, began_at, asleep)), _instant((ended, ended_at, slept))
+    interval = _interval((domain_id, start, end, energy))
+    shares = array("q" if flags & _WIDE else "I", packed[_HEAD.size :])
+    doubts: Sequence[int] = ()
+    if flags & _DOUBTFUL:
+        count = len(shares) // 3
+        shares, doubts = shares[: 2 * count], shares[2 * count :]
+    idle, unattributed, withheld = rest
+    return _entry((interval, idle, unattributed, shares, withheld, doubts))
+
+
+def _place(packed: bytes, number: int) -> int | None:
+    """The place of a payer's share in a packed entry; None without one."""
+    flags = packed[_HEAD.size - 1]
+    word = array("q" if flags & _WIDE else "I", (number,))
+    size = word.itemsize
+    count = (len(packed) - _HEAD.size) // size
+    count = count // 3 * 2 if flags & _DOUBTFUL else count
+    sought, stop, at = word.tobytes(), _HEAD.size + count * size, _HEAD.size
+    while (at := packed.find(sought, at, stop)) >= 0:
+        place, within = divmod(at - _HEAD.size, 2 * size)
+        if not within:
+            return place
+        at = _HEAD.size + (place + 1) * 2 * size
+    return None
+
+
+def _end(packed: bytes) -> int:
+    return int(_TIMES.unpack_from(packed)[1])
+
+
+def _entry_bytes(packed: bytes) -> int:
+    return _OBJECT_BYTES + len(packed)
+
+
+class PackedAttributions:
+    """The last attributions of each domain, within ``span`` nanoseconds and ``limit`` bytes."""
+
+    def __init__(self, span: int, limit: int) -> None:
+        self._span = span
+        self._limit = limit
+        self._entries: dict[str, deque[bytes]] = {}
+        self._numbers: dict[Payer, int] = {}
+        # By number; the numbers of payers without an entry are used again.
+        self._payers: list[Payer] = []
+        self._uses = array("L")
+        self._unused: list[int] = []
+        self._bytes = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._entries.values())
+
+    @property
+    def size(self) -> int:
+        """The approximate memory in bytes."""
+        return self._bytes + _PAYER_BYTES * len(self._numbers)
+
+    def watermark(self, domain_id: str) -> Instant | None:
+        """The time up to which the domain is settled; None without an entry."""
+        entries = self._entries.get(domain_id)
+        return unpack_entry(domain_id, entries[-1]).interval.end if entries else None
+
+    def begin(self, domain_id: str) -> int | None:
+        """The monotonic time from which the domain is known; None without an entry."""
+        entries = self._entries.get(domain_id)
+        return int(_TIMES.unpack_from(entries[0])[0]) if entries else None
+
+    def add(self, attribution: Attribution) -> None:
+        """Append the next settled interval of its domain; remove entries beyond the bounds."""
+        shares: list[int] = []
+        for payer, energy in attribution.shares:
+            shares += (self._number(payer), energy)
+        packed = _pack(attribution, shares)
+        interval = attribution.interval
+        self._entries.setdefault(interval.domain_id, deque()).append(packed)
+        self._bytes += _entry_bytes(packed)
+        self._trim(interval.end.mono)
+
+    def entries(self, domain_id: str, start: int, end: int) -> list[HistoryEntry]:
+        """The entries that overlap the monotonic period, in order of time."""
+        return [unpack_entry(domain_id, packed) for packed in self.packed(domain_id, start, end)]
+
+    def packed(self, domain_id: str, start: int, end: int) -> list[bytes]:
+        """These entries for ``unpack_entry``, which takes twenty times as long."""
+        found: list[bytes] = []
+        for packed in reversed(self._entries.get(domain_id, ())):
+            began, ended = _TIMES.unpack_from(packed)
+            if ended <= start:
+                break
+            if began < end:
+                found.append(packed)
+        found.reverse()
+        return found
+
+    def shares(
+        self, payers: Iterable[Payer], domain_id: str, start: int, end: int
+    ) -> list[tuple[int, int, int]]:
+        """The shares of some payers together: end of the entry, microjoules, doubt.
+
+        Entries of the period without a share of theirs are left out, at a fraction of their cost.
+        """
+        numbers = self.numbers(payers)
+        found: list[tuple[int, int, int]] = []
+        for packed in self.packed(domain_id, start, end) if numbers else ():
+            places = [at for number in numbers if (at := _place(packed, number)) is not None]
+            if places:
+                entry = unpack_entry(domain_id, packed)
+                energy = sum(entry.shares[2 * at + 1] for at in places)
+                doubt = sum(entry.doubts[at] for at in places) if entry.doubts else 0
+                found.append((entry.interval.end.mono, energy, doubt))
+        return found
+
+    def numbers(self, payers: Iterable[Payer]) -> set[int]:
+        """The numbers of these payers in present entries; payers without an entry have none."""
+        return {number for one in payers if (number := self._numbers.get(one)) is not None}
+
+    def payer(self, number: int) -> Payer:
+        """The payer with a number of present entries."""
+        return self._payers[number]
+
+    def _number(self, payer: Payer) -> int:
+        number = self._numbers.get(payer)
+        if number is None:
+            number = self._numbers[payer] = self._new_number(payer)
+        self._uses[number] += 1
+        return number
+
+    def _new_number(self, payer: Payer) -> int:
+        if self._unused:
+            number = self._unused.pop()
+            self._payers[number] = payer
+            return number
+        self._payers.append(payer)
+        self._uses.append(0)
+        return len(self._payers) - 1
+
+    def _trim(self, now: int) -> None:
+        oldest = now - self._span
+        for entries in self._entries.values():
+            while entries and _end(entries[0]) < oldest:
+                self._release(entries.popleft())
+        while self.size > self._limit:
+            first = min(
+                (entries for entries in self._entries.values() if len(entries) > 1),
+                key=lambda entries: _end(entries[0]),
+                default=None,
+            )
+            if first is None:
+                return
+            self._release(first.popleft())
+            self.dropped += 1
+
+    def _release(self, packed: bytes) -> None:
+        self._bytes -= _entry_bytes(packed)
+        for number in unpack_entry("", packed).shares[::2]:
+            self._uses[number] -= 1
+            if not self._uses[number]:
+                del self._numbers[self._payers[number]]
+                self._unused.append(number)

@@ -1,0 +1,1 @@
+"""The energy of requests to language models: their phases, its division, and its totals."""

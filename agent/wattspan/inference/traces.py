@@ -1,0 +1,218 @@
+"""The spans of a trace whose tokens count: the innermost ones that have them.
+
+An agent's span repeats the sum of the tokens of the calls in it, and the spans of an application, a
+gateway and an engine repeat the tokens of one request. A span with tokens counts unless one in it
+has tokens, too: by the links from spans to their parents, which may come from several processes of
+one principal. Links may be missing, because spans are sampled or not instrumented: then a span
+*encloses* another one if it lasts at least as long and their roles tell who called whom.
+
+Traces belong to principals. A known trace id in the span of another principal changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from typing import NamedTuple
+
+from wattspan.sharing.fair_pool import share_path
+from wattspan.spans.values import TOKENS, SpanColumns, TokenRole
+from wattspan.spans.weights import GenerationalCache
+
+MAX_SPANS = 65_536
+"""Spans that are remembered, 20 MB; beyond it the owner with most loses its oldest traces.
+
+Owners are users and pods, and in each its containers, as in `wattspan.sharing.fair_pool`.
+"""
+
+_MAX_COMPARED = 256  # spans with tokens of one trace that are compared without links
+_MAX_DEPTH = 64
+
+
+class SpanPlace(NamedTuple):
+    """The identity of a span in its trace."""
+
+    trace: bytes
+    id: bytes
+
+
+class _CountedSpan(NamedTuple):
+    role: TokenRole
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Trace:
+    parents: dict[bytes, bytes] = field(default_factory=dict)
+    outer: set[bytes] = field(default_factory=set)  # ids, known or not, of spans around tokens
+    counted: dict[bytes, _CountedSpan] = field(default_factory=dict)  # with tokens
+    rooted: set[bytes] = field(default_factory=set)  # ids with known ancestors
+
+    def mark(self, ident: bytes) -> list[bytes]:
+        """Note that ``ident`` has tokens, or is around them; returns the spans now repeated."""
+        found: list[bytes] = []
+        above = self.parents.get(ident, b"")
+        while above and above not in self.outer:
+            self.outer.add(above)
+            if above in self.counted:
+                found.append(above)
+            above = self.parents.get(above, b"")
+        return found
+
+    def encloses(self, ident: bytes) -> bool:
+        """True if a span with tokens encloses another one whose ancestors are not all known."""
+        own = self.counted.get(ident)
+        if own is None:
+            return False
+        return any(
+            own.start <= other.start
+            and other.end <= own.end
+            and own.role.encloses(other.role)
+            and not self._is_rooted(one)
+            for one, other in islice(self.counted.items(), _MAX_COMPARED)
+        )
+
+    def _is_rooted(self, ident: bytes) -> bool:
+        """True if all ancestors of a span are known."""
+        path: list[bytes] = []
+        above: bytes | None = ident
+        while above and above not in self.rooted and len(path) < _MAX_DEPTH:
+            path.append(above)
+            above = self.parents.get(above)
+        if above is None or (above and above not in self.rooted):
+            return False
+        self.rooted.update(path)
+        return True
+
+
+@dataclass(slots=True)
+class _OwnTraces:
+    """The traces of one principal, the one without spans for longest first."""
+
+    traces: dict[bytes, _Trace] = field(default_factory=dict)
+    spans: int = 0
+
+    def trace(self, trace: bytes) -> _Trace:
+        found = self.traces.pop(trace, None) or _Trace()
+        self.traces[trace] = found
+        return found
+
+    def forget(self) -> int:
+        """Forget the oldest trace; returns the number of its spans."""
+        count = len(self.traces.pop(next(iter(self.traces))).parents)
+        self.spans -= count
+        return count
+
+
+class TokenTraces:
+    """Remembers the recent spans with tokens, and those around them. For one thread."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Hashable, _OwnTraces] = {}
+        self._spans = 0
+
+    def add(self, owner: Hashable, spans: SpanColumns) -> set[SpanPlace]:
+        """Add received spans of a principal; returns the earlier ones that repeat their tokens."""
+        tokens, roles = zip(*map(spans.full, TOKENS), strict=True), spans.full("role")
+        has_tokens = [bool(read or written) for read, written in tokens]
+        own = self._owners.get(owner) or _OwnTraces()
+        wanted = set(compress(spans.trace, has_tokens))
+        wanted.update(own.traces.keys() & spans.trace)
+        found: set[SpanPlace] = set()
+        if not wanted:
+            return found
+        self._owners[owner] = own
+        by_trace: dict[bytes, list[int]] = {}
+        for i, trace in enumerate(spans.trace):
+            if trace in wanted:
+                by_trace.setdefault(trace, []).append(i)
+        for trace, at in by_trace.items():
+            known = own.trace(trace)
+            before = len(known.parents)
+            for i in at:
+                ident, parent = spans.id[i], spans.parent[i]
+                # The first parent counts: a span that is sent with ever new ones has one outer one.
+                known.parents.setdefault(ident, b"" if parent == ident else parent)
+                if has_tokens[i]:
+                    place = _CountedSpan(roles[i], spans.start[i], spans.end[i])
+                    known.counted.setdefault(ident, place)
+            own.spans += len(known.parents) - before
+            self._spans += len(known.parents) - before
+            for i in at:
+                if has_tokens[i] or spans.id[i] in known.outer:
+                    found.update(SpanPlace(trace, one) for one in known.mark(spans.id[i]))
+        self._bound()
+        return found
+
+    def _bound(self) -> None:
+        """Forget traces of the user or pod with most spans, there of the principal with most."""
+        while self._spans > MAX_SPANS:
+            shares: dict[Hashable, int] = {}
+            for owner, own in self._owners.items():
+                share = share_path(owner)[0]
+                shares[share] = shares.get(share, 0) + own.spans
+            largest = max(shares, key=lambda share: shares[share])
+            loser = max(
+                (owner for owner in self._owners if share_path(owner)[0] == largest),
+                key=lambda owner: self._owners[owner].spans,
+            )
+            surplus = self._spans - MAX_SPANS
+            while surplus > 0 and self._owners[loser].traces:
+                freed = self._owners[loser].forget()
+                self._spans -= freed
+                surplus -= freed
+            if not self._owners[loser].traces:
+                del self._owners[loser]
+
+    def is_repeated(self, owner: Hashable, place: SpanPlace) -> bool:
+        """True if spans inside of the one at ``place`` have its tokens, as far as is known now."""
+        trace = self._trace(owner, place)
+        return trace is not None and (place.id in trace.outer or trace.encloses(place.id))
+
+    def has_inner(self, owner: Hashable, place: SpanPlace) -> bool:
+        """True if links show that spans inside of the one at ``place`` have its tokens."""
+        trace = self._trace(owner, place)
+        return trace is not None and place.id in trace.outer
+
+    def _trace(self, owner: Hashable, place: SpanPlace) -> _Trace | None:
+        own = self._owners.get(owner)
+        return None if own is None else own.traces.get(place.trace)
+
+
+PREFILL_STAGES = frozenset(("prefill_forward", "chunked_prefill"))
+"""The names of SGLang's spans in which a prompt is computed."""
+
+MAX_TRACES = 32_768
+_MAX_STAGES = 64  # of one trace; further ones are ignored
+
+
+class PrefillStages:
+    """The begin of prefill in recent traces, by the stage spans of an engine.
+
+    SGLang reports a request by one span with token counts and latencies, whose prefill includes the
+    wait in the scheduler's queue. The processes of its scheduler report the stages of the request
+    by further spans of the same trace, one set for each rank; those of prefill begin when it is
+    scheduled. A known trace id in spans of another principal adds none.
+    """
+
+    def __init__(self) -> None:
+        self._starts: GenerationalCache[tuple[int, ...]] = GenerationalCache(MAX_TRACES)
+
+    def add(self, owner: Hashable, spans: SpanColumns) -> None:
+        """Add the stages of prefill among received spans of a principal."""
+        if PREFILL_STAGES.isdisjoint(spans.name):
+            return
+        for trace, name, start in zip(spans.trace, spans.name, spans.start, strict=True):
+            if name in PREFILL_STAGES:
+                known = self._starts.get((owner, trace)) or ()
+                if len(known) < _MAX_STAGES:
+                    self._starts[owner, trace] = (*known, start)
+
+    def begin(self, owner: Hashable, trace: bytes, start: int, until: int) -> int | None:
+        """The begin of the first stage of a trace from ``start`` to ``until``; None for none."""
+        return min(
+            (each for each in self._starts.get((owner, trace)) or () if start <= each <= until),
+            default=None,
+        )

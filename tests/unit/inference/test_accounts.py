@@ -1,0 +1,136 @@
+"""Totals of requests to language models: rows, buckets and their bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wattspan.inference.accounts import MAX_ACCOUNTS, InferenceAccounts
+from wattspan.inference.division import DivisionMethod, RequestEnergy
+from wattspan.inference.requests import InferenceRequest
+from wattspan.model import REQUEST_ENERGY_BOUNDS, SECOND, Microjoules
+from wattspan.sharing.fair_pool import SharePath
+from wattspan.spans.values import InferenceDetails
+
+
+def _result(joules: float, *, model: str = "m", method: DivisionMethod = DivisionMethod.MODEL):
+    details = InferenceDetails(model, cached=4)
+    request = InferenceRequest.of(b"r" * 8, 0, 10, (10, 20), details, service="s")
+    energy = round(1e6 * joules)
+    parts = Microjoules(energy // 4), Microjoules(energy - energy // 4)
+    return RequestEnergy(request, Microjoules(energy), *parts, None, method, 10)
+
+
+USER, OTHER_USER = (("uid", 1),), (("uid", 2),)
+
+
+def _add(
+    accounts: InferenceAccounts, results: list[RequestEnergy], owner: SharePath = USER, now: int = 0
+) -> None:
+    for result in results:
+        accounts.open(result.request, owner, now)
+    accounts.add(results)
+
+
+def test_energy_and_tokens_are_summed_by_service_and_model() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(4), _result(8), _result(1, model="n", method=DivisionMethod.TOKENS)])
+
+    first, second = accounts.rows()
+
+    assert (first.service, first.model, second.model) == ("s", "m", "n")
+    assert first.energy == {"input": 3_000_000, "output": 9_000_000}
+    assert first.tokens == {"input": 20, "output": 40}
+    assert first.requests == {"model": 2, "tokens": 0}
+    assert second.requests == {"model": 0, "tokens": 1}
+
+
+def test_buckets_are_cumulative_and_include_their_bound() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(joules) for joules in (0.0, 0.1, 0.2, 3, 20_000)])
+
+    (row,) = accounts.rows()
+
+    assert len(row.buckets) == len(REQUEST_ENERGY_BOUNDS)
+    assert row.buckets == (2, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4)
+    assert sum(row.requests.values()) == 5
+
+
+def test_models_beyond_the_limit_share_an_account() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(1, model=str(i)) for i in range(MAX_ACCOUNTS + 5)])
+    _add(accounts, [_result(1, model="other model"), _result(1, model="3")])
+
+    rows = {(row.service, row.model): row for row in accounts.rows()}
+
+    assert len(rows) == MAX_ACCOUNTS + 1
+    assert sum(rows["other", "other"].requests.values()) == 6
+    assert sum(rows["s", "3"].requests.values()) == 2
+
+
+def test_totals_continue_from_an_earlier_run() -> None:
+    first = InferenceAccounts()
+    _add(first, [_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS)])
+    both = InferenceAccounts(first.rows())
+    assert both.rows() == first.rows()
+
+    _add(both, [_result(8)])
+    whole = InferenceAccounts()
+    _add(whole, [_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS), _result(8)])
+    assert both.rows() == whole.rows()
+
+
+def test_buckets_of_a_release_with_other_bounds_are_counted_anew() -> None:
+    first = InferenceAccounts()
+    _add(first, [_result(4)])
+    (row,) = first.rows()
+    (after,) = InferenceAccounts([replace(row, buckets=(0, 1))]).rows()
+    assert after == replace(row, buckets=(0,) * len(REQUEST_ENERGY_BOUNDS))
+
+
+def test_displaced_account_is_added_to_the_shared_one() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(1, model=str(i)) for i in range(MAX_ACCOUNTS)])
+    restored = InferenceAccounts(accounts.rows())
+    for owned in (accounts, restored):
+        _add(owned, [_result(1, model="modest")], OTHER_USER)
+        rows = {row.model: row for row in owned.rows()}
+        assert len(rows) == MAX_ACCOUNTS + 1
+        assert rows["other"].requests["model"] == 1
+        assert sum(row.buckets[-1] for row in rows.values()) == MAX_ACCOUNTS + 1
+
+
+def test_account_without_requests_for_a_day_gives_its_place_to_another_model() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(1, model=str(i)) for i in range(MAX_ACCOUNTS)])
+    _add(accounts, [_result(1, model="0")], now=3600 * SECOND)
+    _add(accounts, [_result(1, model="new")], now=24 * 3600 * SECOND)
+    assert [row.model for row in accounts.rows()] == ["0", "other", "new"]
+
+
+def test_request_that_settles_after_the_loss_of_its_account_is_counted() -> None:
+    accounts = InferenceAccounts()
+    accounts.add([_result(1)])
+    others = _result(1).request._replace(service="other", model="other")
+    accounts.open(others, USER, 0)
+    assert [row.model for row in accounts.rows()] == ["other"]
+
+
+def test_restored_accounts_beyond_the_limit_are_added_to_the_shared_one() -> None:
+    one = InferenceAccounts()
+    _add(one, [_result(4)])
+    rows = [replace(one.rows()[0], model=str(i)) for i in range(MAX_ACCOUNTS + 3)]
+    restored = InferenceAccounts(rows).rows()
+    assert len(restored) == MAX_ACCOUNTS + 1
+    assert sum(row.energy["output"] for row in restored) == sum(r.energy["output"] for r in rows)
+
+
+def test_equal_names_of_two_owners_have_an_account_each() -> None:
+    accounts = InferenceAccounts()
+    for owner, label in ((USER, "ann"), (OTHER_USER, "bob")):
+        mine = _result(1)
+        mine = mine._replace(request=mine.request._replace(owner=label))
+        _add(accounts, [mine], owner)
+    assert [(row.service, row.model, row.owner) for row in accounts.rows()] == [
+        ("s", "m", "ann"),
+        ("s", "m", "bob"),
+    ]

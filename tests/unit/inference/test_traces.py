@@ -1,0 +1,196 @@
+"""The spans of a trace whose tokens count: links, roles, owners and bounds."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.inference.traces import MAX_SPANS, SpanPlace, TokenTraces
+from wattspan.model import Principal
+from wattspan.spans.values import Span, SpanColumns, TokenRole
+
+ALICE, BOB = Principal(1000), Principal(1001)
+TRACE = b"t" * 16
+
+
+def _id(number: int) -> bytes:
+    return number.to_bytes(8) if number else b""
+
+
+def _span(
+    number: int, parent: int = 0, tokens: int = 0, start: int = 0, end: int = 1, trace: int = 0
+) -> Span:
+    own = trace.to_bytes(16) if trace else TRACE
+    return Span(own, _id(number), _id(parent), "s", "n", start, end, None, tokens, 0)
+
+
+def _add(
+    traces: TokenTraces, *spans: Span, owner: Principal = ALICE, role: TokenRole = TokenRole.CALL
+) -> set[int]:
+    found = traces.add(owner, SpanColumns.of([one._replace(role=role) for one in spans]))
+    return {int.from_bytes(each.id) for each in found}
+
+
+def _repeated(traces: TokenTraces, number: int, owner: Principal = ALICE) -> bool:
+    return traces.is_repeated(owner, SpanPlace(TRACE, _id(number)))
+
+
+def test_outer_span_is_repeated_whatever_the_order() -> None:
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0], [0, 2, 1], [2, 0, 1]):
+        traces = TokenTraces()
+        spans = [_span(1, 0, 10), _span(2, 1), _span(3, 2, 10)]
+        for at in order:
+            _add(traces, spans[at])
+        # A span without tokens is kept once its trace has a span with tokens.
+        assert _repeated(traces, 1) == (order[0] != 1)
+        assert not _repeated(traces, 3)
+
+
+def test_received_spans_that_become_outer_are_returned() -> None:
+    traces = TokenTraces()
+    assert _add(traces, _span(1, 0, 10), _span(2, 1)) == set()
+    assert _add(traces, _span(3, 2, 10)) == {1}
+    assert _add(traces, _span(4, 2, 10)) == set()
+    assert traces.has_inner(ALICE, SpanPlace(TRACE, _id(1)))
+    assert not traces.has_inner(ALICE, SpanPlace(b"u" * 16, _id(1)))
+
+
+def test_link_that_arrives_last_shows_the_outer_span() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(3, 2, 10))
+    _add(traces, _span(1, 0, 10))
+    assert not _repeated(traces, 1)
+    assert _add(traces, _span(2, 1)) == {1}
+
+
+def test_span_that_is_its_own_ancestor_ends_nothing() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 1, 10))
+    assert not _repeated(traces, 1)
+    _add(traces, _span(2, 3, 10), _span(3, 2, 10))
+    assert _repeated(traces, 2)
+
+
+def test_spans_of_other_principals_change_nothing() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 0, 10))
+    assert _add(traces, _span(2, 1, 10), owner=BOB) == set()
+    assert not _repeated(traces, 1)
+    assert not _repeated(traces, 9, BOB)
+    container = Principal(1000, "c")
+    assert _add(traces, _span(2, 1, 10), owner=container) == set()
+
+
+def test_spans_without_tokens_are_not_kept() -> None:
+    traces = TokenTraces()
+    assert _add(traces, _span(1)) == set()
+    _add(traces, _span(2, 0, 1))
+    assert _add(traces, _span(3, trace=7)) == set()
+    assert not _repeated(traces, 3)
+
+
+def test_roles_decide_without_links() -> None:
+    cases = [
+        (TokenRole.AGGREGATE, TokenRole.CALL, True),
+        (TokenRole.AGGREGATE, TokenRole.AGGREGATE, False),
+        (TokenRole.CLIENT, TokenRole.ENGINE, True),
+        (TokenRole.CLIENT, TokenRole.SERVER, True),
+        (TokenRole.SERVER, TokenRole.ENGINE, True),
+        (TokenRole.CLIENT, TokenRole.CLIENT, False),
+        (TokenRole.ENGINE, TokenRole.CLIENT, False),
+        (TokenRole.CALL, TokenRole.CLIENT, False),
+    ]
+    for outer, inner, repeated in cases:
+        traces = TokenTraces()
+        _add(traces, _span(1, 0, 10, 0, 100), role=outer)
+        _add(traces, _span(2, 77, 10, 5, 100), role=inner)
+        assert _repeated(traces, 1) == repeated, (outer, inner)
+        assert not _repeated(traces, 2)
+
+
+def test_known_ancestors_decide_before_roles() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 9, 10, 0, 100), role=TokenRole.AGGREGATE)
+    _add(traces, _span(2, 3, 10, 5, 90), _span(3, 9), _span(9))
+    assert not _repeated(traces, 1)
+    assert not _repeated(traces, 1)  # the second answer is remembered
+
+
+def test_chain_deeper_than_the_limit_counts_as_unknown() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 0, 10, 0, 100), role=TokenRole.AGGREGATE)
+    _add(traces, *(_span(n, n + 1 if n < 200 else 0, 10 * (n == 2), 5, 90) for n in range(2, 201)))
+    assert _repeated(traces, 1)
+
+
+def test_memory_is_bounded_by_owner() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 0, 10), _span(2, 1, 10))
+    assert _repeated(traces, 1)
+    for trace in range(1, 4):
+        _add(traces, *(_span(n, 0, 10, trace=trace) for n in range(1, MAX_SPANS // 2)))
+    assert not _repeated(traces, 1)  # its trace was forgotten
+
+
+def test_flood_of_an_owner_forgets_no_trace_of_another() -> None:
+    flood = [_span(n, 0, 10, trace=n) for n in range(1, MAX_SPANS)]
+    victim, greedy = Principal(1000, "victim"), Principal(1000, "greedy")
+    for owner, other in ((BOB, ALICE), (greedy, victim)):
+        traces = TokenTraces()
+        _add(traces, _span(1, 0, 10), _span(2, 1, 10), owner=other)
+        for _ in range(2):
+            _add(traces, *flood, owner=owner)
+        assert _repeated(traces, 1, other)
+
+
+def test_trace_beyond_the_limit_is_forgotten_with_its_owner() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 0, 10), _span(2, 1, 10), owner=BOB)
+    _add(traces, _span(1, 0, 10), _span(2, 1, 10), *(_span(n) for n in range(3, MAX_SPANS + 2)))
+    assert not _repeated(traces, 1)
+    assert _repeated(traces, 1, BOB)
+    _add(traces, _span(1, 0, 10), _span(2, 1, 10))
+    assert _repeated(traces, 1)
+
+
+def test_many_owners_keep_their_traces() -> None:
+    owners = [Principal(None, pod=str(number)) for number in range(200)]
+    traces = TokenTraces()
+    for owner in owners:
+        _add(traces, _span(1, 0, 10), _span(2, 1, 10), owner=owner)
+    assert all(_repeated(traces, 1, owner) for owner in owners)
+
+
+def test_span_sent_with_ever_new_parents_has_one_outer_span() -> None:
+    traces = TokenTraces()
+    _add(traces, _span(1, 2, 10))
+    for parent in range(3, 100):
+        _add(traces, _span(1, parent, 10))
+    repeated = [number for number in range(1, 100) if _repeated(traces, number)]
+    assert repeated == [2]
+
+
+@given(st.data())
+def test_linked_spans_with_tokens_count_unless_a_descendant_has_tokens(data: st.DataObject) -> None:
+    """The truth walks a whole tree; the spans arrive in any order and any requests."""
+    count = data.draw(st.integers(1, 12))
+    parents = {n: data.draw(st.integers(0, n - 1)) for n in range(1, count + 1)}
+    tokens = {n: data.draw(st.booleans()) for n in parents}
+    traces = TokenTraces()
+    # A first span with tokens, so that the trace is known.
+    _add(traces, _span(99, 0, 1))
+    left = data.draw(st.permutations(list(parents)))
+    while left:
+        size = data.draw(st.integers(1, len(left)))
+        _add(traces, *(_span(n, parents[n], 5 * tokens[n], 0, 1) for n in left[:size]))
+        left = left[size:]
+
+    def has_tokens_below(number: int) -> bool:
+        return any(
+            tokens[child] or has_tokens_below(child)
+            for child, parent in parents.items()
+            if parent == number
+        )
+
+    for number in parents:
+        assert _repeated(traces, number) == has_tokens_below(number)

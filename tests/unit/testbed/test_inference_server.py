@@ -1,0 +1,137 @@
+"""The emulated server of a language model: its prefix cache and the times of its model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
+from testbed.inference_server import (
+    CompletionServer,
+    InferenceEngine,
+    InferenceServerSettings,
+    PrefixCache,
+)
+
+EVEN = ModelCosts(noise=0.0, drift=0.0)
+
+
+def test_prompt_hits_the_cache_up_to_its_first_other_block() -> None:
+    cache, words = PrefixCache(), [str(i) for i in range(100)]
+
+    assert cache.add(words) == 0
+    assert cache.add(words) == 96  # whole blocks of 16 tokens
+    assert cache.add([*words[:40], "other", *words[41:]]) == 32
+    assert cache.add(["other", *words[1:]]) == 0
+    assert cache.add([]) == 0
+
+
+def test_cache_forgets_its_oldest_prompts() -> None:
+    cache, words = PrefixCache(), [str(i) for i in range(16)]
+    cache.add(words)
+    for number in range(10_000):
+        cache.add([f"other {number}"] * 16)
+
+    assert cache.add(words) == 0
+
+
+def test_stretched_model_takes_longer_for_the_same_work() -> None:
+    requests = []
+    for costs in (EVEN, EVEN.stretched(4.0)):
+        engine, request = ContinuousBatching(costs), EmulatedRequest(1, 0.0, 500, 20)
+        engine.add(request)
+        while engine.busy:
+            engine.iterate()
+        requests.append(request)
+
+    fast, slow = requests
+    assert slow.ended == pytest.approx(4 * fast.ended)
+    active = EVEN.active_power * (slow.ended - fast.ended)
+    assert slow.energy - fast.energy == pytest.approx(active)
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionServer]:
+    """A server whose model takes a thousandth of its time, without an agent."""
+    settings = InferenceServerSettings(slower=1e-3, slots=4, agent="/nonexistent")
+    engine = InferenceEngine(settings, [lambda load: None] * 2)
+    found = CompletionServer(engine, "m")
+    threads = [threading.Thread(target=work) for work in (engine.run, found.serve_forever)]
+    for thread in threads:
+        thread.start()
+    yield found
+    found.shutdown()
+    engine.close()
+    for thread in threads:
+        thread.join()
+    found.server_close()
+
+
+def _ask(server: CompletionServer, path: str, content: object = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    try:
+        method = "GET" if content is None else "POST"
+        connection.request(method, path, None if content is None else json.dumps(content))
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+CHAT = {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 5}
+
+
+def test_response_has_the_form_of_the_api(server: CompletionServer) -> None:
+    chat = json.loads(_ask(server, "/v1/chat/completions", CHAT)[1])
+    text = json.loads(_ask(server, "/v1/completions", {"prompt": "a b", "max_tokens": 2})[1])
+
+    assert (chat["object"], chat["model"]) == ("chat.completion", "m")
+    assert chat["choices"][0]["message"] == {"role": "assistant", "content": "token " * 5}
+    assert chat["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert (text["object"], text["choices"][0]["text"]) == ("text_completion", "token " * 2)
+    assert json.loads(_ask(server, "/v1/models")[1])["data"][0]["id"] == "m"
+    assert len(json.loads(_ask(server, "/truth")[1])) == 2
+
+
+def test_stream_has_the_tokens_and_the_usage(server: CompletionServer) -> None:
+    asked = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    events = _ask(server, "/v1/chat/completions", asked)[1].split("\n\n")
+    *parts, last, done, _ = (event.removeprefix("data: ") for event in events)
+
+    words = [json.loads(part)["choices"][0]["delta"]["content"] for part in parts]
+    assert "".join(words) == "token " * 5
+    assert json.loads(last)["usage"]["total_tokens"] == 8
+    assert (json.loads(last)["choices"], done) == ([], "[DONE]")
+
+    plain = _ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True})[1]
+    assert "usage" not in plain
+    assert plain.count("token ") == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/v1/embeddings", {}, 404),
+        ("/v1/other", None, 404),
+        ("/v1/completions", {"prompt": "", "max_tokens": 3}, 400),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400),
+        ("/v1/chat/completions", {"messages": [{}]}, 400),
+        ("/v1/completions", ["a"], 400),
+        ("/v1/completions", {"prompt": "a" * (1 << 20)}, 400),
+    ],
+)
+def test_bad_request_is_refused(
+    server: CompletionServer, path: str, content: object, status: int
+) -> None:
+    found, body = _ask(server, path, content)
+
+    assert found == status
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
