@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from testbed.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run, SharedRun
+from testbed.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run, SharedRun, with_fields
 
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.budget import allowance
@@ -212,7 +212,7 @@ def test_budget_holds_with_the_costliest_probe() -> None:
     run = Run(plant)
     run.on(1_500)
     assert run.state is not None
-    assert run.state.phase is TunerPhase.REST
+    assert run.state.search.phase is TunerPhase.REST
     told = report(run.state)
     assert told.lost is not None
     assert told.lost <= allowance(0.05, run.state.account.elapsed)
@@ -222,7 +222,7 @@ def test_budget_holds_with_the_costliest_probe() -> None:
 def test_searches_in_a_row_share_the_declared_error(confidence: float, last: int) -> None:
     """All candidates of all searches together: the union bound."""
     state = begin(replace(QUICK, confidence=confidence), (KnobRange(GPU, TOP, FLOOR),), now=0)
-    spent = [MAX_CANDIDATES * state._replace(retries=retries).error for retries in range(last + 1)]
+    spent = [MAX_CANDIDATES * with_fields(state, retries=one).error for one in range(last + 1)]
     assert math.fsum(spent) <= (1 - confidence) * (1 + 1e-9)
 
 
@@ -252,7 +252,7 @@ def test_blocks_end_by_the_clock_only_while_the_setting_is_in_force(
     ends = plan_ends(run.state)
     if ends is not None:
         samples = run.state.samples
-        assert samples.level == run.state.plan.level
+        assert samples.level == run.state.search.plan.level
         assert ends >= samples.periods[-1].since + run.state.policy.settle_time
 
 
@@ -274,7 +274,7 @@ def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun
     for _ in range(700):
         decision = run.on(1)
         assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
-        level = run.states[0].certified
+        level = run.states[0].search.certified
         if level is not None and level != certified:
             for state in run.states:
                 time = state.estimates.at(level).time

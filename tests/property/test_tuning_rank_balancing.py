@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.tuning_plant import with_fields
 
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
@@ -35,7 +36,8 @@ def holding(told: list[tuple[float, int]], slope: float) -> TunerState:
         return LevelEstimate((), Evidence(16, slower, 0.002), Evidence(16, -0.1, 0.002))
 
     known = Estimates(levels=MappingProxyType({BASE: seen(BASE), 500 * W: seen(500 * W)}))
-    return begin(TunerPolicy(slack=True), ranges, now=0)._replace(
+    return with_fields(
+        begin(TunerPolicy(slack=True), ranges, now=0),
         phase=TunerPhase.HOLD,
         candidate=BASE,
         certified=BASE,
@@ -52,12 +54,15 @@ def test_only_waiting_ranks_are_lowered_within_their_range(
     after = lower_waiting_ranks(before)
     if after is None:
         return
-    assert after.slack.lowered is not None
-    alike, caps = before.ladder.caps(BASE), after.ladder.caps(after.slack.lowered)
+    assert after.evidence.slack.lowered is not None
+    alike, caps = (
+        before.search.ladder.caps(BASE),
+        after.search.ladder.caps(after.evidence.slack.lowered),
+    )
     longest = max(part for part, _ in told)
     assert caps.keys() == alike.keys()
     assert caps != alike
-    for one, (part, _) in zip(before.ladder.ranges, told, strict=True):
+    for one, (part, _) in zip(before.search.ladder.ranges, told, strict=True):
         if one.device in caps:
             assert one.floor <= caps[one.device] <= alike[one.device] <= one.original
             assert caps[one.device] == alike[one.device] or longest - part > MIN_SLACK
@@ -70,10 +75,12 @@ def test_reason_from_outside_releases_every_rank(
     held = lower_waiting_ranks(holding(told, slope))
     if held is None:
         return
-    level = held.slack.lowered
+    level = held.evidence.slack.lowered
     assert level is not None
-    held = held._replace(candidate=level, certified=level, plan=ProbePlan(level, 24))
-    seen = Observation(now=SECOND, in_force=held.ladder.caps(level), vetoes=frozenset({reason}))
+    held = with_fields(held, candidate=level, certified=level, plan=ProbePlan(level, 24))
+    seen = Observation(
+        now=SECOND, in_force=held.search.ladder.caps(level), vetoes=frozenset({reason})
+    )
     _, decision = step(held, seen)
     assert (decision.move, decision.reason) == (Move.RELEASE, reason)
     assert not decision.caps

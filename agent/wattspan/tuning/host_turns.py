@@ -104,7 +104,7 @@ def advanced(
         return step(state, observation)[0], False
     if not later:
         following, _ = step(state, observation)
-        if can_keep(following) or following.phase is not TunerPhase.HOLD:
+        if can_keep(following) or following.search.phase is not TunerPhase.HOLD:
             return following, False
     return kept(state, observation), not later
 
@@ -117,14 +117,14 @@ def kept(state: TunerState, observation: Observation) -> TunerState | None:
     """
     state = observe(state, observation)
     held = observation.now - state.samples.periods[-1].since
-    if state.level_shift.changed or held > LONGEST_HOLD:
+    if state.evidence.level_shift.changed or held > LONGEST_HOLD:
         return None
     return check_safety(state, observation) or state
 
 
 def can_keep(state: TunerState) -> bool:
     """True if the held setting is requested: no comparison with the original one is running."""
-    return state.phase is TunerPhase.HOLD and state.plan.level == state.chosen
+    return state.search.phase is TunerPhase.HOLD and state.search.plan.level == state.chosen
 
 
 def is_in_force(state: TunerState) -> bool:

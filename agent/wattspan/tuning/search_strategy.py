@@ -117,9 +117,9 @@ class SearchStrategy:
             sentence = "The setting is certified again: it was not compared for long."
             return job.decline(DecisionReason.CHANGED, sentence), job.report
         self.state = state
-        if not self.exploring and state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE):
+        if not self.exploring and state.search.phase in (TunerPhase.SCREEN, TunerPhase.PROVE):
             job.stop()  # other hosts may have other settings when it may continue
-        elif not self.exploring and state.phase is not TunerPhase.HOLD:
+        elif not self.exploring and state.search.phase is not TunerPhase.HOLD:
             turns.leave()
         decision = state.decision
         if decision.reason is DecisionReason.WAITING and turns.waits:

@@ -6,6 +6,7 @@ import pytest
 from testbed.ranks_on_hosts import JOB, RankedHosts, RankHost, place_of, searches, spread
 from testbed.tuned_host import DEFAULT, TICK, Host
 from testbed.tuned_ranks import train_together
+from testbed.tuning_plant import with_fields
 
 from wattspan.config import TunedJobSettings
 from wattspan.fleet.coordination import KeyWrite
@@ -179,7 +180,7 @@ def test_setting_in_many_words_is_told_in_a_readable_record() -> None:
     job = hosts.hosts[0].tuner._jobs[JOB]
     assert job.turns is not None
     assert job.strategy.state is not None
-    state = job.strategy.state._replace(candidate=10**300)  # milliwatts
+    state = with_fields(job.strategy.state, candidate=10**300)  # milliwatts
     ranks = job.turns.rank_setting(state, job.report, explores=False)
     record = JobRecord(session="a", sent=1, ranks=ranks)
     assert decode_record(encode_record(record)) == record
