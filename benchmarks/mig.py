@@ -32,6 +32,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from testbed.gpu_sessions import nvml_session
 from testbed.serving_engines import quantile
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
@@ -42,8 +43,8 @@ from wattspan.emulation.workloads import DECODE, TRAIN, SteadyLoad
 from wattspan.model import SECOND, Consumer, HwType, PayerInfo, Tick
 from wattspan.ports import SourceContext
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.sources.gpu.session import GpuSession
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 TICK = 0.1
@@ -109,7 +110,7 @@ CASES = (
 class Observer:
     """The real source, ledger and history on the board."""
 
-    session: NvmlSession
+    session: GpuSession
     ledger: Ledger = field(default_factory=lambda: Ledger(LedgerSettings()))
     history: EnergyHistory = field(init=False)
 
@@ -149,9 +150,9 @@ class Run:
         context = SourceContext(self.clock, known, emulated=True)
         nvml = EmulatedNvml(self.gpus.path, self.clock)
         self.observers = {
-            "wattspan (GPM)": Observer(NvmlSession(nvml, NvmlSettings(), context)),
+            "wattspan (GPM)": Observer(nvml_session(nvml, NvmlSettings(), context)),
             "wattspan (no activity)": Observer(
-                NvmlSession(WithoutActivity(nvml), NvmlSettings(), context)
+                nvml_session(WithoutActivity(nvml), NvmlSettings(), context)
             ),
         }
         self.kepler = dict.fromkeys(self.consumers, 0.0)

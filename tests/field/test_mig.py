@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from testbed.field import FieldCase, field_cases
+from testbed.gpu_sessions import nvml_session
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100
@@ -23,7 +24,6 @@ from wattspan.ports import SourceContext
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.tick_meter import TickMeter
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 PROCESS = Consumer(101, 5)
@@ -37,7 +37,7 @@ class Host:
         self.gpus = EmulatedGpus(path, [H100], self.clock)
         directory = FakeDirectory([PayerInfo(PROCESS, "job")])
         context = SourceContext(self.clock, directory, emulated=True)
-        self.session = NvmlSession(EmulatedNvml(path, self.clock), NvmlSettings(), context)
+        self.session = nvml_session(EmulatedNvml(path, self.clock), NvmlSettings(), context)
         self.ledger = Ledger(LedgerSettings(idle_powers={HwType.GPU: Milliwatts(70_000)}))
         self.meter = TickMeter(self.ledger.meters)
         self.devices = DeviceHistory(SECOND // 10, 10 * SECOND)
