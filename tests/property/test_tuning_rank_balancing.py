@@ -10,8 +10,15 @@ from testbed.tuning_plant import with_fields
 
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
+from wattspan.tuning.decisions.rank_balancing import (
+    lower_waiting_ranks,
+)
 from wattspan.tuning.decisions.ranks import MIN_SLACK, STEPS, RankSlack, RankWaits, SynchronousStep
-from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState, lower_waiting_ranks
+from wattspan.tuning.decisions.search import (
+    ProbePlan,
+    TunerPhase,
+    TunerState,
+)
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import KnobRange, Observation, TunerPolicy

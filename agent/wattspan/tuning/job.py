@@ -199,7 +199,7 @@ class TuningJob:
             self._use_terms()
 
     def _use_terms(self) -> None:
-        self.devices.use(self.terms.host, self.terms.floor)
+        self.devices.use_settings(self.terms.host, self.terms.floor)
         self.devices.use_knob(clock=self.strategy.clock_only)
 
     # ------------------------------------------------------------------------------- units
@@ -499,8 +499,7 @@ class TuningJob:
             return self.decline(*refused)
         if strategy.running and devices.are(choice, applied=self.applied):
             return None
-        ranges = devices.ranges_of(host, choice, used)
-        if not ranges:
+        if not devices.use(host, choice, used):
             return self.decline(
                 DecisionReason.NO_DEVICE,
                 f"{self.name} uses no device with a readable range of the knob "
@@ -508,8 +507,7 @@ class TuningJob:
                 "host.",
             )
         self.stop()
-        devices.use_choice(host, choice, ranges)
-        return strategy.begin(host, ranges, apply=choice.apply)
+        return strategy.begin(host, devices.ranges, apply=choice.apply)
 
     def vetoes(self, host: HostView) -> set[DecisionReason]:
         """External reasons not to tune the job's devices now."""

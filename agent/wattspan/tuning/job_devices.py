@@ -57,7 +57,7 @@ class JobDevices:
         self.ranges: tuple[KnobRange, ...] = ()
         self.sampler = DeviceSampler(Knob.GPU_POWER, (), now, 0)
 
-    def use(self, settings: AutotuneSettings, lowest_power: int) -> None:
+    def use_settings(self, settings: AutotuneSettings, lowest_power: int) -> None:
         """Use the knobs of ``settings``; no GPU has a lower limit than ``lowest_power`` (mW)."""
         self._settings, self._lowest_power = settings, lowest_power
 
@@ -188,20 +188,15 @@ class JobDevices:
             self._position, self.names, applied, self._ceilings
         )  # fmt: skip
 
-    def ranges_of(
-        self, host: HostView, choice: DeviceChoice, used: Mapping[str, set[Payer]]
-    ) -> tuple[KnobRange, ...]:
-        """The ranges of the chosen devices; none if one is not readable."""
+    def use(self, host: HostView, choice: DeviceChoice, used: Mapping[str, set[Payer]]) -> bool:
+        """Use the chosen devices from now on; False if one of their ranges is not readable."""
         keys = self._keys(choice.position, choice.devices)
-        ranges = [one for key in keys if (one := self._range(host, key, used)) is not None]
-        return tuple(ranges) if len(ranges) == len(keys) else ()
-
-    def use_choice(
-        self, host: HostView, choice: DeviceChoice, ranges: tuple[KnobRange, ...]
-    ) -> None:
-        """Use the chosen devices, which have these ranges, from now on."""
+        ranges = tuple(one for key in keys if (one := self._range(host, key, used)) is not None)
+        if not ranges or len(ranges) < len(keys):
+            return False
         self._position, self.ranges, self._ceilings = choice.position, ranges, choice.ceilings
         self.sampler = DeviceSampler(self.knob, ranges, host.now.mono, host.energies.settled())
+        return True
 
     def clear(self) -> None:
         """Use no device until the next choice."""

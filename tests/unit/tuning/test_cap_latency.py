@@ -8,7 +8,7 @@ import pytest
 from testbed.tuning_plant import QUICK, TOP, Plant, Run
 
 from wattspan.model import SECOND
-from wattspan.tuning.decisions.cap_latency import CHANGES, MAX_LATENCY, CapLatency
+from wattspan.tuning.decisions.blocks import CHANGES, MAX_LATENCY, CapLatency
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import EnergyPoint
 

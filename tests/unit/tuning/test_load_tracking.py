@@ -185,7 +185,6 @@ def test_tracking_saves_what_the_meters_show() -> None:
     assert totals.saved > 0
     assert totals.saved / (totals.saved + totals.metered) < 0.2
     assert totals.requests == (len(server.settings) - 1) * server.rate  # the first load is unknown
-    assert totals.exploration > 0
 
 
 def test_energy_that_never_becomes_known_is_no_saving() -> None:
@@ -300,7 +299,7 @@ def test_alarms_at_the_original_are_ignored() -> None:
     server.mute = True
     server.run(35)
     assert server.state.load.silent(server.now)
-    assert server.state.totals.alarms == 0
+    assert server.state.alarmed_at == 0
 
 
 def test_setting_that_is_not_in_force_is_no_evidence() -> None:
@@ -364,7 +363,7 @@ def test_external_reason_restores_the_original_and_keeps_the_evidence() -> None:
     assert (after.setting, after.reason, after.trial) == (0, DecisionReason.SHARED, False)
     assert after.cells.lowest(number) == 2
     assert after.may_lower_at == observation.now + after.dwell
-    assert after.totals.alarms == before.totals.alarms
+    assert after.alarmed_at == before.alarmed_at
     server.state = after
     assert server.run(300, until=lambda: server.state.setting == 2) < 300
 

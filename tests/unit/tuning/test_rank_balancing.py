@@ -11,23 +11,26 @@ from testbed.tuning_plant import with_fields
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
 from wattspan.tuning.decisions.phases import decide, relearn
-from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
-from wattspan.tuning.decisions.report import certified_levels, setting_text
-from wattspan.tuning.decisions.search import (
+from wattspan.tuning.decisions.rank_balancing import (
     BALANCING_DEPTH,
     BALANCING_TRIES,
-    MAX_CANDIDATES,
     SLACK_WINDOW,
-    ProbePlan,
-    TunerPhase,
-    TunerState,
     lower_waiting_ranks,
+    observe_steps,
     saves_energy,
     slack_outdated,
     step_time_certified,
 )
+from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.report import certified_levels, setting_text
+from wattspan.tuning.decisions.search import (
+    MAX_CANDIDATES,
+    ProbePlan,
+    TunerPhase,
+    TunerState,
+)
 from wattspan.tuning.decisions.sequential_test import Cusum, Evidence
-from wattspan.tuning.decisions.step import begin, observe_steps
+from wattspan.tuning.decisions.step import begin
 from wattspan.tuning.decisions.values import KnobRange, LevelLadder, Observation, TunerPolicy
 
 W = 1_000

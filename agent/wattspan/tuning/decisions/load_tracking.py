@@ -108,7 +108,7 @@ class _Meter(NamedTuple):
 
 
 class TrackingTotals(NamedTuple):
-    """Totals since the start: time in nanoseconds, energy in microjoules, misses by objective.
+    """Totals since the start: energy in microjoules, misses by objective.
 
     ``saved`` compares each period with the energy per token of the original in the same load bin,
     where that is known; ``metered`` is the energy of these periods.
@@ -117,11 +117,8 @@ class TrackingTotals(NamedTuple):
     requests: int = 0
     misses: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
-    exploration: int = 0
     saved: float = 0.0
     metered: float = 0.0
-    raised: int = 0
-    alarms: int = 0
 
 
 class TrackingState(NamedTuple):
@@ -297,9 +294,6 @@ def _mark(state: TrackingState, now: int, *, settled: bool) -> TrackingState:
     meters = state.meters
     if last is not None:
         meters = (*meters, _Meter(last.at, now, *last[1:]))[-_MAX_METERS:]
-        if not last.settled or last.setting > state.cells.lowest(last.number):
-            explored = state.totals.exploration + (now - last.at if last.setting else 0)
-            state = state._replace(totals=state.totals._replace(exploration=explored))
     return state._replace(marks=(*state.marks, mark)[-_MAX_MARKS:], meters=meters)
 
 
@@ -418,7 +412,6 @@ def _restore(state: TrackingState, now: int, alarm: LoadAlarm) -> TrackingState:
         failed[number, state.setting] = now + (dwell << 2)
     if alarm is not LoadAlarm.MISSES or state.setting <= state.cells.lowest(state.bin):
         state = state._replace(doublings=min(state.doublings + 1, _MAX_DOUBLINGS))
-    totals = state.totals._replace(alarms=state.totals.alarms + 1)
     state = _set(state, now, 0, alarm.value)
     return state._replace(
         cells=cells,
@@ -426,7 +419,6 @@ def _restore(state: TrackingState, now: int, alarm: LoadAlarm) -> TrackingState:
         alarmed_at=now,
         may_lower_at=now + state.dwell,
         quiet_since=now,
-        totals=totals,
     )
 
 
@@ -475,8 +467,7 @@ def _raise(state: TrackingState, now: int, setting: int) -> TrackingState:
     certified = state.setting - state.trial
     before = max(state.before_surge, certified) if state.load.surging else 0
     state = _set(state, now, setting, DecisionReason.CERTIFIED)
-    totals = state.totals._replace(raised=state.totals.raised + 1)
-    return state._replace(before_surge=before, totals=totals)
+    return state._replace(before_surge=before)
 
 
 def _needed_bins(state: TrackingState) -> list[int]:

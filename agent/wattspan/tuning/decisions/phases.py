@@ -8,6 +8,12 @@ from wattspan.model import DecisionReason, Move, Nanoseconds
 from wattspan.tuning.decisions import report, safety, search, tenants
 from wattspan.tuning.decisions.blocks import ENERGY_TIMEOUT
 from wattspan.tuning.decisions.estimates import Estimates
+from wattspan.tuning.decisions.rank_balancing import (
+    lower_waiting_ranks,
+    saves_energy,
+    slack_outdated,
+    step_time_certified,
+)
 from wattspan.tuning.decisions.report import decline_decision, probe_decision, release_decision
 from wattspan.tuning.decisions.safety import SIGNAL_TIMEOUT, decline_and_pause, release_and_pause
 from wattspan.tuning.decisions.search import LevelEvidence, ProbePlan, TunerPhase, TunerState
@@ -321,7 +327,7 @@ def _safety_release(state: TunerState, observation: Observation) -> TunerState |
         one.evidence.level_shift.changed for one in everyone
     ):
         return _restart_for_changed_job(state, observation)
-    if search.slack_outdated(state):
+    if slack_outdated(state):
         return _equalize_ranks(state, observation)
     return None
 
@@ -336,7 +342,7 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
         return _alternate(state, observation, level)
     state = _with_judged_pairs(state, pairs)
     certain = tenants.certain(state, level) and tenants.latency_holds(state, level)
-    if certain and search.step_time_certified(state, level):
+    if certain and step_time_certified(state, level):
         return _certified(state, observation, level)
     if tenants.hopeless(state, level):
         return _next_candidate(state, observation)
@@ -355,7 +361,7 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
         lower = tenants.candidate(state, lambda one: 2.0 * one.estimates.at(level).time.n)
         if lower is not None and lower < level and state.search.refinements < _MAX_REFINEMENTS:
             return _begin_certification(_refined(state), observation, lower)
-    if value + 2 * error > -0.001 or not search.saves_energy(state, level):
+    if value + 2 * error > -0.001 or not saves_energy(state, level):
         return _fall_back(state, observation, DecisionReason.NO_SAVING)
     state = _with_refined_pairs(state, estimate.time.n)._replace(
         search=state.search._replace(phase=TunerPhase.HOLD, certified=level, retries=0),
@@ -433,7 +439,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         if lower is not None:
             state = _refined(_with_refined_pairs(state, estimate.time.n))
             return _begin_certification(state, observation, lower)
-        lowered = None if state.tenants else search.lower_waiting_ranks(state)
+        lowered = None if state.tenants else lower_waiting_ranks(state)
         if lowered is not None and lowered.evidence.slack.lowered is not None:
             return _begin_certification(lowered, observation, lowered.evidence.slack.lowered)
     complete = _plan_complete(state, now)

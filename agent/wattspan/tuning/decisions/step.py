@@ -18,10 +18,10 @@ from wattspan.tuning.decisions.blocks import (
 from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.estimates import Pair, Pairing, add_block, with_block, with_pair
 from wattspan.tuning.decisions.phases import decide
-from wattspan.tuning.decisions.ranks import Lockstep, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.rank_balancing import observe_steps
+from wattspan.tuning.decisions.ranks import Lockstep, SynchronousStep
 from wattspan.tuning.decisions.safety import check_safety
 from wattspan.tuning.decisions.search import (
-    SLACK_WINDOW,
     ProbePlan,
     SearchProgress,
     TunerPhase,
@@ -249,24 +249,6 @@ def _compare(state: TunerState, pair: Pair) -> TunerState:
         account = account.add_comparison(pair.level, time, pair.power)
     evidence = evidence._replace(cusum=cusum)
     return state._replace(estimates=estimates, account=account, evidence=evidence)
-
-
-# ------------------------------------------------------------------------------------- ranks
-
-
-def observe_steps(state: TunerState, steps: Sequence[SynchronousStep]) -> TunerState:
-    """Add the waiting in these steps, if the held level was in force."""
-    level, last = state.held, state.samples.periods[-1]
-    if not (steps and state.policy.slack) or level is None or last.level != level:
-        return state
-    slack = state.evidence.slack
-    fresh = slack.level != level or (level == slack.lowered and slack.waiting.steps >= SLACK_WINDOW)
-    waiting = RankWaits() if fresh else slack.waiting
-    for one in steps:
-        if one.start >= last.since + state.policy.settle_time:
-            waiting = waiting.add(one)
-    slack = slack._replace(waiting=waiting, level=level)
-    return state._replace(evidence=state.evidence._replace(slack=slack))
 
 
 # ---------------------------------------------------------------------------------- requests
