@@ -63,7 +63,7 @@ class PlanSearches(Protocol):
     def submit(self, task: PlanTask) -> Future[ClockPlan | None]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuningContext:
     """Services of all jobs of this host.
 
@@ -72,14 +72,14 @@ class TuningContext:
     """
 
     certified: CertifiedStore
-    accounts: AccountStore | None
-    evidence: EvidenceStore | None
-    plans: PlanSearches | None
-    command: Callable[[Consumer], str]
     owner_of: Callable[[Consumer], JobOwner | None]
-    floor: int
-    seed: int
+    accounts: AccountStore | None = None
+    evidence: EvidenceStore | None = None
+    plans: PlanSearches | None = None
     records: JobRecords | None = None
+    command: Callable[[Consumer], str] = lambda _: ""
+    floor: int = 0
+    seed: int = 0
 
 
 class Strategy(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from wattspan.config import AutotuneSettings
@@ -15,12 +16,10 @@ from wattspan.model import (
     SECOND,
     CapKey,
     CapRow,
-    Consumer,
     DecisionReason,
     Failure,
     Instant,
     RecordedDecision,
-    Snapshot,
     SourceHealth,
     Trouble,
     TuningAccounts,
@@ -30,32 +29,26 @@ from wattspan.ports import (
     CapsError,
     CapTotals,
     Clock,
-    DeviceQueries,
-    EnergyQueries,
     ProcessDirectory,
 )
 from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob, MissingJobs
-from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
+from wattspan.tuning.host_view import HostView, refusal_reason
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.job_context import (
-    AccountStore,
-    CertifiedStore,
-    EvidenceStore,
-    PlanSearches,
     Strategy,
     TuningContext,
 )
-from wattspan.tuning.permissions import JobOwner, JobTerms, ProcessOwners, TuningPermissions
+from wattspan.tuning.permissions import JobOwner, JobTerms, TuningPermissions
 from wattspan.tuning.search_strategy import SearchStrategy, share_devices
 from wattspan.tuning.tracking_strategy import TrackingStrategy
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
-    from wattspan.tuning.host_turns import JobRecords
+    pass
 
 TUNER_INTERVAL = SECOND // 2
 
@@ -85,40 +78,26 @@ class Tuner:
         clock: Clock,
         settings: AutotuneSettings,
         spans: ReceivedSpanQueue,
+        context: TuningContext,
         *,
-        energies: EnergyQueries,
-        devices: DeviceQueries,
-        device_users: DeviceUsers,
-        snapshot: Callable[[], Snapshot],
+        host: Callable[[], HostView],
         directory: ProcessDirectory,
         caps: Caps | None,
         decisions: DecisionStore,
-        certified: CertifiedStore,
-        accounts: AccountStore | None = None,
-        evidence: EvidenceStore | None = None,
-        plans: PlanSearches | None = None,
-        records: JobRecords | None = None,
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
-        command: Callable[[Consumer], str] = lambda _: "",
-        floor: int = 0,
-        seed: int = 0,
         pools: Pools | None = None,
         log: Log = lambda _: None,
     ) -> None:
+        """``host`` returns the present view, which needs no rows of the capper."""
         self._clock, self._settings, self._spans = clock, settings, spans
-        self._energies, self._devices = energies, devices
-        self._device_users, self._snapshot = device_users, snapshot
+        self._context, self._host, self._declared = context, host, declared
         self._directory, self._caps = directory, caps
         self._decisions, self._log = decisions, log
-        self._declared, self._owner_of = declared, ProcessOwners(directory)
         self._declarations: dict[tuple[JobOwner, str, str], DeclaredJob] = {}
         pools = pools or Pools()
         self._places = pools.make(PoolName.TUNED_JOBS)
         self._searching: FairPool[JobOwner] = pools.make(PoolName.JOB_SEARCHES)
         self._searches: dict[JobOwner, UnitSearch] = {}
-        self._context = TuningContext(
-            certified, accounts, evidence, plans, command, self._owner_of, floor, seed, records
-        )
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}
@@ -177,7 +156,7 @@ class Tuner:
         received_spans = self._spans.drain()
         # After the spans: every announcement of these spans is in the queue.
         for announced in self._spans.drain_announced():
-            owner = self._owner_of(announced.consumer)
+            owner = self._context.owner_of(announced.consumer)
             for job in self._jobs.values():
                 if job.owner == owner:
                     job.add_announced(announced, now.mono)
@@ -187,17 +166,7 @@ class Tuner:
             except Exception as error:  # noqa: BLE001 - one sender must not affect other jobs
                 self._failures.failure(f"Reading spans of {received.service}", error)
         self._read_capper()
-        snapshot = self._snapshot()
-        host = HostView(
-            now,
-            snapshot,
-            self._energies.domains(),
-            self._energies,
-            self._devices,
-            self._device_users,
-            self._rows,
-            self._trouble,
-        )
+        host = replace(self._host(), now=now, rows=self._rows, trouble=self._trouble)
         for job in self._jobs.values():
             job.update_living(self._directory, now.mono)
             # The terms of a job whose processes have ended stay, so that its setting is stored.
@@ -246,7 +215,7 @@ class Tuner:
     def _add_spans(self, received: ReceivedSpans, now: Instant) -> None:
         """Add spans to the jobs of their process's owner; without an owner they steer nothing."""
         self._missing.add(received)
-        owner = self._owner_of(received.consumer)
+        owner = self._context.owner_of(received.consumer)
         if owner is None:
             return
         search = self._search(owner)

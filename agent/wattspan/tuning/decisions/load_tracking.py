@@ -132,7 +132,6 @@ class TrackingState(NamedTuple):
     reason: DecisionReason = DecisionReason.BASELINE
     begun: int = 0
     changed_at: int = 0
-    lowered_at: int = 0
     may_lower_at: int = 0
     doublings: int = 0
     alarmed_at: int = 0
@@ -207,7 +206,6 @@ def begin_tracking(
         cells,
         begun=now,
         changed_at=now,
-        lowered_at=now,
         may_lower_at=now + (policy.dwell << doublings),
         doublings=doublings,
         alarmed_at=now if doublings else 0,
@@ -501,7 +499,6 @@ def _lower(state: TrackingState, now: int, setting: int, *, trial: bool) -> Trac
     return state._replace(
         trial=trial,
         alarm=_new_alarm(state, trial=trial),
-        lowered_at=now,
         may_lower_at=now + state.dwell,
     )
 
