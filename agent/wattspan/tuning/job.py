@@ -124,9 +124,10 @@ class JobWork:
 class TuningJob:
     """Belongs to the tuner's thread.
 
-    ``owner`` is that of all of its processes, ``ranks`` are their numbers. ``strategy`` makes the
-    strategy, which decides for the job's ``devices``; ``turns`` are those among other hosts with
-    ranks of the same job, None if there are none.
+    ``owner`` is that of all of its processes, ``ranks`` are their numbers. ``settings`` are those of
+    the configuration, or else the default. ``strategy`` makes the strategy, which decides for the
+    job's ``devices``; ``turns`` are those among other hosts with ranks of the same job, None if
+    there are none.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class TuningJob:
         self._leader: TuningJob | None = None  # whose search sets the devices that this job shares
         self.tenants: tuple[TuningJob, ...] = ()  # whose evidence counts in this job's search
         self.ranks: dict[Consumer, int] = {}
+        self.settings = terms.job or TunedJobSettings(service=service, span=span)
         self.work = JobWork(span, self.settings, now.mono)
         self.devices = JobDevices(owner, context, now.mono)
         self.strategy = strategy(self)
@@ -172,11 +174,6 @@ class TuningJob:
     # ------------------------------------------------------------------------------- terms
 
     @property
-    def settings(self) -> TunedJobSettings:
-        """The settings of this job, by configuration or by default."""
-        return self.terms.job or TunedJobSettings(service=self.service, span=self.span)
-
-    @property
     def host_settings(self) -> AutotuneSettings:
         return self.terms.host
 
@@ -195,6 +192,7 @@ class TuningJob:
             before.floor,
         ):
             self.stop()
+            self.settings = terms.job or TunedJobSettings(service=self.service, span=self.span)
             self.work.use(self.settings)
             self._use_terms()
 

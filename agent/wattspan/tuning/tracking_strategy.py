@@ -145,8 +145,7 @@ class TrackingStrategy:
         level = state.policy.settings[state.setting]
         in_force = ladder.is_in_force(level, sampler.in_force)
         refused = self._refused(host, in_force=in_force, changed_at=state.changed_at)
-        points = [(one.at, float(one.energy)) for one in energy]
-        observation = LoadObservation(now, sample, requests, points, in_force)
+        observation = LoadObservation(now, sample, requests, energy, in_force)
         if refused is not None:
             before, (reason, cause) = state.setting, refused
             self._tracking = release(state, observation, reason)

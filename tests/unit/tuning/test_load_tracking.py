@@ -21,6 +21,7 @@ from wattspan.tuning.decisions.load_tracking import (
     resume_tracking,
     track,
 )
+from wattspan.tuning.decisions.values import EnergyPoint
 
 TTFT = LatencyObjective(True, 400 * MILLISECOND, 0.01)
 TBT = LatencyObjective(False, 100 * MILLISECOND, 0.01)
@@ -78,7 +79,7 @@ class NumberedServer:
                     self.now,
                     sample,
                     requests,
-                    ((self.now, self.energy),) if self.metered else (),
+                    (EnergyPoint(self.now, round(self.energy)),) if self.metered else (),
                     self.in_force,
                 ),
             )

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from wattspan.model import SECOND, DecisionReason, Nanoseconds
+from wattspan.tuning.decisions.blocks import energy_at
 from wattspan.tuning.decisions.load import LoadSample, LoadTracker, bin_bound, load_bin
 from wattspan.tuning.decisions.load_cells import (
     LatencyObjective,
@@ -28,6 +29,7 @@ from wattspan.tuning.decisions.load_cells import (
     gates,
 )
 from wattspan.tuning.decisions.sequential_test import MissAlarm
+from wattspan.tuning.decisions.values import EnergyPoint
 
 LOWERING_TIME = 60 * SECOND
 """Smallest time between two steps down."""
@@ -76,14 +78,14 @@ class LoadAlarm(Enum):
 class LoadObservation(NamedTuple):
     """Input of one step. Requests occur once; their energy may arrive seconds later.
 
-    ``energy`` holds the microjoules and the end of each stretch of time whose energy has become
-    known, in order. ``in_force`` is true once the requested setting is.
+    ``energy`` are the points of energy that have become known, in order. ``in_force`` is true once
+    the requested setting is.
     """
 
     now: int
     sample: LoadSample | None = None
     requests: Sequence[RequestTimes] = ()
-    energy: Sequence[tuple[int, float]] = ()  # time and cumulative energy
+    energy: Sequence[EnergyPoint] = ()
     in_force: bool = True
 
 
@@ -143,7 +145,7 @@ class TrackingState(NamedTuple):
     tallies: Mapping[tuple[int, int], MissTally] = {}
     tallied_at: int = 0
     meters: tuple[_Meter, ...] = ()
-    points: tuple[tuple[int, float], ...] = ()
+    points: tuple[EnergyPoint, ...] = ()
     totals: TrackingTotals = TrackingTotals()
     committed: Nanoseconds | None = None
 
@@ -358,13 +360,13 @@ def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingS
     cells, totals = state.cells, state.totals
     left: list[_Meter] = []
     for one in state.meters:
-        known = points and points[-1][0] >= one.end
+        known = points and points[-1].at >= one.end
         if observation.now < one.end + _LATE or (
             not known and observation.now < one.end + _ENERGY_TIMEOUT
         ):
             left.append(one)
-        elif known and points[0][0] <= one.start and one.settled:
-            energy = _energy_at(points, one.end) - _energy_at(points, one.start)
+        elif known and points[0].at <= one.start and one.settled:
+            energy = energy_at(points, one.end) - energy_at(points, one.start)
             cells = cells.add_energy(one.number, one.setting, energy, one.tokens)
             original = cells.cell(one.number, 0).energy_per_token
             if original is not None:
@@ -376,15 +378,6 @@ def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingS
     keep = [place for place, (at, _) in enumerate(points) if at <= oldest]
     points = points[keep[-1] :] if keep else points
     return state._replace(cells=cells, totals=totals, meters=tuple(left), points=points)
-
-
-def _energy_at(points: Sequence[tuple[int, float]], at: int) -> float:
-    """Linear interpolation between two points of cumulative energy, of which one is after."""
-    place = next(place for place, (time, _) in enumerate(points) if time >= at)
-    if place == 0:
-        return points[0][1]
-    (before, low), (after, high) = points[place - 1], points[place]
-    return low + (high - low) * (at - before) / (after - before)
 
 
 # ---------------------------------------------------------------------------------- decision
