@@ -124,9 +124,9 @@ class JobWork:
 class TuningJob:
     """Belongs to the tuner's thread.
 
-    ``owner`` is that of all of its processes, ``ranks`` are their numbers. ``settings`` are those of
-    the configuration, or else the default. ``strategy`` makes the strategy, which decides for the
-    job's ``devices``; ``turns`` are those among other hosts with ranks of the same job, None if
+    ``owner`` is that of all of its processes, ``ranks`` are their numbers. ``settings`` are those
+    of the configuration, or else the default. ``strategy`` makes the strategy, which decides for
+    the job's ``devices``; ``turns`` are those among other hosts with ranks of the same job, None if
     there are none.
     """
 
