@@ -90,10 +90,10 @@ def test_exploration_cost_stays_within_its_budget(plant: Plant) -> None:
     run = Run(plant)
     for _ in range(60):
         run.on(10)
-        told = report(run.state)
-        if told.lost is not None and told.allowance is not None:
+        figures = report(run.state)
+        if figures.lost is not None and figures.allowance is not None:
             # One probe may turn out dearer than anything that was known of the curve.
-            assert told.lost <= told.allowance + 30 * SECOND
+            assert figures.lost <= figures.allowance + 30 * SECOND
 
 
 @RUNS
@@ -129,13 +129,13 @@ def test_tuner_survives_invalid_observations(steps: list[tuple[object, ...]]) ->
     for passed, units, spent, level, obeyed, turn in steps:
         now += passed  # type: ignore[operator]
         energy += spent  # type: ignore[operator]
-        told = [
+        arrived = [
             WorkUnit(now + offset - lasts, now + offset, 1)
             for offset, lasts in units  # type: ignore[attr-defined]
         ]
         seen = Observation(
             now=now,
-            units=tuple(sorted(told, key=lambda unit: unit.end)),
+            units=tuple(sorted(arrived, key=lambda unit: unit.end)),
             energy=(EnergyPoint(now, energy),),
             in_force={} if obeyed else {GPU: level},  # type: ignore[dict-item]
             since=now,
@@ -213,9 +213,9 @@ def test_budget_holds_with_the_costliest_probe() -> None:
     run.on(1_500)
     assert run.state is not None
     assert run.state.search.phase is TunerPhase.REST
-    told = report(run.state)
-    assert told.lost is not None
-    assert told.lost <= allowance(0.05, run.state.account.elapsed)
+    figures = report(run.state)
+    assert figures.lost is not None
+    assert figures.lost <= allowance(0.05, run.state.account.elapsed)
 
 
 @given(st.floats(0.5, 0.999), st.integers(0, 200))
@@ -282,7 +282,7 @@ def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun
                 assert time.upper(state.error) <= state.budget
         certified = level
         for state in run.states:
-            told = report(state)
-            if told.lost is not None and told.allowance is not None:
+            figures = report(state)
+            if figures.lost is not None and figures.allowance is not None:
                 # One probe may turn out dearer than anything that was known of the curve.
-                assert told.lost <= told.allowance + 30 * SECOND
+                assert figures.lost <= figures.allowance + 30 * SECOND

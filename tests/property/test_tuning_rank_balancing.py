@@ -30,11 +30,13 @@ ranks = st.lists(st.tuples(st.floats(0.05, 0.95), st.integers(200, 699)), min_si
 slopes = st.floats(0.0, 2.0)
 
 
-def holding(told: list[tuple[float, int]], slope: float) -> TunerState:
+def holding(given_ranks: list[tuple[float, int]], slope: float) -> TunerState:
     """One cap for all is certified; each rank has computed so long, and has its own floor."""
-    ranges = [KnobRange(f"GPU-{at}", TOP, floor * W, rank=at) for at, (_, floor) in enumerate(told)]
+    ranges = [
+        KnobRange(f"GPU-{at}", TOP, floor * W, rank=at) for at, (_, floor) in enumerate(given_ranks)
+    ]
     waiting = RankWaits()
-    own = {at: round(part * SECOND) for at, (part, _) in enumerate(told)}
+    own = {at: round(part * SECOND) for at, (part, _) in enumerate(given_ranks)}
     for at in range(STEPS):
         waiting = waiting.add(SynchronousStep(at * SECOND, (at + 1) * SECOND, 1.0, own))
 
@@ -53,11 +55,11 @@ def holding(told: list[tuple[float, int]], slope: float) -> TunerState:
     )
 
 
-@given(told=ranks, slope=slopes)
+@given(given_ranks=ranks, slope=slopes)
 def test_only_waiting_ranks_are_lowered_within_their_range(
-    told: list[tuple[float, int]], slope: float
+    given_ranks: list[tuple[float, int]], slope: float
 ) -> None:
-    before = holding(told, slope)
+    before = holding(given_ranks, slope)
     after = lower_waiting_ranks(before)
     if after is None:
         return
@@ -66,20 +68,20 @@ def test_only_waiting_ranks_are_lowered_within_their_range(
         before.search.ladder.caps(BASE),
         after.search.ladder.caps(after.evidence.slack.lowered),
     )
-    longest = max(part for part, _ in told)
+    longest = max(part for part, _ in given_ranks)
     assert caps.keys() == alike.keys()
     assert caps != alike
-    for one, (part, _) in zip(before.search.ladder.ranges, told, strict=True):
+    for one, (part, _) in zip(before.search.ladder.ranges, given_ranks, strict=True):
         if one.device in caps:
             assert one.floor <= caps[one.device] <= alike[one.device] <= one.original
             assert caps[one.device] == alike[one.device] or longest - part > MIN_SLACK
 
 
-@given(told=ranks, slope=slopes, reason=st.sampled_from(DecisionReason))
+@given(given_ranks=ranks, slope=slopes, reason=st.sampled_from(DecisionReason))
 def test_reason_from_outside_releases_every_rank(
-    told: list[tuple[float, int]], slope: float, reason: DecisionReason
+    given_ranks: list[tuple[float, int]], slope: float, reason: DecisionReason
 ) -> None:
-    held = lower_waiting_ranks(holding(told, slope))
+    held = lower_waiting_ranks(holding(given_ranks, slope))
     if held is None:
         return
     level = held.evidence.slack.lowered

@@ -188,7 +188,7 @@ def test_tracking_saves_what_the_meters_show() -> None:
     assert totals.requests == (len(server.settings) - 1) * server.rate  # the first load is unknown
 
 
-def test_energy_that_never_becomes_known_is_no_saving() -> None:
+def test_unknown_energy_counts_no_saving() -> None:
     server = NumberedServer(metered=False).tuned()
     server.run(100)
     assert server.state.totals.saved == 0.0
@@ -336,7 +336,7 @@ def test_setting_that_costs_more_energy_is_not_held() -> None:
     assert server.state.setting == 0
 
 
-def test_steps_without_requests_or_samples_change_nothing() -> None:
+def test_steps_without_requests_or_samples_keep_the_state() -> None:
     state = begin_tracking(policy(), 0)
     state = track(state, LoadObservation(SECOND))
     assert state.setting == 0
@@ -344,7 +344,7 @@ def test_steps_without_requests_or_samples_change_nothing() -> None:
     assert state.totals.requests == 0
 
 
-def test_request_that_was_told_late_counts_without_its_energy() -> None:
+def test_late_request_counts_without_its_energy() -> None:
     server = NumberedServer()
     server.run(300)
     first = server.state.meters[0].start

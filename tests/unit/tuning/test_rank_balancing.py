@@ -62,7 +62,7 @@ def state(**more: object) -> TunerState:
     known = Estimates(
         levels=MappingProxyType({BASE: seen(0.03, -0.1), 500 * W: seen(0.1, -0.3, 3)})
     )
-    told: dict[str, object] = {
+    usual: dict[str, object] = {
         "phase": TunerPhase.HOLD,
         "candidate": BASE,
         "certified": BASE,
@@ -72,7 +72,7 @@ def state(**more: object) -> TunerState:
     fresh = begin(policy, RANGES, now=0)
     stretches = (fresh.samples.periods[0]._replace(level=BASE),)
     samples = fresh.samples._replace(periods=stretches)
-    return with_fields(fresh, samples=samples, **(told | more))
+    return with_fields(fresh, samples=samples, **(usual | more))
 
 
 def lowered() -> tuple[TunerState, int]:
@@ -322,9 +322,9 @@ def test_waiting_rank_is_lowered_after_a_common_hold() -> None:
 
 def test_next_run_starts_with_the_common_cap() -> None:
     before, level = lowered()
-    told = certified_levels(before)
-    assert told is not None
-    assert (told.level, told.levels) == (BASE, before.search.ladder.caps(level))
+    certified = certified_levels(before)
+    assert certified is not None
+    assert (certified.level, certified.levels) == (BASE, before.search.ladder.caps(level))
     assert relearn(with_fields(before, resume_level=level)).search.resume_level == BASE
 
 

@@ -155,11 +155,11 @@ def test_changed_job_is_released_and_proved_again() -> None:
     run.until(released)
     assert run.decisions[-1].reason is DecisionReason.CHANGED
     assert run.until(held).caps
-    told = report(run.state)
-    assert told.slowdown is not None
-    assert told.slowdown < 0.05
-    assert told.saved is not None
-    assert told.saved > 0
+    figures = report(run.state)
+    assert figures.slowdown is not None
+    assert figures.slowdown < 0.05
+    assert figures.saved is not None
+    assert figures.saved > 0
 
 
 def test_false_spans_are_judged_by_the_gaps_between_them() -> None:

@@ -45,25 +45,25 @@ def test_job_ends_capped_within_its_budget() -> None:
     run = Run(Plant())
     run.until(held)
     run.on(6_000)
-    told = report(run.state)
-    time, power = gentle(run.plant.level if run.plant.level != TOP else told.tried[-1].setting)
+    figures = report(run.state)
+    time, power = gentle(run.plant.level if run.plant.level != TOP else figures.tried[-1].setting)
     assert 1.02 < time < 1.05
-    assert told.held_slowdown == pytest.approx(time - 1, abs=0.006)
-    assert told.held_bound is not None
-    assert told.held_bound <= 0.05
-    assert told.saving == pytest.approx(1 - time * power, rel=0.03)
-    assert told.slowdown is not None
-    assert told.slowdown_bound is not None
-    assert 0 < told.slowdown < told.slowdown_bound < 0.05
-    assert told.saved_low is not None
-    assert told.saved is not None
-    assert told.saved_high is not None
-    assert 0 < told.saved_low <= told.saved <= told.saved_high
-    assert told.lost is not None
-    assert told.allowance is not None
-    assert 0 < told.exploration <= told.lost < told.allowance
-    assert told.committed
-    assert told.pairs >= 12
+    assert figures.held_slowdown == pytest.approx(time - 1, abs=0.006)
+    assert figures.held_bound is not None
+    assert figures.held_bound <= 0.05
+    assert figures.saving == pytest.approx(1 - time * power, rel=0.03)
+    assert figures.slowdown is not None
+    assert figures.slowdown_bound is not None
+    assert 0 < figures.slowdown < figures.slowdown_bound < 0.05
+    assert figures.saved_low is not None
+    assert figures.saved is not None
+    assert figures.saved_high is not None
+    assert 0 < figures.saved_low <= figures.saved <= figures.saved_high
+    assert figures.lost is not None
+    assert figures.allowance is not None
+    assert 0 < figures.exploration <= figures.lost < figures.allowance
+    assert figures.committed
+    assert figures.pairs >= 12
 
 
 def test_search_learns_screens_certifies_and_holds() -> None:
@@ -173,9 +173,7 @@ def test_units_of_several_ranks_are_steps_of_one_job() -> None:
         (Plant(metered=False), DecisionReason.NO_SIGNAL),
     ],
 )
-def test_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
-    plant: Plant, reason: DecisionReason
-) -> None:
+def test_untunable_job_is_declined_with_the_reason(plant: Plant, reason: DecisionReason) -> None:
     # Without published curves of the knob, so that more levels are tried.
     run = Run(plant, replace(QUICK, knob=Knob.CPU_POWER))
     plant.curve = plant.curve if reason is not DecisionReason.NOT_MONOTONE else _bumpy

@@ -53,9 +53,9 @@ def test_certified_setting_keeps_the_budget_of_every_tenant(slope: float, budget
         assert time.upper(state.error) <= state.budget
     run.on(500)
     for state in run.states:
-        told = report(state)
-        assert told.slowdown_bound is not None
-        assert told.slowdown_bound <= state.policy.max_slowdown
+        figures = report(state)
+        assert figures.slowdown_bound is not None
+        assert figures.slowdown_bound <= state.policy.max_slowdown
 
 
 def test_sensitive_tenant_determines_the_setting() -> None:

@@ -92,7 +92,7 @@ def test_missing_job_is_logged_once() -> None:
     assert line.startswith("trainer/train_step is not tuned. No span of the service")
 
 
-def test_job_that_is_heard_of_is_awaited_no_more() -> None:
+def test_row_of_a_missing_job_ends_with_its_first_spans() -> None:
     host = Host()
     host.run(1)
     host.train()

@@ -174,7 +174,7 @@ def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
     assert kept(state, Observation(now + LONGEST_HOLD, in_force=in_force)) is None
 
 
-def test_setting_in_many_words_is_told_in_a_readable_record() -> None:
+def test_long_text_of_a_setting_is_truncated_in_the_record() -> None:
     hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
     hosts.run(MINUTES, until=lambda: hosts.members[0].holds)
     job = hosts.hosts[0].tuner._jobs[JOB]
