@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, Knob, ModelEnum
 from wattspan.ports import Clock
 from wattspan.util.files import replace_file
+from wattspan.util.throttle import RateLimiter
 
 
 class AuditAction(ModelEnum):

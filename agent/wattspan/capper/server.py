@@ -34,10 +34,10 @@ from wattspan.capper.protocol import (
 )
 from wattspan.capper.reconciler import Reconciler
 from wattspan.config import CapsSettings
-from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, CapKey
 from wattspan.ports import CapsError, Clock
 from wattspan.util.text import printable
+from wattspan.util.throttle import RateLimiter
 from wattspan.util.unix_sockets import PeerCredentials, peer_credentials, uids_of
 
 TICK: Final = SECOND

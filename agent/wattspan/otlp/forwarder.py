@@ -32,7 +32,7 @@ from wattspan.otlp.transport import (
 )
 from wattspan.ports import Clock
 from wattspan.spans.values import SpanEnergy
-from wattspan.util.restarting import report_failure
+from wattspan.util.process import report_failure
 from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from wattspan.processes.principals import PrincipalResolver, owner_label
 from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.scripts import interpreter_of, script_of
 from wattspan.util.text import clean_label
-from wattspan.util.users import user_name
+from wattspan.util.unix_sockets import user_name
 
 MAX_COMMAND = 64
 UNNAMED = "process"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wattspan.processes.metadata import MAX_COMMAND
 from wattspan.util.text import clean_label
-from wattspan.util.users import user_name
+from wattspan.util.unix_sockets import user_name
 
 if TYPE_CHECKING:
     from wattspan.config import Config
