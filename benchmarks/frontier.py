@@ -23,11 +23,12 @@ from statistics import fmean, quantiles
 
 import msgspec
 from testbed.machine import describe
+from testbed.studies import hypervolume
 
 from wattspan.frontier.estimates import SettingEstimates, frontier
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Constraints, recommend
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
-from wattspan.frontier.selection import LogPoint, hypervolume
+from wattspan.frontier.selection import LogPoint
 from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.trials import MeasuredDevice, Study, Trial
 

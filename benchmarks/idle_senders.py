@@ -31,7 +31,6 @@ from testbed.sending_host import BelievingResolver, request_of_span
 from testbed.spans.agent import SpanAgent
 
 from benchmarks.harness import piped
-from wattspan.attribution.history import AttributionHistory
 from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.http.access_policy import AccessPolicy
@@ -99,7 +98,7 @@ class SimulatedHost:
 
     def __post_init__(self) -> None:
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(HISTORY, HISTORY_BYTES))
+        self.history = EnergyHistory(HISTORY, HISTORY_BYTES)
         settings = SpansSettings()
         self.joiner = SpanJoiner(
             self.clock, self.history, BelievingResolver(), settings, keep=HISTORY
@@ -216,7 +215,7 @@ def real(senders: int, period: float, seconds: float) -> tuple[float, float, flo
 def intake(senders: int, period: float, seconds: float) -> float:
     """The CPU milliseconds of a listeners' thread for a request of one span."""
     clock, inspector = SystemClock(), ProcessInspector()
-    history = EnergyHistory(AttributionHistory(HISTORY, HISTORY_BYTES))
+    history = EnergyHistory(HISTORY, HISTORY_BYTES)
     resolver = IdentityResolver(clock, inspector)
     joiner = SpanJoiner(clock, history, resolver, SpansSettings(), keep=HISTORY)
     server = HttpServer(clock, log=print)

@@ -1,7 +1,7 @@
 """Energy of single requests to language models under continuous batching, against known truth.
 
 Everything is emulated in virtual time: no process runs and no counter is read. Emulated engines
-(wattspan.emulation.continuous_batching) serve the first 2,000 requests of the Azure conversation
+(testbed.continuous_batching) serve the first 2,000 requests of the Azure conversation
 trace, with its arrivals, made slower or faster so that the batch is nearly full. The counter of a
 board is updated every 100 ms in millijoules, and the time of an update is known to 2 ms (standard
 deviation). Spans have the attributes of vLLM's and arrive every 5 s. The real division

@@ -26,7 +26,6 @@ from pathlib import Path
 from testbed.machine import describe
 from testbed.process_costs import PAGE
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import AgentSettings, SpansSettings, StoreSettings
 from wattspan.http.messages import HttpRequest
@@ -236,7 +235,7 @@ def simulate(folder: Path, duration: int, interval: int, limit: float) -> Iterat
     began, clock = time.monotonic(), ManualClock()
     host = DayHost(clock)
     agent, store = AgentSettings(), Store(folder, StoreSettings(), clock, emulated=True)
-    history = EnergyHistory(AttributionHistory(agent.history, agent.history_bytes))
+    history = EnergyHistory(agent.history, agent.history_bytes)
     ledger = Ledger(LedgerSettings(), boot_id="day", now=clock.monotonic())
     joiner = SpanJoiner(clock, history, KnownSenders(host), SpansSettings(), keep=agent.history)
     receiver = TraceReceiver(joiner, clock, max_request=SpansSettings().max_request)

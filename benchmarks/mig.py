@@ -32,9 +32,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from testbed.gpu_sessions import nvml_session
 from testbed.serving_engines import quantile
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100, Kernel
 from wattspan.emulation.gpus import EmulatedGpus
@@ -43,8 +43,8 @@ from wattspan.emulation.workloads import DECODE, TRAIN, SteadyLoad
 from wattspan.model import SECOND, Consumer, HwType, PayerInfo, Tick
 from wattspan.ports import SourceContext
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.sources.gpu.session import GpuSession
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 TICK = 0.1
@@ -110,13 +110,14 @@ CASES = (
 class Observer:
     """The real source, ledger and history on the board."""
 
-    session: NvmlSession
+    session: GpuSession
     ledger: Ledger = field(default_factory=lambda: Ledger(LedgerSettings()))
     history: EnergyHistory = field(init=False)
 
     def __post_init__(self) -> None:
-        attributions = AttributionHistory(600 * SECOND, 64 << 20)
-        self.history = EnergyHistory(attributions, baseline_errors=self.ledger.baseline_errors)
+        self.history = EnergyHistory(
+            600 * SECOND, 64 << 20, baseline_errors=self.ledger.baseline_errors
+        )
 
     def tick(self, clock: ManualClock) -> None:
         batch = self.session.sample()
@@ -149,9 +150,9 @@ class Run:
         context = SourceContext(self.clock, known, emulated=True)
         nvml = EmulatedNvml(self.gpus.path, self.clock)
         self.observers = {
-            "wattspan (GPM)": Observer(NvmlSession(nvml, NvmlSettings(), context)),
+            "wattspan (GPM)": Observer(nvml_session(nvml, NvmlSettings(), context)),
             "wattspan (no activity)": Observer(
-                NvmlSession(WithoutActivity(nvml), NvmlSettings(), context)
+                nvml_session(WithoutActivity(nvml), NvmlSettings(), context)
             ),
         }
         self.kepler = dict.fromkeys(self.consumers, 0.0)

@@ -29,7 +29,7 @@ from testbed.measured_pipeline import (
 from wattspan.tuning.pipeline.costs import PipelineProfile
 from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
 from wattspan.tuning.pipeline.plan import (
-    RankClockPlan,
+    ClockPlan,
     RankClocks,
     instruction_plan,
     target_iteration,
@@ -86,7 +86,7 @@ def print_plans(profile: PipelineProfile) -> None:
         print("| " + " | ".join(cells) + " |")
 
 
-def saved(joules: float, reference: RankClockPlan) -> str:
+def saved(joules: float, reference: ClockPlan) -> str:
     return f"{1 - joules / reference.joules:.1%}".replace("%", " %")
 
 

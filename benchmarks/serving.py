@@ -1,8 +1,8 @@
 """Load tracking under a latency objective, against fixed settings and an oracle, in virtual time.
 
 Everything is emulated: an engine with a model of 0.7 times the size of the 8-billion model of
-wattspan.emulation.continuous_batching on an H100-like board (testbed.serving_plant, whose
-reaction to the clock is an assumption, see wattspan.emulation.clock_scaling) serves the Azure
+testbed.continuous_batching on an H100-like board (testbed.serving_plant, whose
+reaction to the clock is an assumption, see testbed.clock_scaling) serves the Azure
 conversation trace (19,366 requests in 3,502 s). Each replay begins at another place of the trace,
 with a tuner that knows nothing. The real decisions (wattspan.tuning.decisions.load_tracking) get
 starts and ends at once and the figures of requests every 5 s; a clock takes 0.2 s.

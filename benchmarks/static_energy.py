@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from wattspan.attribution.history import AttributionHistory
+from wattspan.advice.boards import StaticPowerLearner
+from wattspan.advice.rules import Advice, AdviceKind, advise
+from wattspan.advice.static_power import StaticPowerFit
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.attribution.static_power import StaticPowerFit
 from wattspan.config import SpansSettings
 from wattspan.emulation.boards import H100, Demand, Kernel, OperatingPoint, operate
 from wattspan.emulation.workloads import DECODE, TRAIN
@@ -46,8 +47,6 @@ from wattspan.model import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import SpanJoiner
-from wattspan.service.static_power import StaticPowerLearner
-from wattspan.spans.advice import Advice, AdviceKind, advise
 from wattspan.spans.values import Span, SpanColumns
 from wattspan.testing import ManualClock
 
@@ -227,7 +226,7 @@ def run(plant: Plant, seconds: int) -> Outcome:
     ledger = Ledger(LedgerSettings(), now=plant.at)
     latest: list[Snapshot] = [ledger.snapshot(clock.now(), "emulated")]
     learner = StaticPowerLearner(("all_reduce",), lambda: latest[0])
-    history = EnergyHistory(AttributionHistory(60 * SECOND, 10**8), learner.powers)
+    history = EnergyHistory(60 * SECOND, 10**8, learner.powers)
     joiner = SpanJoiner(
         clock,
         history,

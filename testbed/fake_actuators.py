@@ -63,7 +63,6 @@ class KnobNvml(FakeNvml):
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
-    "nvmlDeviceGetIndex": lambda n, g: n.gpus.index(g),
     "nvmlDeviceSetPowerManagementLimit": KnobNvml.set_limit,
     "nvmlDeviceSetGpuLockedClocks": KnobNvml.set_clocks,
     "nvmlDeviceResetGpuLockedClocks": lambda n, g: n.locks.pop(g.uuid, None),

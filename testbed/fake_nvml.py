@@ -190,6 +190,7 @@ def _nobody(_nvml: FakeNvml, _gpu: FakeGpu) -> list[SimpleNamespace]:
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
+    "nvmlDeviceGetIndex": lambda n, g: n.gpus.index(g),
     "nvmlDeviceGetUUID": lambda _n, g: g.uuid,
     "nvmlDeviceGetName": lambda _n, g: g.name,
     "nvmlDeviceGetArchitecture": lambda _n, g: g.architecture,

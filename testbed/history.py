@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from wattspan.attribution.history import AttributionHistory, HistoryEntry
+from wattspan.attribution.packed_attributions import HistoryEntry, PackedAttributions
 from wattspan.model import Payer
 
 
-def shares(history: AttributionHistory, entry: HistoryEntry) -> dict[Payer, int]:
+def shares(history: PackedAttributions, entry: HistoryEntry) -> dict[Payer, int]:
     """The shares of an entry, by payer."""
     numbers = iter(entry.shares)
     return {history.payer(number): energy for number, energy in zip(numbers, numbers, strict=True)}
 
 
-def spent(history: AttributionHistory, domain_id: str, payer: Payer, start: int, end: int) -> int:
+def spent(history: PackedAttributions, domain_id: str, payer: Payer, start: int, end: int) -> int:
     """The energy of a payer in a period; entries at the edges count by their overlap."""
     total = 0
     for entry in history.entries(domain_id, start, end):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.fake_nvml import FakeGpu, FakeNvml
+from testbed.gpu_sessions import nvml_session
 from wattspan.model import Consumer, Domain, Failure, GpuStatus, PayerInfo, Reading, Usage
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)
@@ -33,7 +33,7 @@ class Bench:
         self.directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
         context = SourceContext(self.clock, self.directory, emulated=emulated)
         settings = settings or NvmlSettings()
-        self.session = NvmlSession(self.nvml, settings, context, nested=nested)
+        self.session = nvml_session(self.nvml, settings, context, nested=nested)
         self.batch = Batch(())
         self.readings: list[Reading] = []
         self.usages: list[Usage] = []

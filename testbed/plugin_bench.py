@@ -6,6 +6,7 @@ from typing import Any
 
 from wattspan.model.settings import Table
 from wattspan.ports import (
+    ActuatorPlugin,
     CounterSource,
     Exporter,
     ExporterContext,
@@ -55,6 +56,7 @@ def _crash_exporter(settings: Any, context: ExporterContext) -> Exporter:
 
 
 good = SourcePlugin(Empty, _source)
+actuators = ActuatorPlugin(lambda context: ())
 knob = SourcePlugin(Knob, lambda settings, context: None)
 refusing = SourcePlugin(Empty, _refuse)
 crashing = SourcePlugin(Empty, _crash)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger
+from wattspan.attribution.packed_attributions import PackedAttributions
 from wattspan.model import (
     Attribution,
     Consumer,
@@ -100,8 +100,8 @@ class World:
 
     ledger: Ledger
     clock: ManualClock = field(default_factory=ManualClock)
-    timeline: AttributionHistory = field(
-        default_factory=lambda: AttributionHistory(300 * 10**9, 10**7)
+    timeline: PackedAttributions = field(
+        default_factory=lambda: PackedAttributions(300 * 10**9, 10**7)
     )
     domains: dict[str, TrueDomain] = field(default_factory=dict)
     alive: dict[int, Consumer] = field(default_factory=dict)

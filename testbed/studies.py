@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import exp
 
+from wattspan.frontier.selection import LogPoint
 from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.trials import MeasuredDevice, Study, Trial
 
@@ -60,3 +61,13 @@ def noisy_trial(
     return trial(
         setting, block, seconds * exp(rng.gauss(0, noise)), joules * exp(rng.gauss(0, noise))
     )
+
+
+def hypervolume(points: Iterable[LogPoint], reference: LogPoint) -> float:
+    """The area that ``points`` dominate up to ``reference``; nothing beyond it counts."""
+    area, height = 0.0, reference.energy
+    for time, energy in sorted(points):
+        if time < reference.time and energy < height:
+            area += (reference.time - time) * (height - energy)
+            height = energy
+    return area

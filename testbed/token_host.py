@@ -9,7 +9,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from testbed.otlp import attribute
 from testbed.otlp_reference import json_of
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, RequestedAttributes, ResourceClaim
@@ -57,7 +56,7 @@ class TokenHost:
         self.consumers = {name: Consumer(pid, pid) for name, pid in self.pids.items()}
         self.gpus = sorted({each["gpu"] for each in processes if "gpu" in each})
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(600 * SECOND, 10**8))
+        self.history = EnergyHistory(600 * SECOND, 10**8)
         domains = [
             Domain("cpu", HwType.CPU, "package-0", "fake", Provenance.EMULATED, resource="cpu"),
             *(

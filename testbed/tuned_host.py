@@ -51,7 +51,7 @@ from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.job import JobRecords
 from wattspan.tuning.job_owners import JobOwner, job_owner
 from wattspan.tuning.permissions import GpuPermissions
-from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.plan import ClockPlan
 from wattspan.tuning.pipeline.session_state import PlanTask
 from wattspan.tuning.tuner import Tuner
 from wattspan.tuning.work_units import ReceivedSpanQueue
@@ -311,9 +311,9 @@ class InlineSearches:
     def __init__(self) -> None:
         self.begun = 0
 
-    def submit(self, task: PlanTask) -> Future[RankClockPlan | None]:
+    def submit(self, task: PlanTask) -> Future[ClockPlan | None]:
         self.begun += 1
-        future: Future[RankClockPlan | None] = Future()
+        future: Future[ClockPlan | None] = Future()
         future.set_result(task.solved())
         return future
 

@@ -11,8 +11,10 @@ from typing import TypeVar
 
 from wattspan.config import TABLES, Config, ConfigSchema
 from wattspan.model import SECOND, Failure, Trouble
-from wattspan.model.settings import Table, keys
+from wattspan.model.settings import Table, keys, quoted
 from wattspan.ports import (
+    ActuatorPlugin,
+    ConfigError,
     CounterSource,
     Exporter,
     ExporterContext,
@@ -24,8 +26,9 @@ from wattspan.ports import (
 
 SOURCES = "wattspan.sources"
 EXPORTERS = "wattspan.exporters"
+ACTUATORS = "wattspan.actuators"
 
-P = TypeVar("P", SourcePlugin, ExporterPlugin)
+P = TypeVar("P", SourcePlugin, ExporterPlugin, ActuatorPlugin)
 EntryPoints = Callable[[str], Iterable[EntryPoint]]
 
 
@@ -67,6 +70,26 @@ def discover(entry_points: EntryPoints | None = None) -> Plugins:
     return Plugins(sources, exporters, tuple(broken))
 
 
+def load_actuators(
+    names: Iterable[str], entry_points: EntryPoints | None = None
+) -> dict[str, ActuatorPlugin]:
+    """The actuator plugins with ``names``; no other plugin is imported. ConfigError."""
+    wanted = frozenset(names)
+    if not wanted:
+        return {}
+    broken: list[BrokenPlugin] = []
+    found = [one for one in (entry_points or _installed)(ACTUATORS) if one.name in wanted]
+    loaded = _load(found, "actuators", ActuatorPlugin, broken)
+    for fault in broken:
+        raise ConfigError(f"{fault} Or remove it from caps.actuators.")
+    for name in sorted(wanted - loaded.keys()):
+        raise ConfigError(
+            f"Cannot load the actuators {quoted(name)}: no installed package has an entry point of"
+            f" this name in {ACTUATORS}. Install one, or correct caps.actuators."
+        )
+    return loaded
+
+
 def _installed(group: str) -> Iterable[EntryPoint]:
     return importlib.metadata.entry_points(group=group)
 
@@ -100,6 +123,8 @@ def _load(
 def _validated(plugin: object, kind: type[P]) -> P:
     if not isinstance(plugin, kind):
         raise TypeError(f"it is {type(plugin).__name__}, not a {kind.__name__}")
+    if isinstance(plugin, ActuatorPlugin):
+        return plugin
     settings: object = plugin.settings
     if not (isinstance(settings, type) and issubclass(settings, Table)):
         raise TypeError("its settings are not a Table")

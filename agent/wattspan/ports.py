@@ -6,7 +6,7 @@ implementations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -276,6 +276,26 @@ class SlottedActuator(Actuator, Protocol):
     def id_at(self, slot: int) -> str | None:
         """Id of the device in ``slot``; None if it cannot be identified. ActuatorError."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ActuatorContext:
+    """Arguments for the construction of actuators: the knobs in use, and the root of sysfs."""
+
+    clock: Clock
+    knobs: Collection[Knob]
+    sysfs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ActuatorPlugin:
+    """The value of a ``wattspan.actuators`` entry point.
+
+    ``open`` returns an actuator for each of the context's knobs that the plugin's devices have; no
+    device is used before the first call. The capper loads it only if its configuration names it.
+    """
+
+    open: Callable[[ActuatorContext], Iterable[SlottedActuator]]
 
 
 class CapTotals(NamedTuple):

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
-from testbed import amdsmi_library
+from testbed import amdsmi_library, lumen
 from testbed.amd_boards import AmdFaults
 from testbed.emulated_faults import FaultyPowercapTree, GpuFaults
 from testbed.fake_actuators import FakeRapl, KnobNvml
 from testbed.fake_nvml import FakeGpu
 from testbed.gpu_boards import A40
+from testbed.lumen import Pylumen
 from testbed.nvml_library import ENVIRONMENT, build
 from testbed.powercap_layouts import LAYOUTS
 
-from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
+from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
 from wattspan.capper.devices import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
@@ -34,7 +36,10 @@ from wattspan.emulation.boards import H100, MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.model import CapKey, Knob, KnobState, Trouble
+from wattspan.plugins import ACTUATORS, load_actuators
 from wattspan.ports import Actuator, ActuatorError, Clock
+from wattspan.sources.amdsmi.device import AmdSmiVendor
+from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.testing import ManualClock
 
 
@@ -63,7 +68,7 @@ class Bench(ABC):
 
 
 def actuator_of(knob: Knob, nvml: Any, clock: Clock) -> Actuator:
-    boards = NvmlBoards(nvml, clock)
+    boards = GpuBoards(NvmlVendor(nvml, clock))
     return GpuPower(boards, clock) if knob is Knob.GPU_POWER else GpuClock(boards, clock)
 
 
@@ -115,8 +120,8 @@ class AmdBench(Bench):
             clock.on_sleep = lambda _: self.gpus.step()
         else:
             self.gpus.start()
-        boards = AmdBoards(amdsmi or EmulatedAmdSmi(path, clock), clock)
-        self.actuator = (AmdPower if knob is Knob.GPU_POWER else AmdClock)(boards, clock)
+        boards = GpuBoards(AmdSmiVendor(amdsmi or EmulatedAmdSmi(path, clock), clock))
+        self.actuator = (GpuPower if knob is Knob.GPU_POWER else GpuClock)(boards, clock)
         self.ids = ("gpu:0000:60:00.0", "gpu:0000:61:00.0")
         self.lower = 400_000 if knob is Knob.GPU_POWER else 1_200
 
@@ -129,6 +134,29 @@ class AmdBench(Bench):
     def close(self) -> None:
         super().close()
         self.gpus.close()
+
+
+class PluginBench(Bench):
+    """The vendor of GPUs in the guide to plugins, loaded by its entry point."""
+
+    def __init__(self, knob: Knob, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = ManualClock()
+        self.binding = Pylumen(clock)
+        monkeypatch.setitem(sys.modules, "lumen_gpus", lumen.load(monkeypatch, self.binding))
+        entry = EntryPoint("lumen", "lumen_gpus:actuators", ACTUATORS)
+        plugins = load_actuators(["lumen"], lambda group: [entry] if group == ACTUATORS else [])
+        opened = open_actuators(
+            [knob], clock=clock, sysfs=root, emulated=True, plugins=plugins.values()
+        )
+        (self.actuator,) = opened
+        self.ids = ("gpu:0000:0a:00.0", "gpu:0000:0b:00.0")
+        self.lower = 300_000 if knob is Knob.GPU_POWER else 1_200
+
+    def deny(self) -> None:
+        self.binding.first.denied = True
+
+    def lose(self, lost: bool) -> None:
+        self.binding.first.status = 3 if lost else 0
 
 
 class TreeBench(Bench):
@@ -188,7 +216,11 @@ def benches() -> list[Any]:
         for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK)
         for on, marks in (("amd", ()), ("amd-c", pytest.mark.needs_cc))
     ]
-    return [*gpus, *amd, pytest.param((Knob.CPU_POWER, "tree"), id="cpu_power-tree")]
+    plugin = [
+        pytest.param((knob, "plugin"), id=f"{knob}-plugin")
+        for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK)
+    ]
+    return [*gpus, *amd, *plugin, pytest.param((Knob.CPU_POWER, "tree"), id="cpu_power-tree")]
 
 
 @pytest.fixture(params=benches())
@@ -207,6 +239,7 @@ def bench(
         "amd": lambda: AmdBench(knob, tmp_path / "gpus", ManualClock()),
         "amd-c": lambda: AmdBench(knob, tmp_path / "gpus", SystemClock(), amdsmi_library.load()),
         "fake": lambda: FakeBench(knob),
+        "plugin": lambda: PluginBench(knob, tmp_path / "sys", monkeypatch),
         "emulated": lambda: EmulatedBench(knob, tmp_path / "gpus", ManualClock()),
         "tree": lambda: TreeBench(tmp_path / "sys"),
     }[on]()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from testbed.amd_boards import AmdFaults
+from testbed.gpu_sessions import amdsmi_session
 from testbed.sampled_boards import SERVE, TRAIN, SampledBoards
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
@@ -30,7 +31,7 @@ from wattspan.model import (
 )
 from wattspan.ports import CounterSource, SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings
-from wattspan.sources.amdsmi.source import AmdSmiSession, open_amdsmi
+from wattspan.sources.amdsmi.source import open_amdsmi
 from wattspan.testing import FakeDirectory
 
 
@@ -41,7 +42,7 @@ class Host(SampledBoards):
         super().__init__(path, [MI300X, MI300X])
         self.faults = AmdFaults(self.gpus)
         smi = EmulatedAmdSmi(path, self.clock)
-        self.session = AmdSmiSession(smi, AmdSmiSettings(), self.context)
+        self.session = amdsmi_session(smi, AmdSmiSettings(), self.context)
 
     def id(self, gpu: int) -> str:
         return f"gpu:0000:{0x60 + gpu:02x}:00.0"
@@ -69,7 +70,7 @@ def test_every_board_is_a_domain_labelled_emulated(host: Host) -> None:
 
 def test_emulated_library_in_place_of_the_real_one_is_labelled_emulated(host: Host) -> None:
     context = SourceContext(host.clock, FakeDirectory(), emulated=False)
-    session = AmdSmiSession(EmulatedAmdSmi(host.gpus.path, host.clock), AmdSmiSettings(), context)
+    session = amdsmi_session(EmulatedAmdSmi(host.gpus.path, host.clock), AmdSmiSettings(), context)
     assert {d.provenance for d in session.sample().domains} == {Provenance.EMULATED}
     session.close()
 

@@ -16,11 +16,11 @@ import pynvml
 import pytest
 from testbed.amd_boards import AmdFaults
 from testbed.emulated_faults import GpuFaults
+from testbed.gpu_sessions import amdsmi_session, nvml_session
 from testbed.sampled_boards import SERVE, TRAIN, SampledBoards
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
+from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
 from wattspan.emulation import amdsmi as emulated_amdsmi
 from wattspan.emulation import nvml as emulated_nvml
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
@@ -29,11 +29,9 @@ from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import SteadyLoad
 from wattspan.model import HwType, Knob, Milliwatts, Provenance, Snapshot, Tick, Trouble
 from wattspan.ports import ActuatorError, SlottedActuator, SourceContext
-from wattspan.sources.amdsmi.device import AmdSmiSettings
-from wattspan.sources.amdsmi.source import AmdSmiSession
-from wattspan.sources.bound_devices import SETTLING
-from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
+from wattspan.sources.amdsmi.device import AmdSmiSettings, AmdSmiVendor
+from wattspan.sources.gpu.bound_devices import SETTLING
+from wattspan.sources.nvml.device import NvmlSettings, NvmlVendor
 
 
 class Library:
@@ -117,10 +115,10 @@ class Nvidia(Vendor):
         return Library(EmulatedNvml(path, self.clock), missing)
 
     def open_session(self) -> Any:
-        return NvmlSession(self.library, NvmlSettings(), self.context)
+        return nvml_session(self.library, NvmlSettings(), self.context)
 
     def actuators(self) -> tuple[SlottedActuator, SlottedActuator]:
-        boards = NvmlBoards(self.library, self.clock)
+        boards = GpuBoards(NvmlVendor(self.library, self.clock))
         return GpuPower(boards, self.clock), GpuClock(boards, self.clock)
 
     def scale_counter(self, factor: Fraction) -> None:
@@ -141,11 +139,11 @@ class Amd(Vendor):
         return Library(EmulatedAmdSmi(path, self.clock))
 
     def open_session(self) -> Any:
-        return AmdSmiSession(self.library, AmdSmiSettings(), self.context)
+        return amdsmi_session(self.library, AmdSmiSettings(), self.context)
 
     def actuators(self) -> tuple[SlottedActuator, SlottedActuator]:
-        boards = AmdBoards(self.library, self.clock)
-        return AmdPower(boards, self.clock), AmdClock(boards, self.clock)
+        boards = GpuBoards(AmdSmiVendor(self.library, self.clock))
+        return GpuPower(boards, self.clock), GpuClock(boards, self.clock)
 
     def scale_counter(self, factor: Fraction) -> None:
         def scaled(told: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from testbed.emulated_faults import GpuFaults
 from testbed.gpu_boards import A40
+from testbed.gpu_sessions import nvml_session
 from testbed.sampled_boards import SERVE, TRAIN, SampledBoards
 
 from wattspan.emulation.boards import H100
@@ -21,7 +22,6 @@ from wattspan.model import (
 )
 from wattspan.ports import SourceContext
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory
 
 
@@ -30,7 +30,7 @@ class Host(SampledBoards):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, [H100, A40])
-        self.session = NvmlSession(EmulatedNvml(path, self.clock), NvmlSettings(), self.context)
+        self.session = nvml_session(EmulatedNvml(path, self.clock), NvmlSettings(), self.context)
 
     def share(self, gpu: int, consumer: Consumer) -> float:
         used = self.used(gpu)
@@ -58,7 +58,7 @@ def test_emulated_library_in_place_of_the_real_one_is_labelled_emulated(host: Ho
     """With the emulated library preloaded, the agent has no information that it is emulated."""
     context = SourceContext(host.clock, FakeDirectory(), emulated=False)
     nvml = EmulatedNvml(host.gpus.path, host.clock)
-    session = NvmlSession(nvml, NvmlSettings(), context)
+    session = nvml_session(nvml, NvmlSettings(), context)
     assert {d.provenance for d in session.sample().domains} == {Provenance.EMULATED}
     session.close()
 

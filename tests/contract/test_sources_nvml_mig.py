@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from testbed.dcgm_exporter import DcgmServer, series
 from testbed.emulated_faults import GpuFaults
+from testbed.gpu_sessions import nvml_session
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100
@@ -32,7 +33,6 @@ from wattspan.model import (
 )
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 PROCESSES = [Consumer(pid, 5) for pid in (101, 102, 103, 104)]
@@ -64,7 +64,7 @@ class Host:
         directory = FakeDirectory([PayerInfo(one, f"job-{one.pid}") for one in PROCESSES])
         context = SourceContext(self.clock, directory, emulated=True)
         nvml = OlderNvml(EmulatedNvml(path, self.clock), *missing)
-        self.session = NvmlSession(nvml, settings or NvmlSettings(), context)
+        self.session = nvml_session(nvml, settings or NvmlSettings(), context)
         self.ledger = Ledger(LedgerSettings(idle_powers={HwType.GPU: Milliwatts(IDLE)}))
         self.batch = Batch(())
         self.usages: list[Usage] = []
@@ -297,7 +297,7 @@ def test_activity_from_dcgm_divides_a_board_without_gpm(tmp_path: Path) -> None:
     server = DcgmServer()
     host = older(tmp_path, *OLD_DRIVER["activity"], settings=NvmlSettings(dcgm=server.url))
     occupied(host, 0.8, 0.2)
-    board, dcgm = host.gpus.uuid(0), host.session._dcgm
+    board, dcgm = host.gpus.uuid(0), getattr(host.session.vendor, "dcgm", None)
     assert dcgm is not None
     try:
         host.run(2)

@@ -22,9 +22,8 @@ from testbed.fake_actuators import KnobNvml
 from testbed.fake_nvml import FakeGpu
 from testbed.field import FieldCase, build_tree, field_cases
 
-from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
+from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal
@@ -35,6 +34,8 @@ from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.model import CapKey, Knob, KnobState
 from wattspan.ports import SlottedActuator
+from wattspan.sources.amdsmi.device import AmdSmiVendor
+from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.testing import ManualClock
 
 GONE, LOST, BUSY = 9, 15, 10  # NVML: driver not loaded, GPU is lost, timeout
@@ -84,7 +85,7 @@ class NvidiaHost(Host):
         self.load_driver()
 
     def actuator(self, knob: Knob) -> SlottedActuator:
-        boards = NvmlBoards(self.nvml, self.clock, self.root)
+        boards = GpuBoards(NvmlVendor(self.nvml, self.clock), self.root)
         kind: Any = GpuPower if knob is Knob.GPU_POWER else GpuClock
         actuator: SlottedActuator = kind(boards, self.clock)
         return actuator
@@ -177,8 +178,8 @@ class AmdHost(Host):
         }  # fmt: skip
 
     def actuator(self, knob: Knob) -> SlottedActuator:
-        boards = AmdBoards(self.smi, self.clock)
-        kind: Any = AmdPower if knob is Knob.GPU_POWER else AmdClock
+        boards = GpuBoards(AmdSmiVendor(self.smi, self.clock))
+        kind: Any = GpuPower if knob is Knob.GPU_POWER else GpuClock
         actuator: SlottedActuator = kind(boards, self.clock)
         return actuator
 

@@ -19,7 +19,6 @@ from testbed.field import FieldCase, build_tree, field_cases
 
 from wattspan.api.device_energy import selected_domains
 from wattspan.api.energy import energy_response
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     SECOND,
@@ -93,7 +92,7 @@ class Host:
         self.poller = Poller(
             self.clock,
             ledger,
-            EnergyHistory(AttributionHistory(300 * SECOND, 10**6)),
+            EnergyHistory(300 * SECOND, 10**6),
             self.sources,
             ReplayUsage(()),
             FakeDirectory(),

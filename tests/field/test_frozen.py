@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from testbed.field import FieldCase, build_tree, field_cases
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import MILLISECOND, SECOND, Consumer, GapReason, Payer, Snapshot, Usage
 from wattspan.ports import CounterSource, UsageBatch
@@ -62,7 +61,7 @@ class Host:
         self.poller = Poller(
             self.clock,
             ledger,
-            EnergyHistory(AttributionHistory(60 * SECOND, 10**6)),
+            EnergyHistory(60 * SECOND, 10**6),
             sources,
             self.work,
             FakeDirectory([]),

@@ -20,15 +20,14 @@ import pytest
 from testbed.amd_boards import ScriptedAmdSmi
 from testbed.fake_nvml import FakeGpu, FakeNvml
 from testbed.field import FieldCase, build_tree, field_cases
+from testbed.gpu_sessions import amdsmi_session, nvml_session
 
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.model import GpuStatus, Reading
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings
-from wattspan.sources.amdsmi.source import AmdSmiSession
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 STEP = 15.300000190734863  # microjoules of an accumulator's step, as a C float
@@ -120,7 +119,7 @@ class NvidiaBoard(Board):
         )  # fmt: skip
         self.gpu.joules = facts.get("joules", 1000.0)
         settings = NvmlSettings(energy=facts.get("energy", "auto"))
-        self.session = NvmlSession(self.nvml, settings, self.context(), nested=False)
+        self.session = nvml_session(self.nvml, settings, self.context(), nested=False)
 
     def set(self, phase: Mapping[str, Any]) -> None:
         self.nvml.shown = phase["shown"]
@@ -164,7 +163,7 @@ class AmdBoard(Board):
             "amdsmi_get_gpu_activity": lambda told: {**told, "gfx_activity": self.phase["busy"]},
         }
         settings = AmdSmiSettings(energy=facts.get("energy", "auto"))
-        self.session = AmdSmiSession(self.smi, settings, self.context())
+        self.session = amdsmi_session(self.smi, settings, self.context())
 
     def _shown(self) -> int:
         self.asked += 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from testbed.field import FieldCase, field_cases
+from testbed.gpu_sessions import nvml_session
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100
@@ -21,8 +22,8 @@ from wattspan.emulation.workloads import TRAIN, SteadyLoad
 from wattspan.model import SECOND, Consumer, HwType, Milliwatts, PayerInfo, Snapshot, Tick
 from wattspan.ports import SourceContext
 from wattspan.service.device_history import DeviceHistory
+from wattspan.service.tick_meter import TickMeter
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 PROCESS = Consumer(101, 5)
@@ -36,8 +37,9 @@ class Host:
         self.gpus = EmulatedGpus(path, [H100], self.clock)
         directory = FakeDirectory([PayerInfo(PROCESS, "job")])
         context = SourceContext(self.clock, directory, emulated=True)
-        self.session = NvmlSession(EmulatedNvml(path, self.clock), NvmlSettings(), context)
+        self.session = nvml_session(EmulatedNvml(path, self.clock), NvmlSettings(), context)
         self.ledger = Ledger(LedgerSettings(idle_powers={HwType.GPU: Milliwatts(70_000)}))
+        self.meter = TickMeter(self.ledger.meters)
         self.devices = DeviceHistory(SECOND // 10, 10 * SECOND)
         self.rest = self.divided = 0
         self.gpus.attach(0, PROCESS.pid, SteadyLoad(0.7, TRAIN))
@@ -48,8 +50,9 @@ class Host:
             batch = self.session.sample()
             now = self.clock.now()
             tick = Tick(now, {"nvml": batch.domains}, batch.readings, usages=batch.usages)
-            self.devices.record(tick, batch.gpus)
-            settled = self.ledger.apply(tick)
+            metered = self.meter.add(tick)
+            self.devices.record(metered, batch.gpus)
+            settled = self.ledger.apply(tick, metered.periods())
             self.devices.settle(tick, settled)
             for one in settled:
                 self.divided += one.interval.energy if one.parts else 0

@@ -48,7 +48,8 @@ class HostilePackage:
         )
         (information / "entry_points.txt").write_text(
             "[wattspan.sources]\nhostile = hostile_plugin:plugin\n\n"
-            "[wattspan.exporters]\nhostile = hostile_plugin:plugin\n"
+            "[wattspan.exporters]\nhostile = hostile_plugin:plugin\n\n"
+            "[wattspan.actuators]\nhostile = hostile_plugin:plugin\n"
         )
 
     @property

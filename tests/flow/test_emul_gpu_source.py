@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from testbed.emulated_faults import GpuFaults
 from testbed.gpu_boards import P100
+from testbed.gpu_sessions import nvml_session
 
 from wattspan.emulation.boards import H100, EmulatedBoard
 from wattspan.emulation.gpus import EmulatedGpus
@@ -17,7 +18,6 @@ from wattspan.emulation.workloads import RequestServing, SteadyLoad, Training
 from wattspan.model import Consumer, PayerInfo, Provenance, Reading
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN, SERVE, HOLD = Consumer(100, 1), Consumer(200, 1), Consumer(300, 1)
@@ -31,7 +31,7 @@ class Agent:
         self.gpus = EmulatedGpus(path, boards, self.clock)
         directory = FakeDirectory([PayerInfo(payer, "job") for payer in (TRAIN, SERVE, HOLD)])
         context = SourceContext(self.clock, directory, emulated=True)
-        self.session = NvmlSession(EmulatedNvml(path, self.clock), NvmlSettings(), context)
+        self.session = nvml_session(EmulatedNvml(path, self.clock), NvmlSettings(), context)
         self.readings: dict[str, list[Reading]] = defaultdict(list)
         self.spent: dict[tuple[str, Consumer], int] = defaultdict(int)
         self.batch = Batch(())

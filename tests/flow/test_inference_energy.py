@@ -15,13 +15,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
-from testbed.inference_server import InferenceServerSettings
+from testbed.inference_server import ROOT, InferenceServerSettings, module_command
 from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 from wattspan.cli import cli
 from wattspan.emulation.control import ControlClient
-from wattspan.util.process import module_command
 
 pytestmark = [pytest.mark.long, pytest.mark.exhaustive]
 
@@ -37,13 +36,11 @@ def _engine(agent: SpanAgent) -> Iterator[int]:
     )
     settings = InferenceServerSettings(host=str(agent.host), agent=str(agent.otlp))
     process = subprocess.Popen(
-        module_command(
-            "wattspan.emulation.inference_server", msgspec.json.encode(settings).decode()
-        ),
+        module_command(msgspec.json.encode(settings).decode()),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd="/",
+        cwd=ROOT,
     )
     try:
         yield int(process.stdout.readline())

@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import pytest
-from testbed.repeated import holds_once
 from testbed.spans.accuracy import (
     KINDS,
     LEARNED,
@@ -115,7 +114,7 @@ def test_cpu_energy_of_spans_is_true(bench: tuple[SpanAgent, Collector]) -> None
             if statistics.median(errors) >= 0.06:
                 yield f"{kind} spans err by {sorted(errors)}"
 
-    holds_once(lambda: list(complaints()))
+    assert list(complaints()) == []
 
 
 def test_gpu_span_energy_error_is_within_its_uncertainty(
@@ -140,4 +139,4 @@ def test_gpu_span_energy_error_is_within_its_uncertainty(
         if statistics.median(errors) >= 0.05:
             yield f"spans of a second err by {sorted(errors)}"
 
-    holds_once(lambda: list(complaints()))
+    assert list(complaints()) == []

@@ -87,7 +87,7 @@ def nvml(data: bytes) -> None:
     bench.nvml.sample(bench.gpu, 100, 50)
     bench.gpu.running.append(100)
     hostile = HostileNvml(bench.nvml, supply)
-    bench.session._library._nvml = hostile
+    bench.session.vendor.library.binding = hostile
     for _ in range(12):
         bench.clock.advance(0.1)
         batch = bench.turn()

@@ -14,12 +14,12 @@ from statistics import median
 from typing import Any
 
 import pytest
+from testbed.gpu_sessions import nvml_session
 
 from wattspan.clock import SystemClock
 from wattspan.model import Provenance, Trouble
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.device import EMULATED_UUID, NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory
 
 pytestmark = pytest.mark.exhaustive
@@ -143,7 +143,7 @@ def test_power_fields_answer_by_scope(nvml: Any, gpu: Any, record_property: Reco
 
 def test_source_reads_the_board_without_failures(nvml: Any, record_property: Record) -> None:
     context = SourceContext(CLOCK, FakeDirectory())
-    session = NvmlSession(nvml, NvmlSettings(), context)
+    session = nvml_session(nvml, NvmlSettings(), context)
     batches: list[Batch] = []
     due, taken = CLOCK.monotonic(), []
     for _ in range(100):

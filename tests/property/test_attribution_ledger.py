@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from testbed.history import shares
 from testbed.simulated_host import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
+from wattspan.attribution.packed_attributions import PackedAttributions
 from wattspan.model import SECOND, Certainty, IdlePolicy, Payer, energy_at
 
 pids = st.integers(1, 12)
@@ -148,7 +148,7 @@ def _totals(world: World, domain_id: str) -> dict[Payer, int]:
 
 @given(history=histories, limit=st.integers(2_000, 20_000))
 def test_history_is_in_order_and_within_its_bounds(history: list[object], limit: int) -> None:
-    world = World(Ledger(LedgerSettings(), now=0), timeline=AttributionHistory(30 * SECOND, limit))
+    world = World(Ledger(LedgerSettings(), now=0), timeline=PackedAttributions(30 * SECOND, limit))
     for event in history:
         if isinstance(event, dict):
             world.turn(**event)

@@ -71,7 +71,7 @@ def used(value: bytes) -> None:
     partners = judged(JobView((seen,)), (OWN,), NOW)
     (figures,) = partners.figures
     assert figures.sentence
-    for one in partners.pipelines:
+    for one in partners.pipelines.values():
         assert 0 < one.finishes(NOW, NOW + SECOND) <= NOW + SECOND + 1
     history = LossHistory(covered=NOW).receive(partners.records, NOW)
     history = history.receive(partners.records, NOW + 20 * SECOND)

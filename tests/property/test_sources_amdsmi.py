@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from testbed.amd_boards import ScriptedAmdSmi
+from testbed.gpu_sessions import amdsmi_session
 
 from wattspan.emulation.amdsmi import AmdSmiLibraryException
 from wattspan.emulation.boards import MI300X
@@ -16,9 +17,8 @@ from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.model import SECOND, Consumer, Instant
 from wattspan.ports import SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings
-from wattspan.sources.amdsmi.energy import EnergyAccumulator
-from wattspan.sources.amdsmi.source import AmdSmiSession
-from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
+from wattspan.sources.energy_meter import EnergyAccumulator
+from wattspan.sources.gpu.usage import ActivityMeter, ProcessActivity
 from wattspan.testing import FakeDirectory, ManualClock
 
 STEP = 15.300000190734863
@@ -130,7 +130,7 @@ def test_no_answer_of_the_library_ends_the_session(script: list[dict[str, object
         clock = ManualClock()
         with EmulatedGpus(Path(directory) / "gpus", [MI300X], clock) as gpus:
             smi = ScriptedAmdSmi(gpus.path, clock)
-            session = AmdSmiSession(
+            session = amdsmi_session(
                 smi, AmdSmiSettings(), SourceContext(clock, FakeDirectory(), emulated=True)
             )
             last: dict[int, int] = {}

@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from wattspan.attribution.division import StaticDivider
 from wattspan.attribution.settlement import attribute
-from wattspan.attribution.static_power import StaticDivider
 from wattspan.model import (
     Consumer,
     HwType,

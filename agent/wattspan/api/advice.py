@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from wattspan.advice.rules import Advice, BoardFacts, NoAdvice, advise, reasons_for_none
+from wattspan.advice.static_power import StaticPowerFit
 from wattspan.api.requests import Parameter
-from wattspan.attribution.static_power import StaticPowerFit
 from wattspan.model import Consumer, Provenance
-from wattspan.spans.advice import Advice, BoardFacts, NoAdvice, advise, reasons_for_none
 
 ADVICE_PATH = "/v1/advice"
 

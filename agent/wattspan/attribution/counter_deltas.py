@@ -99,11 +99,6 @@ class CounterMeter:
         """Replace the properties of the domain, such as its resolution or maximum power."""
         self._domain = domain
 
-    def interrupt(self) -> None:
-        """Make the time up to the next reading a gap: its energy is counted elsewhere."""
-        if self._last is not None:
-            self._absent_since, self._last = self._last.at, None
-
     def expect(self, since: Instant | None) -> None:
         """Expect a first reading from ``since`` on; None: none will be given."""
         self._expected = since

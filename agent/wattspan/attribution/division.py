@@ -1,11 +1,11 @@
-"""Exact division of whole amounts, and of a resource's energy among its payers."""
+"""Exact division of whole amounts, of energy among the payers of a resource, of static energy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from wattspan.model import IdlePolicy, PartUsage, Payer, Usage
+from wattspan.model import IdlePolicy, Interval, Milliwatts, PartUsage, Payer, Usage, energy_at
 
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
@@ -68,3 +68,39 @@ def divide_among_payers(
         payers, energies = [*payers, *others], [*energies, *[0] * len(others)]
         weights = [1] * len(payers)
     return PayerEnergies(payers, energies, split(idle, weights) if payers else [])
+
+
+class StaticShare(NamedTuple):
+    """The static part of the energy of a board's interval that is not in the idle account."""
+
+    static: int
+    active: int
+
+    def of(self, energy: int) -> int:
+        """The static part of a share of ``active``, rounded down."""
+        return energy * self.static // self.active if self.active else 0
+
+
+class StaticDivider:
+    """Divides the static energy of one board as the ledger divides its energy.
+
+    The static energy of an interval is at most its energy. The idle account pays its own part; the
+    rest is in the shares, in proportion to them.
+    """
+
+    def __init__(self) -> None:
+        self._deficit = 0
+
+    def divide(
+        self, interval: Interval, idle: int, power: Milliwatts, resolution: int
+    ) -> StaticShare:
+        """The static part of one interval, of which ``idle`` microjoules are in the idle account.
+
+        ``resolution`` is the period of the counter's steps.
+        A counter that moves in steps shows no energy in one interval and twice as much in the
+        next: the deficit of the first one, of at most two steps, is added to the second.
+        """
+        due = energy_at(power, interval.duration) + self._deficit
+        static = min(int(interval.energy), due)
+        self._deficit = min(due - static, energy_at(power, 2 * resolution))
+        return StaticShare(max(0, static - idle), interval.energy - idle)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from wattspan.attribution.baseline import IdleModel, idle_model
-from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
+from wattspan.attribution.counter_deltas import AveragePower, AveragePowers
 from wattspan.attribution.idle_acceptance import AcceptedIdle, LearnedIdle, accept_idle
+from wattspan.attribution.metering import CounterMeters, MeteredPeriod
 from wattspan.attribution.missing import MissingEnergy
 from wattspan.attribution.part_powers import WINDOW, PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
@@ -75,10 +76,9 @@ class LedgerSettings:
 
 @dataclass(slots=True)
 class _DomainState:
-    """The account of one domain and the state of its counter."""
+    """The account of one domain."""
 
     domain: Domain
-    meter: CounterMeter
     idle_model: IdleModel
     energy: int = 0
     consumers: int = 0
@@ -90,10 +90,7 @@ class _DomainState:
     settled_reading: Reading | None = None
     unsettled: deque[Reading] = field(default_factory=deque)
     present: bool = True
-    member: bool = True  # of the cover; a vanished domain, when it was listed
-    joins_after: int = 0  # only intervals that begin later are of the cover, monotonic time
     uncounted: int = 0  # the part of the energy from outside the cover
-    resumed: bool = False  # the last reading of the meter is from a checkpoint
     idle_deficit: int = 0
     withheld: int = 0
     measured: bool = False
@@ -126,10 +123,6 @@ class _DomainState:
             return 0, 0
         upper = self.idle_model.upper
         return 0, int(interval.energy) if upper is None else self._due(upper, interval)
-
-    def counts(self, interval: Interval) -> bool:
-        """True if the domain was a member of the cover throughout ``interval``."""
-        return self.member and interval.start.mono >= self.joins_after
 
     def learnable(self, usage: Usage | None) -> Usage | None:
         """``usage``, if it is of parts and known often enough to learn their powers; else None."""
@@ -168,6 +161,8 @@ class Ledger:
         self._settings = settings
         self._boot_id = boot_id
         self._domains: dict[str, _DomainState] = {}
+        self.meters = CounterMeters(settings.absence)
+        """The counters of all domains, which meter the ticks."""
         self._settlement = Settlement(settings.usage_patience, settings.keep_usage)
         self._rows = TopPayers(settings.top)
         self._groups = GroupAccounts(settings.groups)
@@ -180,27 +175,22 @@ class Ledger:
         self._accepted = now
         self._sequence = 0
         self._since: Instant | None = None
-        self._joined = 0  # when a domain last became a member
-        self._left = 0  # the last reading that counted, of all former members
-        self._moving: list[tuple[_DomainState, Domain]] = []
         if checkpoint is not None:
             self._resume(checkpoint, now)
 
     # ------------------------------------------------------------------------------- updates
 
-    def apply(self, tick: Tick) -> list[Attribution]:
+    def apply(
+        self, tick: Tick, metered: Sequence[MeteredPeriod] | None = None
+    ) -> list[Attribution]:
         """Update all accounts; returns the attributions of the intervals that are now settled.
 
-        Readings of domains that no source has listed are ignored. Where the cover changes, a former
-        member counts up to its reading of this tick, and a new one what begins after that.
+        ``metered`` are the periods of the tick, if :attr:`meters` have advanced to it already.
         """
         for source, domains in tick.domains.items():
-            self._register(source, domains, tick.at)
-        joining = {domain.id for _, domain in self._moving if domain.in_cover}
-        self._update(one for one in tick.readings if one.domain_id not in joining)
-        if self._moving:
-            self._change_cover(tick.at.mono)
-            self._update(one for one in tick.readings if one.domain_id in joining)
+            self._register(source, domains)
+        for one in self.meters.advance(tick) if metered is None else metered:
+            self._book(one)
         for info in tick.births:
             self._infos[info.payer] = info
         for usage in tick.usages:
@@ -209,10 +199,8 @@ class Ledger:
         for payer in tick.exits:
             self._rows.exit(payer, tick.at.mono)
             self._exited.append((tick.at.mono, payer))
-        for key, state in self._domains.items():
-            if frozen := key in tick.frozen:
-                state.power.reset()
-            self._book(state, state.meter.absent(tick.at, frozen=frozen), None)
+        for key in tick.frozen & self._domains.keys():
+            self._domains[key].power.reset()
         due = self._settlement.due(tick.at)
         if due and tick.at.mono - self._accepted >= ACCEPT_EVERY:
             self._accepted = tick.at.mono
@@ -236,61 +224,25 @@ class Ledger:
         """True if ``payer`` has been described."""
         return payer in self._infos
 
-    def _register(self, source: str, domains: Iterable[Domain], at: Instant) -> None:
+    def _register(self, source: str, domains: Iterable[Domain]) -> None:
         """Replace the list of domains of ``source``; accounts of absent domains remain."""
-        known = {domain.id: domain for domain in domains}
+        listed = {domain.id: domain for domain in domains}
         for state in self._domains.values():
-            if state.domain.source == source and state.domain.id not in known:
+            if state.domain.source == source and state.domain.id not in listed:
                 state.present = False
                 state.power.reset()
-                self._end_counting(state)
-                state.meter.expect(None)
-        for domain in known.values():
-            registered = self._domains.get(domain.id)
-            if registered is None:
-                meter = CounterMeter(domain, self._settings.absence)
-                meter.expect(at)
-                state = _DomainState(domain, meter, self._idle_model(domain))
-                state.member = False
-                self._domains[domain.id] = state
-                self._moving.append((state, domain))
-            else:
-                if not registered.present:
-                    registered.meter.expect(at)
-                if not _same_hardware(registered.domain, domain):
-                    registered.idle_model = self._idle_model(domain)
-                    registered.accepted = registered.earlier_idle = None
-                self._redefine(registered, domain)
-                registered.meter.redefine(domain)
-
-    def _redefine(self, state: _DomainState, domain: Domain) -> None:
-        """Use the new properties; a change of the cover waits for the readings of this tick."""
-        if not state.present and state.member:
-            # Others may have joined instead of it after the begin of its next interval.
-            last = state.meter.last
-            alone = last is not None and self._joined <= last.at.mono
-            state.member = alone and domain.in_cover
-        state.present = True
-        if state.member == domain.in_cover:
-            state.domain = domain
-        else:
-            self._moving.append((state, domain))
-
-    def _change_cover(self, now: int) -> None:
-        moving, self._moving = self._moving, []
-        for state, _ in moving:
-            self._end_counting(state)
-        for state, domain in moving:
-            if domain.in_cover:
-                self._joined = now
-                if state.idle_model.power is None:
-                    state.idle_model = self._idle_model(domain)
-            state.domain, state.member, state.joins_after = domain, domain.in_cover, self._left
-
-    def _end_counting(self, state: _DomainState) -> None:
-        """A domain that joins instead of this one counts what follows its last reading."""
-        if state.member and state.meter.last is not None:
-            self._left = max(self._left, state.meter.last.at.mono)
+        for domain in listed.values():
+            known = self._domains.get(domain.id)
+            if known is None:
+                self._domains[domain.id] = _DomainState(domain, self._idle_model(domain))
+                continue
+            joins = domain.in_cover and not known.domain.in_cover
+            if not _same_hardware(known.domain, domain):
+                known.idle_model = self._idle_model(domain)
+                known.accepted = known.earlier_idle = None
+            elif joins and known.idle_model.power is None:
+                known.idle_model = self._idle_model(domain)
+            known.domain, known.present = domain, True
 
     def _idle_model(self, domain: Domain, learned: Milliwatts | None = None) -> IdleModel:
         """A model that begins with the result of an earlier run, or the configured power."""
@@ -299,43 +251,25 @@ class Ledger:
             known = self._settings.idle_powers.get(kind)
         return idle_model(kind, known)
 
-    def _update(self, readings: Iterable[Reading]) -> None:
-        for reading in readings:
-            state = self._domains.get(reading.domain_id)
-            if state is not None:
-                self._advance(state, reading)
-
-    def _advance(self, state: _DomainState, reading: Reading) -> None:
-        if state.resumed:  # epochs are counted per run of the agent
-            last = state.meter.last
-            if last is not None and state.domain.moves_with and last.counter == reading.counter:
-                return  # a counter that has not moved since the earlier run measures nothing yet
-            state.resumed = False
-            if last is not None:
-                last = last._replace(epoch=reading.epoch)
-                state.meter = CounterMeter(state.domain, self._settings.absence, last)
-        self._book(state, state.meter.advance(reading), reading)
-
-    def _book(
-        self, state: _DomainState, period: Interval | Gap | None, reading: Reading | None
-    ) -> None:
+    def _book(self, metered: MeteredPeriod) -> None:
         """Book a gap or an interval of an unattributed domain; others wait for settlement."""
+        domain, period, reading, _ = metered
+        state = self._domains[domain.id]
         if isinstance(period, Gap):
             state.gaps[period.reason] = state.gaps.get(period.reason, 0) + period.duration
             state.power.reset()
             state.settled = period.end  # its energy stays unknown: nothing waits for it
-            if state.domain.resource is not None and period.reason is not GapReason.SUSPEND:
-                self._missing.gap(state.domain, period.end.mono)
+            if domain.resource is not None and period.reason is not GapReason.SUSPEND:
+                self._missing.gap(domain, period.end.mono)
         elif period is not None:
             state.measured = True
             state.power.add(period.energy, period.duration)
-            counts = state.counts(period)
-            if counts and state.domain.resource is not None and reading is not None:
+            if metered.counts and domain.resource is not None and reading is not None:
                 state.unsettled.append(reading)
-                self._settlement.add(period, state.domain.resource)
+                self._settlement.add(period, domain.resource)
                 return
             state.energy += period.energy
-            state.uncounted += 0 if counts else period.energy
+            state.uncounted += 0 if metered.counts else period.energy
             state.settled = period.end
         if reading is not None and not state.unsettled:
             state.settled_reading = reading
@@ -384,7 +318,7 @@ class Ledger:
         if state is None:
             return
         state.measured = True
-        state.meter.expect(None)  # it has no counter of its own
+        self.meters.expect_none(part.domain_id)
         state.energy += part.energy
         state.uncounted += part.energy
         state.consumers += part.consumers
@@ -521,7 +455,7 @@ class Ledger:
             idle_power_doubtful=learned and state.doubtful,
             uncounted=Microjoules(state.uncounted),
             measured=state.measured,
-            silent=state.meter.silent,
+            silent=self.meters.silent(state.domain.id),
         )
 
     def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:
@@ -576,9 +510,9 @@ class Ledger:
         readings = {r.domain_id: r for r in checkpoint.readings} if same_boot else {}
         for account in checkpoint.accounts:
             domain, last = account.domain, readings.get(account.domain.id)
+            self.meters.resume(domain, last)
             self._domains[domain.id] = _DomainState(
                 domain,
-                CounterMeter(domain, self._settings.absence, last),
                 self._idle_model(domain, account.idle_power),
                 account.energy,
                 account.consumers,
@@ -587,9 +521,7 @@ class Ledger:
                 dict(account.gaps),
                 settled_reading=last,
                 present=False,
-                resumed=last is not None,
                 withheld=account.withheld,
-                member=domain.in_cover,
                 uncounted=account.energy - account.counted,
                 measured=account.measured and account.energy > 0,
                 earlier_idle=account.idle_power,

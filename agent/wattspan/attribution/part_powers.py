@@ -18,8 +18,8 @@ from dataclasses import replace
 from math import exp, hypot, inf, isfinite, sqrt
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import solved
 from wattspan.model import SECOND, PartUsage, Payer, Usage
+from wattspan.util.linear_systems import solved
 
 WINDOW, LONGEST_WINDOW = SECOND, 2 * SECOND
 """The period of an equation. Energy and use have edges of their own, tenths of a second apart, so

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from wattspan.attribution.counter_deltas import SUSPENDED
-from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
+from wattspan.capper.actuators.gpu import gpu_actuators
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import (
     MILLISECOND,
@@ -23,9 +22,20 @@ from wattspan.model import (
     ModelEnum,
     Trouble,
 )
-from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SlottedActuator
-from wattspan.sources.amdsmi.calls import BindingError
-from wattspan.sources.amdsmi.calls import load_binding as load_amd_binding
+from wattspan.ports import (
+    Actuator,
+    ActuatorContext,
+    ActuatorError,
+    ActuatorPlugin,
+    CapsError,
+    Clock,
+    SlottedActuator,
+)
+from wattspan.sources.amdsmi.device import AmdSmiVendor
+from wattspan.sources.amdsmi.source import BindingError
+from wattspan.sources.amdsmi.source import load_binding as load_amd_binding
+from wattspan.sources.gpu.port import GpuVendor
+from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.sources.nvml.source import load_binding
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
 
@@ -42,6 +52,7 @@ def open_actuators(
     sysfs: Path = SYSFS,
     emulated: bool = False,
     amdsmi: Any = None,
+    plugins: Iterable[ActuatorPlugin] = (),
 ) -> tuple[SlottedActuator, ...]:
     """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
 
@@ -49,25 +60,22 @@ def open_actuators(
     instead of the modules ``pynvml`` and ``amdsmi``, of which none is loaded then, nor for an
     ``emulated`` host, so that no real GPU is ever set instead of an emulated one. GPUs are
     included while the driver is not loaded: they appear once it is. No device is used before the
-    first call.
+    first call. ``plugins`` are those that the configuration names.
     """
     found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
         if nvml is None and amdsmi is None and not emulated:
             nvml, amdsmi = load_binding(), _amd_binding()
-        boards = None if nvml is None else NvmlBoards(nvml, clock, sysfs)
-        amd_boards = None if amdsmi is None else AmdBoards(amdsmi, clock, sysfs)
-        if boards is not None and Knob.GPU_POWER in knobs:
-            found.append(GpuPower(boards, clock))
-        if amd_boards is not None and Knob.GPU_POWER in knobs:
-            found.append(AmdPower(amd_boards, clock))
-        if boards is not None and Knob.GPU_CLOCK in knobs:
-            found.append(GpuClock(boards, clock))
-        if amd_boards is not None and Knob.GPU_CLOCK in knobs:
-            found.append(AmdClock(amd_boards, clock))
+        vendors: list[GpuVendor] = [] if nvml is None else [NvmlVendor(nvml, clock)]
+        vendors += [] if amdsmi is None else [AmdSmiVendor(amdsmi, clock)]
+        for vendor in vendors:
+            found += gpu_actuators(vendor, knobs, sysfs)
     if Knob.CPU_POWER in knobs and (sysfs / POWERCAP_CLASS).is_dir():
         delay = EMULATED_RESPONSE_TIME if emulated else 0
         found.append(CpuPower(sysfs, clock, answers_after=delay))
+    context = ActuatorContext(clock, knobs, sysfs)
+    for plugin in plugins:
+        found += plugin.open(context)
     return tuple(found)
 
 

@@ -64,7 +64,8 @@ def enabled_knobs(config: Config) -> frozenset[Knob]:
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """The changed keys that a running capper cannot apply."""
-    places = {"agent.run_dir", "agent.state_dir", "caps.host_dir"} & changed_keys(old, new)
+    fixed = {"agent.run_dir", "agent.state_dir", "caps.actuators", "caps.host_dir"}
+    places = fixed & changed_keys(old, new)
     knobs = {"autotune.knobs"} if enabled_knobs(new) - enabled_knobs(old) else set()
     return tuple(sorted(places | knobs))
 

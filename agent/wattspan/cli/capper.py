@@ -85,13 +85,17 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
                 if emulated is None:  # emulated hosts share no device
                     claim = HostClaim(Path(config.caps.host_dir))
                     stack.callback(claim.release)
-                    every = partial(open_isolated_actuators, tuple(Knob), None, clock)
+                    every = partial(
+                        open_isolated_actuators, tuple(Knob), None, clock, config.caps.actuators
+                    )
                     restore_former(claim, host, config, every, clock, warn)
                 capper = Capper(
                     host,
                     capper_socket_path(run_directory(config), emulated=emulated is not None),
                     config,
-                    lambda: open_isolated_actuators(enabled_knobs(config), emulated, clock),
+                    lambda: open_isolated_actuators(
+                        enabled_knobs(config), emulated, clock, config.caps.actuators
+                    ),
                     clock,
                     warn,
                     alive=status,
@@ -181,14 +185,19 @@ class CapperReload:
 
 
 def open_isolated_actuators(
-    knobs: Collection[Knob], emulated: Path | None, clock: Clock
+    knobs: Collection[Knob], emulated: Path | None, clock: Clock, plugins: Collection[str] = ()
 ) -> Sequence[ConcurrentActuator]:
-    """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
+    """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated.
+
+    ``plugins`` are the names of those that the configuration permits. ConfigError.
+    """
     from wattspan.capper.devices import open_actuators
     from wattspan.capper.workers import isolate_actuators
+    from wattspan.plugins import load_actuators
 
     if emulated is None:
-        return isolate_actuators(open_actuators(knobs, clock=clock), clock)
+        named = load_actuators(plugins).values()
+        return isolate_actuators(open_actuators(knobs, clock=clock, plugins=named), clock)
     from wattspan.emulation.amdsmi import EmulatedAmdSmi
     from wattspan.emulation.nvml import EmulatedNvml
     from wattspan.emulation.profiles import AMD_GPUS, NVIDIA_GPUS

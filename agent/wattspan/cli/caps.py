@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,14 @@ from wattspan.cli.options import (
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
 from wattspan.model import CapRow, Knob
-from wattspan.ports import CapsError, Clock
+from wattspan.ports import CapsError, Clock, ConfigError
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 from wattspan.service.configuration import agent_directories, capper_client
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
+    from wattspan.capper.devices import ConcurrentActuator
     from wattspan.capper.process import RestoreContext, RestoreReport
 
 _NAME_STATE_DIRECTORY = (
@@ -375,12 +376,23 @@ def _restore_context(config: Config, emulated: Path | None, socket: Path | None)
         client,
         config,
         # All knobs: the configuration may have changed since a cap was set.
-        lambda: open_isolated_actuators(tuple(Knob), emulated, clock),
+        lambda: _all_actuators(config, emulated, clock),
         clock,
         echo_error,
         ended="SERVICE_RESULT" in os.environ,
         host_dir=None if emulated is not None else Path(config.caps.host_dir),
     )
+
+
+def _all_actuators(
+    config: Config, emulated: Path | None, clock: Clock
+) -> Sequence[ConcurrentActuator]:
+    """The actuators of all knobs; a plugin that does not load affects its own devices only."""
+    try:
+        return open_isolated_actuators(tuple(Knob), emulated, clock, config.caps.actuators)
+    except ConfigError as error:
+        echo_error(str(error))
+        return open_isolated_actuators(tuple(Knob), emulated, clock)
 
 
 # ------------------------------------------------------------------------------------ output

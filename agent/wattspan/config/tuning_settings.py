@@ -493,6 +493,13 @@ class CapsSettings(Table, frozen=True):
             "as owners of `budget_file`, besides root. `users` does not grant ceilings."
         ),
     ] = ()
+    actuators: Annotated[
+        tuple[str, ...],
+        about(
+            "Installed plugins of the entry points `wattspan.actuators` whose devices the capper "
+            "limits besides its own. The capper imports them, with its rights, and no other one."
+        ),
+    ] = ()
     lease: Annotated[
         Duration,
         about("Time until the limits of a silent tuner are restored.", least="1s", most="10m"),

@@ -134,17 +134,8 @@ class _Planning:
         if report is None or problem is not None:
             known = None if report is None else replace(report, floor=entry.floor)
             bounds = power_bounds(entry, known)
-            return _Host(
-                entry.place,
-                entry.floor,
-                entry.ceiling,
-                entry.priority,
-                bounds.limit,
-                bounds,
-                entry,
-                None,
-                fixed=True,
-            )
+            range_ = entry.place, entry.floor, entry.ceiling, entry.priority
+            return _Host(*range_, bounds.limit, bounds, entry, None, fixed=True)
         return self._live(name, report, power_bounds(entry, report), entry)
 
     def _problem(self, name: str, report: HostReport) -> str | None:

@@ -72,6 +72,14 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(max_length=_MAX_RANKS),
     ] = ()
 
+    def finishes(self, start: int, end: int) -> int:
+        """The end of its last instruction, at most, in an iteration as measured on another host.
+
+        Pipelines begin and end each iteration together. The end as measured there shows at once
+        that this one has become faster; the record, that it has lower clocks.
+        """
+        return min(start + round(self.computed * SECOND), end - round(self.tail * SECOND))
+
 
 class RankSetting(msgspec.Struct, frozen=True, kw_only=True):
     """The present part of a host with ranks of a synchronous job.
@@ -85,7 +93,7 @@ class RankSetting(msgspec.Struct, frozen=True, kw_only=True):
     lost: _Part = 0.0
 
 
-class ToldInstruction(msgspec.Struct, frozen=True, array_like=True):
+class InstructionRecord(msgspec.Struct, frozen=True, array_like=True):
     """An executed instruction, ``after`` the start of its unit; ``kind`` is that of its span."""
 
     stage: _Time
@@ -95,15 +103,15 @@ class ToldInstruction(msgspec.Struct, frozen=True, array_like=True):
     lasted: _Time
 
 
-class ToldUnit(msgspec.Struct, frozen=True, array_like=True):
+class UnitRecord(msgspec.Struct, frozen=True, array_like=True):
     """One iteration of a rank."""
 
     start: _Time
     end: _Time
-    instructions: tuple[ToldInstruction, ...]
+    instructions: tuple[InstructionRecord, ...]
 
 
-class ToldRank(msgspec.Struct, frozen=True, kw_only=True):
+class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a pipeline on several hosts, and the range of its GPU's clock in MHz.
 
     ``units`` and ``energy``, points of time and cumulative microjoules, are those of the lifetime
@@ -115,7 +123,7 @@ class ToldRank(msgspec.Struct, frozen=True, kw_only=True):
     original: _Clock
     floor: _Clock
     step: _Clock
-    units: tuple[ToldUnit, ...] = ()
+    units: tuple[UnitRecord, ...] = ()
     clocks: tuple[tuple[_Time, _Clock | None], ...] = ()
     energy: tuple[tuple[_Time, _Time], ...] = ()
 
@@ -128,7 +136,7 @@ class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     wall: _Time
-    ranks: Annotated[tuple[ToldRank, ...], msgspec.Meta(max_length=_MAX_RANKS)]
+    ranks: Annotated[tuple[RankRecord, ...], msgspec.Meta(max_length=_MAX_RANKS)]
     refusal: DecisionReason | None = None
 
 

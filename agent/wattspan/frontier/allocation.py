@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import floor, log, log1p, sqrt
 from random import Random
 
@@ -72,10 +71,6 @@ class TrialAllocation:
 
     # --------------------------------------------------------------------------- inner workings
 
-    @cached_property
-    def _limit(self) -> float:
-        return log1p(self.max_slowdown)
-
     def _best(self) -> int:
         """The setting that would be recommended with the assumed noise."""
         time, energy = self.estimates.time, self.estimates.energy
@@ -91,7 +86,7 @@ class TrialAllocation:
 
     def _excess(self, number: int) -> float:
         """How far the time is beyond the budget, as a logarithm."""
-        return self.estimates.time.contrast(number, 0)[0] - self._limit
+        return self.estimates.time.contrast(number, 0)[0] - log1p(self.max_slowdown)
 
     def _time_error(self, number: int) -> float:
         return _error(self.estimates.time, number, 0)

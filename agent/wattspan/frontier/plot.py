@@ -147,10 +147,7 @@ class _Labels:
             inside = box.left > _LEFT and box.right < _WIDTH and box.bottom < _HEIGHT - _BOTTOM
             if inside and not any(box.meets(one) for one in self._taken):
                 self._taken.append(box)
-                yield (
-                    f'<text x="{at:.1f}" y="{baseline:.1f}" text-anchor="{anchor}">{_text(name)}'
-                    "</text>"
-                )
+                yield _label(at, baseline, name, anchor)
                 return
 
 
@@ -180,23 +177,16 @@ def _axis(values: Sequence[ConfidenceInterval], start: int, end: int) -> _Axis:
 def _grid(across: _Axis, up: _Axis, unit: str) -> Iterator[str]:
     for value in across.ticks():
         x = across.at(value)
-        yield f'<line class="grid" x1="{x:.1f}" y1="{up.start}" x2="{x:.1f}" y2="{up.end}"/>'
-        yield f'<text x="{x:.1f}" y="{up.start + 20}" text-anchor="middle">{value:.6g}</text>'
+        yield _line("grid", (x, up.start), (x, up.end))
+        yield _label(x, up.start + 20, f"{value:.6g}")
     for value in up.ticks():
         y = up.at(value)
-        ends = f'x1="{across.start}" y1="{y:.1f}" x2="{across.end}" y2="{y:.1f}"'
-        yield f'<line class="grid" {ends}/>'
-        yield f'<text x="{across.start - 10}" y="{y + 4:.1f}" text-anchor="end">{value:.6g}</text>'
-    middle = (across.start + across.end) / 2
-    yield (
-        f'<text x="{middle}" y="{up.start + 46}" text-anchor="middle">seconds per {_text(unit)}'
-        "</text>"
-    )
+        yield _line("grid", (across.start, y), (across.end, y))
+        yield _label(across.start - 10, y + 4, f"{value:.6g}", "end")
+    yield _label((across.start + across.end) / 2, up.start + 46, f"seconds per {unit}")
     height = (up.start + up.end) / 2
-    yield (
-        f'<text x="20" y="{height}" text-anchor="middle" transform="rotate(-90 20 {height})">'
-        f"joules per {_text(unit)}</text>"
-    )
+    rotated = f' transform="rotate(-90 20 {height})"'
+    yield _label(20, height, f"joules per {unit}", attributes=rotated)
 
 
 def _bars(
@@ -208,14 +198,18 @@ def _bars(
     for number, seconds in time.items():
         joules = energy[number]
         x, y = across.at(seconds.value), up.at(joules.value)
-        yield (
-            f'<line class="bar" x1="{across.at(seconds.low):.1f}" y1="{y:.1f}" '
-            f'x2="{across.at(seconds.high):.1f}" y2="{y:.1f}"/>'
-        )
-        yield (
-            f'<line class="bar" x1="{x:.1f}" y1="{up.at(joules.low):.1f}" '
-            f'x2="{x:.1f}" y2="{up.at(joules.high):.1f}"/>'
-        )
+        yield _line("bar", (across.at(seconds.low), y), (across.at(seconds.high), y))
+        yield _line("bar", (x, up.at(joules.low)), (x, up.at(joules.high)))
+
+
+def _line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+    (x1, y1), (x2, y2) = start, end
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _label(x: float, y: float, text: str, anchor: str = "middle", attributes: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{attributes}'
+    return f"<text {place}>{_text(text)}</text>"
 
 
 def _text(text: str) -> str:

@@ -95,13 +95,6 @@ class Recommendation(NamedTuple):
     ties: tuple[Setting, ...]
 
 
-class _Objective(NamedTuple):
-    """A figure to minimise, and the p-value of one setting being better than another."""
-
-    value: Callable[[int], float]
-    chance: Callable[[int, int], float]
-
-
 def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommendation:
     """The best setting that keeps ``constraints``. NoSettingError names the reason for none."""
     if 0 not in estimates.measured:
@@ -110,7 +103,7 @@ def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommen
     if not kept:
         raise NoSettingError(_no_setting(estimates, constraints))
     objective = _objective(estimates, constraints)
-    best = min(kept, key=objective.value)
+    best = min(kept, key=lambda number: objective.value(number).value)
     time, energy = estimates.time, estimates.energy
     return Recommendation(
         estimates.settings[best],
@@ -121,7 +114,7 @@ def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommen
         tuple(
             estimates.settings[number]
             for number in kept
-            if number != best and objective.chance(best, number) > SIGNIFICANCE
+            if number != best and objective.probability_of_chance(best, number) > SIGNIFICANCE
         ),
     )
 
@@ -153,20 +146,17 @@ def _keeps(interval: ConfidenceInterval, limit: float, tolerance: float) -> bool
     return interval.value <= limit and interval.high <= limit * (1 + tolerance)
 
 
-def _objective(estimates: SettingEstimates, constraints: Constraints) -> _Objective:
-    time, energy = estimates.time, estimates.energy
-    if constraints.eta is not None and constraints.max_watts is not None:
-        weight, max_watts = constraints.eta, constraints.max_watts
-
-        def cost(joules: float, seconds: float) -> float:
-            return weight * joules + (1 - weight) * max_watts * seconds
-
-        model: BlockModel = estimates.model(
-            [cost(trial.unit_joules, trial.unit_seconds) for trial in estimates.trials]
-        )
-    else:
-        model = time if constraints.wants_least_time else energy
-    return _Objective(lambda number: model.value(number).value, model.probability_of_chance)
+def _objective(estimates: SettingEstimates, constraints: Constraints) -> BlockModel:
+    """The figure to minimise."""
+    weight, max_watts = constraints.eta, constraints.max_watts
+    if weight is None or max_watts is None:
+        return estimates.time if constraints.wants_least_time else estimates.energy
+    return estimates.model(
+        [
+            weight * trial.unit_joules + (1 - weight) * max_watts * trial.unit_seconds
+            for trial in estimates.trials
+        ]
+    )
 
 
 def _no_setting(estimates: SettingEstimates, constraints: Constraints) -> str:

@@ -140,11 +140,6 @@ class _Progress:
             return self.output.completions.found
         return self.spans.completions(None if self.ended else now - self.spans.delay)
 
-    @property
-    def trouble(self) -> str:
-        """The reason why no work is known, "" for a reason that is not known."""
-        return "" if self.spans is None else self.spans.trouble
-
 
 @dataclass(frozen=True, slots=True)
 class TrialRunner:
@@ -212,9 +207,19 @@ class TrialRunner:
             reader.join(_END_TIMEOUT)
             process.stdout.close()
         completions = progress.completions(self.clock.monotonic())
-        unsteady = change_of_speed(completions, window.start, window.end)
-        trial = msgspec.structs.replace(trial, unsteady=unsteady)
-        return _measured(trial, window, spent, limits, held.lost)
+        seconds, parts = window.seconds, spent.device_joules.items()
+        return msgspec.structs.replace(
+            trial,
+            seconds=seconds,
+            units=window.work,
+            joules=spent.joules,
+            watts=spent.joules / seconds,
+            limits=limits,
+            device_watts={device: joules / seconds for device, joules in parts},
+            temperatures=dict(spent.temperatures),
+            taint=held.lost or spent.taint,
+            unsteady=change_of_speed(completions, window.start, window.end),
+        )
 
     def _await_window(self, progress: _Progress, begin: int) -> SteadyWindow | None:
         warm_up, length, longest = self.durations
@@ -247,7 +252,7 @@ class TrialRunner:
             return f"The command failed with exit code {code} after {seconds:.1f} s.{tail}"
         need = (self.durations.warm_up + self.durations.window) / SECOND
         verb = "ended" if progress.ended else "was stopped"
-        if trouble := progress.trouble:
+        if progress.spans is not None and (trouble := progress.spans.trouble):
             return f"The command {verb} after {seconds:.1f} s. {trouble}{tail}"
         return (
             f"The command {verb} after {seconds:.1f} s with {units:g} units of work, and the"
@@ -257,28 +262,6 @@ class TrialRunner:
 
 def _failed(trial: Trial, sentence: str) -> Trial:
     return msgspec.structs.replace(trial, failure=sentence)
-
-
-def _measured(
-    trial: Trial,
-    window: SteadyWindow,
-    spent: WindowEnergy,
-    limits: dict[str, float],
-    lost: str,
-) -> Trial:
-    return msgspec.structs.replace(
-        trial,
-        seconds=window.seconds,
-        units=window.work,
-        joules=spent.joules,
-        watts=spent.joules / window.seconds,
-        limits=limits,
-        device_watts={
-            device: joules / window.seconds for device, joules in spent.device_joules.items()
-        },
-        temperatures=dict(spent.temperatures),
-        taint=lost or spent.taint,
-    )
 
 
 def _spawn(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -15,9 +15,19 @@ With a time budget, the trial with the most expected gain is next (time_budget.p
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from math import log, sqrt
+from operator import attrgetter
 from typing import NamedTuple
 
 from wattspan.frontier.allocation import INDIFFERENCE, GainOrder, TrialAllocation, affordable_trials
@@ -277,29 +287,27 @@ def _means(trials: Iterable[Trial]) -> dict[Setting, _SettingMean]:
 
 def _descents(settings: Sequence[Setting]) -> Iterator[list[Setting]]:
     """The settings that differ in the power limit only, or in the clock only, from the highest."""
-    for knob in (*_by_power(settings), *_by_clock(settings)):
-        if len(knob) > 1:
-            yield knob
+    for same in _POWERS, _CLOCKS:
+        yield from (knob for knob in _knobs(settings, same) if len(knob) > 1)
 
 
-def _by_power(settings: Sequence[Setting]) -> Collection[list[Setting]]:
-    groups: dict[tuple[object, ...], list[Setting]] = {}
+_Same = Callable[[Setting], Hashable]
+_POWERS: _Same = attrgetter("clock", "parameters")
+_CLOCKS: _Same = attrgetter("power", "parameters")
+"""What settings of one knob have in common."""
+
+
+def _knobs(settings: Sequence[Setting], same: _Same) -> Collection[list[Setting]]:
+    groups: dict[Hashable, list[Setting]] = {}
     for setting in settings:
-        groups.setdefault((setting.clock, setting.parameters), []).append(setting)
-    return groups.values()
-
-
-def _by_clock(settings: Sequence[Setting]) -> Collection[list[Setting]]:
-    groups: dict[tuple[object, ...], list[Setting]] = {}
-    for setting in settings:
-        groups.setdefault((setting.power, setting.parameters), []).append(setting)
+        groups.setdefault(same(setting), []).append(setting)
     return groups.values()
 
 
 def _long_knobs(settings: Sequence[Setting]) -> list[list[Setting]]:
     """The descents whose coarse ones come first: of power limits if there are any, else clocks."""
-    for knobs in (_by_power(settings), _by_clock(settings)):
-        found = [knob for knob in knobs if len(knob) >= _COARSE_FROM]
+    for same in _POWERS, _CLOCKS:
+        found = [knob for knob in _knobs(settings, same) if len(knob) >= _COARSE_FROM]
         if found:
             return found
     return []

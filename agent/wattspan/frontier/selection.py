@@ -23,7 +23,7 @@ from math import dist, erfc, exp, inf, pi, sqrt
 from random import Random
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import solved
+from wattspan.util.linear_systems import solved
 
 
 class LogPoint(NamedTuple):
@@ -39,15 +39,6 @@ class NormalPoint(NamedTuple):
     mean: LogPoint
     time_error: float
     energy_error: float
-
-
-def hypervolume(points: Iterable[LogPoint], reference: LogPoint) -> float:
-    """The area that ``points`` dominate up to ``reference``; nothing beyond it counts."""
-    return sum(
-        (right - left) * (reference.energy - height)
-        for left, right, height in _strips(points, reference)
-        if height < reference.energy
-    )
 
 
 def expected_gain(point: NormalPoint, others: Iterable[LogPoint], reference: LogPoint) -> float:

@@ -128,7 +128,13 @@ def steady_window(
     first = next(
         (n for n, one in enumerate(completions) if one.at >= begin + warm_up), len(completions)
     )
-    return _window(completions[first:], length)
+    work = 0.0
+    for number, one in enumerate(completions[first + 1 :], start=1):
+        work += one.work
+        start = completions[first].at
+        if one.at - start >= length and number >= MIN_UNITS:
+            return SteadyWindow(start, one.at, work)
+    return None
 
 
 def last_window(completions: Sequence[Completion], begin: int, warm_up: int) -> SteadyWindow | None:
@@ -137,13 +143,3 @@ def last_window(completions: Sequence[Completion], begin: int, warm_up: int) -> 
     if len(after) <= MIN_UNITS or after[-1].at - after[0].at < MIN_WINDOW:
         return None
     return SteadyWindow(after[0].at, after[-1].at, sum(one.work for one in after[1:]))
-
-
-def _window(completions: Sequence[Completion], length: int) -> SteadyWindow | None:
-    work = 0.0
-    for number, one in enumerate(completions[1:], start=1):
-        work += one.work
-        start = completions[0].at
-        if one.at - start >= length and number >= MIN_UNITS:
-            return SteadyWindow(start, one.at, work)
-    return None

@@ -14,10 +14,10 @@ from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import non_negative_solution
 from wattspan.inference.token_power import NO_WORK, TokenWork
 from wattspan.model import SECOND
 from wattspan.spans.values import InferenceDetails
+from wattspan.util.linear_systems import non_negative_solution
 
 
 class InferenceRequest(NamedTuple):

@@ -36,8 +36,8 @@ from math import inf, sqrt
 from operator import mul
 from typing import Final, NamedTuple
 
-from wattspan.attribution.linear_systems import non_negative_solution, product, solved
 from wattspan.model import SECOND
+from wattspan.util.linear_systems import non_negative_solution, product, solved
 
 LEAST_PERIOD, MOST_PERIOD = SECOND, 10 * SECOND
 """Limits of the period of one equation."""

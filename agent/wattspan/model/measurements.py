@@ -75,6 +75,10 @@ class Instant(NamedTuple):
         """The time since boot, suspends included."""
         return self.mono + self.asleep
 
+    def before(self, nanoseconds: int) -> Instant:
+        """The moment so long before this one, without a suspend in between."""
+        return Instant(self.mono - nanoseconds, self.wall - nanoseconds, self.asleep)
+
 
 class HwType(ModelEnum):
     """OpenTelemetry's ``hw.type`` of devices with energy counters."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from random import Random
@@ -83,30 +83,25 @@ class RecurringJobTerms:
     ) -> RecurringJobTerms:
         """The terms by the names of Zeus. ValueError for terms that make no sense."""
         sizes = tuple(sorted(set(batch_sizes)))
-        whole = {
-            "batch_sizes": max(sizes, default=0),
-            "max_epochs": max_epochs,
-            "num_pruning_rounds": num_pruning_rounds,
-            "window_size": window_size,
-            "seed": abs(seed),
-        }
-        _require_at_most(MAX_WHOLE, whole)
-        _require_at_most(
-            MAX_FIGURE, {"target_metric": abs(target_metric), "beta_knob": abs(beta_knob)}
-        )
-        _require_at_most(MAX_SIZES, {"the number of batch_sizes": len(sizes)})
-        _require_at_most(
-            MAX_PRUNING_RUNS,
-            {"batch_sizes times num_pruning_rounds": len(sizes) * num_pruning_rounds},
-        )
-        policy = SearchPolicy(
-            sizes,
-            default_batch_size,
-            beta_knob,
-            num_pruning_rounds,
-            window_size,
-            seed,
-        )
+        for name, value, most in (
+            ("batch_sizes", max(sizes, default=0), MAX_WHOLE),
+            ("max_epochs", max_epochs, MAX_WHOLE),
+            ("num_pruning_rounds", num_pruning_rounds, MAX_WHOLE),
+            ("window_size", window_size, MAX_WHOLE),
+            ("seed", abs(seed), MAX_WHOLE),
+            ("target_metric", abs(target_metric), MAX_FIGURE),
+            ("beta_knob", abs(beta_knob), MAX_FIGURE),
+            ("the number of batch_sizes", len(sizes), MAX_SIZES),
+            (
+                "batch_sizes times num_pruning_rounds",
+                len(sizes) * num_pruning_rounds,
+                MAX_PRUNING_RUNS,
+            ),
+        ):
+            if value > most:
+                raise ValueError(f"{name} is above {most:g}")
+        search = default_batch_size, beta_knob, num_pruning_rounds, window_size, seed
+        policy = SearchPolicy(sizes, *search)
         return cls(job, policy, target_metric, higher_is_better_metric, max_epochs, eta_knob)
 
     def reaches(self, metric: float) -> bool:
@@ -127,12 +122,6 @@ class RecurringJobTerms:
             for name in mine
             if mine[name] != theirs[name]
         )
-
-
-def _require_at_most(most: float, values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        if value > most:
-            raise ValueError(f"{name} is above {most:g}")
 
 
 def _flat(terms: RecurringJobTerms) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
+from wattspan.advice.boards import StaticPowerLearner
 from wattspan.api.energy import energy_response
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.clock import SystemClock
 from wattspan.config import Config
@@ -70,7 +71,6 @@ from wattspan.service.poller import (
     SnapshotProviders,
 )
 from wattspan.service.span_assembly import PeerPrincipalLookup, SpanAssembly
-from wattspan.service.static_power import StaticPowerLearner
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 from wattspan.sharing.pools import Pools
 from wattspan.storage.checkpoints import latest_checkpoint
@@ -179,9 +179,10 @@ def build_agent(
             SourceHealth(failure.source, False, 0, 1, (failure,))
             for failure in (*opened.failures, *opened_exporters.failures)
         )
-        static_powers = StaticPowerLearner(config.spans.waiting, latest.view)
+        static_powers = StaticPowerLearner(config.spans.waiting, latest.view, threading.Lock())
         history = EnergyHistory(
-            AttributionHistory(config.agent.history, config.agent.history_bytes),
+            config.agent.history,
+            config.agent.history_bytes,
             static_powers.powers,
             ledger.baseline_errors,
             ledger.missing_until,

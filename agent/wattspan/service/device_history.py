@@ -1,9 +1,9 @@
 """The device history, which answers queries of device energy as soon as a reading is there.
 
 The poller hands over each tick when it is sampled. Unlike the energy history it does not wait for
-the usage of processes, and reaches back to the start of the agent. Ticks wait until a query needs
-them, or until there are many: at each tick, the code and the counters would not be in the CPU's
-caches. One lock protects the state and is held for the duration of an answer.
+the usage of processes, and reaches back to the start of the agent. Its intervals are those of the
+ledger, whichever of the two needs them first. Ticks wait until a query needs them, or until there
+are many. One lock protects the state and is held for the duration of an answer.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from wattspan.attribution.counter_history import CounterHistory
+from wattspan.attribution.energy_curve import EnergyCurve
+from wattspan.attribution.metering import MeteredPeriod
 from wattspan.model import (
     SECOND,
     Attribution,
     Domain,
     GpuStatus,
     HwType,
-    Instant,
     Interval,
     Microjoules,
-    Reading,
     Tick,
 )
 from wattspan.ports import EnergyStep
+from wattspan.service.tick_meter import MeteredTick
 from wattspan.spans.values import IntervalEnergy
 
 MIN_SILENCE = 2 * SECOND
@@ -44,7 +44,6 @@ _POWER_SCALE = 1_000_000
 """Microjoules per nanosecond in milliwatts."""
 
 MAX_TEMPERATURES = 3600
-_NEVER = 1 << 62
 MAX_WAITING_TICKS = 64
 
 
@@ -53,11 +52,9 @@ PART_SILENCE = 10 * SECOND
 
 
 class _DeviceTick(NamedTuple):
-    """The facts of a tick about devices."""
+    """A tick, and the newest statuses of GPUs."""
 
-    at: Instant
-    domains: Mapping[str, Sequence[Domain]]
-    readings: Sequence[Reading]
+    metered: MeteredTick
     gpus: Sequence[GpuStatus]
 
 
@@ -80,44 +77,37 @@ class _Temperatures:
 
 @dataclass(slots=True)
 class _Device:
-    """One device of the cover; ``since`` is the time at which its source listed it.
-
-    ``settled`` is the account of a part of a device: the microjoules attributed to it, the end of
-    their time, and the number of interruptions.
-    """
+    """One device of the cover; ``since`` is the time at which its source listed it."""
 
     domain: Domain
-    counter: CounterHistory
+    curve: EnergyCurve
     since: int
     present: bool = True
-    joins_after: int = 0  # readings from then on count
     status: GpuStatus | None = None
     temperatures: _Temperatures = field(default_factory=_Temperatures)
-    settled: tuple[int, int, int] | None = None
 
     @property
     def is_part(self) -> bool:
         return _is_division(self.domain)
 
-    def settle(self, interval: Interval, energy: Microjoules) -> None:
-        """Add the energy that a part has of an interval of its device."""
-        total, end, epoch = self.settled or (0, interval.start.mono, 0)
-        if self.settled is None or end != interval.start.mono:
-            epoch += end != interval.start.mono
-            self._count(interval.start, total, epoch)
-        total += energy
-        self._count(interval.end, total, epoch)
-        self.settled = total, interval.end.mono, epoch
-
-    def _count(self, at: Instant, total: int, epoch: int) -> None:
-        self.counter.add(Reading(self.domain.id, at, Microjoules(total), epoch))
+    def add(self, metered: MeteredPeriod) -> None:
+        """Add a period of the device's counter; energy from outside the cover counts elsewhere."""
+        period, reading = metered.period, metered.reading
+        if metered.counts and isinstance(period, Interval):
+            self.curve.add(period.start.mono, period.end.mono, period.energy)
+        elif reading is None:
+            if self.domain.in_cover and period is not None:
+                self.curve.skip(period.end.mono)
+        elif metered.counts_from is not None and reading.at.mono >= metered.counts_from:
+            self.curve.begin(reading.at.mono)
+            self.curve.skip(reading.at.mono)
 
 
 class DeviceHistory:
     """Implements ports.DeviceQueries.
 
-    ``interval`` is that of ticks, and ``absence`` the time without a reading that is a gap, as in
-    the ledger. ``cell`` is the resolution for users who may not read the counters.
+    ``interval`` is that of ticks, and ``absence`` the time without energy of a part of a device
+    that is a gap. ``cell`` is the resolution for users who may not read the counters.
     """
 
     def __init__(self, interval: int, absence: int, cell: int = 0) -> None:
@@ -125,14 +115,14 @@ class DeviceHistory:
         self._absence, self._cell = absence, cell
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
-        self._now = self._left = 0
+        self._now = 0
         self._waiting: deque[_DeviceTick | tuple[Attribution, ...]] = deque()
         self._ramps: dict[int, deque[tuple[int, int]]] = {one: deque() for one in RAMP_WINDOWS}
         self._examined = 0
 
-    def record(self, tick: Tick, gpus: Sequence[GpuStatus]) -> None:
+    def record(self, tick: MeteredTick, gpus: Sequence[GpuStatus]) -> None:
         """Add the readings of a tick, and the newest statuses of GPUs."""
-        self._waiting.append(_DeviceTick(tick.at, tick.domains, tick.readings, gpus))
+        self._waiting.append(_DeviceTick(tick, gpus))
         if len(self._waiting) > MAX_WAITING_TICKS:
             with self._current():
                 pass
@@ -154,22 +144,26 @@ class DeviceHistory:
     def _add(self, tick: _DeviceTick | tuple[Attribution, ...]) -> None:
         if not isinstance(tick, _DeviceTick):
             for attribution in tick:
+                start, end = attribution.interval.start.mono, attribution.interval.end.mono
                 for part in attribution.parts:
                     if (device := self._devices.get(part.domain_id)) is not None:
-                        device.settle(attribution.interval, part.energy)
+                        device.curve.add(start, end, part.energy)
             return
-        self._now = tick.at.mono
-        before = {key for key, device in self._devices.items() if device.present}
-        for source, domains in tick.domains.items():
-            self._register(source, domains)
-        # A device that leaves the cover counts up to this reading, as in the ledger.
-        self._add_readings(one for one in tick.readings if one.domain_id in before)
-        if tick.domains:
-            self._change_cover(before)
-        self._add_readings(one for one in tick.readings if one.domain_id not in before)
+        at, domains = tick.metered.tick.at, tick.metered.tick.domains
+        self._now = at.mono
+        # A device that leaves the cover counts up to its reading of this tick.
+        counting = {key for key, device in self._devices.items() if device.present}
+        for source, listed in domains.items():
+            self._register(source, listed)
+        counting.update(key for key, device in self._devices.items() if device.present)
+        for metered in tick.metered.periods():
+            device = self._devices.get(metered.domain.id)
+            if device is not None and (metered.reading is None or metered.domain.id in counting):
+                device.add(metered)
         for device in self._devices.values():
-            if device.domain.in_cover or device.is_part:  # the others count elsewhere
-                device.counter.absent(tick.at)
+            known = device.curve.known
+            if device.is_part and known is not None and at.mono - known > self._absence:
+                device.curve.skip(at.mono)
         for status in tick.gpus:
             self._add_status(status)
 
@@ -184,29 +178,11 @@ class DeviceHistory:
                 if known is not None:  # it has left the cover
                     known.domain = domain
             elif known is None:
-                counter = CounterHistory(domain, self._absence, self._cell)
-                self._devices[domain.id] = _Device(domain, counter, self._now)
+                curve = EnergyCurve(domain, self._cell)
+                self._devices[domain.id] = _Device(domain, curve, self._now)
             else:
                 known.domain, known.present = domain, True
-                known.counter.redefine(domain)
-
-    def _add_readings(self, readings: Iterable[Reading]) -> None:
-        for reading in readings:
-            device = self._devices.get(reading.domain_id)
-            if device is not None and device.joins_after <= reading.at.mono:
-                device.counter.add(reading)
-
-    def _change_cover(self, before: Set[str]) -> None:
-        """A device that joins instead of a former member counts what follows its last reading."""
-        for key in before:
-            device = self._devices[key]
-            if not device.present and not device.is_part:
-                device.counter.interrupt()
-                device.joins_after = _NEVER
-                self._left = max(self._left, device.counter.known or 0)
-        for key, device in self._devices.items():
-            if device.present and key not in before:
-                device.joins_after = self._left
+                known.curve.domain = domain
 
     def _add_status(self, status: GpuStatus) -> None:
         device = self._devices.get(status.domain_id)
@@ -215,6 +191,21 @@ class DeviceHistory:
         device.status = status
         if status.temperature_celsius is not None:
             device.temperatures.append(status.at.mono, status.temperature_celsius)
+
+    def pin(self, time: int) -> bool:
+        """Keep the energies up to ``time`` exact for a late reader; False without room for it.
+
+        Of the devices that are listed now; each success needs an ``unpin``.
+        """
+        with self._current():
+            pinned = [device.curve.pin(time) for device in self._devices.values()]
+        return all(pinned)
+
+    def unpin(self, time: int) -> None:
+        """End one ``pin``."""
+        with self._current():
+            for device in self._devices.values():
+                device.curve.unpin(time)
 
     # -------------------------------------------------------------------------- for snapshots
 
@@ -230,7 +221,7 @@ class DeviceHistory:
         """
         with self._current():
             present = [one for one in self._devices.values() if one.present and not one.is_part]
-            ends = [one.counter.known for one in present]
+            ends = [one.curve.known for one in present]
             end = min((one for one in ends if one is not None), default=None)
             if end is not None and None not in ends:
                 self._examine(present, end)
@@ -257,7 +248,7 @@ class DeviceHistory:
         for device in devices:
             if window < 2 * max(self._interval, device.domain.resolution):
                 return None
-            edges = [device.counter.up_to(end - n * window) for n in (2, 1, 0)]
+            edges = [device.curve.up_to(end - n * window) for n in (2, 1, 0)]
             energies = [edge[0] for edge in edges if edge is not None]
             covered = [edge[1] for edge in edges if edge is not None]
             if len(edges) > len(energies) or covered[2] - covered[0] < 2 * window:
@@ -275,13 +266,13 @@ class DeviceHistory:
     def known(self, domain_id: str) -> int | None:
         """The time of the newest reading; None before the first."""
         with self._current():
-            return self._devices[domain_id].counter.known
+            return self._devices[domain_id].curve.known
 
     def silent(self, domain_id: str) -> bool:
         """True if the device is gone, or has given no reading for so long that none is due."""
         with self._current():
             device = self._devices[domain_id]
-            last = device.counter.known
+            last = device.curve.known
             since = device.since if last is None else last
             silence = PART_SILENCE if device.is_part else self._silence
             return not device.present or self._now - since > silence
@@ -290,7 +281,7 @@ class DeviceHistory:
         """The energy of one device; time after ``known`` is not covered."""
         with self._current():
             device = self._devices[domain_id]
-            energy, uncertainty, covered = device.counter.between(start, end)
+            energy, uncertainty, covered = device.curve.between(start, end)
         kind = device.domain.hw_type
         return IntervalEnergy({kind: energy}, {kind: uncertainty}, covered)
 
@@ -298,13 +289,13 @@ class DeviceHistory:
         """The energy of whole cells of one device, without uncertainty."""
         with self._current():
             device = self._devices[domain_id]
-            energy, covered = device.counter.cells_between(start, end)
+            energy, covered = device.curve.cells_between(start, end)
         return IntervalEnergy({device.domain.hw_type: energy}, {}, covered)
 
     def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
         """The energy between neighbouring readings that overlap a period, oldest first."""
         with self._current():
-            knots = self._devices[domain_id].counter.knots(start, end)
+            knots = self._devices[domain_id].curve.knots(start, end)
         return [
             EnergyStep(began, ended, Microjoules(after - before) if measured > already else None)
             for (began, before, already), (ended, after, measured) in pairwise(knots)

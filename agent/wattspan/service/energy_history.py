@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.attribution.history import AttributionHistory, HistoryEntry, unpack_entry
-from wattspan.attribution.static_power import StaticDivider, StaticShare
+from wattspan.attribution.division import StaticDivider, StaticShare
+from wattspan.attribution.packed_attributions import HistoryEntry, PackedAttributions, unpack_entry
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -114,8 +114,9 @@ class GroupStep(NamedTuple):
 
 
 class EnergyHistory:
-    """Implements ports.EnergyQueries over the recent attributions.
+    """Implements ports.EnergyQueries over the attributions of the last ``span`` nanoseconds.
 
+    Those that have no room in ``limit`` bytes are dropped.
     ``static_powers`` are those of the GPUs, by domain; profiles have the static part of GPU energy
     while it is known. ``baseline_errors`` are the half-widths of the 95 % ranges of idle powers in
     milliwatts, by domain; it is called in the poller's thread. ``missing_until`` is the monotonic
@@ -124,14 +125,15 @@ class EnergyHistory:
 
     def __init__(
         self,
-        attributions: AttributionHistory,
+        span: int,
+        limit: int,
         static_powers: Callable[[], Mapping[str, StaticPower]] = dict,
         baseline_errors: Callable[[], Mapping[str, float]] = dict,
         missing_until: Callable[[Payer], Mapping[HwType, int]] = lambda _: {},
         pools: Pools | None = None,
     ) -> None:
         self.lock = threading.RLock()
-        self._attributions = attributions
+        self._attributions = PackedAttributions(span, limit)
         self._static_powers, self._read_baseline_errors = static_powers, baseline_errors
         self._baseline_errors: Mapping[str, float] = {}
         self._missing_until = missing_until
@@ -145,7 +147,7 @@ class EnergyHistory:
         self._wanted = -IN_USE
         self.merged = 0
         """Number of intervals that profiles have received."""
-        self._families = ProcessFamilies(attributions.span + SETTLEMENT_TIMEOUT, pools)
+        self._families = ProcessFamilies(span + SETTLEMENT_TIMEOUT, pools)
         self._gpu_users: set[Payer] = set()  # processes that have had energy of a GPU
         self._baseline_unknown: dict[HwType, int] = {}
         self._now = 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from wattspan.util.process import module_command
 
 if TYPE_CHECKING:
-    from wattspan.tuning.pipeline.plan import RankClockPlan
+    from wattspan.tuning.pipeline.plan import ClockPlan
     from wattspan.tuning.pipeline.session_state import PlanTask
 
 TIMEOUT = 120.0
@@ -34,23 +34,23 @@ class PlanSearchError(Exception):
 class PlanProcesses:
     """Implements ``PlanSearches``."""
 
-    def submit(self, task: PlanTask) -> Future[RankClockPlan | None]:
+    def submit(self, task: PlanTask) -> Future[ClockPlan | None]:
         """Begin a search; the future has its plan, or a PlanSearchError."""
-        future: Future[RankClockPlan | None] = Future()
+        future: Future[ClockPlan | None] = Future()
         threading.Thread(
             target=_answer, args=(task, future), name="wattspan-plan", daemon=True
         ).start()
         return future
 
 
-def _answer(task: PlanTask, future: Future[RankClockPlan | None]) -> None:
+def _answer(task: PlanTask, future: Future[ClockPlan | None]) -> None:
     try:
         future.set_result(_searched(task))
     except Exception as error:  # noqa: BLE001 - it is raised where the result is used
         future.set_exception(error)
 
 
-def _searched(task: PlanTask) -> RankClockPlan | None:
+def _searched(task: PlanTask) -> ClockPlan | None:
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
             module_command("wattspan.service.plan_processes"),
@@ -65,7 +65,7 @@ def _searched(task: PlanTask) -> RankClockPlan | None:
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise PlanSearchError(f"the search of a plan ended with code {done.returncode}: {last}")
-    plan: RankClockPlan | None = pickle.loads(done.stdout)  # noqa: S301 - of our own process
+    plan: ClockPlan | None = pickle.loads(done.stdout)  # noqa: S301 - of our own process
     return plan
 
 

@@ -43,6 +43,7 @@ from wattspan.plugins import AwaitedSources
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.recent_ticks import RecentTicks
+from wattspan.service.tick_meter import MeteredTick, TickMeter
 
 MAX_SLEEP = 200 * MILLISECOND
 """The longest time until a request to stop is noticed."""
@@ -208,7 +209,7 @@ TickObserver = Callable[[Tick, Sequence[Attribution]], None]
 """Receives each tick and the attributions that it has settled, in the poller's thread."""
 
 
-TickRecorder = Callable[[Tick, Sequence[GpuStatus]], None]
+TickRecorder = Callable[[MeteredTick, Sequence[GpuStatus]], None]
 """Receives each tick when it is sampled, and the statuses of GPUs, in the poller's thread."""
 
 P = ParamSpec("P")
@@ -335,13 +336,14 @@ class Poller:
         self._save = save
         self._alive = alive
         self._ticker = Ticker(clock, interval)
+        self._meter = TickMeter(ledger.meters)
         self._recent = RecentTicks()
         self._started = clock.now()
         self._published = self._started.mono
         self._agent_usage = AgentUsage(0.0, None)
         self._ramps: Mapping[int, int] = {}
         self._checkpoint: Checkpoint | None = None
-        self._sampled: list[Tick] = []
+        self._sampled: list[MeteredTick] = []
         self._gpus: tuple[GpuStatus, ...] = ()
         self._settled = self._started.mono
 
@@ -377,7 +379,7 @@ class Poller:
         period = PUBLISH_FOR_SPANS if self.history.in_use else PUBLISH_EVERY
         due = now // period != self._published // period or now - self._started.mono <= STARTUP
         awaited = self.history.awaited and now - self._settled >= SETTLE_AFTER
-        tick = self._sample(settle=due or awaited)
+        tick = self._meter.add(self._sample(settle=due or awaited))
         self._sampled.append(tick)
         for recorder in self._recorders:
             recorder.apply(tick, self._gpus)
@@ -395,10 +397,10 @@ class Poller:
         """
         ticks, self._sampled = self._sampled, []
         self._settled = self._clock.monotonic()
-        for tick in ticks:
-            settled = self._ledger.apply(tick)
+        for one in ticks:
+            settled = self._ledger.apply(one.tick, one.periods())
             for observer in self._observers:
-                observer.apply(tick, settled)
+                observer.apply(one.tick, settled)
 
     def publish(self) -> None:
         """Settle all ticks and replace the newest snapshot.
@@ -502,7 +504,7 @@ class Poller:
         """
         if not usages:
             return []
-        sampled = itertools.chain(known, *(tick.births for tick in self._sampled))
+        sampled = itertools.chain(known, *(one.tick.births for one in self._sampled))
         seen: set[Payer] = {info.payer for info in sampled}
         found: list[PayerInfo] = []
         for usage in usages:

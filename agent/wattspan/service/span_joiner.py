@@ -59,11 +59,11 @@ from wattspan.spans.wall_time import WallClockConverter
 from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
+    from wattspan.advice.boards import StaticPowerLearner
     from wattspan.ingest.identity_verification import IdentityResolver
     from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
     from wattspan.processes.cpu_sampler import CpuSampler
-    from wattspan.service.static_power import StaticPowerLearner
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from wattspan import __version__
+from wattspan.advice.boards import StaticPowerLearner
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
 from wattspan.model import (
@@ -31,7 +32,6 @@ from wattspan.service.configuration import capper_client
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
-from wattspan.service.static_power import StaticPowerLearner
 from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView

@@ -1,4 +1,4 @@
-"""A source whose driver is called by a thread.
+"""A source whose driver is called by a thread, less often if its calls are expensive.
 
 A call into a driver can hang and cannot be ended from outside. One daemon thread makes all calls
 of a session; ``read`` returns its results since the last call, and reports a call that takes too
@@ -12,13 +12,72 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Domain,
+    Failure,
+    GpuStatus,
+    Reading,
+    Trouble,
+    Usage,
+)
 from wattspan.ports import Batch, Clock
 from wattspan.util.process import run_again
 
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 MAX_STATUSES = 3  # status intervals
 EDGE_DELAY = 13 * MILLISECOND
+
+
+MAX_DUTY_DIVISOR = 50  # a call that takes long is not repeated before 50 times as long has passed
+MAX_CALL_INTERVAL = 30 * SECOND
+HANG_THRESHOLD, HANG_BACKOFF = 2 * SECOND, 5 * SECOND
+"""A call that took longer did hang: its duration does not predict the cost of the next call."""
+COST_SAMPLES = 3
+"""Calls: where other work keeps the caller from the CPU, any may seem to have taken long. Only one
+that takes long every time is expensive."""
+
+
+class CallInterval:
+    """Schedule of one kind of call: every ``period``, or less often if the call is expensive.
+
+    On some drivers a list of processes takes milliseconds under a lock that all users of all GPUs
+    share. A sample that comes early by up to a twentieth of the period is on time: otherwise the
+    jitter of a timer would delay the call by a whole period.
+
+    Used as a context manager around the calls, it measures their cost.
+    """
+
+    def __init__(self, period: int, clock: Clock, longest: int = MAX_CALL_INTERVAL) -> None:
+        self._period = period
+        self._longest = longest
+        self._clock = clock
+        self._due: int | None = None
+        self._began = self._asked = 0
+        self._costs: deque[int] = deque([0] * COST_SAMPLES, maxlen=COST_SAMPLES)
+
+    def begin(self, now: int, *, forced: bool = False) -> bool:
+        """True if the call is due at ``now``, or ``forced``."""
+        if forced or self._due is None:
+            self._due = now
+        elif now < self._due - self._period // 20:
+            return False
+        self._began = now
+        return True
+
+    def __enter__(self) -> None:
+        self._asked = self._clock.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._costs.append(self._clock.monotonic() - self._asked)
+        cost = min(self._costs)
+        due = self._began if self._due is None else self._due
+        most = HANG_BACKOFF if cost > HANG_THRESHOLD else MAX_CALL_INTERVAL
+        rest = min(cost * MAX_DUTY_DIVISOR, max(min(most, self._longest), self._period))
+        self._due = max(due + self._period, self._began + rest)
+        if self._due <= self._began:  # turns were missed: they are not made up for
+            self._due = self._began + self._period
 
 
 class DriverIntervals(Protocol):
@@ -67,10 +126,9 @@ class DriverSession(Protocol):
 class DriverThreadSource:
     """A ``CounterSource`` with a thread of its own."""
 
-    name: str
-
     def __init__(
         self,
+        name: str,
         session: DriverSession,
         clock: Clock,
         settings: DriverIntervals,
@@ -83,6 +141,7 @@ class DriverThreadSource:
 
         ``restart_wait`` is the ``wait`` of `run_again`.
         """
+        self.name = name
         self._session = session
         self._clock = clock
         self._settings = settings

@@ -5,11 +5,12 @@ Power is integrated by the trapezoid rule over samples stamped when they were re
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from wattspan.model import MILLISECOND, SECOND, Instant, Microjoules
+from wattspan.model import MILLISECOND, SECOND, Instant, Microjoules, Milliwatts, energy_at
 
 MAX_GAP = 2 * SECOND
 """Over a longer period without a sample, the power is unknown."""
@@ -316,3 +317,115 @@ class CounterCheck:
             f"it counted {self.ratio:.2f} of the integrated power in a minute, which the stated"
             " errors of both do not explain"
         )
+
+
+MIN_POWER = Milliwatts(5_000)
+"""A module draws more than its GPU by this and more: the stated error of a sensor."""
+
+MIN_DIFFERENCE = 500_000_000
+"""Microjoules between the energies of both scopes from which they tell the counter's scope."""
+
+
+class ModuleScope:
+    """The scope of a GPU's counter. ``module``: it counts the superchip with its CPU and memory.
+
+    On a GH200 the counter is that of the module (zeus#172). A superchip is recognised by its answer
+    to the power of the scope "module". Its counter is taken for the module's, unless the energies
+    of both scopes show that it is the GPU's.
+    """
+
+    def __init__(self) -> None:
+        self.module = False
+        self._of_gpu, self._of_module = PowerIntegral(), PowerIntegral()
+
+    def observe(
+        self,
+        at: Instant,
+        counter: Microjoules | None,
+        gpu: Milliwatts | None,
+        module: Milliwatts | None,
+    ) -> None:
+        """Add the values read at one time; ``module`` is None of a GPU without one.
+
+        Without the power of the GPU, nothing shows that the counter is the GPU's.
+        """
+        if gpu is None:
+            self.module |= module is not None
+            return
+        if module is None or module - gpu < MIN_POWER:
+            return
+        self._of_gpu.feed(at, gpu, counter)
+        self._of_module.feed(at, module, counter)
+        inner, counted = self._of_gpu.compared or (0, 0)
+        outer, _ = self._of_module.compared or (0, 0)
+        known = outer - inner >= MIN_DIFFERENCE
+        self.module = not known or abs(counted - outer) <= abs(counted - inner)
+
+
+_PICOJOULES = 1_000_000  # in a microjoule
+_WIDTHS = (1 << 32, 1 << 64)
+_LARGEST_STEP = 1_000_000.0  # microjoules
+_GRACE = SECOND // 10
+"""The value may be this much older at one read than at another: allowance for plausible energy."""
+
+
+class EnergyAccumulator:
+    """Turns values of a board's energy accumulator into cumulative energy.
+
+    AMD SMI returns an accumulator and the energy of one of its steps: 15.3 uJ, as a C float, on
+    all boards. The accumulator has 64 bits, or 32 with the driver's first format of metrics
+    (gpu_metrics 1.0), which last 66 kJ: two minutes of a busy board. Some software stacks return an
+    accumulator or a step that does not fit the power of the board (ROCm/amdsmi issue 38).
+
+    ``epoch`` grows when the energy since the value before is unknown: the accumulator fell without
+    a plausible wrap, it may have wrapped more than once, or its step changed.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._step = 0  # picojoules
+        self._last: tuple[int, int] | None = None  # mono, value
+        self._offset = 0  # steps of the wraps so far
+        self._width: int | None = None  # known from a wrap
+
+    def advance(
+        self, at: Instant, value: int, microjoules: float, max_power: int
+    ) -> Microjoules | None:
+        """The energy up to ``at``, for a step of ``microjoules``; None if that is not a step.
+
+        ``max_power``: the board's largest plausible power in milliwatts.
+        """
+        if not (math.isfinite(microjoules) and 0 < microjoules < _LARGEST_STEP) or value < 0:
+            return None
+        step = round(microjoules * _PICOJOULES)
+        if step == 0:
+            return None
+        last, self._last = self._last, (at.mono, value)
+        if last is None or step != self._step:
+            self._restart(step)
+        else:
+            since, before = last
+            self._follow(before, value, energy_at(max_power, at.mono - since + _GRACE))
+        return Microjoules((self._offset + value) * self._step // _PICOJOULES)
+
+    def _restart(self, step: int) -> None:
+        if self._step:
+            self.epoch += 1
+        self._step, self._offset, self._width = step, 0, None
+
+    def _follow(self, before: int, value: int, plausible: int) -> None:
+        width = self._width
+        if width is not None and self._energy(width) <= plausible:
+            self.epoch += 1  # it may have wrapped more than once since the last value
+        if value >= before:
+            return
+        for width in _WIDTHS:
+            if before < width and self._energy(value + width - before) <= plausible:
+                self._offset += width
+                self._width = width
+                return
+        self.epoch += 1
+        self._offset = 0
+
+    def _energy(self, steps: int) -> int:
+        return steps * self._step // _PICOJOULES

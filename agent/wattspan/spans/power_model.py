@@ -23,8 +23,8 @@ from itertools import combinations, pairwise
 from math import sqrt
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import solved
 from wattspan.model import MILLISECOND
+from wattspan.util.linear_systems import solved
 
 Activity = Hashable
 """A board with a span name, or with a process outside of its spans."""

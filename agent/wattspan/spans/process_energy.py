@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import NamedTuple
 
-from wattspan.attribution.static_power import StaticShare
+from wattspan.attribution.division import StaticShare
 from wattspan.model import Domain, Interval, StaticBasis
 from wattspan.spans.profiles import EnergyProfile
 

@@ -99,24 +99,8 @@ class Declaration(Protocol):
     def withdraw(self) -> object: ...
 
 
-class Declare(Protocol):
-    """Declares a job to the agent of this host; without an agent it returns all the same."""
-
-    def __call__(
-        self,
-        *,
-        name: str,
-        service: str,
-        span: str,
-        work: str,
-        max_slowdown: float | None,
-        objective: str | None,
-        eta: float | None,
-        knobs: Sequence[str] | None,
-        first_watts: float | None,
-        floor_watts: float | None,
-    ) -> Declaration: ...
-
+Declare = Callable[..., Declaration]
+"""Declares a job to the agent of this host, as ``declare``; without an agent it returns, too."""
 
 BeforeEnd = Callable[[Declaration], object]
 

@@ -48,7 +48,7 @@ from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:
     from wattspan.fleet.job_records import JobRecord, JobView
-    from wattspan.tuning.pipeline.plan import RankClockPlan
+    from wattspan.tuning.pipeline.plan import ClockPlan
     from wattspan.tuning.pipeline.session_state import PlanTask
 
 _FINAL_REASONS = frozenset(
@@ -109,7 +109,7 @@ class AccountStore(Protocol):
 class PlanSearches(Protocol):
     """Searches clocks for the ranks of pipelines, which takes up to seconds each."""
 
-    def submit(self, task: PlanTask) -> Future[RankClockPlan | None]: ...
+    def submit(self, task: PlanTask) -> Future[ClockPlan | None]: ...
 
 
 class JobRecords(Protocol):

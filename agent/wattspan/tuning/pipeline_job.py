@@ -32,7 +32,7 @@ from wattspan.tuning.permissions import JobTerms, slowdown_budget
 from wattspan.tuning.pipeline.assembly import RankUnit
 from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
 from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, judged, summarized
-from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.plan import ClockPlan
 from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.session import use_plan
 from wattspan.tuning.pipeline.session_state import (
@@ -46,7 +46,7 @@ from wattspan.tuning.pipeline.session_state import (
 from wattspan.tuning.rank_instructions import RankInstructions
 from wattspan.tuning.work_units import ReceivedSpans
 
-_Search = tuple[PlanTask, Future[RankClockPlan | None]]
+_Search = tuple[PlanTask, Future[ClockPlan | None]]
 
 _Value = TypeVar("_Value")
 

@@ -234,7 +234,7 @@ class SpreadPipelineJob(PipelineJob):
         """The record of this host: its plan for the others, or its ranks for their plan."""
         now, own = host.now, self._pipelines[_ONLY]
         if not plans:
-            stages = self._history.told(own, now, refusal)
+            stages = self._history.record(own, now, refusal)
             return JobRecord(session=self._session, sent=now.mono, stages=stages)
         account = self._closed_account() or SlowdownAccount()
         plan = HostPlan(

@@ -9,8 +9,9 @@ from typing import Any
 
 from testbed.constant_history import OURS, OURSELVES, ROOTS, Asked, local_peer
 
+from wattspan.advice.rules import BoardFacts, BoardUse, UseFacts
+from wattspan.advice.static_power import StaticPowerFit, StaticPowerRefusal
 from wattspan.api.service import QueryService
-from wattspan.attribution.static_power import StaticPowerFit, StaticPowerRefusal
 from wattspan.cli.advise import advice_lines
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
@@ -23,7 +24,6 @@ from wattspan.model import (
     StaticBasis,
     StaticPower,
 )
-from wattspan.spans.advice import BoardFacts, BoardUse, UseFacts
 
 FIT = StaticPowerFit(Milliwatts(100_000), Milliwatts(1_000), Milliwatts(400_000), 60, (60, 64))
 USES = {OURS: "ours", ROOTS: "theirs"}

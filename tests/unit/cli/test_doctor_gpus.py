@@ -11,7 +11,7 @@ from wattspan.cli.doctor import gpus
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.gpus import INTEL, NVIDIA, PciGpu, examine_gpus, pci_gpus
 from wattspan.model import Domain, HwType, Provenance
-from wattspan.sources.amdsmi.calls import AMD
+from wattspan.sources.amdsmi.device import AMD
 from wattspan.sources.nvml.source import LIBRARY
 
 ROOT = Path(__file__).parents[3]

@@ -16,11 +16,11 @@ from wattspan.fleet.job_records import (
     RECORD_INTERVAL,
     RECORD_LIFETIME,
     HostRanks,
+    InstructionRecord,
     JobRecord,
     PipelineSummary,
-    ToldInstruction,
-    ToldRank,
-    ToldUnit,
+    RankRecord,
+    UnitRecord,
     encode_record,
 )
 from wattspan.model import SECOND
@@ -296,8 +296,8 @@ def test_records_of_many_hosts_are_bounded(hosts: Hosts) -> None:
 
 
 def test_too_large_record_is_named_and_not_written(hosts: Hosts) -> None:
-    unit = ToldUnit(1, 2, (ToldInstruction(0, "forward", 0, 0, 1),) * 4000)
-    rank = ToldRank(rank=0, device="gpu:0", original=1980, floor=990, step=15, units=(unit,))
+    unit = UnitRecord(1, 2, (InstructionRecord(0, "forward", 0, 0, 1),) * 4000)
+    rank = RankRecord(rank=0, device="gpu:0", original=1980, floor=990, step=15, units=(unit,))
     record = JobRecord(session="a", sent=1, stages=HostRanks(wall=1, ranks=(rank,)))
     hosts.exchanges["a"].publish(JOB, record, explores=False)
     hosts.pass_time(4)

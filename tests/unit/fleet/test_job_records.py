@@ -10,14 +10,14 @@ from wattspan.fleet.job_records import (
     MAX_RUNS,
     HostPlan,
     HostRanks,
+    InstructionRecord,
     JobRecord,
     LossRun,
     PipelineSummary,
     PlannedRanks,
+    RankRecord,
     RefusedRecordError,
-    ToldInstruction,
-    ToldRank,
-    ToldUnit,
+    UnitRecord,
     bounded_runs,
     decode_record,
     encode_record,
@@ -35,8 +35,8 @@ RECORD = JobRecord(
     pipelines=(PIPELINE,),
     losses=(LossRun(100, 900, 0.02, 0.03),),
 )
-UNIT = ToldUnit(100, 900, (ToldInstruction(1, "forward", 0, 10, 200),))
-RANK = ToldRank(
+UNIT = UnitRecord(100, 900, (InstructionRecord(1, "forward", 0, 10, 200),))
+RANK = RankRecord(
     rank=1, device="gpu:1", original=1980, floor=990, step=15, units=(UNIT,),
     clocks=((50, None), (60, 1980)), energy=((800, 5), (900, 9)),
 )  # fmt: skip
@@ -82,11 +82,11 @@ def staged(*ranks: dict[str, object]) -> bytes:
 def with_units(units: int, instructions: int) -> JobRecord:
     """A record of two ranks, each with so many units of so many instructions."""
     told = tuple(
-        ToldUnit(
+        UnitRecord(
             10**9 * number,
             10**9 * number + 10**8,
             tuple(
-                ToldInstruction(1, "backward", place, 10**6 * place, 10**6)
+                InstructionRecord(1, "backward", place, 10**6 * place, 10**6)
                 for place in range(instructions)
             ),
         )

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from testbed.studies import power_settings, study, trial
+from testbed.studies import hypervolume, power_settings, study, trial
 
 from wattspan.frontier.allocation import affordable_trials
 from wattspan.frontier.schedule import Planned, TrialSchedule
@@ -20,7 +20,6 @@ from wattspan.frontier.selection import (
     best,
     expected_gain,
     gains,
-    hypervolume,
     predictions,
 )
 from wattspan.frontier.settings import PowerLimit, Setting, grid, places

@@ -7,17 +7,21 @@ from testbed import plugin_bench
 from wattspan.config import Config
 from wattspan.model.settings import Table
 from wattspan.plugins import (
+    ACTUATORS,
     AWAITED_INTERVAL,
     EXPORTERS,
     SOURCES,
     AwaitedSources,
     Plugins,
     discover,
+    load_actuators,
     open_exporters,
     open_sources,
     source_advice,
 )
 from wattspan.ports import (
+    ActuatorPlugin,
+    ConfigError,
     CounterSource,
     ExporterContext,
     SourceContext,
@@ -180,3 +184,31 @@ def test_advice_of_a_faulty_plugin_is_its_fault() -> None:
     config = Config(sources={"odd": Table()})
     (sentence,) = source_advice(plugins, config, "odd")
     assert sentence.startswith("[sources.odd] cannot be checked, ValueError: nonsense.")
+
+
+def actuators_of(names: Iterable[str], *entries: tuple[str, str]) -> dict[str, ActuatorPlugin]:
+    found = [EntryPoint(name, f"testbed.{target}", ACTUATORS) for name, target in entries]
+    return load_actuators(names, lambda group: found if group == ACTUATORS else [])
+
+
+def test_actuators_are_loaded_if_the_configuration_names_them() -> None:
+    rows = ("good", "plugin_bench:actuators"), ("hostile", "no_such_module:plugin")
+    assert actuators_of([], *rows) == {}
+    assert actuators_of(["good"], *rows) == {"good": plugin_bench.actuators}
+
+
+@pytest.mark.parametrize(
+    ("target", "cause"),
+    [
+        ("no_such_module:plugin", "ModuleNotFoundError"),
+        ("plugin_bench:good", "it is SourcePlugin, not a ActuatorPlugin"),
+    ],
+)
+def test_named_actuators_that_do_not_load_are_an_error(target: str, cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        actuators_of(["bad"], ("bad", target))
+
+
+def test_named_actuators_that_are_not_installed_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="no installed package has an entry point"):
+        actuators_of(["lumen"], ("other", "plugin_bench:actuators"))

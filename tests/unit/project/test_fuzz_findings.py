@@ -24,7 +24,7 @@ from wattspan.otlp.transport import ExportStatus, result_of_http
 from wattspan.processes.cpus import parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector
 from wattspan.processes.netlink import raise_error
-from wattspan.sources.nvml.source import MAX_GPUS
+from wattspan.sources.nvml.device import MAX_GPUS
 from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.util.protobuf import encode_export_response, retry_delay, status_message

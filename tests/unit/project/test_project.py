@@ -215,7 +215,7 @@ def test_changelog_has_the_current_version() -> None:
 
 def test_source_in_the_guide_works(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "how-to" / "write-a-plugin.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     module: dict[str, Any] = {"__name__": "guide"}
     exec(compile(code, "guide", "exec", dont_inherit=True), module)
     meter = tmp_path / "meter"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from testbed.simulated_host import CORE, GPU, PACKAGE
 
+from wattspan.attribution.metering import CounterMeters
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -30,6 +31,7 @@ from wattspan.service.device_history import (
     RAMP_WINDOWS,
     DeviceHistory,
 )
+from wattspan.service.tick_meter import TickMeter
 
 TICK = 100 * MILLISECOND
 START = 1000 * SECOND
@@ -41,6 +43,7 @@ class Host:
 
     def __init__(self, interval: int = TICK) -> None:
         self.devices = DeviceHistory(interval, 10 * SECOND, cell=SECOND)
+        self._meter = TickMeter(CounterMeters(10 * SECOND))
         self.now = START
         self._listed: dict[str, Sequence[Domain]] = {"rapl": (PACKAGE, CORE), "nvml": (GPU,)}
         self._counters = {PACKAGE.id: 0, GPU.id: 0}
@@ -65,7 +68,10 @@ class Host:
             ]
             readings.append(Reading("unlisted", Instant(self.now, 0), Microjoules(1)))
             listed, self._listed = self._listed, {}
-            self.devices.record(Tick(Instant(self.now, 0), listed, readings), gpus)
+            self.record(Tick(Instant(self.now, 0), listed, readings), gpus)
+
+    def record(self, tick: Tick, gpus: Sequence[GpuStatus] = ()) -> None:
+        self.devices.record(self._meter.add(tick), gpus)
 
     def list(self, source: str, *domains: Domain) -> None:
         self._listed = {source: domains}
@@ -184,25 +190,25 @@ def test_device_outside_the_cover_adds_nothing_until_it_joins_again() -> None:
     host.list("nvml", GPU)
     host.run(3)
     found = host.devices.device(GPU.id, START, host.now)
-    assert found.energy == {HwType.GPU: 13 * GPU_POWER}
-    assert found.covered == 13 * TICK
+    # The interval of the tick of its return begins outside of any other's, as in the ledger.
+    assert found.energy == {HwType.GPU: 14 * GPU_POWER}
+    assert found.covered == 14 * TICK
 
 
 def test_device_that_joins_counts_after_the_last_reading_of_the_one_that_leaves() -> None:
     host = Host()
     host.run(11)
     late = replace(GPU, id="late")
-    host.devices.record(
+    host.record(
         Tick(
             Instant(host.now, 0),
             {"nvml": (replace(GPU, in_cover=False, resource=None), late)},
             [Reading("late", Instant(host.now - SECOND, 0), Microjoules(0))],
-        ),
-        (),
+        )
     )
     for tick in (5, 9, 10, 11):
         at = Instant(host.now - SECOND + tick * TICK, 0)
-        host.devices.record(Tick(at, {}, [Reading("late", at, Microjoules(tick))]), ())
+        host.record(Tick(at, {}, [Reading("late", at, Microjoules(tick))]))
     assert host.devices.device("late", START, host.now + SECOND).energy == {HwType.GPU: 1}
 
 
@@ -224,6 +230,20 @@ def test_timeline_has_the_energy_between_readings() -> None:
     steps = host.devices.timeline(GPU.id, START + 2 * TICK, host.now)
     assert [step.energy for step in steps] == [GPU_POWER, GPU_POWER, None]
     assert steps[0].end == steps[1].start == START + 3 * TICK - 30 * MILLISECOND
+
+
+def test_pinned_time_keeps_the_energies_up_to_it() -> None:
+    host = Host()
+    host.run(5)
+    edge = START + 2 * TICK + 7
+    before = host.devices.device(GPU.id, START, edge).energy
+    assert host.devices.pin(edge)
+    host.powers[GPU.id] = 1
+    host.run(5000)
+    assert host.devices.device(GPU.id, START, edge).energy == before
+    host.devices.unpin(edge)
+    host.run(4000)
+    assert host.devices.device(GPU.id, START, edge).energy != before
 
 
 def test_temperatures_are_kept_within_bounds() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -43,9 +42,7 @@ class Host:
     def __init__(
         self, *domains: Domain, span: int = 300 * SECOND, errors: Mapping[str, float] | None = None
     ) -> None:
-        self.past = EnergyHistory(
-            AttributionHistory(span, 10**7), baseline_errors=lambda: errors or {}
-        )
+        self.past = EnergyHistory(span, 10**7, baseline_errors=lambda: errors or {})
         self.domains = domains
         self.now = 1000 * SECOND
         self.past.apply(Tick(Instant(self.now, 0), domains={"fake": domains}), ())
@@ -115,7 +112,8 @@ def test_family_is_the_process_and_its_descendants() -> None:
 def test_energy_is_missing_of_a_family_if_it_is_of_one_member() -> None:
     gaps = {CHILD: {HwType.GPU: 7}, GRANDCHILD: {HwType.GPU: 9, HwType.CPU: 3}}
     past = EnergyHistory(
-        AttributionHistory(300 * SECOND, 10**7),
+        300 * SECOND,
+        10**7,
         missing_until=lambda payer: gaps.get(payer, {}),  # type: ignore[call-overload]
     )
     past.apply(Tick(Instant(0, 0), births=tuple(family())), ())

@@ -10,7 +10,6 @@ import pytest
 from testbed.known_totals import Books, J
 from testbed.snapshots import CPU, account
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import CarbonSettings, Config, CostSettings, load
 from wattspan.config import StoreSettings as Settings
@@ -170,7 +169,7 @@ def test_snapshot_and_checkpoint_have_the_footprint_of_their_energy() -> None:
     poller = Poller(
         clock,
         ledger,
-        EnergyHistory(AttributionHistory(SECOND, 10**6)),
+        EnergyHistory(SECOND, 10**6),
         (ReplaySource(batches()),),
         ReplayUsage([]),
         FakeDirectory({}),

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 import pytest
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config.settings import SPAN_PRESETS
 from wattspan.inference.division import FIRST_HOLD, MAX_REQUESTS, RequestEnergy
 from wattspan.inference.requests import InferenceRequest
@@ -46,7 +45,7 @@ class Host:
 
     def __init__(self, *gpus: str, presets: Collection[str] = SPAN_PRESETS) -> None:
         self.gpus = gpus or ("gpu0",)
-        self.history = EnergyHistory(AttributionHistory(600 * S, 10**8))
+        self.history = EnergyHistory(600 * S, 10**8)
         self.found: dict[int, RequestEnergy] = {}
         self.requests: list[InferenceRequest] = []
         self.joiner = InferenceJoiner(self.history, self._found, presets=presets)

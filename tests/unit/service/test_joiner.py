@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 from testbed.sending_host import CPU, USER, BelievingResolver
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
@@ -100,7 +99,8 @@ class Agent:
         self.clock = ManualClock()
         self.gaps: dict[Consumer, dict[HwType, int]] = {}
         self.past = EnergyHistory(
-            AttributionHistory(HISTORY, 10**7),
+            HISTORY,
+            10**7,
             missing_until=lambda payer: self.gaps.get(payer, {}),  # type: ignore[call-overload]
         )
         self.feed, self.collector = Channel(), Collector()

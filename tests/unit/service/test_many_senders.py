@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import pytest
 from testbed.sending_host import CPU, BelievingResolver, request_of_span
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.model import (
@@ -67,7 +66,7 @@ class Host:
 
     def __init__(self, busy: Iterable[int] = (), places: int = 256) -> None:
         self.clock = ManualClock()
-        self.history = EnergyHistory(AttributionHistory(HISTORY, 10**7))
+        self.history = EnergyHistory(HISTORY, 10**7)
         self.sampler = Sampler(places)
         self.joiner = SpanJoiner(
             self.clock,

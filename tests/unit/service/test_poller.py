@@ -9,7 +9,6 @@ import pytest
 from testbed.simulated_host import GPU, PACKAGE, imbalances
 from testbed.synthetic_kernel import SyntheticKernel
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     MILLISECOND,
@@ -108,7 +107,7 @@ def poller(
     return Poller(
         clock,
         ledger,
-        history or EnergyHistory(AttributionHistory(300 * SECOND, 10**6)),
+        history or EnergyHistory(300 * SECOND, 10**6),
         sources,  # type: ignore[arg-type]
         usage,  # type: ignore[arg-type]
         directory or FakeDirectory([WHO]),
@@ -128,7 +127,7 @@ def test_tick_is_recorded_when_sampled_and_before_it_is_settled() -> None:
         clock,
         [source],
         source,
-        recorders={"test": lambda tick, gpus: recorded.append(tick)},
+        recorders={"test": lambda metered, gpus: recorded.append(metered.tick)},
         observers={"test": lambda tick, settled: recorded.remove(tick)},
     )
     ticks(clock, one, 25)  # past the start, in which each tick is published
@@ -280,7 +279,7 @@ def test_idle_launcher_of_a_device_user_is_described() -> None:
         PayerInfo(api, "python", parent=launcher.pid, principal=user),
         PayerInfo(worker, "python", parent=launcher.pid, principal=user),
     ]
-    history = EnergyHistory(AttributionHistory(300 * SECOND, 10**6))
+    history = EnergyHistory(300 * SECOND, 10**6)
 
     def batches() -> Iterator[Batch]:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from wattspan.attribution.history import AttributionHistory
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Principal, Tick
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.serving_engines import ServingEngines
@@ -23,7 +22,7 @@ def _born(second: int, *processes: Consumer) -> Tick:
 
 
 def test_ended_processes_of_an_engine_are_forgotten_with_the_history() -> None:
-    history = EnergyHistory(AttributionHistory(60 * SECOND, 10**8))
+    history = EnergyHistory(60 * SECOND, 10**8)
     engines = ServingEngines(
         history,
         Pools().make(PoolName.ENGINES),

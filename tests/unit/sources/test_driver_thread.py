@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -54,8 +54,12 @@ class Session:
         self.closed += 1
 
 
-class Source(DriverThreadSource):
-    name = "boards"
+def open_source(
+    session: Session, clock: ManualClock, wait: Callable[[float], bool]
+) -> DriverThreadSource:
+    return DriverThreadSource(
+        "boards", session, clock, Intervals(), "a library", "Look", restart_wait=wait
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +78,9 @@ def test_failed_calls_are_shown_and_made_again(call: str, reported: list[str]) -
         assert go_on.wait(60)
         return False
 
-    source = Source(session, clock, Intervals(), "a library", "Look", restart_wait=wait)
+    source = DriverThreadSource(
+        "boards", session, clock, Intervals(), "a library", "Look", restart_wait=wait
+    )
     source.start()
     (failure,) = eventually(lambda: source.read().failures, "the failure is shown")
     assert failure.cause == f"its thread raised ValueError: in {call}"
@@ -95,7 +101,9 @@ def test_session_is_closed_if_the_agent_stops_before_the_restart() -> None:
         waiting.set()
         return True
 
-    source = Source(session, clock, Intervals(), "a library", "Look", restart_wait=wait)
+    source = DriverThreadSource(
+        "boards", session, clock, Intervals(), "a library", "Look", restart_wait=wait
+    )
     source.start()
     assert waiting.wait(60)
     source.close()

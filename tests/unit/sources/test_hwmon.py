@@ -17,6 +17,7 @@ from testbed.waiting import eventually
 from wattspan.attribution.counter_deltas import energy_between
 from wattspan.model import MILLISECOND, SECOND, HwType, Interval, Provenance, Trouble
 from wattspan.ports import Batch, SourceContext, SourceError
+from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.hwmon.sensors import (
     POWER_READ_INTERVAL,
     Sensor,
@@ -26,8 +27,6 @@ from wattspan.sources.hwmon.sensors import (
 from wattspan.sources.hwmon.source import (
     HwmonSettings,
     HwmonSource,
-    SensorSession,
-    SensorThread,
     open_hwmon,
     plugin,
     scan_sensors,
@@ -292,7 +291,7 @@ def test_chip_without_a_sensor_of_power_is_read_less_often(tree: Tree, clock: Ma
 def test_sensors_are_read_by_a_thread(tree: Tree, clock: ManualClock) -> None:
     tree.grace()
     opened = open_hwmon(HwmonSettings(), SourceContext(clock, FakeDirectory(), sysfs=tree.root))
-    assert isinstance(opened, SensorThread)
+    assert isinstance(opened, DriverThreadSource)
     with contextlib.closing(opened):
         for _ in range(2):
             found = eventually(lambda: opened.read().readings, "the thread reads the sensors")
@@ -310,7 +309,7 @@ def test_read_under_way_is_known_to_other_threads(tree: Tree, clock: ManualClock
             calls.append(session.current_call)
             return super().read()
 
-    session = SensorSession(Observed(tree.root, clock, {}), clock)
+    session = Observed(tree.root, clock, {})
     assert len(session.sample().readings) == 4
     assert calls == [("the read of the sensors", clock.monotonic())]
     assert session.current_call is None
@@ -318,7 +317,7 @@ def test_read_under_way_is_known_to_other_threads(tree: Tree, clock: ManualClock
 
 def test_sensors_have_no_reads_between_samples(tree: Tree, clock: ManualClock) -> None:
     tree.grace()
-    session = SensorSession(source(tree, clock), clock)
+    session = source(tree, clock)
     session.sample()
     assert session.next_edge_read(clock.monotonic()) is None
     session.read_edges(clock.monotonic())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattspan.attribution.static_power import StaticShare
+from wattspan.attribution.division import StaticShare
 from wattspan.model import Domain, HwType, Microjoules, Provenance, StaticBasis
 from wattspan.spans.process_energy import DomainStep, DomainSteps, ProcessEnergy
 

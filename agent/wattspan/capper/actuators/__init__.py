@@ -58,16 +58,6 @@ def load_identity(sysfs: Path, *nodes: str) -> str:
     return "-".join(found)
 
 
-def suspended_error(name: str) -> ActuatorError:
-    """A board that the kernel has powered down, which a call of its driver would wake."""
-    return actuator_error(
-        f"reach {name}",
-        "it is suspended, and a call would wake it",
-        "Its cap is applied when it resumes.",
-        Trouble.RETRY,
-    )
-
-
 def is_honoured(wanted: int, shown: int | None) -> bool:
     """True if ``shown`` is the power limit ``wanted`` after rounding, which is always down."""
     return shown is not None and wanted - COARSEST_STEP < shown <= wanted

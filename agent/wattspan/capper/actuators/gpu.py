@@ -1,26 +1,20 @@
-"""GPU boards' power limits and locked SM clocks, through NVML.
+"""GPU boards' power limits and highest clocks, through any vendor's library.
 
-Handles are void once a GPU fell off the bus or the driver was reloaded, and indices change when a
-GPU goes. So a board is identified by the id of its domain, ``gpu:UUID``, and gets a new handle
-whenever the old one turns out to be void.
+Handles are void once a board fell off the bus or the driver was reloaded. So a board is identified
+by the id of its domain, and gets a new handle whenever the old one turns out to be void.
 
-Power limits, in milliwatts, are set by NVML's first setter: nvidia-ml-py's binding of the second
-one drops the return code and reports success for a refusal.
-
-A locked SM clock, in megahertz, is an upper bound that cannot be read back: NVML locks and unlocks
-clocks, and does not report whether they are locked. So the original is "not locked", and a reset is
-all that can restore it. The reported lock is the one that this process set, as long as the driver
-has not been reloaded since.
+The limit of a clock, in megahertz, cannot be read back. So the original is "no limit", and a reset
+is all that can restore it. The reported limit is the one that this process set, as long as the
+driver has not been reloaded since.
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TypeVar
 
 from wattspan.capper.actuators import (
     DeviceActuator,
@@ -28,194 +22,117 @@ from wattspan.capper.actuators import (
     actuator_error,
     format_setting,
     load_identity,
-    suspended_error,
 )
 from wattspan.model import SECOND, CapKey, DevicePresence, Knob, KnobState, Trouble
-from wattspan.ports import ActuatorError, Clock
-from wattspan.sources import gpu_calls
-from wattspan.sources.bound_devices import BoundDevices
-from wattspan.sources.nvml.calls import cause_of, pci_address
-from wattspan.sources.nvml.device import EMULATED_UUID
+from wattspan.ports import ActuatorError, Clock, SlottedActuator
+from wattspan.sources.gpu import calls
+from wattspan.sources.gpu.bound_devices import BoundDevices
+from wattspan.sources.gpu.calls import DriverError
+from wattspan.sources.gpu.port import (
+    BoardPlace,
+    GpuBoard,
+    GpuControls,
+    GpuIdentity,
+    GpuVendor,
+)
 
-REJECTED = "the driver rejects the value"
-ASK_WITHIN_RANGE = "Ask for a value in the device's range, as `wattspan caps status` shows it."
-_VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | {gpu_calls.UNKNOWN}
-_LOOK_FOR_XID = "Look for Xid messages in dmesg; it is tried again."
-_REMEDIES = {
-    gpu_calls.INVALID_ARGUMENT: ASK_WITHIN_RANGE,
-    gpu_calls.NOT_SUPPORTED: (
-        "Virtual GPUs, and many in laptops, leave it to the host: cap them there."
-    ),
-    gpu_calls.NO_PERMISSION: (
-        "The driver wants CAP_SYS_ADMIN in the host's own user namespace, which root in a "
-        "container does not have by itself; run `wattspan capper` as root on the host."
-    ),
-    gpu_calls.DRIVER_NOT_LOADED: "Load it (modprobe nvidia); limits then have the defaults.",
-    gpu_calls.FUNCTION_NOT_FOUND: "Install a newer one.",
-    gpu_calls.GPU_IS_LOST: _LOOK_FOR_XID,
-    gpu_calls.RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot.",
-    gpu_calls.LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
-    gpu_calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
-    gpu_calls.UNKNOWN: _LOOK_FOR_XID,
-}
-
-
-def nvml_error(thing: str, code: int) -> ActuatorError:
-    """The failure of ``thing``, as in "set the power limit of GPU 0", by NVML's error ``code``."""
-    cause = REJECTED if code == gpu_calls.INVALID_ARGUMENT else cause_of(code)
-    return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble_of(code))
-
-
-def trouble_of(code: int) -> Trouble:
-    """The class of NVML's error ``code``."""
-    if code == gpu_calls.INVALID_ARGUMENT:
-        return Trouble.MALFORMED
-    if code == gpu_calls.NO_PERMISSION:
-        return Trouble.DENIED
-    return Trouble.ABSENT if code in gpu_calls.FIELD_ERRORS else Trouble.RETRY
-
-
-GPU_ID_PREFIX = "gpu:"
 REINITIALIZE_AFTER = 30 * SECOND
-"""Interval of library initialisations for a lost board. If no
-other process keeps the driver loaded, an initialisation ends the limits of all other boards."""
+"""Interval of library initialisations for a lost board, where one may end the limits of all other
+boards."""
+
+_VOID_HANDLE_ERRORS = calls.GPU_ERRORS | {calls.UNKNOWN}
+_READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
+_READ_ENERGY = "read the energy counter of"
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlBoard:
-    """One GPU. ``handle`` is valid in this session of the library, as long as the GPU answers."""
-
-    id: str
-    index: int
-    model: str
-    handle: Any
-    pci: str = ""
-
-    @property
-    def uuid(self) -> str:
-        return self.id.removeprefix(GPU_ID_PREFIX)
-
-    @property
-    def name(self) -> str:
-        label = f"{self.model or 'GPU'} {self.index}"
-        return f"Emulated {label}" if self.uuid.startswith(EMULATED_UUID) else label
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        return self.uuid, str(self.index)
-
-
-class NvmlBoards:
-    """A session with NVML, begun when it is first needed. Belongs to one thread.
+class GpuBoards:
+    """A session with a vendor's library, begun when it is first needed. Belongs to one thread.
 
     ``generation`` grows whenever the driver was, or may have been, reloaded, and lost its settings.
     """
 
-    def __init__(self, nvml: Any, clock: Clock, sysfs: Path | None = None) -> None:
+    def __init__(self, vendor: GpuVendor, sysfs: Path | None = None) -> None:
         """``sysfs`` shows the loads of the driver and of the boards; None for an emulated host."""
-        self._nvml = nvml
-        self._clock = clock
-        self._sysfs = sysfs
-        self._bound = None if sysfs is None else BoundDevices(sysfs, "nvidia")
-        self._places: dict[str, tuple[int, str]] = {}  # index and PCI address of each board
-        self._losses: Counter[str] = Counter()  # void handles of each board
+        self._vendor, self._clock, self._sysfs = vendor, vendor.clock, sysfs
+        self._bound = None if sysfs is None else BoundDevices(sysfs, vendor.kernel_driver)
         self._begun = False
+        self._boards: dict[str, GpuBoard] = {}  # with handles that are not known to be void
+        self._known: dict[str, GpuIdentity] = {}  # of all boards ever found
+        self._losses: Counter[str] = Counter()  # void handles of each board
         self._reinitialize_at: dict[str, int] = {}  # for each lost board
-        self._boards: dict[str, NvmlBoard] = {}  # with handles that are not known to be void
-        self._names: dict[str, str] = {}  # of all boards ever found
+        self._places: list[BoardPlace] = []  # when they were last counted
         self.generation = 0
 
-    def name(self, device: str) -> str:
-        """The name of ``device`` for people; its id if it was never found."""
-        return self._names.get(device, device)
-
-    def board(self, device: str) -> NvmlBoard:
+    def identity(self, device: str) -> GpuIdentity:
         """The board; ActuatorError if there is none, or it does not answer."""
-        if device in self._places and self._is_suspended(self._places[device][1]):
-            raise suspended_error(self.name(device))
-        self._begin()
-        return self._boards.get(device) or self._find(device)
-
-    def _is_suspended(self, pci: str) -> bool:
-        return self._bound is not None and self._bound.suspended(pci)
+        return self._board(device).identity
 
     def slots(self) -> int:
-        """The number of boards that the driver counts. ActuatorError."""
+        """The number of boards that the driver lists. ActuatorError."""
         if self._bound is not None and self._bound.all_suspended():
-            raise suspended_error("the GPUs")
-        code = gpu_calls.UNKNOWN
-        for _ in ("this session", "a new session"):
-            self._begin()
-            try:
-                return int(self._nvml.nvmlDeviceGetCount())
-            except self._nvml.NVMLError as error:
-                self.close()
-                code = gpu_calls.code_of(error)
-        raise nvml_error("list the GPUs", code)
+            raise _suspended_error("the GPUs")
+        self._places = self._list()
+        if not self._vendor.finds_again and len(self._places) < len(self._known):
+            self.close()  # an initialisation is all that finds a board that returned
+            self._places = self._list()
+        return len(self._places)
 
     def id_at(self, slot: int) -> str | None:
-        """The id of the board with the index ``slot``; None if it cannot be identified."""
-        for device, (index, pci) in self._places.items():
-            if index == slot and self._is_suspended(pci):
+        """The id of the board in ``slot``; None if it cannot be identified."""
+        for device, identity in self._known.items():
+            if identity.index == slot and self._is_suspended(identity):
                 return device
         self._begin()
         try:
-            return self._describe(slot, self._nvml.nvmlDeviceGetHandleByIndex(slot)).id
-        except self._nvml.NVMLError as error:
-            if (code := gpu_calls.code_of(error)) not in gpu_calls.SESSION_ERRORS:
+            places = self._places or self._vendor.places()
+            board = self._vendor.open(places[slot]) if slot < len(places) else None
+        except DriverError as error:
+            if error.code not in calls.SESSION_ERRORS:
                 return None
             self.close()
-            raise nvml_error("list the GPUs", code) from None
+            raise self._error("list the GPUs", error) from None
+        return None if board is None else self._remember(board).identity.domain_id
 
-    def ask(self, device: str, thing: str, call: str, *arguments: int) -> Any:
-        """The result of NVML's function ``call`` for one board; ``thing`` names the call in errors.
+    def ask(self, device: str, thing: str, call: Callable[[GpuControls], T]) -> T:
+        """The result of ``call`` for one board; ``thing`` names the call in errors.
 
         A void handle is replaced, and the call repeated once. ActuatorError.
         """
         again = False
         while True:
-            board = self.board(device)
-            function = getattr(self._nvml, call, None)
-            if function is None:
-                raise self._refusal(thing, device, gpu_calls.FUNCTION_NOT_FOUND)
+            board = self._board(device)
             try:
-                return function(board.handle, *arguments)
-            except self._nvml.NVMLError as error:
-                code = gpu_calls.code_of(error)
-                lost = self._is_void(device, code, with_arguments=bool(arguments))
+                return call(self._vendor.controls(board))
+            except DriverError as error:
+                lost = self._is_void(device, error)
                 if again or not lost:
-                    raise self._refusal(thing, device, code) from None
+                    raise self._error(f"{thing} {self._name(device)}", error) from None
                 again = True
-
-    def ask_maybe(self, device: str, thing: str, call: str, *arguments: int) -> Any:
-        """The same, or None if this board does not support or permit the call."""
-        try:
-            return self.ask(device, thing, call, *arguments)
-        except ActuatorError as error:
-            if error.trouble in {Trouble.ABSENT, Trouble.DENIED}:
-                return None
-            raise
 
     def presence(self, device: str) -> DevicePresence:
         """The evidence of resets of a board, which answers. ActuatorError."""
-        known, ask = self.board(device), self.ask_maybe
-        load, mig = "", ask(device, _READ_LIMITS, "nvmlDeviceGetMigMode")
+        identity, load = self.identity(device), ""
         if self._sysfs is not None:
-            driver = f"bus/pci/devices/{known.pci}/driver" if known.pci else ""
-            load = load_identity(self._sysfs, "module/nvidia", *filter(None, (driver,)))
+            driver = f"bus/pci/devices/{identity.pci}/driver"
+            nodes = (f"module/{self._vendor.kernel_driver}", driver if identity.pci else "")
+            load = load_identity(self._sysfs, *filter(None, nodes))
+        mode = self.ask(device, _READ_LIMITS, lambda board: board.mode())
         return DevicePresence(
-            f"{load}{' mig' if mig and mig[0] else ''}",  # the change of the mode is a reset
+            f"{load} {mode}" if mode else load,  # a change of the mode is a reset
             self.generation + self._losses[device],
-            ask(device, _READ_ENERGY, "nvmlDeviceGetTotalEnergyConsumption"),
+            self.ask(device, _READ_ENERGY, lambda board: board.odometer()),
         )
 
     def close(self) -> None:
         """End the session; the next call begins another one."""
         self._boards.clear()
+        self._places = []
         if self._begun:
             self._begun = False
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()
+            with contextlib.suppress(DriverError):
+                self._vendor.end()
 
     # ------------------------------------------------------------------------------ session
 
@@ -224,111 +141,138 @@ class NvmlBoards:
         if self._begun:
             return
         try:
-            self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            raise nvml_error("reach the GPUs", gpu_calls.code_of(error)) from None
+            self._vendor.begin()
+        except DriverError as error:
+            raise self._error("reach the GPUs", error) from None
         self._begun = True
-        self.generation += 1
+        self.generation += self._vendor.resets_settings
 
-    def _describe(self, index: int, handle: Any) -> NvmlBoard:
-        pci, uuid = "", _text(self._nvml.nvmlDeviceGetUUID(handle))
-        model = _text(self._nvml.nvmlDeviceGetName(handle))
-        with contextlib.suppress(AttributeError, self._nvml.NVMLError):
-            pci = pci_address(self._nvml.nvmlDeviceGetPciInfo(handle))
-        board = NvmlBoard(GPU_ID_PREFIX + uuid, index, model, handle, pci)
-        self._boards[board.id], self._names[board.id] = board, board.name
-        self._places[board.id] = index, pci
+    def _list(self) -> list[BoardPlace]:
+        """The boards that the driver lists, in a new session if this one fails."""
+        self._begin()
+        try:
+            return self._vendor.places()
+        except DriverError:
+            self.close()
+        self._begin()
+        try:
+            return self._vendor.places()
+        except DriverError as error:
+            self.close()
+            raise self._error("list the GPUs", error) from None
+
+    def _remember(self, board: GpuBoard) -> GpuBoard:
+        device = board.identity.domain_id
+        self._boards[device], self._known[device] = board, board.identity
         return board
 
-    def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
-        """True if ``code`` means that the handle is void; then it is dropped."""
-        if code in gpu_calls.SESSION_ERRORS:
-            self.close()
-            return True
-        # A getter has no argument to reject but its handle.
-        stale = code == gpu_calls.INVALID_ARGUMENT and not with_arguments
-        if stale or code in _VOID_HANDLE_ERRORS:
-            self._boards.pop(device, None)
-            self._losses[device] += 1
-            return True
-        return False
+    def _name(self, device: str) -> str:
+        """The name of ``device`` for people; its id if it was never found."""
+        return self._known[device].name if device in self._known else device
 
-    def _find(self, device: str) -> NvmlBoard:
+    def _is_suspended(self, identity: GpuIdentity) -> bool:
+        return self._bound is not None and self._bound.suspended(identity.pci)
+
+    def _is_void(self, device: str, error: DriverError) -> bool:
+        """True if ``error`` means that the handle is void; then it is dropped."""
+        # A getter has no argument to reject but its handle.
+        stale = error.code == calls.INVALID_ARGUMENT and error.bare
+        session = error.code in calls.SESSION_ERRORS
+        if session:
+            self.close()
+        elif not stale and error.code not in _VOID_HANDLE_ERRORS:
+            return False
+        self._boards.pop(device, None)
+        # The generation counts sessions where their begin may reset settings; elsewhere each begin
+        # makes older handles stale, which is no loss.
+        self._losses[device] += not (session if self._vendor.resets_settings else stale)
+        return True
+
+    def _board(self, device: str) -> GpuBoard:
+        if device in self._known and self._is_suspended(self._known[device]):
+            raise _suspended_error(self._name(device))
+        self._begin()
+        return self._boards.get(device) or self._find(device)
+
+    def _find(self, device: str) -> GpuBoard:
         """A new handle for a board. No other board is called, since that call may hang."""
         try:
-            board = self._by_uuid(device)
-        except self._nvml.NVMLError as error:
-            code = gpu_calls.code_of(error)
-        else:
-            self._reinitialize_at.pop(device, None)
-            return board
-        if device in self._names:
-            return self._find_lost(device, code)
-        if code in gpu_calls.SESSION_ERRORS:
-            self.close()
-        if code != gpu_calls.NOT_FOUND:
-            raise self._refusal("find", device, code)
-        raise actuator_error(
-            f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
-        )
+            board = self._remember(self._vendor.find(device))
+        except DriverError as error:
+            return self._find_lost(device, error)
+        self._reinitialize_at.pop(device, None)
+        return board
 
-    def _find_lost(self, device: str, code: int) -> NvmlBoard:
-        """A board that was found before, after an initialisation of the library if one is due."""
-        now = self._clock.monotonic()
-        if code in gpu_calls.SESSION_ERRORS or now >= self._reinitialize_at.setdefault(
-            device, now + REINITIALIZE_AFTER
-        ):
-            self._reinitialize_at[device] = now + REINITIALIZE_AFTER
+    def _find_lost(self, device: str, error: DriverError) -> GpuBoard:
+        """A board that was not found, after an initialisation of the library if one is due."""
+        unknown = error.code == calls.NOT_FOUND
+        if self._may_initialise(device, error.code):
             self.close()
             self._begin()
-            with contextlib.suppress(self._nvml.NVMLError):
-                return self._by_uuid(device)
-            for slot in range(self.slots()):
-                if self.id_at(slot) == device:
-                    return self._boards[device]
-        lost = gpu_calls.GPU_NOT_FOUND if code == gpu_calls.NOT_FOUND else code
-        raise self._refusal("reach", device, lost)
+            with contextlib.suppress(DriverError):
+                return self._remember(self._vendor.find(device))
+            if self._vendor.finds_again:
+                for slot in range(self.slots()):
+                    if self.id_at(slot) == device:
+                        return self._boards[device]
+        elif error.code in calls.SESSION_ERRORS:
+            self.close()
+        if device in self._known:
+            lost = DriverError(calls.GPU_NOT_FOUND if unknown else error.code)
+            raise self._error(f"reach {self._name(device)}", lost) from None
+        if not unknown:
+            raise self._error(f"find {device}", error) from None
+        cause, remedy = "this host has no such GPU", self._vendor.messages.list_command
+        raise actuator_error(f"find {device}", cause, remedy, Trouble.ABSENT) from None
 
-    def _by_uuid(self, device: str) -> NvmlBoard:
-        handle = self._nvml.nvmlDeviceGetHandleByUUID(device.removeprefix(GPU_ID_PREFIX))
-        return self._describe(int(self._nvml.nvmlDeviceGetIndex(handle)), handle)
+    def _may_initialise(self, device: str, code: int) -> bool:
+        """True if an initialisation may find a board, and is due."""
+        if not self._vendor.resets_settings:
+            return True
+        if device not in self._known:
+            return False
+        now = self._clock.monotonic()
+        due = self._reinitialize_at.setdefault(device, now + REINITIALIZE_AFTER)
+        if code not in calls.SESSION_ERRORS and now < due:
+            return False
+        self._reinitialize_at[device] = now + REINITIALIZE_AFTER
+        return True
 
-    def _refusal(self, thing: str, device: str, code: int) -> ActuatorError:
-        return nvml_error(f"{thing} {self.name(device)}", code)
-
-
-def _text(value: Any) -> str:
-    """Old bindings return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-_READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
-_READ_ENERGY = "read the energy counter of"
-_SM_CLOCK = 1  # NVML_CLOCK_SM
-
-
-class GpuSlots(Protocol):
-    """The boards of one driver, by slot; ``generation`` grows when they may have lost settings."""
-
-    @property
-    def generation(self) -> int: ...
-
-    def slots(self) -> int: ...
-
-    def id_at(self, slot: int) -> str | None: ...
-
-    def presence(self, device: str) -> DevicePresence: ...
-
-    def close(self) -> None: ...
+    def _error(self, thing: str, error: DriverError) -> ActuatorError:
+        """The failure of ``thing``, as in "set the power limit of GPU 0"."""
+        messages, code = self._vendor.messages, error.code
+        cause, remedy = error.cause or messages.cause_of(code), error.remedy
+        if code == calls.INVALID_ARGUMENT:
+            cause = "the driver rejects the value"
+            remedy = "Ask for a value in the device's range, as `wattspan caps status` shows it."
+        trouble = Trouble.ABSENT if code in calls.FIELD_ERRORS else Trouble.RETRY
+        if code in _TROUBLES:
+            trouble = _TROUBLES[code]
+        return actuator_error(
+            thing, cause, remedy or messages.setter_remedies.get(code, ""), trouble
+        )
 
 
-BoardsT = TypeVar("BoardsT", bound=GpuSlots)
+_TROUBLES = {
+    calls.INVALID_ARGUMENT: Trouble.MALFORMED,
+    calls.NO_PERMISSION: Trouble.DENIED,
+}
 
 
-class GpuActuator(DeviceActuator, Generic[BoardsT]):
+def _suspended_error(name: str) -> ActuatorError:
+    """A board that the kernel has powered down, which a call of its driver would wake."""
+    return actuator_error(
+        f"reach {name}",
+        "it is suspended, and a call would wake it",
+        "Its cap is applied when it resumes.",
+        Trouble.RETRY,
+    )
+
+
+class GpuActuator(DeviceActuator):
     """Common part of both knobs of a board."""
 
-    def __init__(self, boards: BoardsT, clock: Clock) -> None:
+    def __init__(self, boards: GpuBoards, clock: Clock) -> None:
         super().__init__(clock)
         self._boards = boards
 
@@ -341,8 +285,9 @@ class GpuActuator(DeviceActuator, Generic[BoardsT]):
     def close(self) -> None:
         self._boards.close()
 
-    def _check_range(self, state: KnobState, lowest: int, value: int) -> None:
+    def _check_range(self, state: KnobState, value: int) -> None:
         """Name the range, which the driver's own refusal does not."""
+        lowest = max(1, state.minimum or 0)
         if lowest <= value <= (state.maximum or value):
             return
         setting, low, high = (
@@ -356,128 +301,92 @@ class GpuActuator(DeviceActuator, Generic[BoardsT]):
         )
 
 
-class GpuPower(GpuActuator[NvmlBoards], PowerActuator):
+class GpuPower(GpuActuator, PowerActuator):
     """The Actuator of GPU_POWER."""
 
     knob = Knob.GPU_POWER
 
     def _put(self, before: KnobState, value: int) -> None:
-        self._check_range(before, before.minimum or 0, value)
-        setter = "nvmlDeviceSetPowerManagementLimit"
-        self._boards.ask(before.key.device, "set the power limit of", setter, value)
+        self._check_range(before, value)
+        self._boards.ask(
+            before.key.device, "set the power limit of", lambda board: board.set_power_limit(value)
+        )
 
     def _state(self, device: str) -> KnobState:
-        board, maybe = self._boards.board(device), self._boards.ask_maybe
-        requested = self._boards.ask(device, _READ_LIMITS, "nvmlDeviceGetPowerManagementLimit")
-        enforced = maybe(device, _READ_LIMITS, "nvmlDeviceGetEnforcedPowerLimit")
-        default = maybe(device, _READ_LIMITS, "nvmlDeviceGetPowerManagementDefaultLimit")
-        limits = maybe(device, _READ_LIMITS, "nvmlDeviceGetPowerManagementLimitConstraints")
-        minimum, maximum = limits or (None, None)
+        limits = self._boards.ask(device, _READ_LIMITS, lambda board: board.power_limits())
+        identity = self._boards.identity(device)
         return KnobState(
             CapKey(self.knob, device),
-            board.name,
-            minimum=minimum,
-            default=default,
-            maximum=maximum,
-            requested=int(requested),
-            enforced=enforced,
-            aliases=board.aliases,
+            identity.name,
+            minimum=limits.minimum,
+            default=limits.default,
+            maximum=limits.maximum,
+            requested=limits.requested,
+            enforced=limits.enforced,
+            aliases=identity.aliases,
             presence=self._boards.presence(device),
         )
 
 
-class ClockActuator(GpuActuator[BoardsT]):
-    """The Actuator of GPU_CLOCK. ``enforced`` is reported while the SM clock obeys the lock."""
+class GpuClock(GpuActuator):
+    """The Actuator of GPU_CLOCK. ``enforced`` is reported while the clock obeys the limit."""
 
     knob = Knob.GPU_CLOCK
 
-    def __init__(self, boards: BoardsT, clock: Clock) -> None:
+    def __init__(self, boards: GpuBoards, clock: Clock) -> None:
         super().__init__(boards, clock)
-        self._locks: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
         self._session = boards.generation
         self._ranges: dict[str, tuple[int | None, int]] = {}  # they never change
 
-    @abstractmethod
-    def _lock(self, device: str, lowest: int, highest: int) -> None:
-        """Lock the clock to a range in megahertz. ActuatorError."""
-
-    @abstractmethod
-    def _unlock(self, device: str) -> None:
-        """Unlock the clock, whoever locked it. ActuatorError."""
-
-    @abstractmethod
-    def _clock_of(self, device: str) -> int | None:
-        """The present clock in megahertz. ActuatorError."""
-
-    @abstractmethod
-    def _range(self, device: str) -> tuple[int | None, int]:
-        """The lowest and the highest clock in megahertz. ActuatorError."""
-
-    @abstractmethod
-    def _labels(self, device: str) -> tuple[str, tuple[str, ...]]:
-        """The name and the aliases of a board. ActuatorError."""
-
     def write(self, device: str, value: int | None) -> KnobState:
-        """Lock the clock to ``value`` at most; None unlocks it, whoever locked it."""
+        """Limit the clock to ``value``; None removes the limit, whoever set it."""
         if value is None:
-            self._unlock(device)
-            self._locks.pop(device, None)
+            self._boards.ask(device, "reset the clocks of", lambda board: board.reset_clock())
+            self._limits.pop(device, None)
             return self.read(device)
         before = self._before(device)
-        lowest = before.minimum or 0
-        self._check_range(before, max(1, lowest), value)
+        self._check_range(before, value)
         # The lower bound is the lowest clock there is, so that an idle board can still sleep.
-        self._lock(device, lowest, value)
-        self._locks[device] = value
+        lowest = before.minimum or 0
+        self._boards.ask(
+            device, "limit the clocks of", lambda board: board.limit_clock(lowest, value)
+        )
+        self._limits[device] = value
         return self._settled(device, lambda now: now.enforced == value)
 
     def _state(self, device: str) -> KnobState:
-        name, aliases = self._labels(device)
+        identity = self._boards.identity(device)
         if device not in self._ranges:
-            self._ranges[device] = self._range(device)
+            self._ranges[device] = self._boards.ask(
+                device, _READ_CLOCKS, lambda board: board.clock_range()
+            )
         minimum, maximum = self._ranges[device]
-        clock = self._clock_of(device)
+        clock, limited = self._boards.ask(device, _READ_CLOCKS, lambda board: board.clock())
         if self._session != self._boards.generation:
             self._session = self._boards.generation
-            self._locks.clear()  # the driver was reloaded, and no clock is locked any more
-        lock = self._locks.get(device)
-        obeyed = lock is not None and clock is not None and clock <= lock
+            self._limits.clear()  # the driver was reloaded, and no clock is limited any more
+        if limited is False:
+            self._limits.pop(device, None)
+        limit = self._limits.get(device)
+        obeyed = limit is not None and clock is not None and clock <= limit
         return KnobState(
             CapKey(self.knob, device),
-            name,
+            identity.name,
             minimum=minimum,
             default=maximum,
             maximum=maximum,
-            requested=lock,
-            enforced=lock if obeyed else None,
-            aliases=aliases,
+            requested=limit,
+            enforced=limit if obeyed else None,
+            aliases=identity.aliases,
             presence=self._boards.presence(device),
         )
 
 
-class GpuClock(ClockActuator[NvmlBoards]):
-    """GPU_CLOCK through NVML."""
-
-    def _lock(self, device: str, lowest: int, highest: int) -> None:
-        setter = "nvmlDeviceSetGpuLockedClocks"
-        self._boards.ask(device, "lock the clocks of", setter, lowest, highest)
-
-    def _unlock(self, device: str) -> None:
-        self._boards.ask(device, "unlock the clocks of", "nvmlDeviceResetGpuLockedClocks")
-
-    def _clock_of(self, device: str) -> int | None:
-        clock = self._boards.ask_maybe(device, _READ_CLOCKS, "nvmlDeviceGetClockInfo", _SM_CLOCK)
-        return None if clock is None else int(clock)
-
-    def _labels(self, device: str) -> tuple[str, tuple[str, ...]]:
-        board = self._boards.board(device)
-        return board.name, board.aliases
-
-    def _range(self, device: str) -> tuple[int | None, int]:
-        maybe = self._boards.ask_maybe
-        highest = self._boards.ask(device, _READ_CLOCKS, "nvmlDeviceGetMaxClockInfo", _SM_CLOCK)
-        memory = maybe(device, _READ_CLOCKS, "nvmlDeviceGetSupportedMemoryClocks")
-        clocks = memory and maybe(
-            device, _READ_CLOCKS, "nvmlDeviceGetSupportedGraphicsClocks", max(memory)
-        )
-        return (min(clocks) if clocks else None), int(highest)
+def gpu_actuators(
+    vendor: GpuVendor, knobs: Collection[Knob], sysfs: Path | None = None
+) -> list[SlottedActuator]:
+    """The actuators of the ``knobs`` of a vendor's boards, on one session with its library."""
+    boards = GpuBoards(vendor, sysfs)
+    kinds: tuple[type[GpuPower | GpuClock], ...] = (GpuPower, GpuClock)
+    return [kind(boards, vendor.clock) for kind in kinds if kind.knob in knobs]

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from wattspan.cli.doctor.findings import Finding, note, ok, warning
 from wattspan.model import Domain
-from wattspan.sources.amdsmi.calls import AMD, BindingError
-from wattspan.sources.amdsmi.calls import load_binding as load_amdsmi
+from wattspan.sources.amdsmi.device import AMD
+from wattspan.sources.amdsmi.source import BindingError
+from wattspan.sources.amdsmi.source import load_binding as load_amdsmi
 from wattspan.sources.nvml.source import LIBRARY
 from wattspan.sources.nvml.source import load_binding as load_nvml
 

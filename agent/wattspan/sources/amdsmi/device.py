@@ -1,63 +1,62 @@
-"""One AMD GPU: its calls, their intervals, and the readings, usages and status of the answers.
+"""AMD GPUs by AMD SMI's functions: the vendor, its boards, and their limits and clocks.
 
 A board may be divided into partitions (modes DPX, QPX and CPX; SPX is undivided), each with a
-handle of its own. Energy, power and the power limit are of the whole board, and its first
-partition answers for them; processes are listed by partition. The board is one domain.
+handle of its own. Energy, power, limits and clocks are of the whole board, and its first partition
+answers for them; processes are listed by partition. The board is one domain, known by the PCI
+address of its first function, as partitions share the UUID.
+
+The library finds boards and their partitions when it is initialised, and never again. So it is
+initialised anew, which keeps the settings and counters of all boards, to find a board that was
+lost, and after a board was divided differently. Handles are void after that.
+
+AMD SMI's status codes become those codes of NVML with the same meaning.
+
+The driver keeps power limits in whole watts. A clock is limited by the performance level
+"determinism", which shows that it is in force; the limit itself cannot be read back. The original
+level is "auto". A board with any other level is managed by another program, and is left alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 from wattspan.model import (
-    Domain,
-    Failure,
     GpuStatus,
-    HwType,
     Instant,
     Microjoules,
     Milliwatts,
-    Nanoseconds,
     PowerLimits,
-    Provenance,
-    Reading,
-    Trouble,
 )
-from wattspan.model.settings import Duration, Table, about
-from wattspan.ports import SourceContext
-from wattspan.sources import gpu_calls
-from wattspan.sources.amdsmi.calls import (
-    SOURCE,
-    AmdSmiLibrary,
-    call_failure,
-    cause_of,
-    number,
+from wattspan.model.settings import Duration, about
+from wattspan.ports import Clock, ProcessDirectory, SourceContext
+from wattspan.sources.energy_meter import EnergyAccumulator
+from wattspan.sources.gpu import calls
+from wattspan.sources.gpu.calls import (
+    DriverError,
+    DriverLibrary,
+    DriverMessages,
+    GpuCalls,
+    GpuLostError,
 )
-from wattspan.sources.amdsmi.energy import EnergyAccumulator, accumulated
-from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
-from wattspan.sources.call_interval import CallInterval
-from wattspan.sources.energy_meter import (
-    ENERGY_CHOICE,
-    CounterCheck,
-    EnergyChoice,
-    EnergyMeter,
-    SensorView,
+from wattspan.sources.gpu.port import (
+    BoardPlace,
+    GpuBoard,
+    GpuClockReading,
+    GpuControls,
+    GpuDevice,
+    GpuGauges,
+    GpuIdentity,
+    GpuSettings,
+    GpuVendor,
+    driver_text,
 )
-from wattspan.sources.gpu_calls import GpuCalls, GpuLostError
-from wattspan.sources.gpu_sampling import (
-    FROZEN,
-    GAUGE_SAMPLES,
-    MAX_USAGE_INTERVAL,
-    SUSPENDED,
-    GpuFindings,
-    PowerReading,
-    largest_power,
-    stamped,
-)
+from wattspan.sources.gpu.usage import PROCESSES, ProcessActivity, ProcessListUsage
 
-ENERGY, POWER, PROCESSES, LIMITS = "energy accumulator", "power", "processes", "power limits"
+AMD = "0x1002"
+"""AMD's number as a vendor of PCI devices, as the package and the kernel write it."""
+ENERGY, POWER, LIMITS = "energy accumulator", "power", "power limits"
 METHOD = "gpu-cu-occupancy"
 EMULATED_UUID = "e0e0e0e0-0000-1000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
@@ -66,10 +65,75 @@ the real one, and its figures must then be labelled as emulated.
 UNDIVIDED = "SPX"
 SAMPLE_DUTY = 0.72
 """The assumed part of the time that a power of the moment stands for: its window is not stated."""
-_BUSY, _UNLISTED_RECORDS = 20, 5
-"""Percent of a device that is in use by a process, and records in which none was listed."""
+MAX_HANDLES = 512
 
-MICROWATTS = 1000  # in a milliwatt
+_INVALID = 1
+"""AMDSMI_STATUS_INVAL: also the answer to a handle of an earlier initialisation."""
+_NVML_CODES = {
+    _INVALID: calls.INVALID_ARGUMENT,
+    2: calls.NOT_SUPPORTED,
+    3: calls.NOT_SUPPORTED,  # not yet implemented
+    5: calls.FUNCTION_NOT_FOUND,
+    6: calls.GPU_NOT_FOUND,  # an error of libdrm: the device file is gone
+    **dict.fromkeys((8, 9, 11, 30), calls.TIMED_OUT),  # timeout, retry, interrupt, busy
+    10: calls.NO_PERMISSION,
+    17: calls.INVALID_ARGUMENT,  # out of bounds
+    18: calls.UNINITIALIZED,
+    31: calls.GPU_NOT_FOUND,
+    32: calls.UNINITIALIZED,
+    34: calls.DRIVER_NOT_LOADED,
+    40: calls.NOT_SUPPORTED,  # no data
+    52: calls.NOT_SUPPORTED,  # no file of the driver for it
+}
+"""Codes of NVML, by AMDSMI_STATUS_*. Any other is an unknown error."""
+
+MESSAGES = DriverMessages(
+    source="amdsmi",
+    label="AMD SMI",
+    causes={
+        calls.TIMED_OUT: "the driver is busy or timed out",
+        calls.UNINITIALIZED: "AMD SMI is not initialised",
+        calls.INVALID_ARGUMENT: "AMD SMI rejects the call",
+        calls.NOT_SUPPORTED: "this GPU or its driver does not support it",
+        calls.NO_PERMISSION: "permission denied",
+        calls.DRIVER_NOT_LOADED: "the amdgpu driver is not loaded",
+        calls.FUNCTION_NOT_FOUND: "the installed package or library is too old for the call",
+        calls.GPU_NOT_FOUND: "the driver no longer knows the GPU",
+        calls.UNKNOWN: "the library reports an unknown error",
+    },
+    remedies={
+        calls.NO_PERMISSION: (
+            "Give the agent access to /dev/kfd and /dev/dri/renderD*: the groups render and video,"
+            " in a container with --device, in a systemd unit with DeviceAllow=."
+        ),
+        calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); the agent keeps trying.",
+        calls.GPU_NOT_FOUND: "Look at lspci and dmesg; the agent keeps trying.",
+    },
+    setter_remedies={
+        calls.NOT_SUPPORTED: "In a virtual machine, cap the board on its host.",
+        calls.NO_PERMISSION: "AMD's driver lets root alone set it: run `wattspan capper` as root.",
+        calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); limits then have the defaults.",
+        calls.FUNCTION_NOT_FOUND: "Install the version of amdsmi that belongs to this host's ROCm.",
+        calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
+        calls.UNKNOWN: "Look for messages of amdgpu in dmesg; it is tried again.",
+    },
+    counter=ENERGY,
+    untrusted="Its power is integrated instead; another driver or ROCm may help.",
+    motionless="On a board of two dies (MI250X), the first die reports for both.",
+    no_gpu=(
+        "the library finds no GPU",
+        "Look at lspci and dmesg, and at the rights of /dev/kfd and /dev/dri/renderD*; the agent"
+        " keeps trying.",
+    ),
+    list_command="See amd-smi list.",
+    unlisted="It reads /proc/PID/fdinfo: run the agent as root, or with CAP_SYS_PTRACE, and in the"
+    " host's pid namespace.",
+    report="Please report it with the versions of ROCm and of the package amdsmi.",
+    hang="Look for messages of amdgpu in dmesg",
+)
+
+_ADDRESS = re.compile(r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.([0-7])")
+_MICROWATTS = 1000  # in a milliwatt
 _MILLIWATTS = 1000  # in a watt
 _MIN_POWER, _MAX_POWER = 1_000_000, 100_000_000_000  # uW; others are blanks, or in another unit
 _MAX_WATTS = 0xFFFE  # 0xFFFF is a blank
@@ -78,18 +142,32 @@ _MAX_CELSIUS = 1000
 _HERTZ_PER_MHZ = 1_000_000
 
 
-class AmdSmiSettings(Table, frozen=True):
+def _code_of(error: Exception) -> int:
+    status = getattr(error, "err_code", None)
+    return _NVML_CODES.get(status, calls.UNKNOWN) if isinstance(status, int) else calls.UNKNOWN
+
+
+def number(value: Any, most: int = 0xFFFF_FFFE) -> int | None:
+    """A figure of the package; None for "N/A", for a blank value and for one above ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        return None
+    return int(value)
+
+
+def board_address(text: Any) -> tuple[str, int]:
+    """The address of a board's first PCI function, and the function or partition, of a BDF.
+
+    ValueError for any other text.
+    """
+    found = _ADDRESS.fullmatch(str(text).lower())
+    if found is None:
+        raise ValueError(f"{text!r} is not the PCI address of a GPU")
+    return f"{found[1]}.0", int(found[2])
+
+
+class AmdSmiSettings(GpuSettings, frozen=True):
     """AMD GPUs: intervals of the calls, and the longest duration of a call."""
 
-    enabled: Annotated[
-        bool | Literal["auto"],
-        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
-    ] = "auto"
-    interval: Annotated[
-        Duration,
-        about("Interval of energy reads, half that of power reads.", least="10ms"),
-    ] = Duration.parse("100ms")
-    energy: Annotated[EnergyChoice, about(ENERGY_CHOICE)] = "auto"
     usage_interval: Annotated[
         Duration,
         about(
@@ -98,39 +176,94 @@ class AmdSmiSettings(Table, frozen=True):
             least="10ms",
         ),
     ] = Duration.parse("500ms")
-    status_interval: Annotated[
-        Duration,
-        about("Interval of reads of limits, clocks, temperature and memory.", least="10ms"),
-    ] = Duration.parse("1s")
-    deadline: Annotated[
-        Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
-    ] = Duration.parse("2s")
-
-    def __post_init__(self) -> None:
-        if self.deadline <= self.interval:
-            raise ValueError("deadline: it must be longer than the interval")
 
 
-@dataclass(frozen=True, slots=True)
-class BoardIdentity:
-    """The constant properties of a board. ``address`` is that of its first PCI function.
+class AmdSmiVendor(GpuVendor):
+    """AMD's boards."""
 
-    Partitions share the UUID, so that the address identifies the board.
-    """
+    messages = MESSAGES
+    kernel_driver = "amdgpu"
+    finds_again = False
+    reinitialise_after = 1
 
-    address: str
-    uuid: str
-    index: int
-    model: str
-    driver: str
+    def __init__(self, amdsmi: Any, clock: Clock) -> None:
+        super().__init__(DriverLibrary(amdsmi, clock, amdsmi.AmdSmiException, _code_of), clock)
+        self._wide: set[str] = set()  # boards with an accumulator of more than 32 bits
 
-    @property
-    def domain_id(self) -> str:
-        return f"gpu:{self.address}"
+    def begin(self) -> None:
+        self.library.call("amdsmi_init")
 
-    def name(self, *, emulated: bool) -> str:
-        label = f"{self.model or 'AMD GPU'} {self.index}"
-        return f"Emulated {label}" if emulated else label
+    def end(self) -> None:
+        self.library.call("amdsmi_shut_down")
+
+    def places(self) -> list[BoardPlace]:
+        """The boards with the handles of their partitions, in their order.
+
+        A handle that does not tell its address is left out.
+        """
+        boards: dict[str, list[tuple[int, Any]]] = {}
+        for handle in self.library.call("amdsmi_get_processor_handles")[:MAX_HANDLES]:
+            try:
+                address, function = board_address(
+                    self.library.call("amdsmi_get_gpu_device_bdf", handle)
+                )
+            except (DriverError, ValueError) as error:
+                if calls.code_of(error) in calls.SESSION_ERRORS:
+                    raise
+                continue
+            boards.setdefault(address, []).append((function, handle))
+        return [
+            BoardPlace(
+                f"AMD GPU {address}",
+                (address, index, [handle for _, handle in sorted(found, key=lambda one: one[0])]),
+                f"gpu:{address}",
+            )
+            for index, (address, found) in enumerate(boards.items())
+        ]
+
+    def open(self, place: BoardPlace) -> GpuBoard | None:
+        address, index, handles = place.key
+        asic = self._identity_field("amdsmi_get_gpu_asic_info", handles[0]) or {}
+        if asic.get("vendor_id", AMD) != AMD:
+            return None
+        uuid = _text(self._identity_field("amdsmi_get_gpu_device_uuid", handles[0]) or "")
+        driver = self._identity_field("amdsmi_get_gpu_driver_info", handles[0]) or {}
+        identity = GpuIdentity(
+            f"gpu:{address}",
+            index,
+            _text(asic.get("market_name", "")),
+            tuple(filter(None, (address, uuid, f"amd:{index}"))),
+            kind="AMD GPU",
+            driver=_text(driver.get("driver_version", "")),
+            pci=address,
+            emulated=uuid.startswith(EMULATED_UUID),
+        )
+        return GpuBoard(identity, handles)
+
+    def _identity_field(self, name: str, handle: Any) -> Any:
+        """The answer of a call; None if the driver does not have it. DriverError."""
+        try:
+            return self.library.call(name, handle)
+        except DriverError as error:
+            if error.code not in calls.FIELD_ERRORS:
+                raise
+        except ValueError:  # the package cannot parse what the library tells
+            pass
+        return None
+
+    def device(
+        self, board: GpuBoard, settings: GpuSettings, context: SourceContext
+    ) -> AmdSmiDevice:
+        return AmdSmiDevice(self, board, settings, context.directory)
+
+    def controls(self, board: GpuBoard) -> AmdSmiControls:
+        return AmdSmiControls(self.library, board, self._wide)
+
+
+def _text(value: Any) -> str:
+    """Text of the driver, printable; "" for "N/A"."""
+    text = driver_text(value)
+    return "" if text == "N/A" else text
 
 
 def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
@@ -143,7 +276,7 @@ def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
         microwatts = number(answer.get(key), _MAX_POWER)
         if microwatts is None or microwatts < _MIN_POWER:
             return None
-        return Milliwatts(microwatts // MICROWATTS)
+        return Milliwatts(microwatts // _MICROWATTS)
 
     requested = limit("power_cap")
     return PowerLimits(
@@ -155,161 +288,74 @@ def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
     )
 
 
-class _DomainFacts(NamedTuple):
-    """The facts about a board's domain that may change."""
-
-    derived: bool
-    limit: Milliwatts | None
-    named: bool
-    resolution: int
-    mode: str
-    partitions: int
-    asleep: bool
-
-
-class BoardSampler:
-    """One board through the time in which it answers."""
+class AmdSmiDevice(GpuDevice):
+    """One board, read by the handles of its partitions, the first one first."""
 
     def __init__(
         self,
-        library: AmdSmiLibrary,
-        handles: Sequence[Any],
-        identity: BoardIdentity,
-        context: SourceContext,
-        settings: AmdSmiSettings,
-        epoch: int,
+        vendor: GpuVendor,
+        board: GpuBoard,
+        settings: GpuSettings,
+        directory: ProcessDirectory,
     ) -> None:
-        """``handles``: those of its partitions, the first one first."""
-        clock = context.clock
-        self.identity = identity
-        self.changed = False  # its partitions are no longer those of the handles
-        self._clock = clock
-        self._library = library
-        self._directory = context.directory
-        self._emulated = context.emulated or identity.uuid.startswith(EMULATED_UUID)
-        self._calls = GpuCalls(library, handles[0], clock)
-        self._partitions = self._bind(handles)
-        self._meter = EnergyMeter(epoch)
+        super().__init__(vendor, board)
+        self._directory = directory
+        self._partitions = self._bind(board.handles)
         self._accumulator = EnergyAccumulator()
-        self._check, self._choice = CounterCheck(), settings.energy
-        self._activity: ActivityMeter | None = None
         self._invalid_step = False
-        self.asleep = False  # it is suspended, and not read
         self._answered = False  # energy or power was read
-        self._unlisted = 0  # records in a row with a busy device and no process
         self._mode: str | None = None
-        self._at = clock.now()
-        self._power = PowerReading()
-        self._busy: int | None = None
-        self._limits = PowerLimits()
-        self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
-        self._status_pace = CallInterval(settings.status_interval, clock)
-        self._usage_pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
-        self._facts = self._domain_facts()
-        self.domain = self._define(self._facts)
+        self._changed = False
+        self.usage = ProcessListUsage(self, settings, METHOD, self._list_processes)
+
+    def rebind(self, board: GpuBoard) -> None:
+        super().rebind(board)
+        self._partitions = self._bind(board.handles)
+        self._changed, self._mode = False, None
+
+    def _bind(self, handles: Sequence[Any]) -> list[GpuCalls]:
+        others = (GpuCalls(self.library, handle, self.clock) for handle in handles[1:])
+        return [self.calls, *others]
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next readings; it never falls."""
-        return self._meter.epoch + self._accumulator.epoch
+        return self._accumulator.epoch
 
-    def rebind(self, handles: Sequence[Any]) -> None:
-        """Use new handles: the library was initialised again, and this board was not lost."""
-        self._calls.rebind(handles[0])
-        self._partitions = self._bind(handles)
-        self.changed, self._mode = False, None
+    @property
+    def counter_fault(self) -> str:
+        fault = "the library returns no valid accumulator and resolution"
+        return fault if self._invalid_step else ""
 
-    def _bind(self, handles: Sequence[Any]) -> list[GpuCalls]:
-        others = (GpuCalls(self._library, handle, self._clock) for handle in handles[1:])
-        return [self._calls, *others]
+    @property
+    def partitions(self) -> str:
+        count = len(self._partitions)
+        return f" in {count} partitions ({self._mode or UNDIVIDED})" if count > 1 else ""
 
-    def pause(self, into: GpuFindings) -> None:
-        """Make no call: the board is suspended, and a call would wake it."""
-        if self.asleep:
-            return
-        self.flush_usage(into)
-        self._meter.pause()
-        self.asleep = True
-        self._follow_facts()
+    @property
+    def changed(self) -> bool:
+        return self._changed
 
-    def sample(self, into: GpuFindings) -> None:
-        """Make the calls that are due. Raises GpuLostError or SessionLostError."""
-        if self.asleep:
-            self.asleep, self._activity = False, None
-        energy, self._at = self._energy()
-        at = self._at
-        usage_due, status_due = self._usage_pace.begin(at.mono), self._status_pace.begin(at.mono)
-        counted = energy is not None and self._meter.derived is False
-        looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
-        if looks:
-            with self._gauge_pace:
-                self._power = self._read_power()
-                self._busy = self._read_activity()
-        self._refuse_if_unplugged()
-        self._count(at, energy, self._power.draw if looks else None, into)
-        if looks:
-            self._measure_use(at, into, settle=usage_due)
-        if status_due:
-            with self._status_pace:
-                into.gpus.append(self._status(at))
-        self._follow_facts()
+    def sensor_duty(self, gauges: GpuGauges) -> float:
+        return SAMPLE_DUTY if gauges.average is None else 1.0
 
-    def _follow_facts(self) -> None:
-        facts = self._domain_facts()
-        if facts != self._facts:  # the same object while nothing changes: callers compare
-            self._facts, self.domain = facts, self._define(facts)
-
-    def _refuse_if_unplugged(self) -> None:
-        """A board whose files have gone answers "not supported" to everything."""
-        refused = (self._calls.refused(what) for what in (ENERGY, POWER))
-        if all(code == gpu_calls.NOT_SUPPORTED for code in refused):
-            if self._answered:
-                raise GpuLostError(gpu_calls.GPU_NOT_FOUND)
-        else:
-            self._answered = True
-
-    # -------------------------------------------------------------------- energy and power
-
-    def _energy(self) -> tuple[Microjoules | None, Instant]:
-        """The accumulated energy, stamped half-way through its call."""
-        call = "amdsmi_get_energy_count"
-        answer, at = stamped(self._clock, lambda: self._calls.ask(ENERGY, call))
+    def energy(self, max_power: Milliwatts) -> tuple[Microjoules | None, Instant]:
+        answer, at = self.calls.stamped(ENERGY, "amdsmi_get_energy_count")
         if answer is None:
             return None, at
-        # Releases before 6.2.1 call the accumulator "power".
-        value = accumulated(answer)
-        step = answer.get("counter_resolution")
+        value, step = accumulated(answer), answer.get("counter_resolution")
         energy = None
         if isinstance(value, int) and isinstance(step, int | float):
-            energy = self._accumulator.advance(at, value, step, self._max_power)
+            energy = self._accumulator.advance(at, value, step, max_power)
         self._invalid_step = energy is None
         return energy, at
 
-    @property
-    def _max_power(self) -> Milliwatts:
-        return largest_power(self._limits.maximum)
-
-    def _count(
-        self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
-    ) -> None:
-        duty = SAMPLE_DUTY if self._power.average is None else 1.0
-        view = SensorView(duty, self._busy is None or self._busy > 0, self._max_power)
-        compared = self._meter.integral.compared
-        self._check.observe(at.mono, compared, view, frozen=self._meter.frozen)
-        refused = self._calls.refused(ENERGY) is not None or self._invalid_step
-        trusted = self._choice == "counter" or (
-            self._choice == "auto" and not self._check.misreports
-        )
-        counter = self._meter.read(at, energy, power, refused=refused, trusted=trusted)
-        if counter is not None:
-            into.readings.append(Reading(self.domain.id, at, counter, self.epoch))
-
-    def _read_power(self) -> PowerReading:
+    def gauges(self) -> GpuGauges:
         """Boards have either the power of the moment (MI300) or a mean (older ones, Radeon).
 
-        Some releases of the library have neither, and one of them under a common name.
+        Some releases of the library have neither, and one of them under a common name. The
+        activity is that of the graphics and compute pipes, the mean of the partitions.
         """
-        answer = self._calls.ask(POWER, "amdsmi_get_power_info") or {}
+        answer = self.calls.ask(POWER, "amdsmi_get_power_info") or {}
 
         def power(kind: str) -> Milliwatts | None:
             watts = number(answer.get(kind), _MAX_WATTS)
@@ -317,17 +363,28 @@ class BoardSampler:
 
         average, instant = power("average_socket_power"), power("current_socket_power")
         known = [one for one in (average, instant, power("socket_power")) if one is not None]
-        return PowerReading(average, instant, known[0] if known else None)
+        activities = self._ask_partitions("activity", "amdsmi_get_gpu_activity")
+        busy = [
+            percent
+            for activity in activities
+            if activity is not None
+            and (percent := number(activity.get("gfx_activity"), 100)) is not None
+        ]
+        self._refuse_if_unplugged()
+        return GpuGauges(
+            average,
+            instant,
+            known[0] if known else None,
+            sum(busy) // len(busy) if busy else None,
+        )
 
-    def _read_activity(self) -> int | None:
-        """Percent of the time in which the graphics and compute pipes were busy.
-
-        The percentage of a divided board is the mean of its partitions.
-        """
-        answers = self._ask_partitions("activity", "amdsmi_get_gpu_activity")
-        busy = [number(answer.get("gfx_activity"), 100) for answer in answers if answer is not None]
-        known = [percent for percent in busy if percent is not None]
-        return sum(known) // len(known) if known else None
+    def _refuse_if_unplugged(self) -> None:
+        """A board whose files have gone answers "not supported" to everything."""
+        refused = (self.calls.refused(what) for what in (ENERGY, POWER))
+        if not all(code == calls.NOT_SUPPORTED for code in refused):
+            self._answered = True
+        elif self._answered:
+            raise GpuLostError(calls.GPU_NOT_FOUND)
 
     def _ask_partitions(self, what: str, name: str) -> list[Any]:
         """The answers of all partitions; None of one that does not answer, or is gone."""
@@ -336,32 +393,11 @@ class BoardSampler:
             try:
                 answers.append(partition.ask(what, name))
             except GpuLostError:
-                if partition is self._calls:
+                if partition is self.calls:
                     raise
-                self.changed = True
+                self._changed = True
                 answers.append(None)
         return answers
-
-    # -------------------------------------------------------------------------------- usage
-
-    def _measure_use(self, at: Instant, into: GpuFindings, *, settle: bool) -> None:
-        if self._activity is None:
-            self._activity = ActivityMeter(self.domain.id, at)
-        self._activity.observe_device(at.mono, self._busy)
-        if settle:
-            with self._usage_pace:
-                processes = self._list_processes()
-            usage = self._activity.usage(at, processes)
-            if usage is not None:
-                into.usages.append(usage)
-            unlisted = processes == [] and (self._busy or 0) >= _BUSY
-            self._unlisted = self._unlisted + 1 if unlisted else 0
-
-    def flush_usage(self, into: GpuFindings) -> None:
-        """Report the usage so far of a board that was lost."""
-        usage = None if self._activity is None else self._activity.usage(self._at, None)
-        if usage is not None:
-            into.usages.append(usage)
 
     def _list_processes(self) -> list[ProcessActivity] | None:
         """The processes on all partitions; None if the driver does not list them."""
@@ -382,26 +418,19 @@ class BoardSampler:
             for pid, engine in engines.items()
         ]
 
-    # ------------------------------------------------------------------------------- status
-
-    def _status(self, at: Instant) -> GpuStatus:
-        """The status at ``at``, of which power and activity were read before."""
-        constant, ask = self._library.constant, self._calls.ask
-        self._limits = power_limits(ask(LIMITS, "amdsmi_get_power_cap_info") or {})
-        video = constant("AmdSmiMemoryType", "VRAM")
-        hotspot = constant("AmdSmiTemperatureType", "HOTSPOT")
-        now = constant("AmdSmiTemperatureMetric", "CURRENT")
-        integrated, counted = self._meter.comparison
+    def status(self, at: Instant) -> GpuStatus:
+        ask = self.calls.ask
+        limits = power_limits(ask(LIMITS, "amdsmi_get_power_cap_info") or {})
+        video = _constant(self.library, "AmdSmiMemoryType", "VRAM")
+        hotspot = _constant(self.library, "AmdSmiTemperatureType", "HOTSPOT")
+        now = _constant(self.library, "AmdSmiTemperatureMetric", "CURRENT")
         self._follow_partitions()
         return GpuStatus(
-            self.domain.id,
+            self.identity.domain_id,
             at,
-            power_average=self._power.average,
-            power_instant=self._power.instant,
-            limits=self._limits,
+            limits=limits,
             sm_clock_hz=self._clock_hertz("GFX"),
             memory_clock_hz=self._clock_hertz("MEM"),
-            utilisation=None if self._busy is None else self._busy / 100,
             temperature_celsius=number(
                 ask("temperature", "amdsmi_get_temp_metric", hotspot, now), _MAX_CELSIUS
             ),
@@ -409,124 +438,103 @@ class BoardSampler:
                 ask("used memory", "amdsmi_get_gpu_memory_usage", video), _MAX_MEMORY
             ),
             memory_total=number(ask("memory", "amdsmi_get_gpu_memory_total", video), _MAX_MEMORY),
-            integrated_energy=integrated,
-            counter_energy=counted,
-            energy_basis=self._meter.basis,
-            energy_disagrees=self._check.disagrees,
-            model=self.identity.model,
-            driver=self.identity.driver,
-            index=self.identity.index,
             partition_mode=self._mode,
         )
 
     def _clock_hertz(self, kind: str) -> int | None:
-        clock = self._library.constant("AmdSmiClkType", kind)
-        answer = self._calls.ask(f"{kind} clock", "amdsmi_get_clock_info", clock) or {}
+        clock = _constant(self.library, "AmdSmiClkType", kind)
+        answer = self.calls.ask(f"{kind} clock", "amdsmi_get_clock_info", clock) or {}
         megahertz = number(answer.get("clk"))
         return None if megahertz is None else megahertz * _HERTZ_PER_MHZ
 
     def _follow_partitions(self) -> None:
         """Notice another division of the board: the handles are then those of the former one."""
-        mode = self._calls.ask("partition mode", "amdsmi_get_gpu_compute_partition")
+        mode = self.calls.ask("partition mode", "amdsmi_get_gpu_compute_partition")
         if mode is None:
             return
-        self.changed = self.changed or self._mode not in {None, mode}
+        self._changed = self._changed or self._mode not in {None, mode}
         self._mode = str(mode)
 
-    # ------------------------------------------------------------------------------- domain
 
-    def _domain_facts(self) -> _DomainFacts:
-        return _DomainFacts(
-            bool(self._meter.derived),
-            self._limits.maximum,
-            self._calls.refused(PROCESSES) is None,
-            self._meter.step.resolution,
-            self._mode or UNDIVIDED,
-            len(self._partitions),
-            self.asleep,
-        )
+def _constant(library: DriverLibrary, enumeration: str, name: str) -> Any:
+    """A member of one of the package's enumerations."""
+    return getattr(getattr(library.binding, enumeration), name)
 
-    def _define(self, facts: _DomainFacts) -> Domain:
-        provenance = Provenance.DERIVED if facts.derived else Provenance.MEASURED
-        how = "integrated from its power" if facts.derived else "by its energy accumulator"
-        how += SUSPENDED if facts.asleep else ""
-        parts = f" in {facts.partitions} partitions ({facts.mode})" if facts.partitions > 1 else ""
-        return Domain(
-            id=self.identity.domain_id,
-            hw_type=HwType.GPU,
-            name=self.identity.name(emulated=self._emulated),
-            source=SOURCE,
-            provenance=Provenance.EMULATED if self._emulated else provenance,
-            resource=self.identity.domain_id,
-            method=METHOD if facts.named else "none",
-            max_power=self._max_power,
-            resolution=Nanoseconds(facts.resolution),
-            why=f"the whole board{parts}, {how}",
-            pci=self.identity.address,
-        )
 
-    # ----------------------------------------------------------------------------- failures
+def accumulated(answer: Mapping[str, Any]) -> Any:
+    """The accumulator in the library's answer; releases before 6.2.1 call it "power"."""
+    return answer.get("energy_accumulator", answer.get("power"))
 
-    def failures(self) -> list[Failure]:
-        """Everything that is wrong with this board, as long as it is."""
-        found = self._calls.failures(self._call_failure)
-        if self._meter.derived is None and self._calls.refused(ENERGY) is not None:
-            found.append(
-                self._failure(
-                    "energy and power",
-                    Trouble.ABSENT,
-                    "the GPU offers neither an energy accumulator nor its power",
-                    "In a virtual machine, read it on the host.",
-                )
+
+_SENSOR = 0  # of the whole board
+_AUTO, _DETERMINISM = "AUTO", "DETERMINISM"
+
+
+class AmdSmiControls(GpuControls):
+    """The knobs of one board, by the handle of its first partition."""
+
+    def __init__(self, library: DriverLibrary, board: GpuBoard, wide: set[str]) -> None:
+        """``wide``: the boards whose accumulator is known to have more than 32 bits."""
+        self._library, self._handle = library, board.handles[0]
+        self._device, self._wide = board.identity.domain_id, wide
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._library.call(name, self._handle, *arguments)
+
+    def power_limits(self) -> PowerLimits:
+        limits = power_limits(self._call("amdsmi_get_power_cap_info"))
+        if limits.requested is None:
+            raise DriverError(calls.NOT_SUPPORTED)
+        return limits
+
+    def set_power_limit(self, milliwatts: int) -> None:
+        self._call("amdsmi_set_power_cap", _SENSOR, milliwatts * _MICROWATTS)
+
+    def clock_range(self) -> tuple[int | None, int]:
+        clocks = self._clocks()
+        highest = number(clocks.get("max_clk"))
+        if not highest:
+            raise DriverError(calls.NOT_SUPPORTED)
+        return number(clocks.get("min_clk")), highest
+
+    def clock(self) -> GpuClockReading:
+        """The limit is gone if another program, or a reset of the board, removed it."""
+        limited = self._level() == _DETERMINISM
+        return GpuClockReading(number(self._clocks().get("clk")), limited)
+
+    def limit_clock(self, lowest: int, highest: int) -> None:
+        del lowest  # the level has none: an idle board can sleep
+        level = self._level()
+        if level not in {_AUTO, _DETERMINISM}:
+            raise DriverError(
+                calls.NO_PERMISSION,
+                cause=f"another program has set its performance level to {level}",
+                remedy="Set it to auto: amd-smi set --perf-level auto.",
             )
-        elif self._meter.unmeasured:
-            found.append(
-                self._failure(
-                    "energy and power",
-                    Trouble.ABSENT,
-                    "its energy accumulator stays at 0, and it reports no power",
-                    "On a board of two dies (MI250X), the first die reports for both.",
-                )
-            )
-        if self._meter.frozen:
-            found.append(self._distrust(FROZEN))
-        if self._invalid_step:
-            found.append(self._distrust("the library returns no valid accumulator and resolution"))
-        if self._check.misreports and self._choice == "auto":
-            found.append(self._distrust("its energy differs from the power of the GPU"))
-        elif self._check.finding:
-            found.append(
-                self._failure(
-                    ENERGY,
-                    Trouble.MALFORMED,
-                    self._check.finding,
-                    f"The {self._meter.basis or 'counter'} counts; choose by"
-                    " [sources.amdsmi] energy, after a comparison with a meter.",
-                )
-            )
-        refusal = self._calls.refused(PROCESSES)
-        if refusal is not None and refusal != gpu_calls.NO_PERMISSION:
-            remedy = "All of its energy stays unattributed."
-            found.append(self._failure(PROCESSES, Trouble.ABSENT, cause_of(refusal), remedy))
-        if self._unlisted >= _UNLISTED_RECORDS:
-            found.append(
-                self._failure(
-                    PROCESSES,
-                    Trouble.DENIED,
-                    "the GPU is busy, and the library lists no process",
-                    "It reads /proc/PID/fdinfo: run the agent as root, or with CAP_SYS_PTRACE, and"
-                    " in the host's pid namespace.",
-                )
-            )
-        return found
+        self._call("amdsmi_set_gpu_perf_determinism_mode", highest)
 
-    def _distrust(self, cause: str) -> Failure:
-        remedy = "Its power is integrated instead; another driver or ROCm may help."
-        return self._failure(ENERGY, Trouble.MALFORMED, cause, remedy)
+    def reset_clock(self) -> None:
+        level = _constant(self._library, "AmdSmiDevPerfLevel", _AUTO)
+        self._call("amdsmi_set_gpu_perf_level", level)
 
-    def _call_failure(self, what: str, code: int) -> Failure:
-        return call_failure(f"{what} of {self.domain.name}", code, self.domain.id)
+    def odometer(self) -> int | None:
+        """The energy accumulator, once it is known not to be one of 32 bits, which wraps."""
+        try:
+            answer = self._call("amdsmi_get_energy_count")
+        except DriverError as error:
+            calls.raise_if_lost(error.code)
+            return None
+        value = number(accumulated(answer), 1 << 64) or 0
+        if value >> 32:
+            self._wide.add(self._device)
+        return value if self._device in self._wide else None
 
-    def _failure(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
-        thing = f"{what} of {self.domain.name}"
-        return Failure(SOURCE, thing, trouble, cause, remedy, self.domain.id)
+    def _clocks(self) -> Mapping[str, Any]:
+        kind = _constant(self._library, "AmdSmiClkType", "GFX")
+        answer: Mapping[str, Any] = self._call("amdsmi_get_clock_info", kind)
+        return answer
+
+    def _level(self) -> str:
+        """The performance level, as in "AUTO"."""
+        level = self._call("amdsmi_get_gpu_perf_level")
+        return str(level).removeprefix("AMDSMI_DEV_PERF_LEVEL_")

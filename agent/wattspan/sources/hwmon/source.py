@@ -32,8 +32,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
-from wattspan.sources.call_interval import CallInterval
-from wattspan.sources.driver_thread import DriverThreadSource
+from wattspan.sources.driver_thread import CallInterval, DriverThreadSource
 from wattspan.sources.energy_meter import PowerIntegral
 from wattspan.sources.hwmon.sensors import (
     ALTRA_CORES,
@@ -199,8 +198,7 @@ class SensorMeter:
             shown = " and ".join(map(str, values))
             raise ValueError(f"{shown} is no possible value")
         # An average describes the middle of its interval.
-        half = sensor.interval // 2
-        middle = Instant(at.mono - half, at.wall - half, at.asleep)
+        middle = at.before(sensor.interval // 2)
         if not self._integral.feed(middle, power, None):
             self.epoch += 1
         return self._at(middle, self._integral.energy)
@@ -233,13 +231,16 @@ _GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
 
 
 class HwmonSource:
-    """The CounterSource of ``<sysfs>/class/hwmon``. Owned by one thread.
+    """The CounterSource of ``<sysfs>/class/hwmon``, and the DriverSession of its thread.
+
+    Owned by one thread.
 
     Summed sensors are read first: the firmware of NVIDIA Grace renews only one meter of a socket in
     50 ms, the one that is read first.
     """
 
     name = NAME
+    near_an_edge = False  # the steps of a sensor's values are not observed
 
     def __init__(
         self, sysfs: Path, clock: Clock, roles: Mapping[str, str], *, emulated: bool = False
@@ -256,6 +257,20 @@ class HwmonSource:
         self._domains: tuple[Domain, ...] = ()
         self._vanished: dict[str, Failure] = {}  # by domain id
         self._due = 0
+        self.current_call: tuple[str, int] | None = None
+
+    def sample(self) -> Batch:
+        self.current_call = ("the read of the sensors", self._clock.monotonic())
+        try:
+            return self.read()
+        finally:
+            self.current_call = None
+
+    def next_edge_read(self, now: int) -> int | None:
+        """None: no sensor is read between samples."""
+
+    def read_edges(self, now: int) -> None:
+        """Without effect."""
 
     def read(self) -> Batch:
         now = self._clock.monotonic()
@@ -402,37 +417,6 @@ def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
     return Failure(NAME, path, Trouble.RETRY, reason, _AGAIN, domain_id)
 
 
-class SensorSession:
-    """The DriverSession of a HwmonSource: its reads are the samples of a thread."""
-
-    near_an_edge = False  # the steps of a sensor's values are not observed
-
-    def __init__(self, source: HwmonSource, clock: Clock) -> None:
-        self._source = source
-        self._clock = clock
-        self._call: tuple[str, int] | None = None
-
-    @property
-    def current_call(self) -> tuple[str, int] | None:
-        return self._call
-
-    def sample(self) -> Batch:
-        self._call = ("the read of the sensors", self._clock.monotonic())
-        try:
-            return self._source.read()
-        finally:
-            self._call = None
-
-    def next_edge_read(self, now: int) -> int | None:
-        """None: no sensor is read between samples."""
-
-    def read_edges(self, now: int) -> None:
-        """Without effect."""
-
-    def close(self) -> None:
-        self._source.close()
-
-
 @dataclass(frozen=True, slots=True)
 class _SampleIntervals:
     interval: int = POWER_READ_INTERVAL
@@ -440,14 +424,10 @@ class _SampleIntervals:
     deadline: int = 5 * SECOND
 
 
-class SensorThread(DriverThreadSource):
-    """A HwmonSource that is read by a thread, out of step with the agent's ticks."""
-
-    name = NAME
-
-    def __init__(self, source: HwmonSource, clock: Clock) -> None:
-        session, advice = SensorSession(source, clock), "Look for messages of the sensors in dmesg"
-        super().__init__(session, clock, _SampleIntervals(), "hwmon", advice)
+def read_in_thread(source: HwmonSource, clock: Clock) -> DriverThreadSource:
+    """``source`` read by a thread, out of step with the agent's ticks; it is not started."""
+    advice = "Look for messages of the sensors in dmesg"
+    return DriverThreadSource(NAME, source, clock, _SampleIntervals(), "hwmon", advice)
 
 
 class HwmonSettings(Table, frozen=True):
@@ -499,7 +479,7 @@ def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource
             )
         return None
     sensors = HwmonSource(sysfs, context.clock, settings.sensors, emulated=context.emulated)
-    source = SensorThread(sensors, context.clock)
+    source = read_in_thread(sensors, context.clock)
     source.start()
     return source
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from wattspan.model import Failure
 from wattspan.ports import Clock
-from wattspan.sources.gpu_calls import (
+from wattspan.sources.gpu.calls import (
     DEPRECATED,
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -25,99 +24,85 @@ from wattspan.sources.gpu_calls import (
     NOT_SUPPORTED,
     RESET_REQUIRED,
     SUCCESS,
+    TIMED_OUT,
     UNINITIALIZED,
     UNKNOWN,
     VERSION_MISMATCH,
+    DriverLibrary,
+    DriverMessages,
     GpuCalls,
-    call_trouble,
 )
-from wattspan.util.text import printable
+from wattspan.sources.gpu.port import driver_text
 
-SOURCE = "nvml"
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
-MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
-_CAUSES = {
-    UNINITIALIZED: "NVML is not initialised",
-    NOT_SUPPORTED: "this GPU, in its present mode, does not support it",
-    NO_PERMISSION: "permission denied",
-    NOT_FOUND: "the driver has no such data",
-    INSUFFICIENT_SIZE: "the list grew faster than it could be read",
-    DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
-    10: "the driver timed out",
-    LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found",
-    FUNCTION_NOT_FOUND: "the installed driver is too old for the call",
-    GPU_IS_LOST: "the GPU has fallen off the bus or is otherwise inaccessible",
-    RESET_REQUIRED: "the GPU needs a reset",
-    17: "the operating system blocked the request",
-    LIB_RM_VERSION_MISMATCH: "the NVML library and the loaded driver differ in version",
-    20: "the driver is out of memory",
-    VERSION_MISMATCH: "the installed driver does not know this version of the call",
-    DEPRECATED: "the installed driver no longer supports the call",
-    27: "the driver is not ready yet",
-    GPU_NOT_FOUND: "the driver no longer knows the GPU",
-    UNKNOWN: "the driver reports an unknown error",
-}
-_REMEDIES = {
-    NO_PERMISSION: (
-        "Give the agent access to /dev/nvidiactl and /dev/nvidia*: in a container through"
-        " NVIDIA's runtime, in a systemd unit with DeviceAllow=."
-    ),
-    DRIVER_NOT_LOADED: "Load it (modprobe nvidia); the agent keeps trying.",
-    LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
-    GPU_IS_LOST: "Look for Xid messages in dmesg; the agent keeps trying.",
-    RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot; the agent keeps trying.",
-    GPU_NOT_FOUND: "Look at lspci and dmesg; the agent keeps trying.",
-    17: "Look for a cgroup device rule that keeps the agent from /dev/nvidia*.",
-}
-
-
-def cause_of(code: int) -> str:
-    """The meaning of ``code``, as the cause in a sentence."""
-    return _CAUSES.get(code, f"NVML answers with error {code}")
-
-
-def call_failure(thing: str, code: int, domain_id: str | None = None) -> Failure:
-    """The failure of ``thing`` by NVML's error ``code``."""
-    trouble, remedy = call_trouble(code), _REMEDIES.get(code, "")
-    return Failure(SOURCE, thing, trouble, cause_of(code), remedy, domain_id)
-
-
-class NvmlLibrary:
-    """NVML's functions. Errors are the binding's own ``NVMLError``.
-
-    ``current`` is the name of the call under way and the monotonic time of its start; None without
-    a call. Other threads read it, so one attribute holds one tuple.
-    """
-
-    def __init__(self, nvml: Any, clock: Clock) -> None:
-        self._nvml = nvml
-        self._clock = clock
-        self.error: type[Exception] = nvml.NVMLError
-        self.current: tuple[str, int] | None = None
-
-    def structure(self, name: str) -> Any:
-        """A new structure of the binding; "function not found" if the binding is too old."""
-        kind = getattr(self._nvml, name, None)
-        if kind is None:
-            raise self.error(FUNCTION_NOT_FOUND)
-        return kind()
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        function = getattr(self._nvml, name, None)
-        if function is None:
-            raise self.error(FUNCTION_NOT_FOUND)
-        self.current = (name, self._clock.monotonic())
-        try:
-            return function(*arguments)
-        finally:
-            self.current = None
+_LOOK_FOR_XID = "Look for Xid messages in dmesg; it is tried again."
+MESSAGES = DriverMessages(
+    source="nvml",
+    label="NVML",
+    causes={
+        UNINITIALIZED: "NVML is not initialised",
+        NOT_SUPPORTED: "this GPU, in its present mode, does not support it",
+        NO_PERMISSION: "permission denied",
+        NOT_FOUND: "the driver has no such data",
+        INSUFFICIENT_SIZE: "the list grew faster than it could be read",
+        DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
+        TIMED_OUT: "the driver timed out",
+        LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found",
+        FUNCTION_NOT_FOUND: "the installed driver is too old for the call",
+        GPU_IS_LOST: "the GPU has fallen off the bus or is otherwise inaccessible",
+        RESET_REQUIRED: "the GPU needs a reset",
+        17: "the operating system blocked the request",
+        LIB_RM_VERSION_MISMATCH: "the NVML library and the loaded driver differ in version",
+        20: "the driver is out of memory",
+        VERSION_MISMATCH: "the installed driver does not know this version of the call",
+        DEPRECATED: "the installed driver no longer supports the call",
+        27: "the driver is not ready yet",
+        GPU_NOT_FOUND: "the driver no longer knows the GPU",
+        UNKNOWN: "the driver reports an unknown error",
+    },
+    remedies={
+        NO_PERMISSION: (
+            "Give the agent access to /dev/nvidiactl and /dev/nvidia*: in a container through"
+            " NVIDIA's runtime, in a systemd unit with DeviceAllow=."
+        ),
+        DRIVER_NOT_LOADED: "Load it (modprobe nvidia); the agent keeps trying.",
+        LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
+        GPU_IS_LOST: "Look for Xid messages in dmesg; the agent keeps trying.",
+        RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot; the agent keeps trying.",
+        GPU_NOT_FOUND: "Look at lspci and dmesg; the agent keeps trying.",
+        17: "Look for a cgroup device rule that keeps the agent from /dev/nvidia*.",
+    },
+    setter_remedies={
+        NOT_SUPPORTED: "Virtual GPUs, and many in laptops, leave it to the host: cap them there.",
+        NO_PERMISSION: (
+            "The driver wants CAP_SYS_ADMIN in the host's own user namespace, which root in a "
+            "container does not have by itself; run `wattspan capper` as root on the host."
+        ),
+        DRIVER_NOT_LOADED: "Load it (modprobe nvidia); limits then have the defaults.",
+        FUNCTION_NOT_FOUND: "Install a newer one.",
+        GPU_IS_LOST: _LOOK_FOR_XID,
+        RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot.",
+        LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
+        GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
+        UNKNOWN: _LOOK_FOR_XID,
+    },
+    untrusted="Its power is integrated instead; a newer driver may help.",
+    unmeasured="In a virtual machine, read it on the host; else, try a newer driver.",
+    motionless="In a virtual machine, read it on the host; else, try a newer driver.",
+    list_command="See nvidia-smi -L.",
+    hang="Look for Xid messages in dmesg",
+)
 
 
-def driver_text(value: Any) -> str:
-    """Text of the driver, printable. Old bindings return bytes."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return printable(text[:MAX_TEXT])
+def open_library(nvml: Any, clock: Clock) -> DriverLibrary:
+    """NVML's functions, of the binding ``nvml``."""
+    return DriverLibrary(nvml, clock, nvml.NVMLError, _code_of)
+
+
+def _code_of(error: Exception) -> int:
+    code = getattr(error, "value", UNKNOWN)
+    return code if isinstance(code, int) else UNKNOWN
 
 
 def pci_address(info: Any) -> str:

@@ -1,113 +1,98 @@
-"""One GPU: its calls, their intervals, and the readings, usages and status made of the answers."""
+"""NVIDIA GPUs by NVML's functions: the vendor, its boards, and their limits and clocks.
+
+Handles are void once a GPU fell off the bus or the driver was reloaded, and indices change when a
+GPU goes. So a board is known by its UUID, and gets a new handle whenever the old one is void.
+
+Power limits, in milliwatts, are set by NVML's first setter: nvidia-ml-py's binding of the second
+one drops the return code and reports success for a refusal.
+
+A locked SM clock, in megahertz, is an upper bound that cannot be read back: NVML locks and unlocks
+clocks, and does not report whether they are locked. So the original is "not locked", and a reset is
+all that can restore it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from wattspan.model import (
-    MILLISECOND,
-    Domain,
     Failure,
     GpuStatus,
-    HwType,
     Instant,
     Microjoules,
     Milliwatts,
-    Nanoseconds,
-    Payer,
-    Provenance,
-    Reading,
-    Thing,
-    ThingKind,
+    PowerLimits,
     Trouble,
 )
-from wattspan.model.settings import Duration, Table, about, quoted
-from wattspan.ports import SourceContext
-from wattspan.sources.call_interval import CallInterval
-from wattspan.sources.energy_meter import (
-    ENERGY_CHOICE,
-    CounterCheck,
-    EnergyChoice,
-    EnergyMeter,
-    SensorView,
-)
-from wattspan.sources.gpu_calls import NO_PERMISSION, GpuCalls
-from wattspan.sources.gpu_sampling import (
-    FROZEN,
+from wattspan.model.settings import Duration, about, quoted
+from wattspan.ports import Clock, SourceContext
+from wattspan.sources.driver_thread import CallInterval
+from wattspan.sources.gpu.calls import FIELD_ERRORS, DriverError, GpuCalls
+from wattspan.sources.gpu.port import (
     GAUGE_SAMPLES,
     MAX_USAGE_INTERVAL,
-    SUSPENDED,
-    GpuFindings,
-    PowerReading,
-    largest_power,
-    stamped,
+    BoardPlace,
+    GpuBoard,
+    GpuClockReading,
+    GpuControls,
+    GpuDevice,
+    GpuGauges,
+    GpuIdentity,
+    GpuSettings,
+    GpuVendor,
+    driver_text,
 )
-from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import SOURCE, NvmlLibrary
-from wattspan.sources.nvml.counter_edges import EDGE_GUARD, EdgeDetector
-from wattspan.sources.nvml.counter_scope import CounterScope
+from wattspan.sources.nvml import calls as nvml
 from wattspan.sources.nvml.dcgm import DcgmExporter
-from wattspan.sources.nvml.mig import MigDivision
-from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
-from wattspan.sources.nvml.status import (
-    read_module_power,
-    read_power,
-    read_status,
-    read_utilisation,
-    usage_is_instant,
-)
-from wattspan.util.throttle import RetryBackoff
+from wattspan.sources.nvml.mig import MIN_ACTIVITY_PERIOD, MigDivision, NvmlUsage, UsagePaces
+from wattspan.sources.nvml.processes import GpuProcesses
 
-ENERGY_COUNTER = "energy counter"
-METHOD = "gpu-sm-utilisation"
-_VGPU_GUEST, _VGPU_HOST = 2, 3  # NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
 the real one, and its figures must then be labelled as emulated.
 """
+MAX_GPUS = 256
+"""No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
+
 WINDOW_DUTY = 0.25
 """The part of the time that sensors see on boards without a mean power, and on ``WINDOWED``."""
 WINDOWED = re.compile(r"\b(A100|A30|A800|H\d{2,3}|GH\d{3}|G?B[123]00)\b")
 """Boards whose sensor sees a quarter of the time (arXiv 2312.02741), or may: the energy counter has
 the same sensor, so that a load which is locked to its window can separate it from a mean power.
 """
-MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
-"""NVML requires as much between two samples of the activity of a MIG instance."""
+
+_VGPU_GUEST, _VGPU_HOST = 2, 3  # NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU
+_TURING = 6  # NVML_DEVICE_ARCH_TURING; the numbers ascend with the generations
+_UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+_HERTZ_PER_MHZ = 1_000_000
+_IMPLAUSIBLE_POWER = 100_000_000  # mW; 4294967 W is a blank, not a measurement
+
+_ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"
+_THROTTLE_REASONS = "throttle reasons"
+_REASON_BITS = {
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+}
+
 
 _SECOND = Duration.parse("1s")
 _MAX_STATIC_WATTS = 2000
 
 
-class NvmlSettings(Table, frozen=True):
+class NvmlSettings(GpuSettings, frozen=True):
     """NVIDIA GPUs: intervals of the calls, and the longest duration of a call."""
 
-    enabled: Annotated[
-        bool | Literal["auto"],
-        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
-    ] = "auto"
-    interval: Annotated[
-        Duration, about("Interval of energy reads, half that of power reads; at least 10ms.")
-    ] = Duration.parse("100ms")
-    usage_interval: Annotated[
-        Duration, about("Interval of reads of the processes' utilisation.", least="10ms")
-    ] = Duration.parse("500ms")
     process_interval: Annotated[
         Duration,
         about("Interval of process lists, which are slow on some drivers; at least 1s."),
     ] = _SECOND
-    status_interval: Annotated[
-        Duration,
-        about(
-            "Interval of reads of limits, clocks, temperature, memory and throttling.", least="10ms"
-        ),
-    ] = _SECOND
-    deadline: Annotated[
-        Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
-    ] = Duration.parse("2s")
-    energy: Annotated[EnergyChoice, about(ENERGY_CHOICE)] = "auto"
     static_watts: Annotated[
         Literal["auto"] | dict[str, float],
         about(
@@ -116,7 +101,6 @@ class NvmlSettings(Table, frozen=True):
             'or watts by model, as `{A100 = 85, "H100 80GB" = 115}`: a part of the board\'s name.'
         ),
     ] = "auto"
-
     dcgm: Annotated[
         str,
         about(
@@ -129,6 +113,7 @@ class NvmlSettings(Table, frozen=True):
     ] = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dcgm and not self.dcgm.startswith(("http://", "https://")):
             raise ValueError(
                 f"dcgm: {quoted(self.dcgm)} is no address; write one as "
@@ -141,14 +126,10 @@ class NvmlSettings(Table, frozen=True):
                     f"write {{MODEL = WATTS}} with more than 0 and at most {_MAX_STATIC_WATTS} W, "
                     'or "auto"'
                 )
-        if self.interval < Duration.parse("10ms"):
-            raise ValueError('interval: no counter moves that often; write "10ms" or more')
         if self.process_interval < _SECOND:
             raise ValueError(
                 'process_interval: process lists delay all users of the driver; write "1s" or more'
             )
-        if self.deadline <= self.interval:
-            raise ValueError("deadline: it must be longer than the interval")
 
     @property
     def static_powers(self) -> Mapping[str, float]:
@@ -163,427 +144,318 @@ class NvmlSettings(Table, frozen=True):
         return Milliwatts(round(self.static_powers[max(named, key=len)] * 1000))
 
 
-@dataclass(frozen=True, slots=True)
-class GpuIdentity:
-    """The constant properties of a GPU during one session of the library."""
+class NvmlVendor(GpuVendor):
+    """NVIDIA's boards. ``nested``: pids are those of a pid namespace."""
 
-    uuid: str
-    index: int
-    model: str
-    driver: str
-    architecture: int | None = None
-    pci: str = ""
-
-    @property
-    def domain_id(self) -> str:
-        return f"gpu:{self.uuid}"
-
-    def name(self, *, emulated: bool) -> str:
-        label = f"{self.model or 'GPU'} {self.index}"
-        already = label.lower().startswith("emulated")
-        return f"Emulated {label}" if emulated and not already else label
-
-
-class _DomainFacts(NamedTuple):
-    """The facts about a GPU's domain that may change."""
-
-    derived: bool
-    limit: Milliwatts | None
-    named: bool
-    resolution: int
-    usage_step: int
-    is_stamped: bool  # counter values have the time at which the counter moved
-    asleep: bool
-    of_module: bool  # the counter is that of the superchip around the GPU
-    method: str  # of the division among MIG instances; "" without MIG
-
-
-class GpuSampler:
-    """One GPU through the time in which it answers."""
+    messages = nvml.MESSAGES
+    kernel_driver = "nvidia"
+    resets_settings = True
 
     def __init__(
-        self,
-        library: NvmlLibrary,
-        handle: Any,
-        identity: GpuIdentity,
-        context: SourceContext,
-        settings: NvmlSettings,
-        *,
-        epoch: int,
-        backoff: RetryBackoff,
-        nested: bool,
-        dcgm: DcgmExporter | None = None,
+        self, binding: Any, clock: Clock, *, nested: bool = False, dcgm: DcgmExporter | None = None
     ) -> None:
-        clock = context.clock
-        self.identity = identity
-        self.backoff = backoff  # of attempts to recover it
-        self._clock = clock
-        self._emulated = context.emulated or identity.uuid.startswith(EMULATED_UUID)
-        self._nested = nested
-        self._calls = GpuCalls(library, handle, clock)
-        self._usage_is_instant = usage_is_instant(identity.architecture, identity.model)
-        self._meter = EnergyMeter(epoch)
-        self._check, self._choice = CounterCheck(), settings.energy
-        self._scope = CounterScope()
-        self._edges = EdgeDetector()
-        self.near_an_edge = False  # the last turn's energy could not be stamped
-        self.asleep = False  # it is suspended, and not read
-        self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
-        self._division = MigDivision(library, self._calls, self._processes, identity.uuid, dcgm)
-        self._static_power = settings.static_power(identity.model)
-        self._usage: UsageMeter | None = None
-        self._present: frozenset[Payer] = frozenset()
-        self._at = clock.now()
-        self._power = PowerReading()
-        self._utilisation: tuple[int, int] | None = None
-        self._mig = False
-        self._virtualisation: int | None = None  # not asked yet
-        self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
-        self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
-        self._status_pace = CallInterval(settings.status_interval, clock)
-        self._process_pace = CallInterval(settings.process_interval, clock)
-        self._usage_pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
-        activity = max(MIN_ACTIVITY_PERIOD, GAUGE_SAMPLES * settings.interval)
-        self._instance_pace = CallInterval(activity, clock, MAX_USAGE_INTERVAL)
-        self._facts = self._domain_facts()
-        self.domain = self._define(self._facts)
-        self.instances: tuple[Domain, ...] = ()
+        super().__init__(nvml.open_library(binding, clock), clock)
+        self.nested, self.dcgm = nested, dcgm
+        self._driver = ""
 
-    @property
-    def epoch(self) -> int:
-        return self._meter.epoch
+    def begin(self) -> None:
+        self.library.call("nvmlInit")
+        self._driver = driver_text(self.library.optional("nvmlSystemGetDriverVersion") or "")
 
-    def rebind(self, handle: Any) -> None:
-        """Use a new handle: the library was initialised again, and this GPU was not lost."""
-        self._division.close()
-        self._calls.rebind(handle)
+    def end(self) -> None:
+        self.library.call("nvmlShutdown")
+
+    def places(self) -> list[BoardPlace]:
+        count = min(int(self.library.call("nvmlDeviceGetCount")), MAX_GPUS)
+        return [BoardPlace(f"GPU {index}", index) for index in range(count)]
+
+    def open(self, place: BoardPlace) -> GpuBoard:
+        handle = self.library.call("nvmlDeviceGetHandleByIndex", place.key)
+        return self._board(handle, place.key)
+
+    def find(self, domain_id: str) -> GpuBoard:
+        uuid = domain_id.removeprefix("gpu:")
+        handle = self.library.call("nvmlDeviceGetHandleByUUID", uuid)
+        return self._board(handle, int(self.library.call("nvmlDeviceGetIndex", handle)))
+
+    def _board(self, handle: Any, index: int) -> GpuBoard:
+        uuid = driver_text(self.library.call("nvmlDeviceGetUUID", handle))
+        identity = GpuIdentity(
+            f"gpu:{uuid}",
+            index,
+            driver_text(self.library.call("nvmlDeviceGetName", handle)),
+            (uuid, str(index)),
+            driver=self._driver,
+            pci=nvml.pci_address(self.library.optional("nvmlDeviceGetPciInfo", handle)),
+            emulated=uuid.startswith(EMULATED_UUID),
+        )
+        return GpuBoard(identity, [handle])
+
+    def device(self, board: GpuBoard, settings: NvmlSettings, context: SourceContext) -> NvmlDevice:
+        return NvmlDevice(self, board, settings, context)
+
+    def controls(self, board: GpuBoard) -> NvmlControls:
+        return NvmlControls(self, board)
+
+    def unmatched(self, models: Sequence[str], settings: NvmlSettings) -> Iterable[Failure]:
+        """The configured static powers that are of no board."""
+        for name in settings.static_powers:
+            if not any(name.casefold() in model.casefold() for model in models):
+                yield Failure(
+                    self.messages.source,
+                    f"static_watts of {quoted(name)}",
+                    Trouble.ABSENT,
+                    "no GPU here has a model with this name",
+                    "Write a part of the name that `nvidia-smi -L` shows.",
+                )
 
     def close(self) -> None:
-        """Release what the library keeps for this GPU."""
-        self._division.close()
+        if self.dcgm is not None:
+            self.dcgm.close()
 
-    def pause(self, into: GpuFindings) -> None:
-        """Make no call: the board is suspended, and a call would wake it."""
-        if self.asleep:
-            return
-        self.flush_usage(into)
-        self._meter.pause()
-        self.asleep, self.near_an_edge = True, False
-        self._follow_facts()
 
-    def sample(self, into: GpuFindings) -> None:
-        """Make the calls that are due. Raises GpuLostError or SessionLostError."""
-        energy, self._at = self._energy()
-        at = self._at
-        if self.asleep:
-            self.asleep = False
-            if self._usage is not None:
-                self._usage.restart(at)
-        usage_due = self._usage_pace.begin(at.mono)
-        status_due = self._status_pace.begin(at.mono)
-        counted = energy is not None and self._meter.derived is False
-        forced = usage_due or status_due or not counted
-        looks = self._gauge_pace.begin(at.mono, forced=forced)
-        if looks:
-            with self._gauge_pace:
-                self._power = read_power(self._calls, self._usage_is_instant)
-                self._utilisation = read_utilisation(self._calls)
-                module = read_module_power(self._calls)
-            self._scope.observe(at, energy, self._power.draw, module)
-        self._count(at, energy, self._power.draw if looks else None, into)
-        if self._process_pace.begin(at.mono):
-            with self._process_pace:
-                self._list_processes()
-        if self._division.instances:
-            if self._instance_pace.begin(at.mono):
-                self._measure_instances(at, into)
-        elif looks:
-            self._measure_use(at, into, settle=usage_due)
-        if status_due:
-            with self._status_pace:
-                status = self._status(at)
-                if self._virtualisation is None:
-                    mode = self._calls.ask("virtualisation", "nvmlDeviceGetVirtualizationMode")
-                    self._virtualisation = int(mode or 0)
-            self._ceiling = status.limits.maximum or self._ceiling
-            self._mig = bool(status.mig)
-            self._follow_mode(at, into, mig=self._mig)
-            into.gpus.append(status)
-        self._follow_facts()
+class NvmlDevice(GpuDevice):
+    """One board, or the GPU of a superchip."""
 
-    def _follow_facts(self) -> None:
-        facts = self._domain_facts()
-        if facts != self._facts:  # the same object while nothing changes: callers compare
-            self._facts, self.domain = facts, self._define(facts)
-            self.instances = self._division.domains(self.domain)
+    has_steps = True
 
-    def _list_processes(self) -> None:
-        if self._division.instances:
-            self._division.list_processes()
-        else:
-            self._present = self._processes.list_holders()
-
-    def _measure_instances(self, at: Instant, into: GpuFindings) -> None:
-        with self._instance_pace:
-            usage = self._division.usage(self.domain.id, at)
-        if usage is not None:
-            into.usages.append(usage)
-
-    def _follow_mode(self, at: Instant, into: GpuFindings, *, mig: bool) -> None:
-        """Settle the usage so far if the mode or the MIG instances have changed."""
-        listed = self._division.find(mig=mig)
-        if not self._division.differs(listed):
-            self._division.use(listed)
-            return
-        if self._division.instances:
-            self._measure_instances(at, into)
-        elif self._usage is not None:
-            self._record(self._usage, at, into)
-        self._calls.retry()
-        self._division.begin(listed, at)
-        if self._usage is not None:
-            self._usage.restart(at)
-        self._list_processes()
-        self.instances = self._division.domains(self.domain)
-
-    def _count(
-        self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
+    def __init__(
+        self, vendor: NvmlVendor, board: GpuBoard, settings: NvmlSettings, context: SourceContext
     ) -> None:
-        if not self._scope.module:
-            self._check.observe(
-                at.mono,
-                self._meter.integral.compared,
-                self._sensor_view(),
-                frozen=self._meter.frozen,
-            )
-        refused = self._calls.refused(ENERGY_COUNTER) is not None
-        counter = self._meter.read(at, energy, power, refused=refused, trusted=self._trusted)
-        if energy is not None:
-            self._edges.observe(at.mono, energy)
-        made = at if self._meter.derived else self._value_time(at)
-        self.near_an_edge = made is None
-        if counter is not None and made is not None:
-            into.readings.append(Reading(self.domain.id, made, counter, self._meter.epoch))
+        super().__init__(vendor, board)
+        architecture = self.library.optional("nvmlDeviceGetArchitecture", self.calls.handle)
+        self._usage_is_instant = usage_is_instant(architecture, self.identity.model)
+        self._static_power = settings.static_power(self.identity.model)
+        self._virtualisation: int | None = None  # not asked yet
+        processes = GpuProcesses(self.calls, self.clock, context.directory, nested=vendor.nested)
+        self.usage: NvmlUsage = NvmlUsage(
+            self.identity.domain_id,
+            processes,
+            MigDivision(self.calls, processes, self.identity.aliases[0], vendor.dcgm),
+            UsagePaces(
+                CallInterval(settings.usage_interval, self.clock, MAX_USAGE_INTERVAL),
+                CallInterval(settings.process_interval, self.clock),
+                CallInterval(
+                    max(MIN_ACTIVITY_PERIOD, GAUGE_SAMPLES * settings.interval),
+                    self.clock,
+                    MAX_USAGE_INTERVAL,
+                ),
+            ),
+        )
 
-    @property
-    def _trusted(self) -> bool:
-        """True if the counter counts, and not the integrated power."""
-        doubtful = self._check.misreports or self._scope.module
-        return self._choice == "counter" or (self._choice == "auto" and not doubtful)
-
-    def _sensor_view(self) -> SensorView:
-        busy = self._utilisation is None or self._utilisation[0] > 0
-        windowed = WINDOWED.search(self.identity.model) is not None
-        duty = WINDOW_DUTY if windowed or self._power.average is None else 1.0
-        return SensorView(duty, busy, self._ceiling or largest_power(None))
-
-    def _value_time(self, at: Instant) -> Instant | None:
-        """The time at which the counter took the value read at ``at``; None if it is ambiguous."""
-        if self._edges.period is None:
-            return at
-        moved = self._edges.moved_at(at.mono)
-        return None if moved is None else _before(at, at.mono - moved)
-
-    def next_edge_read(self, now: int) -> int | None:
-        """The time of the next extra read of the energy counter, if one is useful."""
-        if self.asleep or self._meter.derived is not False:
-            return None
-        return self._edges.next_read(now)
-
-    def read_edge(self) -> None:
-        """Read the energy counter, to find the time of its moves."""
-        energy, at = self._energy()
-        if energy is not None:
-            self._edges.observe(at.mono, energy)
-
-    def _energy(self) -> tuple[Microjoules | None, Instant]:
-        """The counter, stamped half-way through its call."""
-        call = "nvmlDeviceGetTotalEnergyConsumption"
-        millijoules, at = stamped(self._clock, lambda: self._calls.ask(ENERGY_COUNTER, call))
+    def energy(self, max_power: Milliwatts) -> tuple[Microjoules | None, Instant]:
+        del max_power
+        millijoules, at = self.calls.stamped(self.messages.counter, _ENERGY_CALL)
         return None if millijoules is None else Microjoules(int(millijoules) * 1000), at
 
-    def _measure_use(self, at: Instant, into: GpuFindings, *, settle: bool) -> None:
-        if self._usage is None:
-            self._usage = UsageMeter(self.domain.id, at)
-        if settle:
-            with self._usage_pace:
-                samples = self._processes.samples()
-            self._usage.add_samples(samples or [])
-        named = self._processes.named
-        # A device without any utilisation has no remainder if processes have utilisation;
-        # if processes have none either, all of it may have been in use.
-        unknown = 0 if named else 100
-        busy = unknown if self._utilisation is None else self._utilisation[0]
-        self._usage.observe_device(at.mono, busy)
-        if settle:
-            lag = self._usage.lag if named else 0
-            self._record(self._usage, _before(at, lag), into)
+    def gauges(self) -> GpuGauges:
+        average, instant, draw = read_power(self.calls, self._usage_is_instant)
+        rates = self.calls.ask("utilisation", "nvmlDeviceGetUtilizationRates")
+        busy = memory = None
+        if rates is not None and 0 <= rates.gpu <= 100 and 0 <= rates.memory <= 100:
+            busy, memory = int(rates.gpu), int(rates.memory)
+        return GpuGauges(average, instant, draw, busy, memory, read_module_power(self.calls))
 
-    def _record(self, meter: UsageMeter, end: Instant, into: GpuFindings) -> None:
-        into.usages += meter.usages(
-            end, self._present, named=self._processes.named, guessed=self._processes.guessed
-        )
-
-    def flush_usage(self, into: GpuFindings) -> None:
-        """Report the usage so far of a GPU that was lost.
-
-        The driver can no longer report the last activity of MIG instances.
-        """
-        if self._usage is not None and not self._division.instances:
-            self._record(self._usage, self._at, into)
-
-    def _status(self, at: Instant) -> GpuStatus:
-        """The status at ``at``, of which power and utilisation were read before."""
-        status = read_status(self._calls, self.domain.id, at)
-        integrated, counted = self._meter.comparison
-        busy, memory_busy = self._utilisation or (None, None)
-        return replace(
-            status,
-            power_average=self._power.average,
-            power_instant=self._power.instant,
-            utilisation=None if busy is None else busy / 100,
-            memory_utilisation=None if memory_busy is None else memory_busy / 100,
-            integrated_energy=integrated,
-            counter_energy=counted,
-            energy_basis=self._meter.basis,
-            energy_disagrees=self._check.disagrees,
-            model=self.identity.model,
-            driver=self.identity.driver,
-            index=self.identity.index,
-        )
-
-    # -------------------------------------------------------------------- domain
-
-    def _domain_facts(self) -> _DomainFacts:
-        return _DomainFacts(
-            bool(self._meter.derived),
-            self._ceiling,
-            self._processes.named,
-            self._resolution,
-            self._usage_step,
-            self._edges.period is not None,
-            self.asleep,
-            self._scope.module,
-            self._division.method,
-        )
-
-    def _define(self, facts: _DomainFacts) -> Domain:
-        derived, limit, named, resolution, usage_step, is_stamped, asleep, module, division = facts
-        provenance = Provenance.DERIVED if derived else Provenance.MEASURED
-        how = "integrated from its power" if derived else "by its energy counter"
-        how += ", as its energy counter is that of its module" if derived and module else ""
-        how += SUSPENDED if asleep else ""
-        what = "the whole board" if derived or not module else "the module with its CPU and memory"
-        return Domain(
-            id=self.identity.domain_id,
-            hw_type=HwType.GPU,
-            name=self.identity.name(emulated=self._emulated),
-            source=SOURCE,
-            provenance=Provenance.EMULATED if self._emulated else provenance,
-            resource=self.identity.domain_id,
-            method=division or (METHOD if named else "none"),
-            max_power=largest_power(limit),
-            resolution=Nanoseconds(resolution),
-            usage_step=Nanoseconds(usage_step),
-            staleness=Nanoseconds(EDGE_GUARD) if is_stamped else None,
-            why=f"{what}, {how}",
-            static_power=self._static_power,
-            pci=self.identity.pci,
-            measures=None if derived or not module else Thing(ThingKind.MODULE),
-        )
+    def sensor_duty(self, gauges: GpuGauges) -> float:
+        windowed = WINDOWED.search(self.identity.model) is not None
+        return WINDOW_DUTY if windowed or gauges.average is None else 1.0
 
     @property
-    def _resolution(self) -> int:
-        """Interval of the counter's moves: measured with extra reads, or as samples show it."""
-        step = None if self._meter.derived else self._edges.step
-        return self._meter.step.resolution if step is None else _rounded(step)
+    def static_power(self) -> Milliwatts | None:
+        return self._static_power
 
     @property
-    def _usage_step(self) -> int:
-        if self._division.method:
-            return self._division.step
-        return 0 if self._usage is None else _rounded(self._usage.step, 50 * MILLISECOND)
+    def virtual(self) -> tuple[str, str] | None:
+        if self._virtualisation != _VGPU_GUEST:
+            return None
+        return (
+            "it is a virtual GPU, and the host of this virtual machine has the board",
+            "Run wattspan on that host to measure and to cap it.",
+        )
 
-    # ------------------------------------------------------------------ failures
-
-    def failures(self) -> list[Failure]:
-        """Everything that is wrong with this GPU, as long as it is."""
-        found = self._calls.failures(self._call_failure)
-        absent = self._calls.refused(ENERGY_COUNTER) is not None
-        if (self._power.draw is None and absent) or self._meter.unmeasured:
-            cause = "the GPU offers neither an energy counter nor its power"
-            if not absent:
-                cause = "its energy counter stays at 0, and it reports no power"
-            remedy = "In a virtual machine, read it on the host; else, try a newer driver."
-            if self._virtualisation == _VGPU_GUEST:
-                cause = "it is a virtual GPU, and the host of this virtual machine has the board"
-                remedy = "Run wattspan on that host to measure and to cap it."
-            found.append(self._failure("energy and power", Trouble.ABSENT, cause, remedy))
-        if self._meter.frozen:
-            found.append(self._distrust(FROZEN))
-        if self._check.misreports and self._choice == "auto":
-            found.append(self._distrust("its energy differs from the power of the GPU"))
-        elif self._check.finding:
-            found.append(
-                self._failure(
-                    ENERGY_COUNTER,
-                    Trouble.MALFORMED,
-                    self._check.finding,
-                    f"The {self._meter.basis or 'counter'} counts; choose by"
-                    " [sources.nvml] energy, after a comparison with a meter.",
-                )
-            )
-        found.extend(self._attribution_failures())
-        return found
-
-    def _distrust(self, cause: str) -> Failure:
-        remedy = "Its power is integrated instead; a newer driver may help."
-        return self._failure(ENERGY_COUNTER, Trouble.MALFORMED, cause, remedy)
-
-    def _attribution_failures(self) -> list[Failure]:
-        """Reasons for which energy cannot be charged to processes, or not to all of them."""
-        found: list[Failure] = []
-        refusal = self._processes.refusal
-        if self._mig:
-            found.extend(self._division.failures(self._failure))
-        elif refusal is not None and refusal != NO_PERMISSION:
-            cause = calls.cause_of(refusal)
-            remedy = "All of its energy stays unattributed."
-            if self._virtualisation == _VGPU_HOST:
-                cause = "the board is divided among virtual machines (vGPU)"
-                remedy += " Its processes run inside of them."
-            found.append(self._failure("process utilisation", Trouble.ABSENT, cause, remedy))
-        if self._nested:
-            found.append(
-                self._failure(
-                    "all processes",
-                    Trouble.DENIED,
-                    "the agent runs in a pid namespace of its own",
-                    "Share the host's (hostPID: true, --pid=host); until then processes"
-                    " outside stay unattributed.",
-                )
-            )
-        if self._processes.misdated:
-            found.append(
-                self._failure(
-                    "process utilisation",
-                    Trouble.MALFORMED,
-                    f"{self._processes.misdated} samples are from the future or beyond 100 %",
-                )
-            )
-        return found
-
-    def _call_failure(self, what: str, code: int) -> Failure:
-        return calls.call_failure(f"{what} of {self.domain.name}", code, self.domain.id)
-
-    def _failure(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
-        thing = f"{what} of {self.domain.name}"
-        return Failure(SOURCE, thing, trouble, cause, remedy, self.domain.id)
+    def status(self, at: Instant) -> GpuStatus:
+        """The slowly changing part of a status, read once a second."""
+        calls = self.calls
+        memory = calls.ask("memory", "nvmlDeviceGetMemoryInfo")
+        throttled = nvml.read_fields(calls, tuple(nvml.THROTTLE_FIELDS))
+        mig = calls.ask("MIG mode", "nvmlDeviceGetMigMode")
+        if self._virtualisation is None:
+            mode = calls.ask("virtualisation", "nvmlDeviceGetVirtualizationMode")
+            self._virtualisation = int(mode or 0)
+        self.usage.see_mode(mig=bool(mig and mig[0]), vgpu_host=self._virtualisation == _VGPU_HOST)
+        return GpuStatus(
+            self.identity.domain_id,
+            at,
+            limits=read_limits(calls),
+            sm_clock_hz=_clock_hertz(calls, "SM clock", _CLOCK_SM),
+            memory_clock_hz=_clock_hertz(calls, "memory clock", _CLOCK_MEMORY),
+            temperature_celsius=calls.ask(
+                "temperature", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
+            ),
+            memory_used=None if memory is None else int(memory.used),
+            memory_total=None if memory is None else int(memory.total),
+            throttled={nvml.THROTTLE_FIELDS[one]: value for one, value in throttled.items()},
+            throttling=_throttle_reasons(calls),
+            mig=None if mig is None else bool(mig[0]),
+        )
 
 
-def _rounded(step: int, grain: int = MILLISECOND) -> int:
-    return max(grain, round(step / grain) * grain)
+def read_power(
+    calls: GpuCalls, usage_is_instant: bool | None
+) -> tuple[Milliwatts | None, Milliwatts | None, Milliwatts | None]:
+    """Average and instant power, and the one to integrate, by the best means of the driver.
+
+    For integration the average is better than the instant: the sensors of A100 and H100 measure a
+    quarter of the time only, while the average covers all of it.
+    """
+    values = nvml.read_fields(calls, (nvml.POWER_AVERAGE, nvml.POWER_INSTANT))
+    average = _drawn_power(values.get(nvml.POWER_AVERAGE))
+    instant = _drawn_power(values.get(nvml.POWER_INSTANT))
+    if average is not None:
+        return average, instant, average
+    usage = _drawn_power(calls.ask("power", "nvmlDeviceGetPowerUsage"))
+    if usage is None:
+        return None, instant, instant
+    if usage_is_instant is True:
+        return None, usage if instant is None else instant, usage
+    return None if usage_is_instant is None else usage, instant, usage
 
 
-def _before(at: Instant, nanoseconds: int) -> Instant:
-    return Instant(at.mono - nanoseconds, at.wall - nanoseconds, at.asleep)
+def read_module_power(calls: GpuCalls) -> Milliwatts | None:
+    """Power of the superchip around a GPU; None of another GPU."""
+    wanted = (nvml.POWER_AVERAGE, nvml.POWER_INSTANT)
+    try:
+        values = nvml.read_fields(calls, wanted, nvml.MODULE_SCOPE)
+    except TypeError:  # an old binding, or an imitation of one, has no scopes
+        return None
+    average, instant = (_plausible_power(values.get(field)) for field in wanted)
+    # A scope that the board lacks is refused, or it is 0.
+    return (instant if average is None else average) or None
+
+
+def usage_is_instant(architecture: int | None, model: str) -> bool | None:
+    """True if nvmlDeviceGetPowerUsage is instantaneous; False if it is the mean of a second."""
+    if architecture is None or architecture == _UNKNOWN_ARCHITECTURE:
+        return None
+    return architecture <= _TURING or any(name in model for name in ("A100", "A30", "A800"))
+
+
+def _drawn_power(value: Any) -> Milliwatts | None:
+    """None also for 0: a board that answers draws power."""
+    return _plausible_power(value) or None
+
+
+def _plausible_power(value: Any) -> Milliwatts | None:
+    if value is None or not 0 <= value < _IMPLAUSIBLE_POWER:
+        return None
+    return Milliwatts(int(value))
+
+
+def read_limits(calls: GpuCalls) -> PowerLimits:
+    """All limits, in one call if the driver supports it, else one by one."""
+    values = nvml.read_fields(
+        calls,
+        (
+            nvml.LIMIT_MINIMUM,
+            nvml.LIMIT_MAXIMUM,
+            nvml.LIMIT_DEFAULT,
+            nvml.LIMIT_ENFORCED,
+            nvml.LIMIT_REQUESTED,
+        ),
+    )
+    minimum = _plausible_power(values.get(nvml.LIMIT_MINIMUM))
+    maximum = _plausible_power(values.get(nvml.LIMIT_MAXIMUM))
+    if minimum is None or maximum is None:
+        span = calls.ask("power limit range", "nvmlDeviceGetPowerManagementLimitConstraints")
+        if span is not None:
+            minimum, maximum = _plausible_power(span[0]), _plausible_power(span[1])
+
+    def limit(number: int, name: str) -> Milliwatts | None:
+        value = _plausible_power(values.get(number))
+        if value is None:
+            value = _plausible_power(calls.ask(f"{nvml.FIELDS[number]} (own call)", name))
+        return value
+
+    return PowerLimits(
+        minimum=minimum,
+        maximum=maximum,
+        default=limit(nvml.LIMIT_DEFAULT, "nvmlDeviceGetPowerManagementDefaultLimit"),
+        requested=limit(nvml.LIMIT_REQUESTED, "nvmlDeviceGetPowerManagementLimit"),
+        enforced=limit(nvml.LIMIT_ENFORCED, "nvmlDeviceGetEnforcedPowerLimit"),
+    )
+
+
+def _clock_hertz(calls: GpuCalls, what: str, kind: int) -> int | None:
+    megahertz = calls.ask(what, "nvmlDeviceGetClockInfo", kind)
+    return None if megahertz is None else int(megahertz) * _HERTZ_PER_MHZ
+
+
+def _throttle_reasons(calls: GpuCalls) -> tuple[str, ...] | None:
+    """The present reasons of throttling. Older drivers know the call by its older name only."""
+    mask = calls.ask(_THROTTLE_REASONS, "nvmlDeviceGetCurrentClocksEventReasons")
+    if mask is None:
+        mask = calls.ask(f"{_THROTTLE_REASONS} (old)", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    if mask is None:
+        return None
+    return tuple(name for bit, name in _REASON_BITS.items() if mask & bit)
+
+
+class NvmlControls(GpuControls):
+    """The knobs of one board."""
+
+    def __init__(self, vendor: NvmlVendor, board: GpuBoard) -> None:
+        self._library, self._handle = vendor.library, board.handles[0]
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._library.call(name, self._handle, *arguments)
+
+    def _call_maybe(self, name: str, *arguments: Any) -> Any:
+        """The same, or None if this board does not support or permit the call."""
+        try:
+            return self._call(name, *arguments)
+        except DriverError as error:
+            if error.code in FIELD_ERRORS:
+                return None
+            raise
+
+    def power_limits(self) -> PowerLimits:
+        requested = int(self._call("nvmlDeviceGetPowerManagementLimit"))
+        enforced = self._call_maybe("nvmlDeviceGetEnforcedPowerLimit")
+        default = self._call_maybe("nvmlDeviceGetPowerManagementDefaultLimit")
+        limits = self._call_maybe("nvmlDeviceGetPowerManagementLimitConstraints")
+        minimum, maximum = limits or (None, None)
+        return PowerLimits(
+            minimum=minimum,
+            default=default,
+            maximum=maximum,
+            requested=Milliwatts(requested),
+            enforced=enforced,
+        )
+
+    def set_power_limit(self, milliwatts: int) -> None:
+        self._call("nvmlDeviceSetPowerManagementLimit", milliwatts)
+
+    def clock_range(self) -> tuple[int | None, int]:
+        highest = self._call("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
+        memory = self._call_maybe("nvmlDeviceGetSupportedMemoryClocks")
+        clocks = memory and self._call_maybe("nvmlDeviceGetSupportedGraphicsClocks", max(memory))
+        return (min(clocks) if clocks else None), int(highest)
+
+    def clock(self) -> GpuClockReading:
+        clock = self._call_maybe("nvmlDeviceGetClockInfo", _CLOCK_SM)
+        return GpuClockReading(None if clock is None else int(clock))
+
+    def limit_clock(self, lowest: int, highest: int) -> None:
+        self._call("nvmlDeviceSetGpuLockedClocks", lowest, highest)
+
+    def reset_clock(self) -> None:
+        self._call("nvmlDeviceResetGpuLockedClocks")
+
+    def odometer(self) -> int | None:
+        energy: int | None = self._call_maybe(_ENERGY_CALL)
+        return energy
+
+    def mode(self) -> str:
+        """The MIG mode: its change is a reset."""
+        mig = self._call_maybe("nvmlDeviceGetMigMode")
+        return "mig" if mig and mig[0] else ""

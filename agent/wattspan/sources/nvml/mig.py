@@ -11,9 +11,8 @@ energy is divided by compute slices.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,18 +29,20 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.sources.gpu_calls import (
+from wattspan.sources.driver_thread import CallInterval
+from wattspan.sources.gpu.calls import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
     NO_PERMISSION,
     NOT_FOUND,
     NOT_SUPPORTED,
+    DriverError,
     GpuCalls,
-    code_of,
 )
-from wattspan.sources.nvml.calls import NvmlLibrary, cause_of, driver_text
+from wattspan.sources.gpu.port import FailureOf, driver_text
+from wattspan.sources.nvml.calls import MESSAGES
 from wattspan.sources.nvml.dcgm import EXPORTER_INTERVAL, DcgmExporter
-from wattspan.sources.nvml.processes import GpuProcesses, Holders
+from wattspan.sources.nvml.processes import UTILISATION, GpuProcesses, Holders, UsageMeter
 
 FULL = 1_000_000
 """All multiprocessors of an instance, all of the time: activities are in millionths of this."""
@@ -130,8 +131,8 @@ def _joined(one: MigInstance, other: MigInstance) -> MigInstance:
 class GpmActivity:
     """The activity of each instance between two calls, by GPM samples that take turns."""
 
-    def __init__(self, library: NvmlLibrary, calls: GpuCalls) -> None:
-        self._library, self._calls = library, calls
+    def __init__(self, calls: GpuCalls) -> None:
+        self._library, self._calls = calls.library, calls
         self._samples: dict[int, tuple[Any, Any]] = {}  # by instance: the last, and the next
         self._complete: set[int] = set()  # instances with a last sample
 
@@ -155,11 +156,10 @@ class GpmActivity:
             for instance in ids:
                 self._take(instance)
             known = {instance: self._since_last(instance) for instance in ids & self._complete}
-        except self._library.error as error:
-            code = code_of(error)
-            if code not in _TRANSIENT:
+        except DriverError as error:
+            if error.code not in _TRANSIENT:
                 self.close()
-                self._calls.record_error(_GPM, code)
+                self._calls.record_error(_GPM, error.code)
             return None
         self._calls.record_answer(_GPM)
         self._samples = {key: (new, before) for key, (before, new) in self._samples.items()}
@@ -183,21 +183,23 @@ class GpmActivity:
 
     def _since_last(self, instance: int) -> int | None:
         """Millionths between the two samples; None if the driver does not know."""
-        asked = self._library.structure("c_nvmlGpmMetricsGet_t")
+        structure = getattr(self._library.binding, "c_nvmlGpmMetricsGet_t", None)
+        if structure is None:  # an old binding
+            raise DriverError(FUNCTION_NOT_FOUND)
+        asked = structure()
         asked.version, asked.numMetrics = _GPM_VERSION, 1
         asked.sample1, asked.sample2 = self._samples[instance]
         asked.metrics[0].metricId = _GPM_SM_UTIL
         self._library.call("nvmlGpmMetricsGet", asked)
         if asked.metrics[0].nvmlReturn:
-            raise self._library.error(asked.metrics[0].nvmlReturn)
+            raise DriverError(asked.metrics[0].nvmlReturn)
         percent = float(asked.metrics[0].value)
         return round(min(100.0, percent) * FULL / 100) if percent >= 0 else None  # also for NaN
 
     def _free(self, instance: int) -> None:
         self._complete.discard(instance)
         for sample in self._samples.pop(instance):
-            with contextlib.suppress(self._library.error):
-                self._library.call("nvmlGpmSampleFree", sample)
+            self._library.optional("nvmlGpmSampleFree", sample)
 
 
 _GPM = "activity of MIG instances"
@@ -262,14 +264,13 @@ class MigDivision:
 
     def __init__(
         self,
-        library: NvmlLibrary,
         calls: GpuCalls,
         processes: GpuProcesses,
         uuid: str,
         dcgm: DcgmExporter | None,
     ) -> None:
         self._calls, self._processes, self._uuid, self._dcgm = calls, processes, uuid, dcgm
-        self._gpm = GpmActivity(library, calls)
+        self._gpm = GpmActivity(calls)
         self._listed = InstanceList()
         self._holders: dict[int, Holders] = {}
         self._since: Instant | None = None  # the end of the last usage
@@ -365,18 +366,18 @@ class MigDivision:
             for one in self.instances
         )
 
-    def failures(self, failure: Callable[[str, Trouble, str, str], Failure]) -> Iterator[Failure]:
+    def failures(self, failure: FailureOf) -> Iterator[Failure]:
         """The reasons for which the energy of instances is unknown, or an assumption."""
         refusal = self._listed.refusal
         if refusal is not None:
-            cause = f"MIG is on, and the driver does not list them: {cause_of(refusal)}"
+            cause = f"MIG is on, and the driver does not list them: {MESSAGES.cause_of(refusal)}"
             yield failure("MIG instances", Trouble.ABSENT, cause, _NOT_LISTED)
         elif not self.instances:
             cause = "MIG is on, and no instance exists"
             remedy = "Create one with nvidia-smi mig -cgi, or turn MIG off."
             yield failure("MIG instances", Trouble.ABSENT, cause, remedy)
         elif self.method == EQUALLY:
-            cause = cause_of(self._gpm.refusal or NOT_SUPPORTED)
+            cause = MESSAGES.cause_of(self._gpm.refusal or NOT_SUPPORTED)
             if self._dcgm is not None:
                 cause += f", and of {self._dcgm.url}: {self._dcgm.trouble or 'no figure of it'}"
             yield failure("activity of the MIG instances", Trouble.ABSENT, cause, _NO_ACTIVITY)
@@ -399,3 +400,148 @@ _NO_ACTIVITY = (
     "Set [sources.nvml] dcgm to the address of dcgm-exporter, with DCGM_FI_PROF_SM_ACTIVE among its"
     " metrics; until then each slice in use is charged equally."
 )
+
+
+METHOD = "gpu-sm-utilisation"
+MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
+"""NVML requires as much between two samples of the activity of a MIG instance."""
+
+
+class UsagePaces(NamedTuple):
+    """The intervals of utilisation samples, process lists, and the activity of instances."""
+
+    samples: CallInterval
+    processes: CallInterval
+    activity: CallInterval
+
+
+class NvmlUsage:
+    """The GpuUsage of one board: by utilisation samples, or by MIG instances while it is divided.
+
+    ``see_mode`` tells the modes that the newest status shows.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        processes: GpuProcesses,
+        division: MigDivision,
+        paces: UsagePaces,
+    ) -> None:
+        self.pace = paces.samples
+        self._resource, self._processes, self._division = resource, processes, division
+        self._paces = paces
+        self._meter: UsageMeter | None = None
+        self._present: frozenset[Payer] = frozenset()
+        self._mig = self._vgpu_host = False
+
+    def see_mode(self, *, mig: bool, vgpu_host: bool) -> None:
+        """``vgpu_host``: the board is divided among virtual machines."""
+        self._mig, self._vgpu_host = mig, vgpu_host
+
+    @property
+    def method(self) -> str:
+        return self._division.method or (METHOD if self._processes.named else "none")
+
+    @property
+    def step(self) -> int:
+        if self._division.method:
+            return self._division.step
+        return 0 if self._meter is None else max(_GRAIN, round(self._meter.step / _GRAIN) * _GRAIN)
+
+    @property
+    def division(self) -> object:
+        return [one.key for one in self._division.instances]
+
+    def measure(
+        self, at: Instant, busy: int | None, *, looked: bool, settle: bool
+    ) -> Iterable[Usage]:
+        if self._paces.processes.begin(at.mono):
+            with self._paces.processes:
+                self._list_processes()
+        if self._division.instances:
+            return self._of_instances(at) if self._paces.activity.begin(at.mono) else ()
+        return self._of_processes(at, busy, settle=settle) if looked else ()
+
+    def _list_processes(self) -> None:
+        if self._division.instances:
+            self._division.list_processes()
+        else:
+            self._present = self._processes.list_holders()
+
+    def _of_instances(self, at: Instant) -> Iterable[Usage]:
+        with self._paces.activity:
+            usage = self._division.usage(self._resource, at)
+        return () if usage is None else (usage,)
+
+    def _of_processes(self, at: Instant, busy: int | None, *, settle: bool) -> Iterable[Usage]:
+        if self._meter is None:
+            self._meter = UsageMeter(self._resource, at)
+        if settle:
+            with self.pace:
+                samples = self._processes.samples()
+            self._meter.add_samples(samples or [])
+        named = self._processes.named
+        # A device without any utilisation has no remainder if processes have utilisation;
+        # if processes have none either, all of it may have been in use.
+        unknown = 0 if named else 100
+        self._meter.observe_device(at.mono, unknown if busy is None else busy)
+        return self._records(at.before(self._meter.lag if named else 0)) if settle else ()
+
+    def _records(self, end: Instant) -> list[Usage]:
+        if self._meter is None:
+            return []
+        named, guessed = self._processes.named, self._processes.guessed
+        return self._meter.usages(end, self._present, named=named, guessed=guessed)
+
+    def follow(self, at: Instant) -> Iterable[Usage]:
+        """Settle the usage so far if the mode or the MIG instances have changed."""
+        division = self._division
+        listed = division.find(mig=self._mig)
+        if not division.differs(listed):
+            division.use(listed)
+            return ()
+        usages = self._of_instances(at) if division.instances else self._records(at)
+        self._processes.retry()
+        division.begin(listed, at)
+        self.resume(at)
+        self._list_processes()
+        return usages
+
+    def flush(self, at: Instant) -> Iterable[Usage]:
+        """The driver can no longer report the last activity of MIG instances."""
+        return () if self._division.instances else self._records(at)
+
+    def resume(self, at: Instant) -> None:
+        if self._meter is not None:
+            self._meter.restart(at)
+
+    def parts(self, board: Domain) -> tuple[Domain, ...]:
+        return self._division.domains(board)
+
+    def failures(self, failure: FailureOf) -> Iterator[Failure]:
+        """Reasons for which energy cannot be charged to processes, or not to all of them."""
+        refusal = self._processes.refusal
+        if self._mig:
+            yield from self._division.failures(failure)
+        elif refusal is not None and refusal != NO_PERMISSION:
+            cause = MESSAGES.cause_of(refusal)
+            remedy = "All of its energy stays unattributed."
+            if self._vgpu_host:
+                cause = "the board is divided among virtual machines (vGPU)"
+                remedy += " Its processes run inside of them."
+            yield failure(UTILISATION, Trouble.ABSENT, cause, remedy)
+        if self._processes.nested:
+            yield failure(
+                "all processes",
+                Trouble.DENIED,
+                "the agent runs in a pid namespace of its own",
+                "Share the host's (hostPID: true, --pid=host); until then processes"
+                " outside stay unattributed.",
+            )
+        if self._processes.misdated:
+            cause = f"{self._processes.misdated} samples are from the future or beyond 100 %"
+            yield failure(UTILISATION, Trouble.MALFORMED, cause, "")
+
+    def close(self) -> None:
+        self._division.close()

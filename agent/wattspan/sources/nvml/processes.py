@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from wattspan.attribution.parts import REST
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, PartUsage, Payer, Usage
 from wattspan.ports import Clock, ProcessDirectory
-from wattspan.sources.gpu_calls import NOT_FOUND, GpuCalls
+from wattspan.sources.gpu.calls import NOT_FOUND, GpuCalls
 
 MAX_SAMPLE_PERIOD = SECOND
 """NVML's sample periods reach from a sixth of a second to a second, by product."""
@@ -274,7 +274,7 @@ class GpuProcesses:
         self._calls = calls
         self._clock = clock
         self._directory = directory
-        self._nested = nested
+        self.nested = nested
         now = clock.now()
         self._offset = now.wall - now.mono
         self._seen = now.wall // _MICROSECOND
@@ -409,7 +409,7 @@ class GpuProcesses:
     def _sample(self, entry: Any, mono: int, asleep: int) -> ProcessSample:
         pid = int(entry.pid)
         payer: Payer | None = None
-        if not self._nested or pid in self._listed:
+        if not self.nested or pid in self._listed:
             payer = self._identify(pid, mono + asleep)
         return ProcessSample(mono, pid, payer, int(entry.smUtil))
 
@@ -420,6 +420,10 @@ class GpuProcesses:
             self._known[pid] = consumer
             return consumer
         return self._known.get(pid)
+
+    def retry(self) -> None:
+        """Request refused fields again now: the mode of the GPU has changed."""
+        self._calls.retry()
 
     @property
     def named(self) -> bool:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
+from wattspan.fleet.job_records import PipelineSummary
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.dag import MAX_INSTRUCTIONS, PipelineInstruction
@@ -83,26 +84,6 @@ class IterationTimes(NamedTuple):
         """
         shared = min(self.end, end) - max(self.start, start)
         return 2 * shared >= min(self.end - self.start, end - start)
-
-
-class PartnerTimes(NamedTuple):
-    """The usual iteration of a data-parallel pipeline on another host, in nanoseconds.
-
-    ``computed`` is the time from its start to the end of its last instruction if all ranks had
-    their original clocks, ``tail`` the time from the actual end to that of the iteration.
-    """
-
-    name: str
-    computed: int
-    tail: int
-
-    def finishes(self, start: int, end: int) -> int:
-        """The end of its last instruction, at most, in an iteration of this host.
-
-        Pipelines begin and end each iteration together. The end as measured here shows at once
-        that the other one has become faster; the record, that it has lower clocks.
-        """
-        return min(start + self.computed, end - self.tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +160,14 @@ def finished(
     energy: Mapping[int, Sequence[EnergyPoint]],
     others: Iterable[IterationTimes] = (),
     after: Mapping[int, int] = MappingProxyType({}),
-    partners: Iterable[PartnerTimes] = (),
+    partners: Mapping[str, PipelineSummary] = MappingProxyType({}),
 ) -> PipelineIteration:
     """The iteration as a session uses it; its ranks are numbered from 0 in their order.
 
     ``clocks`` and ``energy`` are those of each rank's device, sorted by time; ``energy`` are
     cumulative microjoules; points before the iteration are used if they are later than that of the
     rank in ``after``. ``others`` are iterations of other data-parallel pipelines of the job: all
-    wait for the last one at the same time. ``partners`` are those of other hosts.
+    wait for the last one at the same time. ``partners`` are those of other hosts by name.
     """
     ranks = [unit.rank for unit in iteration.units]
     numbers = {rank: number for number, rank in enumerate(ranks)}
@@ -208,10 +189,10 @@ def finished(
         default=computed,
     )
     slowest = ""
-    for partner in partners:
+    for name, partner in partners.items():
         last = partner.finishes(iteration.start, iteration.end)
         if last > max(latest, computed):
-            latest, slowest = last, partner.name
+            latest, slowest = last, name
     return PipelineIteration(
         spans,
         known,

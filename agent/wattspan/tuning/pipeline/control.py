@@ -14,6 +14,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import NamedTuple
 
+from wattspan.fleet.job_records import PipelineSummary
 from wattspan.model import SECOND, Microjoules
 from wattspan.tuning.decisions.budget import lost_part
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence
@@ -23,7 +24,6 @@ from wattspan.tuning.pipeline.assembly import (
     ClockChange,
     IterationAssembly,
     IterationTimes,
-    PartnerTimes,
     RankInstruction,
     RankUnit,
     finished,
@@ -221,7 +221,7 @@ class PipelineControl:
     def decide(
         self,
         others: Sequence[Sequence[IterationTimes]],
-        partners: Sequence[PartnerTimes] = (),
+        partners: Mapping[str, PipelineSummary] = MappingProxyType({}),
     ) -> PipelineControl:
         """Add every iteration whose energy and whose ``others`` are known to the session.
 
@@ -234,7 +234,7 @@ class PipelineControl:
         waiting = deque(self.waiting)
         while waiting and self._ready(waiting[0], others, session):
             one = waiting.popleft()
-            trusted = partners if one.number >= session.partners_from else ()
+            trusted = partners if one.number >= session.partners_from else {}
             iteration = finished(one, self.clocks, self.energy, every, reported, trusted)
             known = session.slower
             session = add_iteration(session, iteration)

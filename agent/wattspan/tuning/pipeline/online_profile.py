@@ -23,6 +23,7 @@ from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineDag
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
+from wattspan.util.linear_systems import solved
 
 _EQUAL_POWER = 1e-3
 """Weight of equal powers of forwards and backwards, for periods that cannot tell them apart."""
@@ -47,32 +48,31 @@ class _Durations(NamedTuple):
 
 
 class _PowerSums(NamedTuple):
-    """Sums of a period's seconds of forwards, backwards and waiting, its joules, and products."""
+    """Sums over periods of the seconds of forwards, backwards and waiting, and of the joules.
 
-    ff: float = 0.0
-    fb: float = 0.0
-    bb: float = 0.0
-    fw: float = 0.0
-    bw: float = 0.0
-    ww: float = 0.0
-    fe: float = 0.0
-    be: float = 0.0
-    we: float = 0.0
-    f: float = 0.0
-    b: float = 0.0
-    w: float = 0.0
-    e: float = 0.0
+    ``products`` has those of each two of these figures, by row and column.
+    """
 
-    def add(self, f: float, b: float, w: float, e: float) -> _PowerSums:
-        new = f * f, f * b, b * b, f * w, b * w, w * w, f * e, b * e, w * e, f, b, w, e
-        return _PowerSums(*(one + other for one, other in zip(self, new, strict=True)))
+    totals: tuple[float, ...] = (0.0,) * 4
+    products: tuple[tuple[float, ...], ...] = ((0.0,) * 4,) * 4
+
+    def add(self, *period: float) -> _PowerSums:
+        """Add the seconds and the joules of a period."""
+        return _PowerSums(
+            tuple(map(float.__add__, self.totals, period)),
+            tuple(
+                tuple(known + one * other for known, other in zip(row, period, strict=True))
+                for row, one in zip(self.products, period, strict=True)
+            ),
+        )
 
     def scaled(
         self, forward: float, backward: float, waiting: float
     ) -> Mapping[InstructionKind, float]:
         """Powers in the same ratio that with the power of waiting give the whole energy."""
-        fitted = forward * self.f + backward * self.b
-        scale = max((self.e - waiting * self.w) / fitted, 0.0) if fitted > 0 else 1.0
+        in_forward, in_backward, waited, joules = self.totals
+        fitted = forward * in_forward + backward * in_backward
+        scale = max((joules - waiting * waited) / fitted, 0.0) if fitted > 0 else 1.0
         return {
             InstructionKind.FORWARD: scale * forward,
             InstructionKind.BACKWARD: scale * backward,
@@ -80,15 +80,13 @@ class _PowerSums(NamedTuple):
 
     def eliminated(self) -> _SolvedPowers:
         """The powers of instructions as functions of the power of waiting."""
-        alike = _EQUAL_POWER * (self.ff + self.bb)
-        ff, fb, bb = self.ff + alike, self.fb - alike, self.bb + alike
-        determinant = ff * bb - fb * fb
-        forward = (bb * self.fe - fb * self.be) / determinant
-        backward = (ff * self.be - fb * self.fe) / determinant
-        by_forward = (fb * self.bw - bb * self.fw) / determinant
-        by_backward = (fb * self.fw - ff * self.bw) / determinant
-        slope = self.ww + self.fw * by_forward + self.bw * by_backward
-        rest = self.we - self.fw * forward - self.bw * backward
+        (ff, fb, fw, fe), (_, bb, bw, be), (_, _, ww, we), _ = self.products
+        alike = _EQUAL_POWER * (ff + bb)
+        (forward, backward), (by_forward, by_backward) = solved(
+            [[ff + alike, fb - alike], [fb - alike, bb + alike]], [[fe, be], [-fw, -bw]]
+        )
+        slope = ww + fw * by_forward + bw * by_backward
+        rest = we - fw * forward - bw * backward
         return _SolvedPowers(forward, by_forward, backward, by_backward, slope, rest)
 
 
@@ -196,15 +194,15 @@ class OnlineProfile:
         self, blocking_watts: float | None
     ) -> tuple[float, Mapping[tuple[int, int], Mapping[InstructionKind, float]]]:
         """The power of waiting in watts, and that of instructions by rank and clock."""
-        solved = {
-            place: sums.eliminated() for place, sums in self.sums.items() if sums.ff + sums.bb
+        fitted = {
+            place: sums.eliminated() for place, sums in self.sums.items() if any(sums.totals[:2])
         }
-        slope = sum(one.slope for one in solved.values())
+        slope = sum(one.slope for one in fitted.values())
         waiting = blocking_watts
         if waiting is None:
             # Without periods of waiting nothing waits, and its power does not matter.
             waiting = (
-                max(0.0, sum(one.rest for one in solved.values()) / slope) if slope > 0 else 0.0
+                max(0.0, sum(one.rest for one in fitted.values()) / slope) if slope > 0 else 0.0
             )
         powers = {
             place: self.sums[place].scaled(
@@ -212,7 +210,7 @@ class OnlineProfile:
                 max(one.backward + one.by_backward * waiting, waiting),
                 waiting,
             )
-            for place, one in solved.items()
+            for place, one in fitted.items()
         }
         return waiting, powers
 

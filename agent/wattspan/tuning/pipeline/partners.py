@@ -23,7 +23,6 @@ from wattspan.fleet.job_records import JobView, LossRun, PipelineSummary, SeenRe
 from wattspan.model import SECOND, JobPartner
 from wattspan.tuning.decisions.budget import lost_part
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE
-from wattspan.tuning.pipeline.assembly import PartnerTimes
 from wattspan.tuning.pipeline.control import ChargedIteration, PipelineControl
 from wattspan.tuning.pipeline.session_state import DEVIATIONS, JobLoss, PipelineState
 
@@ -59,11 +58,11 @@ _DRIFT: Final = 2_000
 class JobPartners:
     """The other hosts of a job at one step.
 
-    ``records`` are those in use, and ``pipelines`` all in these. ``explorer`` and ``may_explore``
-    are those of the view. ``figures`` has a sentence for each host.
+    ``records`` are those in use, and ``pipelines`` all in these by their full names. ``explorer``
+    and ``may_explore`` are those of the view. ``figures`` has a sentence for each host.
     """
 
-    pipelines: tuple[PartnerTimes, ...] = ()
+    pipelines: Mapping[str, PipelineSummary] = field(default_factory=dict)
     records: tuple[SeenRecord, ...] = ()
     explorer: str = ""
     may_explore: bool = True
@@ -93,13 +92,7 @@ def judged(view: JobView, own: Sequence[PipelineSummary], now: int) -> JobPartne
     problems = [refusal or _repeated(seen, names) for seen, refusal in present]
     used = [seen for seen, problem in zip(view.records, problems, strict=True) if not problem]
     return JobPartners(
-        tuple(
-            PartnerTimes(
-                _full_name(one, seen), round(one.computed * SECOND), round(one.tail * SECOND)
-            )
-            for seen in used
-            for one in _pipelines(seen)
-        ),
+        {_full_name(one, seen): one for seen in used for one in _pipelines(seen)},
         tuple(used),
         view.explorer,
         view.may_explore,
@@ -253,7 +246,7 @@ class LossHistory:
         return replace(self, added=until, offsets=offsets, elsewhere=elsewhere)
 
     @property
-    def told(self) -> tuple[LossRun, ...]:
+    def runs(self) -> tuple[LossRun, ...]:
         """The runs for the records of this host."""
         return bounded_runs([run for of in self.own.values() for run in of])
 

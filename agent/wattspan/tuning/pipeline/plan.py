@@ -32,20 +32,12 @@ _NEAR = range(-3, 4)
 _TOLERANCE = 1e-9  # relative: rounding of sums
 
 
-class RankClockPlan(NamedTuple):
-    """One clock in MHz for each rank, and the iteration that results.
+class ClockPlan(NamedTuple):
+    """One clock in MHz for each rank, or for each instruction, and the iteration that results.
 
     ``seconds`` is the time of the pipeline itself, ``joules`` the energy of all ranks until they
     can go on, waiting for a straggler included.
     """
-
-    clocks: tuple[int, ...]
-    seconds: float
-    joules: float
-
-
-class InstructionClockPlan(NamedTuple):
-    """A clock in MHz for each instruction, in the order of the pipeline's instructions."""
 
     clocks: tuple[int, ...]
     seconds: float
@@ -86,18 +78,18 @@ class RankClocks:
         self._known: dict[tuple[int, ...], float] = {}
 
     @property
-    def fastest(self) -> RankClockPlan:
+    def fastest(self) -> ClockPlan:
         """The highest clock for every rank, which is the reference of savings and slowdowns."""
         return self._plan((len(self._model.clocks) - 1,) * self._model.dag.rank_count)
 
-    def uniform(self, limit: float) -> RankClockPlan:
+    def uniform(self, limit: float) -> ClockPlan:
         """The best clock that is the same for all ranks; BadPipelineError if none keeps ``limit``.
 
         ``limit`` is the longest time of an iteration in seconds.
         """
         return self._plan(self._best_uniform(limit))
 
-    def best(self, limit: float) -> RankClockPlan:
+    def best(self, limit: float) -> ClockPlan:
         """The best clocks that were found within ``limit`` seconds; BadPipelineError if none is."""
         starts = [self._best_uniform(limit), self._balanced(limit)]
         best = min(
@@ -105,7 +97,7 @@ class RankClocks:
         )
         return self._plan(best)
 
-    def evaluated(self, clocks: Sequence[int]) -> RankClockPlan:
+    def evaluated(self, clocks: Sequence[int]) -> ClockPlan:
         """The iteration at these clocks in MHz; BadPipelineError if one is not in the profile."""
         unknown = next((mhz for mhz in clocks if mhz not in self._model.clocks), None)
         if unknown is not None:
@@ -114,9 +106,9 @@ class RankClocks:
 
     # ---------------------------------------------------------------------------- evaluation
 
-    def _plan(self, chosen: tuple[int, ...]) -> RankClockPlan:
+    def _plan(self, chosen: tuple[int, ...]) -> ClockPlan:
         clocks = tuple(self._model.clocks[number] for number in chosen)
-        return RankClockPlan(clocks, self._makespan(chosen), self._energy(chosen))
+        return ClockPlan(clocks, self._makespan(chosen), self._energy(chosen))
 
     def _makespan(self, chosen: tuple[int, ...]) -> float:
         known = self._known.get(chosen)
@@ -273,7 +265,7 @@ def target_iteration(frontier: PipelineFrontier, limit: float, straggler: float 
 
 def instruction_plan(
     model: PipelineModel, point: FrontierPoint, wait_until: float = 0.0
-) -> InstructionClockPlan:
+) -> ClockPlan:
     """A clock of each instruction that ends it when the optimum does, or before.
 
     An instruction that can begin early, since those before have been rounded to faster clocks, has
@@ -292,7 +284,7 @@ def instruction_plan(
     seconds = max(ends)
     cost_sum = sum(map(InstructionCost.cost, model.of_instruction, points))
     joules = model.energy(cost_sum, max(seconds, wait_until))
-    return InstructionClockPlan(tuple(one.mhz for one in points), seconds, joules)
+    return ClockPlan(tuple(one.mhz for one in points), seconds, joules)
 
 
 def rank_orders(model: PipelineModel, clocks: Sequence[int]) -> list[list[tuple[str, int]]]:

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from wattspan.fleet.job_records import (
     RECORD_LIFETIME,
     HostRanks,
+    InstructionRecord,
     JobRecord,
     JobView,
+    RankRecord,
     SeenRecord,
-    ToldInstruction,
-    ToldRank,
-    ToldUnit,
+    UnitRecord,
 )
 from wattspan.model import MILLISECOND, SECOND, DecisionReason, Instant
 from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
@@ -48,95 +48,93 @@ _HOST_NUMBERS: Final = 1 << 32
 """Numbers for the ranks of one host."""
 
 
-class _ArrivedUnit(NamedTuple):
-    arrived: int
+class _Arrived(NamedTuple):
+    """A unit of a rank, or a point of its energy, and the time since which it is told."""
+
+    at: int
     rank: int
-    unit: ToldUnit
+    value: UnitRecord | EnergyPoint
 
 
-class _ArrivedEnergy(NamedTuple):
-    arrived: int
-    rank: int
-    point: EnergyPoint
+class _RankMark(NamedTuple):
+    """The times of the latest unit and energy of a rank, by the clock of its host."""
+
+    unit: int = -1
+    energy: int = -1
+
+    def after(self, record: RankRecord) -> _RankMark:
+        return _RankMark(
+            max([self.unit, *(unit.start for unit in record.units)]),
+            max([self.energy, *(at for at, _ in record.energy)]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RankHistory:
     """The latest iterations, clocks and energies of this host's ranks, for other hosts.
 
-    ``units`` and ``energy`` are told for as long as a record lives after their arrival, because a
-    reader may miss some records. ``pending`` are instructions without their unit.
+    Units and points of energy are ``arrived`` for as long as a record lives, because a reader may
+    miss some records. ``starts`` are those of the latest units by rank, ``pending`` instructions
+    without their unit.
     """
 
-    units: tuple[_ArrivedUnit, ...] = ()
-    energy: tuple[_ArrivedEnergy, ...] = ()
+    arrived: tuple[_Arrived, ...] = ()
+    starts: Mapping[int, int] = field(default_factory=dict)
     clocks: Mapping[int, tuple[ClockChange, ...]] = field(default_factory=dict)
     pending: Mapping[int, tuple[RankInstruction, ...]] = field(default_factory=dict)
     stepped: int = 0
 
     def add(self, observation: PipelineObservation) -> RankHistory:
         """Add the observation of one step, and forget what was told for long."""
-        now, since = observation.now, observation.now - RECORD_LIFETIME
+        now, starts, clocks = observation.now, {**self.starts}, {**self.clocks}
         pending = {rank: list(of) for rank, of in self.pending.items()}
         for one in observation.instructions:
             pending.setdefault(one.rank, []).append(one)
-        units = [one for one in self.units if one.arrived > since]
-        latest = {one.rank: one.unit.start for one in self.units}
+        arrived = [one for one in self.arrived if one.at > now - RECORD_LIFETIME]
         for unit in sorted(observation.units, key=lambda unit: unit.start):
-            if unit.start > latest.get(unit.rank, -1):
-                latest[unit.rank] = unit.start
-                units.append(_ArrivedUnit(now, unit.rank, _told_unit(unit, pending)))
-        points = (_ArrivedEnergy(now, rank, point) for rank, point in observation.energy.items())
-        clocks = {**self.clocks}
+            if unit.start > starts.get(unit.rank, -1):
+                starts[unit.rank] = unit.start
+                arrived.append(_Arrived(now, unit.rank, _unit_record(unit, pending)))
+        arrived += (_Arrived(now, rank, point) for rank, point in observation.energy.items())
         for rank, mhz in observation.clocks.items():
             changed = with_clock(clocks.get(rank, ()), mhz, self.stepped, now)
             clocks[rank] = changed[-_TOLD_CHANGES:]
-        return RankHistory(
-            tuple(units),
-            (*(one for one in self.energy if one.arrived > since), *points),
-            clocks,
-            {rank: tuple(of[-MAX_INSTRUCTIONS:]) for rank, of in pending.items()},
-            now,
-        )
+        kept = {rank: tuple(of[-MAX_INSTRUCTIONS:]) for rank, of in pending.items()}
+        return RankHistory(tuple(arrived), starts, clocks, kept, now)
 
-    def told(
+    def record(
         self, ranges: Mapping[int, KnobRange], now: Instant, refusal: DecisionReason | None
     ) -> HostRanks:
         """The part of this host in a record of ``now``; ``ranges`` are those of its ranks."""
-        return HostRanks(
-            wall=now.wall,
-            ranks=tuple(self._told_rank(rank, one) for rank, one in sorted(ranges.items())),
-            refusal=refusal,
-        )
+        ranks = (self._rank_record(rank, one) for rank, one in sorted(ranges.items()))
+        return HostRanks(wall=now.wall, ranks=tuple(ranks), refusal=refusal)
 
-    def _told_rank(self, rank: int, one: KnobRange) -> ToldRank:
-        return ToldRank(
+    def _rank_record(self, rank: int, one: KnobRange) -> RankRecord:
+        values = [of.value for of in self.arrived if of.rank == rank]
+        return RankRecord(
             rank=rank,
             device=one.device,
             original=one.original,
             floor=one.floor,
             step=one.step,
-            units=tuple(of.unit for of in self.units if of.rank == rank),
+            units=tuple(of for of in values if isinstance(of, UnitRecord)),
             clocks=tuple((of.since, of.mhz) for of in self.clocks.get(rank, ())),
-            energy=tuple((of.point.at, of.point.energy) for of in self.energy if of.rank == rank),
+            energy=tuple((of.at, of.energy) for of in values if isinstance(of, EnergyPoint)),
         )
 
 
-def _told_unit(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> ToldUnit:
-    return ToldUnit(
-        unit.start,
-        unit.end,
-        tuple(
-            ToldInstruction(
-                one.instruction.stage,
-                one.instruction.kind.value,
-                one.instruction.microbatch,
-                one.start - unit.start,
-                one.end - one.start,
-            )
-            for one in take_inside(unit, pending)
-        ),
+def _unit_record(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> UnitRecord:
+    instructions = tuple(
+        InstructionRecord(
+            one.instruction.stage,
+            one.instruction.kind.value,
+            one.instruction.microbatch,
+            one.start - unit.start,
+            one.end - one.start,
+        )
+        for one in take_inside(unit, pending)
     )
+    return UnitRecord(unit.start, unit.end, instructions)
 
 
 def unready(view: JobView, hosts: int, now: Instant) -> str:
@@ -191,8 +189,7 @@ class GatheredRanks:
     ``sessions`` are those of the hosts, ``numbers`` those of the ranks here by host and number
     there, ``ranges`` by number here. ``clocks`` are the present ones by device, ``offsets`` those
     of the hosts' monotonic clocks, ``refusal`` is a host and its reason for the original clocks.
-    ``latest`` are the ends of each rank's latest unit, ``starts`` and ``metered`` the times of the
-    latest unit and energy by the clock of its host.
+    ``latest`` are the ends of each rank's latest unit, ``marks`` what is known of its record.
     """
 
     sessions: Mapping[str, str]
@@ -204,8 +201,7 @@ class GatheredRanks:
     units: tuple[RankUnit, ...] = ()
     instructions: tuple[RankInstruction, ...] = ()
     latest: Mapping[int, int] = field(default_factory=dict)
-    starts: Mapping[int, int] = field(default_factory=dict)
-    metered: Mapping[int, int] = field(default_factory=dict)
+    marks: Mapping[int, _RankMark] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, records: Sequence[SeenRecord]) -> GatheredRanks:
@@ -213,17 +209,15 @@ class GatheredRanks:
         sessions: dict[str, str] = {}
         numbers: dict[tuple[str, int], int] = {}
         ranges: dict[int, KnobRange] = {}
-        starts: dict[int, int] = {}
-        metered: dict[int, int] = {}
+        marks: dict[int, _RankMark] = {}
         for place, (host, record, stages) in enumerate(_in_use(records), start=1):
             sessions[host] = record.session
             for one in stages.ranks:
                 number = numbers[host, one.rank] = place * _HOST_NUMBERS + one.rank
                 device = f"{host}/{one.device}"
                 ranges[number] = KnobRange(device, one.original, one.floor, one.step, number)
-                starts[number] = max((unit.start for unit in one.units), default=-1)
-                metered[number] = max((at for at, _ in one.energy), default=-1)
-        return cls(sessions, numbers, ranges, starts=starts, metered=metered)
+                marks[number] = _RankMark().after(one)
+        return cls(sessions, numbers, ranges, marks=marks)
 
     def changed(self, records: Sequence[SeenRecord], now: Instant) -> str:
         """The host whose ranks or clock have changed since the beginning, as a sentence.
@@ -248,11 +242,8 @@ class GatheredRanks:
         self, own: PipelineObservation, records: Sequence[SeenRecord], now: Instant
     ) -> tuple[GatheredRanks, PipelineObservation]:
         """Add this host's observation and the records; returns the observation of all ranks."""
-        arrived = _Arrived(
-            {**self.starts}, {**self.metered}, [*self.units, *own.units],
-            [*self.instructions, *own.instructions],
-        )  # fmt: skip
-        clocks, offsets, refusal = {**self.clocks}, {**self.offsets}, None
+        units, instructions = [*self.units, *own.units], [*self.instructions, *own.instructions]
+        clocks, offsets, marks, refusal = {**self.clocks}, {**self.offsets}, {**self.marks}, None
         remote: dict[int, RemoteRank] = {}
         for host, record, stages in _in_use(records):
             offset = offsets[host] = _offset(record, stages, now)
@@ -260,53 +251,39 @@ class GatheredRanks:
                 refusal = host, stages.refusal
             for one in stages.ranks:
                 number = self.numbers[host, one.rank]
-                told = remote[number] = arrived.add(number, one, offset)
+                mark, marks[number] = marks[number], marks[number].after(one)
+                for unit in one.units:
+                    if unit.start > mark.unit:
+                        units.append(RankUnit(number, unit.start + offset, unit.end + offset))
+                        instructions += _instructions(number, unit, offset)
+                told = remote[number] = RemoteRank(
+                    tuple(ClockChange(since + offset, mhz) for since, mhz in one.clocks),
+                    tuple(
+                        EnergyPoint(at + offset, spent)
+                        for at, spent in one.energy
+                        if at > mark.energy
+                    ),
+                )
                 if told.clocks:
                     clocks[self.ranges[number].device] = told.clocks[-1].mhz
         latest = {**self.latest}
-        for unit in arrived.units:
-            latest[unit.rank] = max(unit.end, latest.get(unit.rank, 0))
+        for own_unit in units:
+            latest[own_unit.rank] = max(own_unit.end, latest.get(own_unit.rank, 0))
         known = min(latest.get(rank, 0) for rank in (*self.ranges, *own.clocks))
-        ready = _ready(arrived.units, known, own.now)
+        ready = _ready(units, known, own.now)
         ends = {unit.rank: unit.end for unit in ready}
-        inside, waiting = _divided(arrived.instructions, ends)
+        inside, waiting = _divided(instructions, ends)
         gathered = replace(
             self,
             clocks=clocks,
             offsets=offsets,
             refusal=refusal,
-            units=tuple(unit for unit in arrived.units if unit.end > ends.get(unit.rank, -1)),
+            units=tuple(unit for unit in units if unit.end > ends.get(unit.rank, -1)),
             instructions=waiting[-MAX_INSTRUCTIONS:],
             latest=latest,
-            starts=arrived.starts,
-            metered=arrived.metered,
+            marks=marks,
         )
-        whole = own._replace(units=tuple(ready), instructions=inside, remote=remote)
-        return gathered, whole
-
-
-class _Arrived(NamedTuple):
-    """Units and instructions of records, and the times of the latest unit and energy by rank."""
-
-    starts: dict[int, int]
-    metered: dict[int, int]
-    units: list[RankUnit]
-    instructions: list[RankInstruction]
-
-    def add(self, number: int, one: ToldRank, offset: int) -> RemoteRank:
-        """Add a rank's new units and instructions; returns its clocks and new energies."""
-        for unit in one.units:
-            if unit.start > self.starts.get(number, -1):
-                self.starts[number] = unit.start
-                self.units.append(RankUnit(number, unit.start + offset, unit.end + offset))
-                self.instructions.extend(_instructions(number, unit, offset))
-        points = [(at, spent) for at, spent in one.energy if at > self.metered.get(number, -1)]
-        if points:
-            self.metered[number] = points[-1][0]
-        return RemoteRank(
-            tuple(ClockChange(since + offset, mhz) for since, mhz in one.clocks),
-            tuple(EnergyPoint(at + offset, spent) for at, spent in points),
-        )
+        return gathered, own._replace(units=tuple(ready), instructions=inside, remote=remote)
 
 
 def _offset(record: JobRecord, stages: HostRanks, now: Instant) -> int:
@@ -343,7 +320,7 @@ def _in_use(records: Iterable[SeenRecord]) -> list[tuple[str, JobRecord, HostRan
     return sorted(found, key=lambda one: one[0])
 
 
-def _instructions(number: int, unit: ToldUnit, offset: int) -> list[RankInstruction]:
+def _instructions(number: int, unit: UnitRecord, offset: int) -> list[RankInstruction]:
     return [
         RankInstruction(
             number,

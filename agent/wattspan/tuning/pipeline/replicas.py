@@ -229,7 +229,7 @@ class PipelineGroup:
             sent=now,
             covered=min(self.losses.covered, now),
             pipelines=summarized(self.controls),
-            losses=self.losses.told,
+            losses=self.losses.runs,
         )
 
     @property

@@ -37,7 +37,7 @@ from wattspan.tuning.pipeline.iterations import (
     require_same,
 )
 from wattspan.tuning.pipeline.online_profile import next_probe, probe_completed, probe_iterations
-from wattspan.tuning.pipeline.plan import RankClockPlan, RankClocks
+from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
     MODEL_ERROR,
@@ -121,7 +121,7 @@ def add_iteration(state: PipelineState, iteration: PipelineIteration) -> Pipelin
     return hold(state, dag) if state.plan and level == state.level else state
 
 
-def use_plan(state: PipelineState, plan: RankClockPlan | None) -> PipelineState:
+def use_plan(state: PipelineState, plan: ClockPlan | None) -> PipelineState:
     """Use the result of ``state.task``."""
     task, state = state.task, replace(state, task=None)
     if task is None:  # it is not wanted any more
@@ -304,7 +304,7 @@ def request_corrected_plan(state: PipelineState, dag: PipelineDag) -> PipelineSt
     return replace(state, task=task._replace(slowdown=max(target - error, 0.0), error=error))
 
 
-def is_better(state: PipelineState, task: PlanTask, plan: RankClockPlan) -> bool:
+def is_better(state: PipelineState, task: PlanTask, plan: ClockPlan) -> bool:
     """True if a plan saves clearly more than the present one, or if that one is too slow."""
     search = RankClocks(task.model)
     present = search.evaluated(state.settings[state.plan - 1])

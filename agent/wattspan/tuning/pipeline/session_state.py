@@ -21,7 +21,7 @@ from wattspan.tuning.pipeline.iterations import (
     StragglerWatch,
 )
 from wattspan.tuning.pipeline.online_profile import OnlineProfile
-from wattspan.tuning.pipeline.plan import RankClockPlan, RankClocks
+from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 
 DEVIATIONS = 2.0
 """Standard errors that are added to estimates where an error must not pass unnoticed."""
@@ -116,7 +116,7 @@ class PlanTask(NamedTuple):
         search = RankClocks(self.model)
         return search.evaluated(clocks).seconds / search.fastest.seconds - 1
 
-    def solved(self) -> RankClockPlan | None:
+    def solved(self) -> ClockPlan | None:
         """The plan; None if there is none that saves energy. Takes up to seconds."""
         fastest = RankClocks(self.model).fastest.seconds
         search = RankClocks(self.model, self.wait * fastest)

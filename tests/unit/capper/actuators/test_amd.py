@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
 
-from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
+from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
 from wattspan.emulation.amdsmi import AmdSmiLibraryException
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.model import Knob, Trouble
 from wattspan.ports import ActuatorError
+from wattspan.sources.amdsmi.device import AmdSmiVendor
 from wattspan.testing import ManualClock
 
 DEVICE = "gpu:0000:60:00.0"
@@ -28,8 +29,8 @@ class Host:
         clock.on_sleep = lambda _: self.gpus.step()
         self.faults = AmdFaults(self.gpus)
         self.smi = ScriptedAmdSmi(path, clock)
-        boards = AmdBoards(self.smi, clock)
-        self.power, self.clock = AmdPower(boards, clock), AmdClock(boards, clock)
+        boards = GpuBoards(AmdSmiVendor(self.smi, clock))
+        self.power, self.clock = GpuPower(boards, clock), GpuClock(boards, clock)
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from testbed.fake_actuators import KnobNvml
 from testbed.fake_nvml import FakeGpu
 
 from wattspan.capper.actuators import SETTLE_TIMEOUT
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
+from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
 from wattspan.model import Trouble
 from wattspan.ports import ActuatorError
+from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.testing import ManualClock
 
 A = "gpu:GPU-a"
@@ -19,7 +20,7 @@ class Host:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.nvml = KnobNvml(self.clock, FakeGpu("GPU-a"))
-        self.boards = NvmlBoards(self.nvml, self.clock)
+        self.boards = GpuBoards(NvmlVendor(self.nvml, self.clock))
         self.clocks = GpuClock(self.boards, self.clock)
 
 

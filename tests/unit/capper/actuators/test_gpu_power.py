@@ -8,9 +8,10 @@ from testbed.fake_actuators import ENFORCED, KnobNvml
 from testbed.fake_nvml import FakeGpu
 
 from wattspan.capper.actuators import READ_INTERVAL, SETTLE_TIMEOUT
-from wattspan.capper.actuators.gpu import REINITIALIZE_AFTER, GpuPower, NvmlBoards
+from wattspan.capper.actuators.gpu import REINITIALIZE_AFTER, GpuBoards, GpuPower
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
+from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.testing import ManualClock
 
 A, B = "gpu:GPU-a", "gpu:GPU-b"
@@ -22,7 +23,7 @@ class Host:
         self.a, self.b = FakeGpu("GPU-a"), FakeGpu("GPU-b", name="")
         self.a.limits[ENFORCED] = self.b.limits[ENFORCED] = 700_000
         self.nvml = KnobNvml(self.clock, self.a, self.b)
-        self.power = GpuPower(NvmlBoards(self.nvml, self.clock), self.clock)
+        self.power = GpuPower(GpuBoards(NvmlVendor(self.nvml, self.clock)), self.clock)
 
     def refused(self, device: str, value: int) -> ActuatorError:
         with pytest.raises(ActuatorError) as caught:
@@ -308,5 +309,5 @@ def test_missing_binding_function_is_reported_as_unsupported(host: Host) -> None
 def test_emulated_board_is_called_emulated() -> None:
     clock = ManualClock()
     nvml = KnobNvml(clock, FakeGpu("GPU-e0e0e0e0-0000-4000-8000-000000000000", name="NVIDIA A40"))
-    (state,) = GpuPower(NvmlBoards(nvml, clock), clock).devices()
+    (state,) = GpuPower(GpuBoards(NvmlVendor(nvml, clock)), clock).devices()
     assert state.name == "Emulated NVIDIA A40 0"

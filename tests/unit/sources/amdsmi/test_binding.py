@@ -9,9 +9,8 @@ import pytest
 from testbed import amdsmi_library
 
 from wattspan.ports import SourceContext, SourceError
-from wattspan.sources.amdsmi.calls import BindingError, load_binding, sdk_modules
 from wattspan.sources.amdsmi.device import AmdSmiSettings
-from wattspan.sources.amdsmi.source import open_amdsmi
+from wattspan.sources.amdsmi.source import BindingError, load_binding, open_amdsmi, sdk_modules
 from wattspan.testing import FakeDirectory, ManualClock
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
+from testbed.gpu_sessions import amdsmi_session
 from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
@@ -19,8 +20,8 @@ from wattspan.emulation.workloads import SteadyLoad
 from wattspan.model import Failure, Provenance, Trouble
 from wattspan.model.settings import Duration
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.amdsmi.device import AmdSmiSettings
-from wattspan.sources.amdsmi.source import AmdSmiSession, board_address, open_amdsmi
+from wattspan.sources.amdsmi.device import AmdSmiSettings, board_address
+from wattspan.sources.amdsmi.source import open_amdsmi
 from wattspan.testing import FakeDirectory, ManualClock
 
 
@@ -33,7 +34,7 @@ class Host:
         self.faults = AmdFaults(self.gpus)
         self.smi = ScriptedAmdSmi(path, self.clock)
         context = SourceContext(self.clock, FakeDirectory())
-        self.session = AmdSmiSession(self.smi, AmdSmiSettings(), context)
+        self.session = amdsmi_session(self.smi, AmdSmiSettings(), context)
 
     def run(self, seconds: float) -> Batch:
         batch = Batch(())

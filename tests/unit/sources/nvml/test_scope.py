@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from testbed.covers import decided
 from testbed.fake_nvml import FakeGpu, FakeNvml
+from testbed.gpu_sessions import nvml_session
 
 from wattspan.model import Domain, HwType, Provenance, Thing, ThingKind
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 GRACE = Domain(
@@ -27,7 +27,7 @@ class Superchip:
         self.nvml = FakeNvml(self.clock, self.gpu)
         context = SourceContext(self.clock, FakeDirectory(), nvml=self.nvml)
         settings = NvmlSettings(energy=energy)  # type: ignore[arg-type]
-        self.session = NvmlSession(self.nvml, settings, context, nested=False)
+        self.session = nvml_session(self.nvml, settings, context, nested=False)
 
     def run(self, seconds: float) -> tuple[Batch, float | None]:
         """The last batch, and the watts that the readings of the time show."""

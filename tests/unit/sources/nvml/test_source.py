@@ -15,8 +15,9 @@ from testbed.waiting import eventually
 from wattspan.model import Trouble
 from wattspan.model.settings import Duration, SettingError, convert
 from wattspan.ports import CounterSource, SourceContext
+from wattspan.sources.driver_thread import DriverThreadSource as Source
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import LIBRARY, NvmlSource, open_nvml, plugin
+from wattspan.sources.nvml.source import LIBRARY, open_nvml, plugin
 from wattspan.testing import FakeDirectory, ManualClock
 
 
@@ -44,10 +45,10 @@ def nvml(clock: ManualClock) -> FakeNvml:
     return FakeNvml(clock, FakeGpu("GPU-a"))
 
 
-def opened(nvml: Any, clock: ManualClock, **settings: Any) -> NvmlSource:
+def opened(nvml: Any, clock: ManualClock, **settings: Any) -> Source:
     fast = {"interval": Duration.parse("10ms"), **settings}
     source = open_nvml(NvmlSettings(**fast), SourceContext(clock, FakeDirectory(), nvml=nvml))
-    assert isinstance(source, NvmlSource)
+    assert isinstance(source, Source)
     return source
 
 
@@ -56,18 +57,18 @@ def nvml_threads() -> set[threading.Thread]:
 
 
 @pytest.fixture
-def source(nvml: FakeNvml, clock: ManualClock) -> Iterator[NvmlSource]:
+def source(nvml: FakeNvml, clock: ManualClock) -> Iterator[Source]:
     source = opened(nvml, clock)
     yield source
     source.close()
 
 
-def test_source_is_a_counter_source(source: NvmlSource) -> None:
+def test_source_is_a_counter_source(source: Source) -> None:
     assert isinstance(source, CounterSource)
     assert source.name == "nvml"
 
 
-def test_results_of_the_thread_are_returned_once(source: NvmlSource, clock: ManualClock) -> None:
+def test_results_of_the_thread_are_returned_once(source: Source, clock: ManualClock) -> None:
     batch = eventually(lambda: b if (b := source.read()).readings else None, "a first reading")
     assert batch.domains[0].id == "gpu:GPU-a"
     seen = {reading.at for reading in batch.readings}
@@ -78,7 +79,7 @@ def test_results_of_the_thread_are_returned_once(source: NvmlSource, clock: Manu
     assert later[0].counter > batch.readings[0].counter
 
 
-def test_domains_and_statuses_are_in_every_batch(source: NvmlSource) -> None:
+def test_domains_and_statuses_are_in_every_batch(source: Source) -> None:
     eventually(lambda: source.read().gpus, "a status")
     first, second = source.read(), source.read()
     assert first.domains is second.domains

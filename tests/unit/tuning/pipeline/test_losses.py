@@ -57,7 +57,7 @@ def begun() -> LossHistory:
 
 def test_own_iterations_become_runs() -> None:
     history = LossHistory().charge({"a": charged(1, 1, 0, 2, 2, 2)})
-    first, second = history.told
+    first, second = history.runs
     assert (first.start, first.end) == (100 * SECOND, 102 * SECOND)
     assert first.mean == pytest.approx(lost_part(0.1))
     assert first.bound == pytest.approx(lost_part(0.12))
@@ -70,14 +70,14 @@ def test_own_iterations_become_runs() -> None:
 
 def test_old_runs_are_forgotten() -> None:
     history = LossHistory().charge({"a": charged(1)})
-    assert history.charge({"a": charged(2, first=140)}).told[0].start == 140 * SECOND
+    assert history.charge({"a": charged(2, first=140)}).runs[0].start == 140 * SECOND
 
 
 def test_iteration_without_time_has_no_run() -> None:
     control = charged(1)
     (one,) = control.charged
     short = one._replace(iteration=AssembledIteration(0, (RankUnit(0, 5, 5),), ()))
-    assert LossHistory().charge({"a": replace(control, charged=(short,))}).told == ()
+    assert LossHistory().charge({"a": replace(control, charged=(short,))}).runs == ()
 
 
 def test_losses_before_the_first_record_do_not_count() -> None:

@@ -15,7 +15,6 @@ from wattspan.fleet.job_records import (
     SeenRecord,
 )
 from wattspan.model import SECOND
-from wattspan.tuning.pipeline.assembly import PartnerTimes
 from wattspan.tuning.pipeline.partners import JobPartners, judged, summarized
 from wattspan.tuning.pipeline.session_state import PipelinePolicy
 
@@ -38,13 +37,13 @@ def of(*records: SeenRecord, own: tuple[PipelineSummary, ...] = (OWN,)) -> JobPa
 def refusal(partners: JobPartners) -> str:
     (figures,) = partners.figures
     assert not figures.used
-    assert (partners.pipelines, partners.records) == ((), ())
+    assert (partners.pipelines, partners.records) == ({}, ())
     return figures.sentence
 
 
 def test_fresh_record_is_used() -> None:
     partners = of(seen(SLOW))
-    assert partners.pipelines == (PartnerTimes("1 of b", 1_400_000_000, 100_000_000),)
+    assert partners.pipelines == {"1 of b": SLOW}
     (figures,) = partners.figures
     assert (figures.host, figures.used, figures.straggler) == ("b", True, "")
     assert figures.sentence == (
@@ -111,7 +110,7 @@ def test_pipeline_of_this_host_is_refused() -> None:
 
 def test_pipeline_of_two_other_hosts_is_refused() -> None:
     partners = of(seen(SLOW), seen(SLOW, host="c"))
-    assert partners.pipelines == ()
+    assert partners.pipelines == {}
     assert [one.used for one in partners.figures] == [False, False]
     # A record that is not used for another reason names nothing.
     assert len(of(seen(SLOW), seen(SLOW, host="c", age=2 * RECORD_LIFETIME)).pipelines) == 1
@@ -127,7 +126,7 @@ def test_trouble_and_turn_of_the_view_are_passed_on() -> None:
 
 
 def test_partner_finishes_no_later_than_it_is_measured_here() -> None:
-    partner = PartnerTimes("1 of b", 1_400, 100)
+    partner = msgspec.structs.replace(SLOW, computed=1.4e-6, tail=1e-7)
     assert partner.finishes(10_000, 11_500) == 11_400
     assert partner.finishes(10_000, 11_100) == 11_000  # the straggler has recovered
     assert partner.finishes(10_000, 13_000) == 11_400  # it has lower clocks

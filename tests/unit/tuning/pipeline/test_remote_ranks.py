@@ -12,6 +12,7 @@ from wattspan.fleet.job_records import (
     HostRanks,
     JobRecord,
     JobView,
+    RankRecord,
     SeenRecord,
 )
 from wattspan.model import SECOND, DecisionReason, Instant, Move
@@ -62,8 +63,13 @@ def seen(
     """The record that the host sends after its latest step; ``step`` of its wall clock before."""
     sent = told.stepped
     now = Instant(sent, WALL + sent - THERE + step, 0)
-    stages = told.told({RANK: RANGE}, now, refusal)
+    stages = told.record({RANK: RANGE}, now, refusal)
     return SeenRecord(host, HERE, JobRecord(session=session, sent=sent, stages=stages))
+
+
+def sent_rank(told: RankHistory) -> RankRecord:
+    """The rank in the record that the host sends after its latest step."""
+    return told.record({RANK: RANGE}, Instant(told.stepped, WALL, 0), None).ranks[0]
 
 
 def at_once(told: RankHistory, step: int = 0) -> SeenRecord:
@@ -152,10 +158,11 @@ def test_missed_record_loses_nothing_within_its_lifetime() -> None:
 
 def test_old_iterations_are_told_no_more() -> None:
     told = history(0)
-    assert len(told.units) == len(told.energy) == 1
-    later = told.add(PipelineObservation(told.stepped + RECORD_LIFETIME, clocks={RANK: 1500}))
+    assert len(sent_rank(told).units) == len(sent_rank(told).energy) == 1
+    told = told.add(PipelineObservation(told.stepped + RECORD_LIFETIME, clocks={RANK: 1500}))
+    later = sent_rank(told)
     assert (later.units, later.energy) == ((), ())
-    assert [one.mhz for one in later.clocks[RANK]] == [1980, None, 1500]
+    assert [mhz for _, mhz in later.clocks] == [1980, None, 1500]
 
 
 def test_silent_rank_is_not_awaited_for_ever() -> None:
@@ -172,13 +179,13 @@ def test_silent_rank_is_not_awaited_for_ever() -> None:
 def test_unit_that_begins_no_later_is_not_told() -> None:
     """A reader could not tell it from one that it has used."""
     told = RankHistory().add(observation(1)).add(observation(0))
-    assert [one.unit.start for one in told.units] == [unit(RANK, 1).start]
+    assert [one.start for one in sent_rank(told).units] == [unit(RANK, 1).start]
 
 
 def test_instructions_without_a_unit_are_not_told() -> None:
     one = observation(1)
     told = RankHistory().add(one._replace(units=())).add(one._replace(instructions=()))
-    assert [len(of.unit.instructions) for of in told.units] == [2]
+    assert [len(of.instructions) for of in sent_rank(told).units] == [2]
     assert told.add(observation(2)).pending == {RANK: ()}
 
 

@@ -10,7 +10,7 @@ from testbed.pipelines import RunningPipeline
 
 from wattspan.model import DecisionReason, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
-from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.plan import ClockPlan
 from wattspan.tuning.pipeline.session import add_iteration, is_better, use_plan
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,
@@ -228,7 +228,7 @@ def test_plan_is_compared_with_the_original_clocks_again_and_again() -> None:
 
 def test_unwanted_plan_is_ignored() -> None:
     state = begun()
-    assert use_plan(state, RankClockPlan((1500,), 1.0, 1.0)) == state
+    assert use_plan(state, ClockPlan((1500,), 1.0, 1.0)) == state
 
 
 def test_slow_plan_is_ended_when_the_allowance_is_used_up() -> None:
@@ -265,7 +265,7 @@ def test_plan_that_is_too_slow_is_replaced_by_any_within_the_budget() -> None:
     task = PlanTask(model, 0.02)
     slow = state.settings[0]
     assert task.slowdown_of(slow) > 0.03
-    costly = RankClockPlan(state.original, 1.0, 1e9)
+    costly = ClockPlan(state.original, 1.0, 1e9)
     assert is_better(with_plan(state, slow), task, costly)
 
 
@@ -294,7 +294,7 @@ def test_same_plan_is_kept() -> None:
     model = state.profile.model(state.dag, 15, 70.0, state.settings[state.plan - 1])
     assert model is not None
     task = PlanTask(model, 0.05)
-    present = RankClockPlan(state.settings[state.plan - 1], 1.0, 1.0)
+    present = ClockPlan(state.settings[state.plan - 1], 1.0, 1.0)
     assert use_plan(replace(state, task=task), present) == state
 
 

@@ -1,4 +1,4 @@
-"""The recent attributions of all domains, bounded in time and bytes.
+"""The recent attributions of all domains as bytes, bounded in time and size.
 
 An entry is packed into one byte string (a tenth of a kilobyte and 8 bytes a share), because a busy
 host produces thousands of shares a second and every domain ten entries. Entries that are removed
@@ -100,11 +100,11 @@ def _entry_bytes(packed: bytes) -> int:
     return _OBJECT_BYTES + len(packed)
 
 
-class AttributionHistory:
+class PackedAttributions:
     """The last attributions of each domain, within ``span`` nanoseconds and ``limit`` bytes."""
 
     def __init__(self, span: int, limit: int) -> None:
-        self.span = span
+        self._span = span
         self._limit = limit
         self._entries: dict[str, deque[bytes]] = {}
         self._numbers: dict[Payer, int] = {}
@@ -203,7 +203,7 @@ class AttributionHistory:
         return len(self._payers) - 1
 
     def _trim(self, now: int) -> None:
-        oldest = now - self.span
+        oldest = now - self._span
         for entries in self._entries.values():
             while entries and _end(entries[0]) < oldest:
                 self._release(entries.popleft())

@@ -19,8 +19,7 @@ from math import sqrt
 from statistics import fmean
 from typing import NamedTuple
 
-from wattspan.attribution.linear_systems import solved
-from wattspan.attribution.static_power import StaticPowerFit, StaticPowerRefusal
+from wattspan.advice.static_power import StaticPowerFit, StaticPowerRefusal
 from wattspan.model import (
     SECOND,
     Microjoules,
@@ -31,6 +30,7 @@ from wattspan.model import (
     StaticPower,
     energy_at,
 )
+from wattspan.util.linear_systems import solved
 
 MIN_OBSERVED = 60 * SECOND
 """Less time of observation permits no advice."""

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from wattspan.model import SECOND, Instant
-from wattspan.sources.amdsmi.energy import EnergyAccumulator
+from wattspan.sources.energy_meter import EnergyAccumulator
 
 STEP = 15.300000190734863  # as a C float
 POWER = 1_500_000  # mW

@@ -1,4 +1,4 @@
-"""The energy of one counter over time: knots, gaps, thinning, uncertainty."""
+"""The energy of one counter over time: knots, gaps, thinning, pins, uncertainty."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from testbed.metered_curve import MeteredCurve
 from testbed.simulated_host import GPU, PACKAGE
 
-from wattspan.attribution.counter_history import CounterEnergy, CounterHistory
+from wattspan.attribution.energy_curve import CurveEnergy, EnergyCurve
 from wattspan.model import MILLISECOND, SECOND, Domain, Instant, Microjoules, Reading
 
 TICK = 100 * MILLISECOND
@@ -23,20 +24,20 @@ def at(mono: int) -> Instant:
 
 def history(
     energies: list[int], domain: Domain = PACKAGE, limit: int = 4096, tick: int = TICK
-) -> CounterHistory:
+) -> MeteredCurve:
     """A history whose readings, one each tick, rise by ``energies``."""
-    made, counter = CounterHistory(domain, ABSENCE, SECOND, limit), 5
-    made.add(Reading(domain.id, at(START), Microjoules(counter)))
+    made, counter = MeteredCurve(domain, ABSENCE, SECOND, limit), 5
+    made.read(Reading(domain.id, at(START), Microjoules(counter)))
     for i, energy in enumerate(energies, 1):
         counter += energy
-        made.add(Reading(domain.id, at(START + i * tick), Microjoules(counter)))
+        made.read(Reading(domain.id, at(START + i * tick), Microjoules(counter)))
     return made
 
 
 def test_history_without_readings_knows_nothing() -> None:
-    empty = CounterHistory(PACKAGE, ABSENCE)
+    empty = MeteredCurve(PACKAGE, ABSENCE)
     assert empty.known is None
-    assert empty.between(0, SECOND) == CounterEnergy(Microjoules(0), Microjoules(0), 0)
+    assert empty.between(0, SECOND) == CurveEnergy(Microjoules(0), Microjoules(0), 0)
     assert empty.knots(0, SECOND) == []
 
 
@@ -68,16 +69,16 @@ def test_energies_of_neighbouring_periods_add_up_exactly() -> None:
 
 def test_wrapped_counter_goes_on() -> None:
     assert PACKAGE.modulus is not None
-    one = CounterHistory(PACKAGE, ABSENCE)
-    one.add(Reading(PACKAGE.id, at(START), Microjoules(PACKAGE.modulus - 10)))
-    one.add(Reading(PACKAGE.id, at(START + TICK), Microjoules(20)))
+    one = MeteredCurve(PACKAGE, ABSENCE)
+    one.read(Reading(PACKAGE.id, at(START), Microjoules(PACKAGE.modulus - 10)))
+    one.read(Reading(PACKAGE.id, at(START + TICK), Microjoules(20)))
     assert one.between(START, START + TICK).energy == 30
 
 
 def test_reset_counter_leaves_a_gap() -> None:
     one = history([1000])
-    one.add(Reading(PACKAGE.id, at(START + 2 * TICK), Microjoules(0), epoch=1))
-    one.add(Reading(PACKAGE.id, at(START + 3 * TICK), Microjoules(700), epoch=1))
+    one.read(Reading(PACKAGE.id, at(START + 2 * TICK), Microjoules(0), epoch=1))
+    one.read(Reading(PACKAGE.id, at(START + 3 * TICK), Microjoules(700), epoch=1))
     assert one.between(START, START + 3 * TICK)[::2] == (1700, 2 * TICK)
 
 
@@ -88,8 +89,8 @@ def test_absent_counter_leaves_one_gap_until_it_returns() -> None:
         one.absent(at(silent + i * TICK))
     assert len(one) == 3
     assert one.known == silent + 299 * TICK
-    one.add(Reading(PACKAGE.id, at(silent + 300 * TICK), Microjoules(10**6)))
-    one.add(Reading(PACKAGE.id, at(silent + 301 * TICK), Microjoules(10**6 + 50)))
+    one.read(Reading(PACKAGE.id, at(silent + 300 * TICK), Microjoules(10**6)))
+    one.read(Reading(PACKAGE.id, at(silent + 301 * TICK), Microjoules(10**6 + 50)))
     assert len(one) == 4
     assert one.between(START, silent + 301 * TICK)[::2] == (1050, 2 * TICK)
 
@@ -99,7 +100,7 @@ def test_reading_from_before_the_end_of_a_gap_shortens_no_time() -> None:
     gone = START + TICK + ABSENCE + SECOND
     one.absent(at(gone))
     for before, counter in ((30, 2000), (20, 2100), (-10, 2400)):  # milliseconds before its end
-        one.add(Reading(PACKAGE.id, at(gone - before * MILLISECOND), Microjoules(counter)))
+        one.read(Reading(PACKAGE.id, at(gone - before * MILLISECOND), Microjoules(counter)))
     assert one.known == gone + 10 * MILLISECOND
     spent = one.between(START, gone + 10 * MILLISECOND)
     assert (spent.energy, spent.covered) == (1000 + 400, TICK + 10 * MILLISECOND)
@@ -117,6 +118,31 @@ def test_old_readings_are_thinned_and_keep_the_total() -> None:
     assert middle.energy == pytest.approx(sum(energies[6000:]), rel=0.01)
 
 
+def test_pinned_edge_stays_exact_until_it_is_released() -> None:
+    one = history([1000 + i % 7 for i in range(5)], limit=64)
+    edge = START + 3 * TICK + TICK // 3
+    before = one.up_to(edge)
+    assert one.pin(edge)
+    assert one.pin(edge)
+    one.unpin(edge)
+    for i in range(4000):
+        start = START + (5 + i) * TICK
+        one.add(start, start + TICK, 10_000 * (i % 2))
+    assert one.up_to(edge) == before
+    one.unpin(edge)
+    for i in range(4000, 4100):
+        start = START + (5 + i) * TICK
+        one.add(start, start + TICK, 10_000)
+    assert one.up_to(edge) != before
+    assert len(one) <= 64
+
+
+def test_pins_beyond_an_eighth_of_the_knots_are_refused() -> None:
+    one = history([1000] * 20, limit=64)
+    assert [one.pin(START + i * TICK) for i in range(9)] == [True] * 8 + [False]
+    assert one.pin(START)  # again: it needs no room
+
+
 def test_history_of_readings_without_age_stays_within_its_limit() -> None:
     assert len(history([5] * 5000, limit=16, tick=MILLISECOND)) <= 16
 
@@ -128,13 +154,13 @@ def test_cells_have_the_energy_between_their_edges() -> None:
         sum(range(1000, 1090)),
         9 * SECOND,
     )
-    assert CounterHistory(PACKAGE, ABSENCE, SECOND).cells_between(0, SECOND) == (0, 0)
+    assert MeteredCurve(PACKAGE, ABSENCE, SECOND).cells_between(0, SECOND) == (0, 0)
 
 
 def test_history_without_cells_has_none() -> None:
-    one = CounterHistory(PACKAGE, ABSENCE)
+    one = MeteredCurve(PACKAGE, ABSENCE)
     for i in range(30):
-        one.add(Reading(PACKAGE.id, at(START + i * TICK), Microjoules(i)))
+        one.read(Reading(PACKAGE.id, at(START + i * TICK), Microjoules(i)))
     assert one.cells_between(START, START + SECOND) == (0, 0)
 
 
@@ -146,13 +172,13 @@ def test_cells_within_one_interval_share_its_energy() -> None:
 
 def test_history_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="room for 8 knots, not 7"):
-        CounterHistory(PACKAGE, ABSENCE, limit=7)
+        EnergyCurve(PACKAGE, limit=7)
 
 
 def test_redefined_domain_changes_the_uncertainty() -> None:
     one = history([1000] * 4)
     before = one.between(START + TICK, START + 2 * TICK).uncertainty
-    one.redefine(replace(PACKAGE, resolution=20 * MILLISECOND))
+    one.domain = replace(PACKAGE, resolution=20 * MILLISECOND)
     assert one.between(START + TICK, START + 2 * TICK).uncertainty > before
 
 
@@ -185,10 +211,10 @@ def test_stated_uncertainty_contains_the_truth_in_95_percent(period: int, length
 
 
 def test_energy_up_to_a_time_is_known_within_the_history_only() -> None:
-    history = CounterHistory(GPU, 10 * SECOND)
+    history = MeteredCurve(GPU, 10 * SECOND)
     assert history.up_to(0) is None
     for second in (1, 2, 3):
-        history.add(Reading(GPU.id, Instant(second * SECOND, 0), Microjoules(second * 1_000_000)))
+        history.read(Reading(GPU.id, Instant(second * SECOND, 0), Microjoules(second * 1_000_000)))
     assert history.up_to(SECOND - 1) is None
     assert history.up_to(5 * SECOND // 2) == (1_500_000, 3 * SECOND // 2)
     assert history.up_to(3 * SECOND + 1) is None

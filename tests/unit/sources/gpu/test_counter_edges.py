@@ -7,7 +7,7 @@ import random
 import pytest
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.sources.nvml.counter_edges import EDGE_GUARD, SEARCH_RETRY_INTERVAL, EdgeDetector
+from wattspan.sources.gpu.counter_edges import EDGE_GUARD, SEARCH_RETRY_INTERVAL, EdgeDetector
 
 TURN = 100 * MILLISECOND
 

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from wattspan.attribution.linear_systems import non_negative_solution, product, solved
+from wattspan.util.linear_systems import non_negative_solution, product, solved
 
 
 def test_solution_satisfies_the_system() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from wattspan.attribution.history import AttributionHistory
-from wattspan.attribution.static_power import StaticPowerFit, StaticPowerRefusal
+from wattspan.advice.boards import ACTIVE_TIME, WINDOW_DELAY, StaticPowerLearner
+from wattspan.advice.static_power import StaticPowerFit, StaticPowerRefusal
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -33,7 +33,6 @@ from wattspan.model import (
     Tick,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.static_power import ACTIVE_TIME, WINDOW_DELAY, StaticPowerLearner
 from wattspan.spans.values import Span, SpanColumns
 
 GPU = Domain(
@@ -59,7 +58,7 @@ class Host:
         self.senders: dict[str, tuple[Consumer, ...]] = {"train": (TRAIN,)}
         self.owners: tuple[str, ...] = ()
         self.learner = StaticPowerLearner(("all_reduce", "recv"), self.view)
-        self.history = EnergyHistory(AttributionHistory(300 * SECOND, 10**7), self.learner.powers)
+        self.history = EnergyHistory(300 * SECOND, 10**7, self.learner.powers)
         self.apply(Tick(Instant(self.now, 0), domains={"nvml": [domain], "fake": [CPU]}), ())
         self.number = 0
 

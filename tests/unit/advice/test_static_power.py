@@ -7,19 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from wattspan.attribution.static_power import (
+from wattspan.advice.static_power import (
     CLOCK_BIN_HZ,
     MAX_CLOCK_BINS,
     MIN_WINDOWS,
     REFIT_EVERY,
     BoardStaticPower,
-    StaticDivider,
     StaticPowerFit,
     StaticPowerRefusal,
-    StaticShare,
     WaitingWindow,
     fit_static_power,
 )
+from wattspan.attribution.division import StaticDivider, StaticShare
 from wattspan.model import MILLISECOND, Instant, Interval, Microjoules, Milliwatts
 
 BLOCK, WORK = 85_000, 320_000

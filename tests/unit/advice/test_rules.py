@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from wattspan.attribution.static_power import StaticPowerFit, StaticPowerRefusal
-from wattspan.model import SECOND, Milliwatts, Provenance, StaticBasis, StaticPower
-from wattspan.spans.advice import (
+from wattspan.advice.rules import (
     MIN_CLOCK_SAMPLES,
     AdviceKind,
     BoardClockSample,
@@ -21,6 +19,8 @@ from wattspan.spans.advice import (
     advise,
     reasons_for_none,
 )
+from wattspan.advice.static_power import StaticPowerFit, StaticPowerRefusal
+from wattspan.model import SECOND, Milliwatts, Provenance, StaticBasis, StaticPower
 
 MINUTES = 60 * SECOND
 FITTED = StaticPower(Milliwatts(100_000), StaticBasis.FITTED)

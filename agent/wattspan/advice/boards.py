@@ -1,21 +1,22 @@
 """The static powers of the GPUs of the host, and the facts for advice.
 
 The static power of a board is the operator's figure, else the fit of windows with different shares
-of waiting time (:mod:`wattspan.attribution.static_power`), else its learned idle power, which is a
+of waiting time (:mod:`wattspan.advice.static_power`), else its learned idle power, which is a
 lower bound. The poller adds ticks, the joiner adds waiting spans; results may be read from any
 thread. Without waiting spans no window is kept.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.attribution.static_power import (
+from wattspan.advice.rules import BoardClockSample, BoardFacts, BoardUse, UseFacts
+from wattspan.advice.static_power import (
     BoardStaticPower,
     StaticPowerFit,
     StaticPowerRefusal,
@@ -36,7 +37,6 @@ from wattspan.model import (
     StaticPower,
     Tick,
 )
-from wattspan.spans.advice import BoardClockSample, BoardFacts, BoardUse, UseFacts
 from wattspan.spans.values import SpanColumns
 
 WINDOW = 4 * SECOND
@@ -138,11 +138,19 @@ class _Board:
 class StaticPowerLearner:
     """Learns static powers; ``powers`` are the present ones, by domain."""
 
-    def __init__(self, waiting: Iterable[str], view: Callable[[], Snapshot]) -> None:
-        """``waiting`` are the names of spans in which a process waits for others."""
+    def __init__(
+        self,
+        waiting: Iterable[str],
+        view: Callable[[], Snapshot],
+        lock: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - without state
+    ) -> None:
+        """``waiting`` are the names of spans in which a process waits for others.
+
+        ``lock`` is held while the state is changed or read, for threads that share it.
+        """
         self.waiting = frozenset(waiting)
         self._view = view
-        self._lock = threading.Lock()
+        self._lock = lock
         self._boards: dict[str, _Board] = {}
         self._processes: dict[Consumer, _WaitingProcess] = {}
         self._services: dict[Payer, str] = {}  # of users of boards, also after their exit

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.metered_curve import MeteredCurve
 from testbed.simulated_host import PACKAGE
 
 from wattspan.attribution.counter_deltas import CounterMeter
-from wattspan.attribution.counter_history import CounterHistory
 from wattspan.model import MILLISECOND, SECOND, Instant, Interval, Microjoules, Reading
 
 START = 1000 * SECOND
@@ -30,9 +30,9 @@ TICKS = st.lists(
 
 def replayed(
     ticks: list[tuple[int, int | None, int, bool]], limit: int
-) -> tuple[CounterHistory, int, int]:
+) -> tuple[MeteredCurve, int, int]:
     """The history after some ticks, and the energy and end of the intervals of a meter."""
-    history, meter = CounterHistory(PACKAGE, ABSENCE, SECOND, limit), CounterMeter(PACKAGE, ABSENCE)
+    history, meter = MeteredCurve(PACKAGE, ABSENCE, SECOND, limit), CounterMeter(PACKAGE, ABSENCE)
     now, counter, epoch, total, last = START, 0, 0, 0, 0
     for milliseconds, age, energy, anew in ticks:
         now += milliseconds * MILLISECOND
@@ -41,7 +41,7 @@ def replayed(
         if age is not None:
             at = now - age * MILLISECOND
             reading = Reading(PACKAGE.id, Instant(at, at), Microjoules(counter), epoch)
-            history.add(reading)
+            history.read(reading)
             period = meter.advance(reading)
             if isinstance(period, Interval):
                 total += period.energy
@@ -104,7 +104,7 @@ def test_cells_do_not_distinguish_loads_with_equal_energy_in_every_cell(
 ) -> None:
     """Not at any time, however the history is thinned meanwhile."""
     alike = [sorted(cell) for cell in cells]
-    histories = [CounterHistory(PACKAGE, ABSENCE, SECOND, limit) for _ in range(2)]
+    histories = [MeteredCurve(PACKAGE, ABSENCE, SECOND, limit) for _ in range(2)]
     counters = [0, 0]
     for number in range(len(cells)):
         for part in range(11 if not number else 10):
@@ -113,7 +113,7 @@ def test_cells_do_not_distinguish_loads_with_equal_energy_in_every_cell(
                 if part or number:
                     counters[i] += load[number][part - (not number)]
                 reading = Reading(PACKAGE.id, Instant(at, at), Microjoules(counters[i]))
-                histories[i].add(reading)
+                histories[i].read(reading)
         answers = [
             [
                 history.cells_between(START + i * SECOND, START + (i + 1) * SECOND)

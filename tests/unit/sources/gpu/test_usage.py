@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from wattspan.model import SECOND, Consumer, Instant, Payer, Usage
-from wattspan.sources.amdsmi.usage import (
+from wattspan.sources.gpu.usage import (
     REMEMBERED_SAMPLES,
     ActivityMeter,
     ProcessActivity,

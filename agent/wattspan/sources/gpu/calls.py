@@ -7,10 +7,11 @@ sample. Codes that mean a lost GPU or a lost connection to the driver are raised
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from wattspan.model import SECOND, Failure, Trouble
+from wattspan.model import SECOND, Failure, Instant, Trouble
 from wattspan.ports import Clock
 
 SUCCESS = 0
@@ -21,6 +22,7 @@ NO_PERMISSION = 4
 NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
 DRIVER_NOT_LOADED = 9
+TIMED_OUT = 10
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
@@ -44,28 +46,129 @@ MAX_UNKNOWN_ERRORS = 3  # so many "unknown error" in a row are a GPU that is gon
 MAX_LIST_RETRIES = 3  # a list may grow between the call for its size and the call for its content
 
 
-class LostError(Exception):
-    """Calls are impossible because of the driver's error ``code``."""
+class DriverError(Exception):
+    """A call that failed with ``code``, one of NVML's.
 
-    def __init__(self, code: int) -> None:
-        super().__init__(f"the driver answers with error {code}")
-        self.code = code
+    ``bare``: it had no argument but a handle, so that no other one can be invalid. ``cause`` and
+    ``remedy`` are those that its code does not tell.
+    """
+
+    def __init__(self, code: int, *, bare: bool = False, cause: str = "", remedy: str = "") -> None:
+        super().__init__(cause or f"the driver answers with error {code}")
+        self.code, self.bare, self.cause, self.remedy = code, bare, cause, remedy
 
 
-class SessionLostError(LostError):
+class SessionLostError(DriverError):
     """The library must be reinitialised: every handle of it is invalid."""
 
 
-class GpuLostError(LostError):
+class GpuLostError(DriverError):
     """The GPU behind a handle no longer answers; the others may."""
 
 
-class DriverLibrary(Protocol):
-    """The functions of a driver's library. Errors are of the type ``error``, with NVML's codes."""
+def code_of(error: Exception) -> int:
+    """The code of a DriverError; "unknown" of any other."""
+    return error.code if isinstance(error, DriverError) else UNKNOWN
 
-    error: type[Exception]
 
-    def call(self, name: str, *arguments: Any) -> Any: ...
+def raise_if_lost(code: int) -> None:
+    """Raise if ``code`` means that the GPU or the session is lost."""
+    if code in SESSION_ERRORS:
+        raise SessionLostError(code)
+    if code in GPU_ERRORS:
+        raise GpuLostError(code)
+
+
+def call_trouble(code: int) -> Trouble:
+    """The class of the failure of a call by ``code``."""
+    if code == NO_PERMISSION:
+        return Trouble.DENIED
+    absent = code in FIELD_ERRORS or code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}
+    return Trouble.ABSENT if absent else Trouble.RETRY
+
+
+@dataclass(frozen=True, slots=True)
+class DriverMessages:
+    """The sentences of a vendor's source: causes and remedies by code, and some single ones.
+
+    ``counter`` names the energy counter; ``untrusted`` is the remedy of one that does not fit the
+    power, ``unmeasured`` that of a board without figures, ``motionless`` that of one whose counter
+    stays at 0.
+    """
+
+    source: str
+    label: str
+    causes: Mapping[int, str] = field(default_factory=dict)
+    remedies: Mapping[int, str] = field(default_factory=dict)
+    setter_remedies: Mapping[int, str] = field(default_factory=dict)
+    counter: str = "energy counter"
+    untrusted: str = "Its power is integrated instead."
+    unmeasured: str = "In a virtual machine, read it on the host."
+    motionless: str = "In a virtual machine, read it on the host."
+    no_gpu: tuple[str, str] = (
+        "the driver is loaded and finds no GPU",
+        "Look at lspci and dmesg; the agent keeps trying.",
+    )
+    list_command: str = ""
+    """A sentence on how to list the GPUs."""
+    unlisted: str = "Run the agent in the host's pid namespace."
+    """The remedy of a busy GPU without a process in the driver's list."""
+    report: str = "Please report it with the driver's version."
+    hang: str = "Look for messages of the driver in dmesg"
+    """A clause on how to examine a call that does not return."""
+
+    def cause_of(self, code: int) -> str:
+        """The meaning of ``code``, as the cause in a sentence."""
+        return self.causes.get(code, f"{self.label} answers with error {code}")
+
+    def failure(self, thing: str, code: int, domain_id: str | None = None) -> Failure:
+        """The failure of ``thing`` by ``code``."""
+        cause, remedy = self.cause_of(code), self.remedies.get(code, "")
+        return Failure(self.source, thing, call_trouble(code), cause, remedy, domain_id)
+
+    def unexpected(self, thing: str, error: Exception, domain_id: str | None = None) -> Failure:
+        """The failure of ``thing`` by an exception that is none of the driver's."""
+        cause = f"an unexpected {type(error).__name__}: {error}"
+        return Failure(self.source, thing, Trouble.MALFORMED, cause, self.report, domain_id)
+
+
+class DriverLibrary:
+    """The functions of a vendor's library. Errors are DriverErrors.
+
+    ``current`` is the name of the call under way and the monotonic time of its start; None without
+    a call. Other threads read it, so one attribute holds one tuple.
+    """
+
+    def __init__(
+        self,
+        binding: Any,
+        clock: Clock,
+        errors: type[Exception],
+        translate: Callable[[Exception], int],
+    ) -> None:
+        """``binding`` raises ``errors``; ``translate`` returns NVML's code of one."""
+        self.binding = binding
+        self.current: tuple[str, int] | None = None
+        self._clock, self._errors, self._translate = clock, errors, translate
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self.binding, name, None)
+        if function is None:
+            raise DriverError(FUNCTION_NOT_FOUND)
+        self.current = (name, self._clock.monotonic())
+        try:
+            return function(*arguments)
+        except self._errors as error:
+            raise DriverError(self._translate(error), bare=len(arguments) == 1) from None
+        finally:
+            self.current = None
+
+    def optional(self, name: str, *arguments: Any) -> Any:
+        """The answer of a call that may fail without consequences; None if it does."""
+        try:
+            return self.call(name, *arguments)
+        except DriverError:
+            return None
 
 
 class UnavailableField(NamedTuple):
@@ -79,7 +182,7 @@ class GpuCalls:
     """The calls on one GPU. An unavailable answer is None, and is remembered."""
 
     def __init__(self, library: DriverLibrary, handle: Any, clock: Clock) -> None:
-        self._library = library
+        self.library = library
         self._clock = clock
         self.handle = handle
         self._refused: dict[str, UnavailableField] = {}
@@ -105,10 +208,9 @@ class GpuCalls:
             return None
         try:
             answer = self._call(name, arguments, nothing)
-        except self._library.error as error:
-            code = code_of(error)
-            self._count_unknown(code)
-            self.record_error(what, code)
+        except DriverError as error:
+            self._count_unknown(error.code)
+            self.record_error(what, error.code)
             return None
         self._unknowns = 0
         self.record_answer(what)
@@ -124,13 +226,12 @@ class GpuCalls:
         left = MAX_LIST_RETRIES
         while True:
             try:
-                return self._library.call(name, self.handle, *arguments)
-            except self._library.error as error:
-                code = code_of(error)
-                if nothing is not None and code in {SUCCESS, NOT_FOUND}:
+                return self.library.call(name, self.handle, *arguments)
+            except DriverError as error:
+                if nothing is not None and error.code in {SUCCESS, NOT_FOUND}:
                     return nothing
                 left -= 1
-                if code != INSUFFICIENT_SIZE or left == 0:
+                if error.code != INSUFFICIENT_SIZE or left == 0:
                     raise
 
     def try_call(self, name: str, *arguments: Any, handle: Any = None) -> tuple[Any, int | None]:
@@ -140,16 +241,12 @@ class GpuCalls:
         session is lost.
         """
         try:
-            return self._library.call(
+            return self.library.call(
                 name, self.handle if handle is None else handle, *arguments
             ), None
-        except self._library.error as error:
-            code = code_of(error)
-            if code in SESSION_ERRORS:
-                raise SessionLostError(code) from None
-            if code in GPU_ERRORS:
-                raise GpuLostError(code) from None
-            return None, code
+        except DriverError as error:
+            raise_if_lost(error.code)
+            return None, error.code
 
     def record_answer(self, what: str) -> None:
         """Record an answer to ``what``, which clears its earlier errors."""
@@ -160,16 +257,20 @@ class GpuCalls:
 
     def record_error(self, what: str, code: int) -> None:
         """Record the error ``code`` of ``what``, or raise if the GPU or the session is lost."""
-        if code in SESSION_ERRORS:
-            raise SessionLostError(code)
-        if code in GPU_ERRORS:
-            raise GpuLostError(code)
+        raise_if_lost(code)
         if code in FIELD_ERRORS:
             self._failing.pop(what, None)
             until = self._clock.monotonic() + FIELD_RETRY_INTERVAL
             self._refused[what] = UnavailableField(code, until)
         else:
             self._failing[what] = code
+
+    def stamped(self, what: str, name: str, *arguments: Any) -> tuple[Any, Instant]:
+        """The answer as ``ask`` returns it, and the time half-way through the call."""
+        began = self._clock.now()
+        answer = self.ask(what, name, *arguments)
+        half = (self._clock.monotonic() - began.mono) // 2
+        return answer, Instant(began.mono + half, began.wall + half, began.asleep)
 
     def refused(self, what: str) -> int | None:
         """The code with which ``what`` was refused, or None if it was not."""
@@ -207,16 +308,3 @@ class GpuCalls:
         for what, code in self._failing.items():
             by_code.setdefault(code, []).append(what)
         return [of(", ".join(sorted(whats)), code) for code, whats in sorted(by_code.items())]
-
-
-def call_trouble(code: int) -> Trouble:
-    """The class of the failure of a call by ``code``."""
-    if code == NO_PERMISSION:
-        return Trouble.DENIED
-    absent = code in FIELD_ERRORS or code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}
-    return Trouble.ABSENT if absent else Trouble.RETRY
-
-
-def code_of(error: Exception) -> int:
-    code = getattr(error, "value", UNKNOWN)
-    return code if isinstance(code, int) else UNKNOWN

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from wattspan.attribution.history import AttributionHistory
+from wattspan.attribution.packed_attributions import PackedAttributions
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -29,7 +29,7 @@ def settled(start: int, end: int, domain: str = "d", **shares: int) -> Attributi
 
 
 def test_watermark_is_the_end_of_the_last_entry() -> None:
-    history = AttributionHistory(300 * SECOND, 10**6)
+    history = PackedAttributions(300 * SECOND, 10**6)
     assert history.watermark("d") is None
     history.add(settled(0, 100))
     history.add(settled(100, 200))
@@ -37,7 +37,7 @@ def test_watermark_is_the_end_of_the_last_entry() -> None:
 
 
 def test_entries_older_than_the_span_are_removed_with_their_payers() -> None:
-    history = AttributionHistory(SECOND, 10**6)
+    history = PackedAttributions(SECOND, 10**6)
     history.add(settled(0, 100, you=5))
     size = history.size
     history.add(settled(2 * SECOND, 2 * SECOND + 100, me=5))
@@ -48,7 +48,7 @@ def test_entries_older_than_the_span_are_removed_with_their_payers() -> None:
 
 
 def test_entries_beyond_the_byte_limit_are_dropped_oldest_first_and_counted() -> None:
-    history = AttributionHistory(300 * SECOND, 1_500)
+    history = PackedAttributions(300 * SECOND, 1_500)
     for i in range(20):
         history.add(settled(i * 100, (i + 1) * 100, domain=f"d{i % 2}", me=5))
     assert history.size <= 1_500
@@ -58,7 +58,7 @@ def test_entries_beyond_the_byte_limit_are_dropped_oldest_first_and_counted() ->
 
 
 def test_last_entry_of_a_domain_is_never_dropped() -> None:
-    history = AttributionHistory(300 * SECOND, 1)
+    history = PackedAttributions(300 * SECOND, 1)
     history.add(settled(0, 100, domain="a", me=5))
     history.add(settled(0, 100, domain="b", me=5))
     assert len(history) == 2
@@ -66,7 +66,7 @@ def test_last_entry_of_a_domain_is_never_dropped() -> None:
 
 @pytest.mark.parametrize("doubt", [7, 2**33])
 def test_doubts_of_an_entry_are_kept(doubt: int) -> None:
-    history = AttributionHistory(300 * SECOND, 10**6)
+    history = PackedAttributions(300 * SECOND, 10**6)
     start, end = Instant(10**12, 10**18, 7), Instant(10**12 + 1, 10**18 + 1, 8)
     shares = (Share(ME, Microjoules(3)), Share(YOU, Microjoules(1)))
     doubts = (Microjoules(0), Microjoules(doubt))
@@ -80,7 +80,7 @@ def test_doubts_of_an_entry_are_kept(doubt: int) -> None:
 
 
 def test_entry_is_returned_as_it_was_added() -> None:
-    history = AttributionHistory(300 * SECOND, 10**6)
+    history = PackedAttributions(300 * SECOND, 10**6)
     small, large = 2**32 - 1, 2**32
     start, end = Instant(10**12, 10**18, 7), Instant(10**12 + 1, 10**18 + 1, 8)
     for energy in (small, large):
@@ -97,7 +97,7 @@ def test_entry_is_returned_as_it_was_added() -> None:
 
 
 def test_number_of_a_removed_payer_is_used_again_for_another_one() -> None:
-    history = AttributionHistory(SECOND, 10**6)
+    history = PackedAttributions(SECOND, 10**6)
     history.add(settled(0, 100, me=5))
     (number,) = history.numbers([ME])
     history.add(settled(2 * SECOND, 2 * SECOND + 100))
@@ -108,7 +108,7 @@ def test_number_of_a_removed_payer_is_used_again_for_another_one() -> None:
 
 
 def test_entry_takes_less_than_a_fifth_of_a_kilobyte() -> None:
-    history = AttributionHistory(300 * SECOND, 10**9)
+    history = PackedAttributions(300 * SECOND, 10**9)
     history.add(settled(0, 100, me=5, you=6))
     before = history.size
     history.add(settled(100, 200, me=5, you=6))
@@ -116,7 +116,7 @@ def test_entry_takes_less_than_a_fifth_of_a_kilobyte() -> None:
 
 
 def test_size_is_close_to_the_memory_in_use() -> None:
-    history = AttributionHistory(300 * SECOND, 10**9)
+    history = PackedAttributions(300 * SECOND, 10**9)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -139,7 +139,7 @@ def test_size_is_close_to_the_memory_in_use() -> None:
 @pytest.mark.parametrize("doubtful", [False, True])
 def test_shares_of_payers_are_found_among_those_of_others(most: int, doubtful: bool) -> None:
     """Numbers of payers are small, so energies, doubts and their parts may equal them."""
-    history, draw = AttributionHistory(300 * SECOND, 10**8), Random(most)
+    history, draw = PackedAttributions(300 * SECOND, 10**8), Random(most)
     crowd = [Consumer(pid, 1) for pid in range(300)]
     shares: dict[int, dict[Consumer, tuple[int, int]]] = {}
     for end in range(1, 200):
@@ -173,4 +173,4 @@ def test_shares_of_payers_are_found_among_those_of_others(most: int, doubtful: b
 
 
 def test_domain_without_entries_has_no_begin() -> None:
-    assert AttributionHistory(SECOND, 10**6).begin("d") is None
+    assert PackedAttributions(SECOND, 10**6).begin("d") is None

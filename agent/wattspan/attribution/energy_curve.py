@@ -1,9 +1,9 @@
-"""The cumulative energy of one counter over time, from its readings, in bounded memory.
+"""The cumulative energy of one device over time, in bounded memory.
 
-Readings are the *knots* of a function that rises evenly in between, so the energies of neighbouring
-periods add up to the microjoule. Energy is known as soon as a reading is: nothing waits for the
-usage by which it is charged to processes. Old knots are thinned, ever more with their age, so a
-period may begin hours ago: its edge is then located to within a 256th of its age.
+The edges of intervals are the *knots* of a function that rises evenly in between, so the energies
+of neighbouring periods add up to the microjoule. Intervals may have any length. Old knots are
+thinned, ever more with their age, so a period may begin hours ago: its edge is then located to
+within a 256th of its age, or exactly if it was pinned.
 
 The uncertainty of an edge has three parts. The counter's last step may lie on its wrong side. The
 power inside an interval may have changed from that of the interval before to that of the one
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from math import ceil, hypot
 from typing import NamedTuple
 
-from wattspan.attribution.counter_deltas import CounterMeter
-from wattspan.model import Domain, Gap, Instant, Interval, Microjoules, Reading
+from wattspan.model import Domain, Microjoules
 
 MAX_KNOTS = 4096
 RESOLVED_FRACTION = 256
@@ -32,7 +32,7 @@ Training steps of exactly one counter step, at full and at a quarter of the powe
 """
 
 
-class CounterEnergy(NamedTuple):
+class CurveEnergy(NamedTuple):
     """The energy of a period; ``covered`` are its measured nanoseconds."""
 
     energy: Microjoules
@@ -45,11 +45,12 @@ class EnergyKnots:
 
     def __init__(self, limit: int) -> None:
         if limit < 8:
-            raise ValueError(f"a counter history needs room for 8 knots, not {limit}")
+            raise ValueError(f"an energy curve needs room for 8 knots, not {limit}")
         self._limit = limit
         self.times = array("q")
         self.energies = array("q")  # up to each knot
         self.covered = array("q")  # measured nanoseconds up to each knot
+        self._pinned = Counter[int]()
 
     def __len__(self) -> int:
         return len(self.times)
@@ -62,10 +63,23 @@ class EnergyKnots:
         if len(self.times) > self._limit:
             self._thin()
 
+    def pin(self, time: int) -> bool:
+        """Keep the knots around ``time`` until ``unpin``; False without room for them."""
+        if time not in self._pinned and len(self._pinned) >= self._limit // 8:
+            return False
+        self._pinned[time] += 1
+        return True
+
+    def unpin(self, time: int) -> None:
+        """End one ``pin``."""
+        self._pinned -= Counter((time,))
+
     def _thin(self) -> None:
         """Remove old knots until a quarter of the limit is free."""
         times, scale = self.times, 1
-        while len(kept := _kept(times, scale)) > self._limit * 3 // 4:
+        around = (bisect_left(times, time) - before for time in self._pinned for before in (0, 1))
+        pinned = {i for i in around if 0 <= i < len(times)}
+        while len(kept := sorted(pinned.union(_kept(times, scale)))) > self._limit * 3 // 4:
             scale *= 2
         self.times, self.energies, self.covered = (
             array("q", [column[i] for i in kept]) for column in (times, self.energies, self.covered)
@@ -91,67 +105,58 @@ class EnergyKnots:
         return start, min(max(end, start), last)
 
 
-class CounterHistory:
+class EnergyCurve:
     """The energy of one domain, from its first reading to its newest.
 
-    ``patience``: nanoseconds without a reading after which the time is a gap. ``cell``: length of
-    the cells of ``cells_between``, 0 for none.
+    ``cell``: length of the cells of ``cells_between``, 0 for none.
     """
 
-    def __init__(
-        self, domain: Domain, patience: int, cell: int = 0, limit: int = MAX_KNOTS
-    ) -> None:
-        self._domain = domain
-        self._meter = CounterMeter(domain, patience)
+    def __init__(self, domain: Domain, cell: int = 0, limit: int = MAX_KNOTS) -> None:
+        self.domain = domain
         self._cell = cell
         self._fine, self._coarse = EnergyKnots(limit), EnergyKnots(limit)
 
     def __len__(self) -> int:
         return len(self._fine)
 
-    def redefine(self, domain: Domain) -> None:
-        """Replace the properties of the domain, such as its resolution."""
-        self._domain = domain
-        self._meter.redefine(domain)
-
     @property
     def known(self) -> int | None:
-        """The monotonic time of the newest reading; None before the first."""
+        """The monotonic time up to which energy or a gap is known; None before the first."""
         return self._fine.times[-1] if self._fine.times else None
 
     # ----------------------------------------------------------------------------------- input
 
-    def add(self, reading: Reading) -> None:
-        """Add a reading. One that is not newer than the last is ignored."""
-        period = self._meter.advance(reading)
+    def begin(self, at: int) -> None:
+        """Begin at a first reading. Without effect on a curve that has begun."""
         if not self._fine.times:
-            self._fine.append(reading.at.mono, 0, 0)
-        elif period is not None:
-            self._extend(period)
+            self._fine.append(at, 0, 0)
 
-    def interrupt(self) -> None:
-        """Record a gap from the last reading to the next one, which another domain measures."""
-        self._meter.interrupt()
+    def add(self, start: int, end: int, energy: int) -> None:
+        """Add the next interval; the time since the last one is a gap.
 
-    def absent(self, now: Instant) -> None:
-        """Record a gap up to ``now`` if readings have been absent for longer than the patience."""
-        gap = self._meter.absent(now)
-        if gap is not None:
-            self._extend(gap)
-
-    def _extend(self, period: Interval | Gap) -> None:
-        fine, end = self._fine, period.end.mono
-        since, energy, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
-        if isinstance(period, Gap):
-            if len(fine) > 1 and covered == fine.covered[-2]:
-                fine.times[-1] = end
-            else:
-                fine.append(end, energy, covered)
-        elif end > since:  # only a part of the period, if readings came late and a gap reaches in
-            fine.append(end, energy + period.energy, covered + end - since)
+        Only a part of its time is new, if readings came late and a gap reaches in.
+        """
+        self.begin(start)
+        self.skip(start)
+        fine = self._fine
+        since, before, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
+        if end > since:
+            fine.append(end, before + energy, covered + end - since)
         else:
-            fine.energies[-1] += period.energy
+            fine.energies[-1] += energy
         self._complete_cells(since, end)
+
+    def skip(self, until: int) -> None:
+        """Add a gap; without effect before the first reading."""
+        fine = self._fine
+        if not fine.times or until <= fine.times[-1]:
+            return
+        since, energy, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
+        if len(fine) > 1 and covered == fine.covered[-2]:
+            fine.times[-1] = until
+        else:
+            fine.append(until, energy, covered)
+        self._complete_cells(since, until)
 
     def _complete_cells(self, since: int, end: int) -> None:
         """Add the cells that end between two times: all of one interval need their edges only."""
@@ -163,17 +168,25 @@ class CounterHistory:
             if edge > known and since <= edge <= end:
                 self._coarse.append(edge, *self._fine.at(edge))
 
+    def pin(self, time: int) -> bool:
+        """Keep the energy up to ``time`` exact for a reader; False if too many times are pinned."""
+        return self._fine.pin(time)
+
+    def unpin(self, time: int) -> None:
+        """End one ``pin``."""
+        self._fine.unpin(time)
+
     # ----------------------------------------------------------------------------------- answers
 
-    def between(self, start: int, end: int) -> CounterEnergy:
+    def between(self, start: int, end: int) -> CurveEnergy:
         """The energy from ``start`` to ``end``; unmeasured time adds nothing to it."""
         if not self._fine.times:
-            return CounterEnergy(Microjoules(0), Microjoules(0), 0)
+            return CurveEnergy(Microjoules(0), Microjoules(0), 0)
         start, end = self._fine.clipped(start, end)
         before, after = self._fine.at(start), self._fine.at(end)
         error = hypot(self._edge_error(start), self._edge_error(end)) if end > start else 0.0
         energy = Microjoules(after[0] - before[0])
-        return CounterEnergy(energy, Microjoules(ceil(error)), after[1] - before[1])
+        return CurveEnergy(energy, Microjoules(ceil(error)), after[1] - before[1])
 
     def up_to(self, time: int) -> tuple[int, int] | None:
         """Cumulative energy and measured time at ``time``; None outside of the history."""
@@ -205,7 +218,7 @@ class CounterHistory:
 
     def _edge_error(self, time: int) -> float:
         """The uncertainty of the energy up to ``time``, in microjoules. Needs two knots."""
-        times, energies, domain = self._fine.times, self._fine.energies, self._domain
+        times, energies, domain = self._fine.times, self._fine.energies, self.domain
         i = min(max(1, bisect_left(times, time)), len(times) - 1)
         length, energy = times[i] - times[i - 1], energies[i] - energies[i - 1]
         stale = domain.resolution if domain.staleness is None else domain.staleness

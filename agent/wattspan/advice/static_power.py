@@ -22,7 +22,7 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from wattspan.model import Interval, Milliwatts, ModelEnum, energy_at
+from wattspan.model import Milliwatts, ModelEnum
 
 MIN_WINDOWS = 15
 """Windows before the first result: a minute."""
@@ -262,39 +262,3 @@ class _ClockBin:
 
 def _bin_of(clock_hz: int | None) -> int:
     return _UNKNOWN_CLOCK if clock_hz is None else clock_hz // CLOCK_BIN_HZ
-
-
-class StaticShare(NamedTuple):
-    """The static part of the energy of a board's interval that is not in the idle account."""
-
-    static: int
-    active: int
-
-    def of(self, energy: int) -> int:
-        """The static part of a share of ``active``, rounded down."""
-        return energy * self.static // self.active if self.active else 0
-
-
-class StaticDivider:
-    """Divides the static energy of one board as the ledger divides its energy.
-
-    The static energy of an interval is at most its energy. The idle account pays its own part; the
-    rest is in the shares, in proportion to them.
-    """
-
-    def __init__(self) -> None:
-        self._deficit = 0
-
-    def divide(
-        self, interval: Interval, idle: int, power: Milliwatts, resolution: int
-    ) -> StaticShare:
-        """The static part of one interval, of which ``idle`` microjoules are in the idle account.
-
-        ``resolution`` is the period of the counter's steps.
-        A counter that moves in steps shows no energy in one interval and twice as much in the
-        next: the deficit of the first one, of at most two steps, is added to the second.
-        """
-        due = energy_at(power, interval.duration) + self._deficit
-        static = min(int(interval.energy), due)
-        self._deficit = min(due - static, energy_at(power, 2 * resolution))
-        return StaticShare(max(0, static - idle), interval.energy - idle)

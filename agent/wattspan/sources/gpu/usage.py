@@ -1,13 +1,13 @@
-"""Usage of an AMD GPU by its processes.
+"""Usage of a GPU by its processes, where the driver lists them with their activity.
 
-AMD SMI reports two figures of a process: the cumulative nanoseconds on the graphics engine, which
-the kernel counts for graphics and for compute through it, and the number of compute units that
-its waves occupy at the moment of the call, which the compute driver (KFD) counts for its own
-processes. The figure of the device is the part of the time in which its graphics and compute pipes
-were busy.
+A list has two figures of a process: the cumulative nanoseconds on an engine, and the units that it
+occupies at the moment of the call. AMD SMI reports the time on the graphics engine, which the
+kernel counts for graphics and for compute through it, and the compute units that its waves occupy,
+which the compute driver (KFD) counts for its own processes. The figure of the device is the part of
+the time in which it was busy; AMD's is that of its graphics and compute pipes.
 
 The time on the engine is a process's own. The rest of the device's busy time is divided in
-proportion to the occupied compute units, as the mean of those at the beginning and at the end of
+proportion to the occupied units, as the mean of those at the beginning and at the end of
 the period. They are samples of moments: if no process occupied any then, those of the last
 samples count. A process that has ended in the period is charged by what it did before.
 """
@@ -15,10 +15,17 @@ samples count. A process that has ended in the period is charged by what it did 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from wattspan.model import SECOND, Instant, Payer, Usage
+from wattspan.model import SECOND, Domain, Failure, Instant, Payer, Trouble, Usage
+from wattspan.sources.driver_thread import CallInterval
+from wattspan.sources.gpu.calls import NO_PERMISSION
+from wattspan.sources.gpu.port import MAX_USAGE_INTERVAL, FailureOf, GpuDevice, GpuSettings
+
+PROCESSES = "processes"
+_BUSY, _UNLISTED_RECORDS = 20, 5
+"""Percent of a device that is in use by a process, and records in which none was listed."""
 
 REMEMBERED_SAMPLES = 8
 """Occupancy samples that may divide a period whose own samples show no process: four seconds."""
@@ -38,6 +45,10 @@ class ProcessActivity(NamedTuple):
     payer: Payer | None
     engine: int
     units: int | None
+
+
+ProcessList = Callable[[], list[ProcessActivity] | None]
+"""Returns the processes on a board now; None if the driver does not list them."""
 
 
 class ActivityMeter:
@@ -115,7 +126,7 @@ class ActivityMeter:
     def _weights(self, present: Mapping[Payer | None, int]) -> Mapping[Payer | None, int]:
         """Weights of payers in the rest of the busy time.
 
-        Occupied compute units at both ends of the period; if there are none, the last use of
+        Occupied units at both ends of the period; if there are none, the last use of
         processes that have ended in it, or else the units of earlier samples.
         """
         newest = list(self._samples)[-2:]
@@ -153,3 +164,77 @@ def _divided(amount: int, weights: Mapping[Payer | None, int]) -> dict[Payer | N
         shares[payer] = left * weight // weight_left
         left, weight_left = left - shares[payer], weight_left - weight
     return shares
+
+
+class ProcessListUsage:
+    """The GpuUsage of a board whose driver lists its processes with their activity."""
+
+    step = 0
+    division = ()
+
+    def __init__(
+        self, device: GpuDevice, settings: GpuSettings, method: str, processes: ProcessList
+    ) -> None:
+        """``processes`` calls the driver; ``method`` is that of attribution by their activity."""
+        self.pace = CallInterval(settings.usage_interval, device.clock, MAX_USAGE_INTERVAL)
+        self._device, self._method, self._processes = device, method, processes
+        self._meter: ActivityMeter | None = None
+        self._unlisted = 0  # records in a row with a busy device and no process
+
+    @property
+    def refusal(self) -> int | None:
+        """The code with which the driver refused to list processes; None if it did not."""
+        return self._device.calls.refused(PROCESSES)
+
+    @property
+    def method(self) -> str:
+        return self._method if self.refusal is None else "none"
+
+    def measure(
+        self, at: Instant, busy: int | None, *, looked: bool, settle: bool
+    ) -> Iterable[Usage]:
+        if not looked:
+            return ()
+        if self._meter is None:
+            self._meter = ActivityMeter(self._device.identity.domain_id, at)
+        self._meter.observe_device(at.mono, busy)
+        if not settle:
+            return ()
+        with self.pace:
+            processes = self._processes()
+        unlisted = processes == [] and (busy or 0) >= _BUSY
+        self._unlisted = self._unlisted + 1 if unlisted else 0
+        usage = self._meter.usage(at, processes)
+        return () if usage is None else (usage,)
+
+    def follow(self, at: Instant) -> Iterable[Usage]:
+        del at
+        return ()
+
+    def flush(self, at: Instant) -> Iterable[Usage]:
+        usage = None if self._meter is None else self._meter.usage(at, None)
+        return () if usage is None else (usage,)
+
+    def resume(self, at: Instant) -> None:
+        del at
+        self._meter = None
+
+    def parts(self, board: Domain) -> tuple[Domain, ...]:
+        del board
+        return ()
+
+    def failures(self, failure: FailureOf) -> Iterable[Failure]:
+        if self.refusal not in {None, NO_PERMISSION}:
+            cause = self._device.messages.cause_of(self.refusal or 0)
+            remedy = "All of its energy stays unattributed."
+            yield failure(PROCESSES, Trouble.ABSENT, cause, remedy)
+        if self._unlisted >= _UNLISTED_RECORDS:
+            yield failure(
+                PROCESSES,
+                Trouble.DENIED,
+                "the GPU is busy, and the library lists no process",
+                self._device.messages.unlisted,
+            )
+
+    def close(self) -> None:
+        """Nothing is kept."""

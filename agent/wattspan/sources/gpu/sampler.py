@@ -1,0 +1,321 @@
+"""One GPU of any vendor: the intervals of its calls, and the readings, usages and status of them.
+
+Energy is that of its counter, or the integral of its power where there is none or it does not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from wattspan.model import (
+    MILLISECOND,
+    Domain,
+    Failure,
+    GpuStatus,
+    HwType,
+    Instant,
+    Microjoules,
+    Milliwatts,
+    Nanoseconds,
+    Provenance,
+    Reading,
+    Thing,
+    ThingKind,
+    Trouble,
+    Usage,
+)
+from wattspan.sources.driver_thread import CallInterval
+from wattspan.sources.energy_meter import CounterCheck, EnergyMeter, ModuleScope, SensorView
+from wattspan.sources.gpu.counter_edges import EDGE_GUARD, EdgeDetector
+from wattspan.sources.gpu.port import GAUGE_SAMPLES, GpuBoard, GpuDevice, GpuGauges, GpuSettings
+from wattspan.util.throttle import RetryBackoff
+
+_TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
+_DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
+
+FROZEN = "it does not change while the GPU is on"
+SUSPENDED = "; it is suspended now, and is not read, which would wake it"
+
+
+@dataclass(slots=True)
+class GpuFindings:
+    """The results of one sample of all GPUs."""
+
+    readings: list[Reading] = field(default_factory=list)
+    usages: list[Usage] = field(default_factory=list)
+    gpus: list[GpuStatus] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+class _DomainFacts(NamedTuple):
+    """The facts about a GPU's domain that may change."""
+
+    derived: bool
+    ceiling: Milliwatts | None
+    method: str
+    resolution: int
+    usage_step: int
+    is_stamped: bool  # counter values have the time at which the counter moved
+    asleep: bool
+    of_module: bool  # the counter is that of the superchip around the GPU
+    partitions: str
+    division: object
+
+
+class GpuSampler:
+    """One GPU through the time in which it answers."""
+
+    def __init__(
+        self,
+        device: GpuDevice,
+        settings: GpuSettings,
+        *,
+        emulated: bool,
+        epoch: int,
+        backoff: RetryBackoff,
+    ) -> None:
+        self.device = device
+        self.identity = device.identity
+        self.backoff = backoff  # of attempts to recover it
+        self._emulated = emulated or device.identity.emulated
+        self._clock = clock = device.clock
+        self._meter = EnergyMeter(epoch)
+        self._check, self._choice = CounterCheck(), settings.energy
+        self._scope = ModuleScope()
+        self._edges = EdgeDetector()
+        self.near_an_edge = False  # the last turn's energy could not be stamped
+        self.asleep = False  # it is suspended, and not read
+        self._at = clock.now()
+        self._gauges = GpuGauges()
+        self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
+        self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
+        self._status_pace = CallInterval(settings.status_interval, clock)
+        self._facts = self._domain_facts()
+        self.domain = self._define(self._facts)
+        self.parts: tuple[Domain, ...] = ()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next readings; it never falls."""
+        return self._meter.epoch + self.device.epoch
+
+    def rebind(self, board: GpuBoard) -> None:
+        """Use new handles: the library was initialised again, and this GPU was not lost."""
+        self.device.rebind(board)
+
+    def close(self) -> None:
+        """Release what the library keeps for this GPU."""
+        self.device.usage.close()
+
+    def pause(self, into: GpuFindings) -> None:
+        """Make no call: the board is suspended, and a call would wake it."""
+        if self.asleep:
+            return
+        self.flush_usage(into)
+        self._meter.pause()
+        self.asleep, self.near_an_edge = True, False
+        self._follow_facts()
+
+    def sample(self, into: GpuFindings) -> None:
+        """Make the calls that are due. Raises GpuLostError or SessionLostError."""
+        device, usage = self.device, self.device.usage
+        energy, self._at = device.energy(self._max_power)
+        at = self._at
+        if self.asleep:
+            self.asleep = False
+            usage.resume(at)
+        usage_due, status_due = usage.pace.begin(at.mono), self._status_pace.begin(at.mono)
+        counted = energy is not None and self._meter.derived is False
+        looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
+        if looks:
+            with self._gauge_pace:
+                self._gauges = device.gauges()
+            self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
+        self._count(at, energy, self._gauges.draw if looks else None, into)
+        into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
+        if status_due:
+            with self._status_pace:
+                status = self._status(at)
+            self._ceiling = status.limits.maximum or self._ceiling
+            into.usages += usage.follow(at)
+            into.gpus.append(status)
+        self._follow_facts()
+
+    def flush_usage(self, into: GpuFindings) -> None:
+        """Report the usage so far of a GPU that was lost."""
+        into.usages += self.device.usage.flush(self._at)
+
+    # -------------------------------------------------------------------- energy
+
+    @property
+    def _max_power(self) -> Milliwatts:
+        """The largest plausible power of the board."""
+        if self._ceiling is None:
+            return _DEFAULT_MAX_POWER
+        return Milliwatts(self._ceiling * _TRANSIENT_FACTOR)
+
+    def _count(
+        self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
+    ) -> None:
+        if not self._scope.module:
+            busy = self._gauges.busy is None or self._gauges.busy > 0
+            duty = self.device.sensor_duty(self._gauges)
+            view = SensorView(duty, busy, self._ceiling or _DEFAULT_MAX_POWER)
+            compared = self._meter.integral.compared
+            self._check.observe(at.mono, compared, view, frozen=self._meter.frozen)
+        refused = self._refused or bool(self.device.counter_fault)
+        counter = self._meter.read(at, energy, power, refused=refused, trusted=self._trusted)
+        if energy is not None:
+            self._edges.observe(at.mono, energy)
+        made = at if self._meter.derived else self._value_time(at)
+        self.near_an_edge = made is None
+        if counter is not None and made is not None:
+            into.readings.append(Reading(self.domain.id, made, counter, self.epoch))
+
+    @property
+    def _refused(self) -> bool:
+        """True if the driver has no energy counter."""
+        return self.device.calls.refused(self.device.messages.counter) is not None
+
+    @property
+    def _trusted(self) -> bool:
+        """True if the counter counts, and not the integrated power."""
+        doubtful = self._check.misreports or self._scope.module
+        return self._choice == "counter" or (self._choice == "auto" and not doubtful)
+
+    def _value_time(self, at: Instant) -> Instant | None:
+        """The time at which the counter took the value read at ``at``; None if it is ambiguous."""
+        if self._edges.period is None:
+            return at
+        moved = self._edges.moved_at(at.mono)
+        return None if moved is None else at.before(at.mono - moved)
+
+    def next_edge_read(self, now: int) -> int | None:
+        """The time of the next extra read of the energy counter, if one is useful."""
+        if self.asleep or self._meter.derived is not False or not self.device.has_steps:
+            return None
+        return self._edges.next_read(now)
+
+    def read_edge(self) -> None:
+        """Read the energy counter, to find the time of its moves."""
+        energy, at = self.device.energy(self._max_power)
+        if energy is not None:
+            self._edges.observe(at.mono, energy)
+
+    def _status(self, at: Instant) -> GpuStatus:
+        """The status at ``at``, of which power and utilisation were read before."""
+        integrated, counted = self._meter.comparison
+        gauges, identity = self._gauges, self.identity
+        return replace(
+            self.device.status(at),
+            power_average=gauges.average,
+            power_instant=gauges.instant,
+            utilisation=None if gauges.busy is None else gauges.busy / 100,
+            memory_utilisation=None if gauges.memory_busy is None else gauges.memory_busy / 100,
+            integrated_energy=integrated,
+            counter_energy=counted,
+            energy_basis=self._meter.basis,
+            energy_disagrees=self._check.disagrees,
+            model=identity.model,
+            driver=identity.driver,
+            index=identity.index,
+        )
+
+    # -------------------------------------------------------------------- domain
+
+    def _follow_facts(self) -> None:
+        facts = self._domain_facts()
+        if facts != self._facts:  # the same object while nothing changes: callers compare
+            self._facts, self.domain = facts, self._define(facts)
+            self.parts = self.device.usage.parts(self.domain)
+
+    def _domain_facts(self) -> _DomainFacts:
+        usage, derived = self.device.usage, bool(self._meter.derived)
+        step = None if derived else self._edges.step
+        return _DomainFacts(
+            derived,
+            self._ceiling,
+            usage.method,
+            self._meter.step.resolution if step is None else _rounded(step),
+            usage.step,
+            self._edges.period is not None,
+            self.asleep,
+            self._scope.module,
+            self.device.partitions,
+            usage.division,
+        )
+
+    def _define(self, facts: _DomainFacts) -> Domain:
+        identity, derived, module = self.identity, facts.derived, facts.of_module
+        provenance = Provenance.DERIVED if derived else Provenance.MEASURED
+        how = f"by its {self.device.messages.counter}"
+        if derived:
+            how = "integrated from its power"
+            how += ", as its energy counter is that of its module" if module else ""
+        how += SUSPENDED if facts.asleep else ""
+        what = f"the whole board{facts.partitions}"
+        if module and not derived:
+            what = "the module with its CPU and memory"
+        return Domain(
+            id=identity.domain_id,
+            hw_type=HwType.GPU,
+            name=identity.label(emulated=self._emulated),
+            source=self.device.messages.source,
+            provenance=Provenance.EMULATED if self._emulated else provenance,
+            resource=identity.domain_id,
+            method=facts.method,
+            max_power=self._max_power,
+            resolution=Nanoseconds(facts.resolution),
+            usage_step=Nanoseconds(facts.usage_step),
+            staleness=Nanoseconds(EDGE_GUARD) if facts.is_stamped else None,
+            why=f"{what}, {how}",
+            static_power=self.device.static_power,
+            pci=identity.pci,
+            measures=Thing(ThingKind.MODULE) if module and not derived else None,
+        )
+
+    # ------------------------------------------------------------------ failures
+
+    def failures(self) -> list[Failure]:
+        """Everything that is wrong with this GPU, as long as it is."""
+        device, messages = self.device, self.device.messages
+        found = device.calls.failures(
+            lambda what, code: messages.failure(
+                f"{what} of {self.domain.name}", code, self.domain.id
+            )
+        )
+        counter = messages.counter
+        without_power = self._gauges.draw is None and self._refused
+        if without_power or self._meter.unmeasured:
+            cause = f"the GPU offers neither an {counter} nor its power"
+            remedy = messages.unmeasured
+            if not self._refused:
+                cause = f"its {counter} stays at 0, and it reports no power"
+                remedy = messages.motionless
+            if device.virtual is not None:
+                cause, remedy = device.virtual
+            found.append(self._failure("energy and power", Trouble.ABSENT, cause, remedy))
+        causes = [FROZEN] if self._meter.frozen else []
+        causes += [device.counter_fault] if device.counter_fault else []
+        misreports = self._check.misreports and self._choice == "auto"
+        causes += ["its energy differs from the power of the GPU"] if misreports else []
+        found += (
+            self._failure(counter, Trouble.MALFORMED, cause, messages.untrusted) for cause in causes
+        )
+        if self._check.finding and not misreports:
+            remedy = (
+                f"The {self._meter.basis or 'counter'} counts; choose by"
+                f" [sources.{messages.source}] energy, after a comparison with a meter."
+            )
+            found.append(self._failure(counter, Trouble.MALFORMED, self._check.finding, remedy))
+        found.extend(device.usage.failures(self._failure))
+        return found
+
+    def _failure(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
+        thing = f"{what} of {self.domain.name}"
+        return Failure(self.device.messages.source, thing, trouble, cause, remedy, self.domain.id)
+
+
+def _rounded(step: int, grain: int = MILLISECOND) -> int:
+    return max(grain, round(step / grain) * grain)

@@ -1,0 +1,319 @@
+"""The session with a vendor's library: its GPUs, found, lost and recovered; and its source.
+
+The session initialises the library, finds GPUs, and recovers lost ones; it is synchronous, and a
+thread of the source makes its calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from wattspan.model import SECOND, Domain, Failure, Trouble
+from wattspan.ports import Batch, CounterSource, SourceContext
+from wattspan.sources.driver_thread import DriverThreadSource
+from wattspan.sources.gpu.bound_devices import SYSFS, BoundDevices
+from wattspan.sources.gpu.calls import (
+    GPU_NOT_FOUND,
+    NOT_FOUND,
+    SESSION_ERRORS,
+    UNINITIALIZED,
+    DriverError,
+    GpuLostError,
+    SessionLostError,
+    code_of,
+)
+from wattspan.sources.gpu.port import BoardPlace, GpuBoard, GpuSettings, GpuVendor
+from wattspan.sources.gpu.sampler import GpuFindings, GpuSampler
+from wattspan.util.throttle import RetryBackoff
+
+FIRST_DELAY = SECOND
+MAX_DELAY = 8 * SECOND
+"""Limit for the delay of a retry: a GPU or driver that returns is measured within ten seconds."""
+
+
+def _new_backoff() -> RetryBackoff:
+    return RetryBackoff(FIRST_DELAY, MAX_DELAY)
+
+
+@dataclass(slots=True)
+class LostGpu:
+    """A GPU that does not answer, the reason, and the time of the next attempt.
+
+    It is known by its sampler, or by its place if it never answered.
+    """
+
+    known: GpuSampler | BoardPlace
+    code: int
+    backoff: RetryBackoff
+
+    @property
+    def gpu(self) -> GpuSampler | None:
+        return self.known if isinstance(self.known, GpuSampler) else None
+
+
+class GpuSession:
+    """All GPUs of a vendor on this host. Belongs to one thread; ``sample`` never raises."""
+
+    def __init__(self, vendor: GpuVendor, settings: GpuSettings, context: SourceContext) -> None:
+        self.vendor = vendor
+        self._clock, self._settings, self._context = vendor.clock, settings, context
+        self._bound = BoundDevices(context.sysfs or SYSFS, vendor.kernel_driver)
+        self._appeared = False  # a device since the last initialisation
+        self._initialised = False
+        self._gpus: dict[str, GpuSampler] = {}  # by domain id: indices change when a GPU goes
+        self._lost: dict[str, LostGpu] = {}  # by domain id, or by place where that is not known
+        self._backoff = _new_backoff()
+        self._down: Failure | None = None
+        self._domains: tuple[Domain, ...] = ()
+
+    def sample(self) -> Batch:
+        """Make all calls that are due, and try to recover lost GPUs."""
+        found = GpuFindings()
+        now = self._clock.monotonic()
+        self._appeared |= self._bound.appeared(now)
+        if self._must_initialise and self._backoff.is_due(now):
+            if not self._initialised and self._bound.all_suspended():
+                self._down = self._unavailable(*_ASLEEP)
+            else:
+                self._initialise(found)
+        if self._initialised:
+            self._recover_lost(now, found)
+            self._ask_all(found)
+        if self._initialised and not self._gpus:
+            self._shut_down()
+            self._backoff.failed(now)
+        if found.readings:
+            self._backoff.reset()
+            if not self._lost:
+                models = [gpu.identity.model for gpu in self._gpus.values()]
+                found.failures.extend(self.vendor.unmatched(models, self._settings))
+        if self._down is not None:
+            found.failures.append(self._down)
+        found.failures.extend(map(self._lost_failure, self._lost.values()))
+        return Batch(
+            domains=self._all_domains(),
+            readings=tuple(found.readings),
+            failures=tuple(found.failures),
+            usages=tuple(found.usages),
+            gpus=tuple(found.gpus),
+        )
+
+    @property
+    def current_call(self) -> tuple[str, int] | None:
+        """The call under way and the time of its start; other threads may read it."""
+        return self.vendor.library.current
+
+    def next_edge_read(self, now: int) -> int | None:
+        """The time of the next extra read of a counter, if one is needed between samples."""
+        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_edge_read(now)) is not None]
+        return min(wanted, default=None)
+
+    def read_edges(self, now: int) -> None:
+        """Make the extra reads that are due. The next sample reports errors of a GPU."""
+        for gpu in list(self._gpus.values()):
+            at = gpu.next_edge_read(now)
+            if at is not None and at <= now:
+                with contextlib.suppress(GpuLostError, SessionLostError):
+                    gpu.read_edge()
+
+    @property
+    def near_an_edge(self) -> bool:
+        """True if a counter moves at the time of the samples: another phase would be better."""
+        return any(gpu.near_an_edge for gpu in self._gpus.values())
+
+    def close(self) -> None:
+        """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
+        for gpu in self._gpus.values():
+            gpu.close()
+        self._gpus.clear()
+        self._shut_down()
+        self.vendor.close()
+
+    # -------------------------------------------------------------------- GPUs
+
+    def _ask_all(self, found: GpuFindings) -> None:
+        for domain_id, gpu in list(self._gpus.items()):
+            if self._bound.suspended(gpu.identity.pci):
+                gpu.pause(found)
+                continue
+            try:
+                gpu.sample(found)
+            except GpuLostError as error:
+                self._lose(domain_id, error.code, found)
+            except SessionLostError as error:
+                self._fail(error.code, found)
+                return
+            except Exception as error:  # noqa: BLE001 - it costs one sample of one GPU
+                found.failures.append(
+                    self.vendor.messages.unexpected(gpu.domain.name, error, gpu.domain.id)
+                )
+            else:
+                gpu.backoff.reset()
+                found.failures.extend(gpu.failures())
+
+    def _lose(self, domain_id: str, code: int, found: GpuFindings) -> None:
+        gpu = self._gpus.pop(domain_id)
+        gpu.flush_usage(found)
+        gpu.close()
+        gpu.backoff.failed(self._clock.monotonic())
+        self._lost[domain_id] = LostGpu(gpu, code, gpu.backoff)
+
+    def _lost_failure(self, lost: LostGpu) -> Failure:
+        if isinstance(lost.known, BoardPlace):
+            return self.vendor.messages.failure(lost.known.name, lost.code)
+        domain = lost.known.domain
+        return self.vendor.messages.failure(domain.name, lost.code, domain.id)
+
+    def _recover_lost(self, now: int, found: GpuFindings) -> None:
+        """Try to get a new handle of each lost GPU: its old handle is invalid."""
+        again = False
+        for key, lost in list(self._lost.items()):
+            if not lost.backoff.is_due(now):
+                continue
+            try:
+                board = self._found_again(lost)
+                gpu = None if board is None else self._sampler(board)
+            except Exception as error:  # noqa: BLE001 - the other GPUs are unaffected
+                lost.code = code_of(error)
+                if lost.code == NOT_FOUND:
+                    lost.code = GPU_NOT_FOUND
+                if lost.code in SESSION_ERRORS:
+                    self._fail(lost.code, found)
+                    return
+                lost.backoff.failed(now)
+                again |= lost.backoff.failures % self.vendor.reinitialise_after == 0
+                continue
+            if gpu is not None:
+                self._gpus[gpu.identity.domain_id] = gpu
+            del self._lost[key]
+        if again:
+            self._initialise(found)
+
+    def _found_again(self, lost: LostGpu) -> GpuBoard | None:
+        """The board with a new handle; None if it is of another vendor."""
+        if not self.vendor.finds_again:
+            raise DriverError(lost.code)
+        if isinstance(lost.known, BoardPlace):
+            return self.vendor.open(lost.known)
+        return self.vendor.find(lost.known.identity.domain_id)
+
+    def _sampler(self, board: GpuBoard) -> GpuSampler:
+        lost = self._lost.get(board.identity.domain_id)
+        before = None if lost is None else lost.gpu
+        return GpuSampler(
+            self.vendor.device(board, self._settings, self._context),
+            self._settings,
+            emulated=self._context.emulated,
+            epoch=0 if before is None else before.epoch + 1,
+            backoff=_new_backoff() if before is None else before.backoff,
+        )
+
+    # ----------------------------------------------------------------- session
+
+    @property
+    def _must_initialise(self) -> bool:
+        changed = any(gpu.device.changed for gpu in self._gpus.values())
+        return not self._initialised or self._appeared or changed
+
+    def _initialise(self, found: GpuFindings) -> None:
+        """Initialise the library, again if it is; GPUs that stay keep their counters."""
+        self._shut_down()
+        try:
+            self.vendor.begin()
+            self._initialised = True
+            self._enumerate(found)
+            self._appeared = False
+        except DriverError as error:
+            self._fail(error.code, found)
+        except Exception as error:  # noqa: BLE001 - the binding itself failed: try again later
+            failure = self.vendor.messages.unexpected(self.vendor.messages.label, error)
+            self._fail(UNINITIALIZED, found, failure)
+
+    def _enumerate(self, found: GpuFindings) -> None:
+        """Open every GPU; a GPU that cannot be opened is lost, not the others."""
+        gpus: dict[str, GpuSampler] = {}
+        unnamed: dict[str, LostGpu] = {}
+        for place in self.vendor.places():
+            try:
+                board = self.vendor.open(place)
+                if board is None:
+                    continue
+                gpu = self._gpus.get(board.identity.domain_id) or self._sampler(board)
+            except Exception as error:
+                code = code_of(error)
+                if code in SESSION_ERRORS:
+                    raise
+                unnamed[place.name] = LostGpu(place, code, _new_backoff())
+                unnamed[place.name].backoff.failed(self._clock.monotonic())
+                continue
+            if board.identity.domain_id in self._gpus:
+                gpu.rebind(board)
+            gpus[board.identity.domain_id] = gpu
+        for domain_id in self._gpus.keys() - gpus.keys():
+            self._lose(domain_id, GPU_NOT_FOUND, found)
+        self._gpus = gpus
+        self._lost = self._still_lost(unnamed)
+        self._down = None
+        if not gpus and not self._lost:
+            self._down = self._unavailable(*self.vendor.messages.no_gpu)
+
+    def _still_lost(self, unnamed: dict[str, LostGpu]) -> dict[str, LostGpu]:
+        """The lost GPUs. One that is known by its id is not listed a second time by its place."""
+        lost = {
+            domain_id: entry
+            for domain_id, entry in self._lost.items()
+            if entry.gpu is not None and domain_id not in self._gpus
+        }
+        return {**lost, **dict(list(unnamed.items())[len(lost) :])}
+
+    def _fail(self, code: int, found: GpuFindings, failure: Failure | None = None) -> None:
+        """End the session: the driver or the connection to it is gone, and every handle with it."""
+        for domain_id in list(self._gpus):
+            self._lose(domain_id, code, found)
+        self._shut_down()
+        self._backoff.failed(self._clock.monotonic())
+        self._down = failure or self.vendor.messages.failure(self.vendor.messages.label, code)
+
+    def _shut_down(self) -> None:
+        if self._initialised:
+            self._initialised = False
+            with contextlib.suppress(DriverError):
+                self.vendor.end()
+
+    def _unavailable(self, cause: str, remedy: str) -> Failure:
+        messages = self.vendor.messages
+        return Failure(messages.source, messages.label, Trouble.ABSENT, cause, remedy)
+
+    def _all_domains(self) -> tuple[Domain, ...]:
+        """The present and the lost; the same object while nothing about them changes."""
+        present = [one for gpu in self._gpus.values() for one in (gpu.domain, *gpu.parts)]
+        lost = [entry.gpu.domain for entry in self._lost.values() if entry.gpu is not None]
+        domains = (*present, *lost)
+        if [*map(id, domains)] != [*map(id, self._domains)]:  # callers compare by identity
+            self._domains = domains
+        return self._domains
+
+
+_ASLEEP = (
+    "all GPUs are suspended, and a call would wake them",
+    "They are read as soon as a program uses one.",
+)
+
+
+def open_gpus(vendor: GpuVendor, settings: GpuSettings, context: SourceContext) -> CounterSource:
+    """The source of a vendor's GPUs, read in a thread of its own.
+
+    A driver that is not loaded is no reason for an error: it can be loaded at any time.
+    """
+    messages = vendor.messages
+    source = DriverThreadSource(
+        messages.source,
+        GpuSession(vendor, settings, context),
+        vendor.clock,
+        settings,
+        messages.label,
+        messages.hang,
+    )
+    source.start()
+    return source

@@ -1,0 +1,29 @@
+"""An energy curve with the meter of one counter, as the device history has them."""
+
+from __future__ import annotations
+
+from wattspan.attribution.counter_deltas import CounterMeter
+from wattspan.attribution.energy_curve import MAX_KNOTS, EnergyCurve
+from wattspan.model import Domain, Instant, Interval, Reading
+
+
+class MeteredCurve(EnergyCurve):
+    """A curve that receives readings; ``absence`` is the time without one that is a gap."""
+
+    def __init__(self, domain: Domain, absence: int, cell: int = 0, limit: int = MAX_KNOTS) -> None:
+        super().__init__(domain, cell, limit)
+        self._meter = CounterMeter(domain, absence)
+
+    def read(self, reading: Reading) -> None:
+        """Add a reading. One that is not newer than the last is ignored."""
+        period = self._meter.advance(reading)
+        if isinstance(period, Interval):
+            self.add(period.start.mono, period.end.mono, period.energy)
+        else:
+            self.begin(reading.at.mono)
+            self.skip(reading.at.mono)
+
+    def absent(self, now: Instant) -> None:
+        """Add a gap up to ``now`` if readings have been absent for long."""
+        if self._meter.absent(now) is not None:
+            self.skip(now.mono)
