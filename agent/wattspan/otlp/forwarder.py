@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
 from wattspan.model import SECOND, HwType, Provenance, SourceHealth
-from wattspan.otlp.destination import SPANS, Signal, parse_destination
+from wattspan.otlp.destination import SPANS, Signal, forward_headers, parse_destination
 from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich
-from wattspan.otlp.headers_file import forward_headers
 from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.queue import AsyncSpool, QueuedRequest, RequestQueue
 from wattspan.otlp.spool import Spool

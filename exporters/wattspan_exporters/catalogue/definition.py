@@ -186,6 +186,27 @@ def each(
     return draw
 
 
+def each_item(
+    rows: Callable[[Snapshot], Iterable[Row]],
+    labels: Callable[[Row], Labels],
+    items: Callable[[Row], Mapping[str, int | float]],
+) -> Draw:
+    """Return a function that draws every value of a mapping of every row; its key is a label."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for row in rows(snapshot):
+            known = labels(row)
+            for key, figure in items(row).items():
+                yield (*known, key), figure
+
+    return draw
+
+
+def items_of(items: Callable[[Snapshot], Mapping[str, int | float]]) -> Draw:
+    """Return a function that draws every value of a mapping of the snapshot; its key is a label."""
+    return each_item(lambda snapshot: (snapshot,), lambda _: (), items)
+
+
 def single(value: Callable[[Snapshot], int | float | None]) -> Draw:
     """Return a function that draws one value without labels."""
     return each(lambda snapshot: (snapshot,), lambda _: (), value)

@@ -19,7 +19,7 @@ from wattspan_exporters.catalogue.definition import (
     Sample,
     sanitize,
 )
-from wattspan_exporters.prometheus.pages import SelfMetrics
+from wattspan_exporters.prometheus.exporter import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, escape, format_number
 
 formats = pytest.mark.parametrize(
