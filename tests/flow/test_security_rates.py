@@ -23,9 +23,9 @@ from testbed.waiting import eventually
 from testbed.web import post, read_all, read_answer, statuses
 
 from wattspan.http.limits import RejectionCounter, ServerLimits
+from wattspan.sharing.rate_limiter import BURST_SECONDS
 from wattspan.testing import ManualClock
 from wattspan.util.protobuf import encode_retry_info
-from wattspan.util.throttle import BURST_SECONDS
 
 BODY = request(span()).SerializeToString()
 SPANS = post(BODY, f"Content-Type: {PROTOBUF}", path="/v1/traces")

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from wattspan.model import SECOND, Knob, ModelEnum
 from wattspan.ports import Clock
+from wattspan.sharing.rate_limiter import RateLimiter
 from wattspan.util.files import replace_file
-from wattspan.util.throttle import RateLimiter
 
 
 class AuditAction(ModelEnum):

@@ -21,7 +21,7 @@ from wattspan.processes.principals import (
     SubordinateUsers,
 )
 from wattspan.processes.procfs import ProcFs
-from wattspan.util.throttle import RateLimiter
+from wattspan.sharing.rate_limiter import RateLimiter
 from wattspan.util.unix_sockets import PeerCredentials
 
 MAX_SEARCHES = 5

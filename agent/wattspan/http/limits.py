@@ -23,7 +23,7 @@ from wattspan.model import SECOND
 from wattspan.ports import Clock, PeerPrincipals
 from wattspan.sharing.fair_pool import FairPool, SharePath, share_path
 from wattspan.sharing.pools import PoolName, Pools
-from wattspan.util.throttle import BURST_SECONDS, RateLimiter
+from wattspan.sharing.rate_limiter import BURST_SECONDS, RateLimiter
 
 if TYPE_CHECKING:
     import asyncio
