@@ -1,7 +1,7 @@
 """Metrics of tuning, caps, and power budgets that several hosts share.
 
 Applications choose names of jobs; as labels they are printable and at most
-:data:`MAX_NAME_LENGTH` characters long.
+``MAX_JOB_NAME`` characters long.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from wattspan.model import (
     TuningState,
 )
 from wattspan.model.fleet import FleetAccounts, FleetPlace
+from wattspan.util.text import MAX_JOB_NAME, cut_with_digest
 from wattspan_exporters.catalogue.definition import (
     Draw,
     Instrument,
@@ -29,13 +30,9 @@ from wattspan_exporters.catalogue.definition import (
     each,
     items_of,
     single,
-    truncate_with_digest,
 )
 from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
 from wattspan_exporters.catalogue.gpu import MEGAHERTZ, clock_limits
-
-MAX_NAME_LENGTH = 100
-"""Maximum characters of a job's name in a label."""
 
 _HARDWARE_TYPES = {
     Knob.GPU_POWER: HwType.GPU,
@@ -57,7 +54,7 @@ RELEASES = (
 def name_label(name: str) -> str:
     """The name of a job or of a cap's holder as a label value."""
     fit = "".join(c if c.isprintable() else "\ufffd" for c in name)
-    return truncate_with_digest(name, fit, MAX_NAME_LENGTH)
+    return cut_with_digest(name, MAX_JOB_NAME, fit)
 
 
 # --------------------------------------------------------------------------------------- jobs
