@@ -24,6 +24,7 @@ from wattspan.compat.zeus.profile import (
     ZeusCost,
     read_profile,
 )
+from wattspan.integrations import lazy_class
 from wattspan.integrations.huggingface import TrainerHooks
 from wattspan.training.session import (
     TrainingSession,
@@ -316,18 +317,11 @@ if TYPE_CHECKING:
     class HFGlobalPowerLimitOptimizer(HFOptimizerHooks, WattspanCallback): ...
 
 
-@functools.cache
-def _huggingface_class() -> type[HFOptimizerHooks]:
+def _huggingface_base() -> type:
     from wattspan.integrations.huggingface import WattspanCallback
 
-    class HFGlobalPowerLimitOptimizer(HFOptimizerHooks, WattspanCallback):
-        __doc__ = HFOptimizerHooks.__doc__
-
-    HFGlobalPowerLimitOptimizer.__qualname__ = "HFGlobalPowerLimitOptimizer"
-    return HFGlobalPowerLimitOptimizer
+    base: type = WattspanCallback
+    return base
 
 
-def __getattr__(name: str) -> Any:
-    if name == "HFGlobalPowerLimitOptimizer":
-        return _huggingface_class()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_class("HFGlobalPowerLimitOptimizer", HFOptimizerHooks, _huggingface_base)
