@@ -20,7 +20,7 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan.model.fleet import FleetAccounts, FleetPlace
+from wattspan.model.snapshot import FleetAccounts, FleetPlace
 from wattspan.util.text import MAX_JOB_NAME, cut_with_digest
 from wattspan_exporters.catalogue.definition import (
     Draw,
