@@ -22,7 +22,7 @@ from wattspan.ports import (
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import DEVICES, HISTORY, TUNING, Poller
 from wattspan.storage.store import DeferredStore, Store
-from wattspan.util.restarting import run_again
+from wattspan.util.process import run_again
 
 STOP_TIMEOUT = 1.5
 """Seconds to wait for a thread. A thread that hangs in a driver continues as a daemon."""

@@ -33,8 +33,7 @@ from wattspan.frontier.work import SteadyWindow
 from wattspan.model import SECOND, CapKey, CapRow, Consumer, HwType, Knob
 from wattspan.ports import Caps, CapsError, Clock, ConfigError
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import Device, request_json
-from wattspan.sdk.devices import read_devices
+from wattspan.sdk.client import Device, read_devices, request_json
 
 READ_TIMEOUT = 10.0
 """Seconds to wait for the energy of a window that has just ended."""
