@@ -211,6 +211,7 @@ class SpanAssembly:
         self.services.add(start, lambda: None)
 
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
+        from wattspan.ingest.export_request import RequestedAttributes
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
         from wattspan.tuning.tracked_requests import latency_reports
@@ -222,13 +223,15 @@ class SpanAssembly:
             server,
             self._core.config.spans,
             self._run_dir,
-            joiner,
+            joiner.inbox,
             self._core.clock,
             is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
-            work=self._tuning.declared.work_attributes,
-            latencies=latency_reports(jobs),
-            instructions=instruction_reports(jobs),
+            asked=RequestedAttributes(
+                work=self._tuning.declared.work_attributes,
+                latencies=latency_reports(jobs),
+                instructions=instruction_reports(jobs),
+            ),
             refusals=self._refusals,
             pools=self._core.pools,
         )
@@ -237,8 +240,9 @@ class SpanAssembly:
             check_destination(destination, addresses)
 
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
+        from wattspan.api.authorization import Authorization
         from wattspan.api.recurring import RecurringHandler
-        from wattspan.api.service import Authorization, QueryService
+        from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.http.sockets import listen_unix
         from wattspan.service.shared_state import CapperState, StoredEnergyReader
