@@ -20,7 +20,7 @@ SHOWN = "ends the thread; the source `threads` shows it until the parts are star
 APPLICATION = "ends the thread of a program other than the agent, which prints it"
 
 TREATMENT = {
-    "capper/fixed_lease.py:FixedLease.__init__": [TOLD],
+    "cli/frontier/measurement.py:FixedLease.__init__": [TOLD],
     "cli/measure/child.py:run_child": [TOLD],
     "compat/zeus/log_file.py:WindowLog._start": [APPLICATION],
     "fleet/job_exchange.py:JobExchange.__init__": [GUARDED],
