@@ -330,7 +330,7 @@ class FootprintTracker:
         for name, table in tables.items():
             rate = open_rate(name, table, clock)
             if isinstance(rate, PolledRate):
-                self.services.add(rate.start, rate.stop)
+                self.services.add_thread(f"wattspan-{name}", rate.run, timeout=1.0)
                 lookups.append(rate)
             if rate is not None:
                 total = RateAccumulator(table.unit, rate.origin, getattr(before, name))
