@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wattspan.model import HwType, Snapshot
-from wattspan.model.fleet import FleetAccounts
+from wattspan.model.snapshot import FleetAccounts
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 
