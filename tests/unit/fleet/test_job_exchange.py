@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from testbed.memory_cluster import MemoryCluster, MemoryCoordination
 from testbed.waiting import eventually
 
 from wattspan.fleet.coordination import KeyWrite, RevisionCondition
@@ -24,7 +25,7 @@ from wattspan.fleet.job_records import (
     encode_record,
 )
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock
 
 JOB = "gpt/iteration step"
 PLACE = "/wattspan/fleet-jobs/gpt%2Fiteration%20step/"

@@ -26,7 +26,6 @@ from wattspan.capper.actuators import (
 from wattspan.model import SECOND, CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock, SlottedActuator
 from wattspan.sources.gpu import calls
-from wattspan.sources.gpu.bound_devices import BoundDevices
 from wattspan.sources.gpu.calls import DriverError
 from wattspan.sources.gpu.port import (
     BoardPlace,
@@ -35,6 +34,7 @@ from wattspan.sources.gpu.port import (
     GpuIdentity,
     GpuVendor,
 )
+from wattspan.sources.gpu.session import BoundDevices
 
 REINITIALIZE_AFTER = 30 * SECOND
 """Interval of library initialisations for a lost board, where one may end the limits of all other

@@ -14,7 +14,7 @@ all that can restore it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from wattspan.model import (
@@ -197,10 +197,13 @@ class NvmlVendor(GpuVendor):
     def controls(self, board: GpuBoard) -> NvmlControls:
         return NvmlControls(self, board)
 
-    def unmatched(self, models: Sequence[str], settings: NvmlSettings) -> Iterable[Failure]:
+    def unmatched(self, models: Iterable[str], settings: NvmlSettings) -> Iterable[Failure]:
         """The configured static powers that are of no board."""
+        if not settings.static_powers:
+            return
+        present = [model.casefold() for model in models]
         for name in settings.static_powers:
-            if not any(name.casefold() in model.casefold() for model in models):
+            if not any(name.casefold() in model for model in present):
                 yield Failure(
                     self.messages.source,
                     f"static_watts of {quoted(name)}",
@@ -225,6 +228,7 @@ class NvmlDevice(GpuDevice):
         super().__init__(vendor, board)
         architecture = self.library.optional("nvmlDeviceGetArchitecture", self.calls.handle)
         self._usage_is_instant = usage_is_instant(architecture, self.identity.model)
+        self._windowed = WINDOWED.search(self.identity.model) is not None
         self._static_power = settings.static_power(self.identity.model)
         self._virtualisation: int | None = None  # not asked yet
         processes = GpuProcesses(self.calls, self.clock, context.directory, nested=vendor.nested)
@@ -257,8 +261,7 @@ class NvmlDevice(GpuDevice):
         return GpuGauges(average, instant, draw, busy, memory, read_module_power(self.calls))
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
-        windowed = WINDOWED.search(self.identity.model) is not None
-        return WINDOW_DUTY if windowed or gauges.average is None else 1.0
+        return WINDOW_DUTY if self._windowed or gauges.average is None else 1.0
 
     @property
     def static_power(self) -> Milliwatts | None:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Microjoules, Reading
+from wattspan.attribution.metering import energy_between
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Interval, Microjoules, Reading
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.rapl.sysfs import (
@@ -430,20 +431,15 @@ def cross_check(
 
 
 def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
-    """The energy of each domain between two batches of one reader, corrected for wraps."""
+    """The energy of each domain between two batches of one reader, without gaps."""
     domains = {domain.id: domain for domain in after.domains}
     start = {reading.domain_id: reading for reading in before.readings}
-    spent: dict[str, Microjoules] = {}
-    for end in after.readings:
-        begin = start.get(end.domain_id)
-        if begin is None or begin.epoch != end.epoch:
-            continue
-        energy = end.counter - begin.counter
-        if energy < 0:
-            energy += domains[end.domain_id].modulus or 0
-        if energy >= 0:
-            spent[end.domain_id] = Microjoules(energy)
-    return spent
+    spent = (
+        energy_between(domains[end.domain_id], start[end.domain_id], end)
+        for end in after.readings
+        if end.domain_id in start
+    )
+    return {one.domain_id: one.energy for one in spent if isinstance(one, Interval)}
 
 
 plugin = SourcePlugin(settings=RaplSettings, open=open_rapl, advice=rapl_advice)
