@@ -29,9 +29,11 @@ from testbed.machine import describe
 
 from wattspan.clock import SystemClock
 from wattspan.processes.cpu_socket_times import SocketTimes, call_bpf
-from wattspan.processes.cpus import CpuTopology
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+)
 
 WINDOW, POLLS = 0.3, 3  # seconds of a window, and polls in it
 MAX_ERROR_OF_TRUTH = 2_000_000  # nanoseconds that a process may work while a window is cut

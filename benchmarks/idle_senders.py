@@ -118,7 +118,7 @@ class SimulatedHost:
         now = self.clock.now()
         self.sent += 1
         self.working.setdefault((now.mono - WORK) // TICK, []).append(Consumer(pid, 1))
-        self.joiner.accept(request_of_span(self.sent, pid, now, WORK))
+        self.joiner.inbox.accept(request_of_span(self.sent, pid, now, WORK))
 
     def pass_turn(self) -> None:
         """One turn of the joiner, and the settlement of all ticks if it is due."""
@@ -219,7 +219,7 @@ def intake(senders: int, period: float, seconds: float) -> float:
     resolver = IdentityResolver(clock, inspector)
     joiner = SpanJoiner(clock, history, resolver, SpansSettings(), keep=HISTORY)
     server = HttpServer(clock, log=print)
-    receiver = TraceReceiver(joiner, clock, max_request=16 << 20)
+    receiver = TraceReceiver(joiner.inbox, clock, max_request=16 << 20)
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder) / "otlp.sock"
         server.add_http(listen_unix(where, what="spans"), OtlpHttpHandler(receiver), AccessPolicy())

@@ -238,7 +238,7 @@ def simulate(folder: Path, duration: int, interval: int, limit: float) -> Iterat
     history = EnergyHistory(agent.history, agent.history_bytes)
     ledger = Ledger(LedgerSettings(), boot_id="day", now=clock.monotonic())
     joiner = SpanJoiner(clock, history, KnownSenders(host), SpansSettings(), keep=agent.history)
-    receiver = TraceReceiver(joiner, clock, max_request=SpansSettings().max_request)
+    receiver = TraceReceiver(joiner.inbox, clock, max_request=SpansSettings().max_request)
     poller = Poller(
         clock,
         ledger,

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from testbed.sending_host import BelievingResolver
+
 from wattspan.advice.boards import StaticPowerLearner
 from wattspan.advice.rules import Advice, AdviceKind, advise
 from wattspan.advice.static_power import StaticPowerFit
@@ -196,18 +198,6 @@ class Plant:
         )  # fmt: skip
 
 
-class Believer:
-    """Believes every claim."""
-
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> Consumer:
-        del peer, claim
-        return TRAINER
-
-    def identify(self, pid: int) -> Consumer:
-        del pid
-        return TRAINER
-
-
 @dataclass
 class Outcome:
     """Results of the agent, and the truth."""
@@ -230,7 +220,7 @@ def run(plant: Plant, seconds: int) -> Outcome:
     joiner = SpanJoiner(
         clock,
         history,
-        Believer(),  # type: ignore[arg-type]
+        BelievingResolver(),  # type: ignore[arg-type]
         SpansSettings(),
         keep=30 * SECOND,
         static_powers=learner,
@@ -263,7 +253,7 @@ def run(plant: Plant, seconds: int) -> Outcome:
         history.apply(moment, settled)
         learner.apply(moment, settled)
         if tick % (EXPORT_EVERY // TICK) == 0 and plant.spans:
-            joiner.accept(_request(plant.spans, now.mono))
+            joiner.inbox.accept(_request(plant.spans, now.mono))
             plant.spans = []
         if tick % 5 == 0:
             joiner.turn()

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from testbed.journals import journal_entries
 from wattspan.capper.audit import AuditEvent
+from wattspan.capper.ceilings import FleetCeiling, PowerCeilings
 from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal, JournalEntry
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.reconciler import Reconciler
+from wattspan.capper.server import RequestHandler
+from wattspan.config import CapsSettings
 from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
@@ -176,6 +179,19 @@ class Bench:
     def turn(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)
         self.manager.turn()
+
+    def desk(
+        self,
+        settings: CapsSettings = CapsSettings(),  # noqa: B008 - frozen
+        *,
+        record: Callable[[AuditEvent], None] | None = None,
+        fleet: FleetCeiling | None = None,
+    ) -> RequestHandler:
+        """The requests of this capper; its events are recorded beside those of the manager."""
+        record = record or self.events.append
+        path = self.folder / "ceilings.json"
+        ceilings = PowerCeilings(settings, path, BOOT, self.clock, record=record, fleet=fleet)
+        return RequestHandler(self.manager, ceilings, self.clock, record)
 
     @property
     def stands(self) -> list[int]:

@@ -10,12 +10,10 @@ from typing import Self
 from testbed.capper_bench import Bench
 from wattspan.capper.ceilings import (
     FleetCeiling,
-    PowerCeilings,
 )
 from wattspan.capper.protocol import CapperClient
-from wattspan.capper.server import CapperSocketServer, RequestHandler
+from wattspan.capper.server import CapperSocketServer
 from wattspan.clock import SystemClock
-from wattspan.config import CapsSettings
 from wattspan.emulation.control import Closeable
 from wattspan.http.sockets import listen_unix
 from wattspan.ports import Clock
@@ -37,13 +35,7 @@ class CapperServer(Closeable):
         clock = clock or SystemClock()
         bench.clock = clock  # type: ignore[assignment]
         bench.start()
-        settings = CapsSettings()
-        path_of_ceilings = bench.folder / "ceilings.json"
-        self.ceilings = PowerCeilings(settings, path_of_ceilings, "boot", clock, fleet=fleet)
-        record = bench.events.append
-        self.desk = RequestHandler(
-            bench.manager, bench.reconciler, self.ceilings, settings, clock, record
-        )
+        self.desk = bench.desk(fleet=fleet)
         listening = listen_unix(path, 0o666, what="requests for caps")
         uids = frozenset({0, os.geteuid()}) if allowed is None else allowed
         self._server = CapperSocketServer(listening.socket, self.desk, clock, uids)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from testbed.memory_cluster import MemoryCluster
-from testbed.pipelines import RunningPipeline
+from testbed.pipelines import EnergyCounters, RunningPipeline, observation
 from wattspan.fleet.job_exchange import JobExchange
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
-from wattspan.tuning.decisions.values import EnergyPoint
-from wattspan.tuning.pipeline.assembly import RankInstruction, RankUnit
 from wattspan.tuning.pipeline.control import PipelineObservation
 from wattspan.tuning.pipeline.partners import NO_PARTNERS, judged, summarized
 from wattspan.tuning.pipeline.replicas import PipelineGroup
@@ -37,7 +35,7 @@ class JobHost:
         self.exchange = JobExchange("/fleet/", name, self.client, self.clock, lambda line: None)
         self.group = PipelineGroup.begin({name: begin_session(policy)}, None)
         self.partners = NO_PARTNERS
-        self._points = [EnergyPoint(0, 0)] * len(bases)
+        self._counters = EnergyCounters(len(bases))
 
     @property
     def session(self) -> PipelineState:
@@ -53,7 +51,7 @@ class JobHost:
     def iterate(self, longer: float, whole: float, *, runs: bool) -> None:
         """An iteration that ends for all hosts after ``whole`` seconds; the agent ``runs``."""
         clocks = self.clocks or self.pipeline.original
-        observed = self._observed(clocks, longer, whole)
+        observed = self.observed(clocks, longer, whole)
         self.clock.advance(self.pipeline._now - self.clock.monotonic() / SECOND)
         if not runs:
             return
@@ -68,23 +66,12 @@ class JobHost:
         record = self.group.record(self.name, now)
         self.exchange.publish(JOB, record, explores=self.group.explores)
 
-    def _observed(self, clocks: Sequence[int], longer: float, whole: float) -> PipelineObservation:
+    def observed(self, clocks: Sequence[int], longer: float, whole: float) -> PipelineObservation:
+        """The next iteration at these clocks, which ends for all hosts after ``whole`` seconds."""
         executed = self.pipeline.iteration(clocks, longer=longer, until=whole)
-        start = min(span.start for span in executed.spans)
-        for one in executed.energy:
-            joules = self._points[one.rank].energy + round(one.joules * 1e6)
-            self._points[one.rank] = EnergyPoint(_ns(one.end), joules)
-        end = _ns(start + whole)
-        return PipelineObservation(
-            end + 1,
-            tuple(RankUnit(rank, _ns(start), end) for rank in range(len(clocks))),
-            tuple(
-                RankInstruction(one.rank, one.instruction, _ns(one.start), _ns(one.end))
-                for one in executed.spans
-            ),
-            dict(enumerate(clocks)),
-            dict(enumerate(self._points)),
-        )
+        end = executed.spans[0].start + whole
+        found = observation(executed, clocks, end=end, late=1e-9)
+        return found._replace(energy=self._counters.add(executed))
 
 
 class RunningJob:
@@ -127,7 +114,3 @@ class RunningJob:
     def run(self, iterations: int, longer: Mapping[int, float] | None = None) -> None:
         for _ in range(iterations):
             self.iterate(longer)
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * SECOND)

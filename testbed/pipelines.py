@@ -155,6 +155,47 @@ class RunningPipeline:
             yield state
 
 
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * SECOND)
+
+
+def observation(
+    executed: PipelineIteration,
+    clocks: Sequence[int | None],
+    *,
+    end: float | None = None,
+    late: float = 0.0,
+) -> PipelineObservation:
+    """The iteration without energies, reported ``late`` seconds after its end.
+
+    Clocks that are read at its very end may have changed in it. Its units end with the last
+    instruction, or at ``end`` with those of other pipelines.
+    """
+    instructions = tuple(
+        RankInstruction(span.rank, span.instruction, nanoseconds(span.start), nanoseconds(span.end))
+        for span in executed.spans
+    )
+    start = min(one.start for one in instructions)
+    last = max(one.end for one in instructions) if end is None else nanoseconds(end)
+    units = tuple(RankUnit(rank, start, last) for rank in range(len(clocks)))
+    return PipelineObservation(
+        last + nanoseconds(late), units, instructions, dict(enumerate(clocks))
+    )
+
+
+class EnergyCounters:
+    """Cumulative energy of each rank's device at the end of each iteration."""
+
+    def __init__(self, ranks: int) -> None:
+        self.points = {rank: EnergyPoint(0, 0) for rank in range(ranks)}
+
+    def add(self, executed: PipelineIteration) -> dict[int, EnergyPoint]:
+        for one in executed.energy:
+            joules = self.points[one.rank].energy + round(one.joules * 1e6)
+            self.points[one.rank] = EnergyPoint(nanoseconds(one.end), joules)
+        return dict(self.points)
+
+
 class RunningReplicas:
     """Data-parallel pipelines that wait for each other at the end of each iteration.
 
@@ -165,7 +206,7 @@ class RunningReplicas:
         self._bases = bases
         self._names = [str(number) for number in range(replicas)]
         self._pipelines = {name: RunningPipeline(bases, 3) for name in self._names}
-        self._points = {name: [EnergyPoint(0, 0)] * len(bases) for name in self._names}
+        self._counters = {name: EnergyCounters(len(bases)) for name in self._names}
         session = begin_session(policy)
         self.group = PipelineGroup.begin(dict.fromkeys(self._names, session), None)
         self.lost = self.usual = 0.0
@@ -183,14 +224,12 @@ class RunningReplicas:
         whole = max(self._seconds(clocks[name], factors[name]) for name in self._names)
         usual = max(self._seconds((), factor) for factor in longer)
         self.lost, self.usual = self.lost + whole - usual, self.usual + usual
-        observations = {
-            name: self._observed(
-                name,
-                pipeline.iteration(clocks[name] or None, longer=factors[name], until=whole),
-                whole,
-            )
-            for name, pipeline in self._pipelines.items()
-        }
+        observations = {}
+        for name, pipeline in self._pipelines.items():
+            executed = pipeline.iteration(clocks[name] or None, longer=factors[name], until=whole)
+            end, clocks_in_force = executed.spans[0].start + whole, executed.clocks or ()
+            found = observation(executed, clocks_in_force, end=end, late=1e-9)
+            observations[name] = found._replace(energy=self._counters[name].add(executed))
         self.group = self.group.step(observations)
         self.group = self.group.with_sessions(
             {
@@ -203,27 +242,3 @@ class RunningReplicas:
 
     def _seconds(self, clocks: Sequence[int], longer: float) -> float:
         return RunningPipeline(self._bases, 3).iteration(clocks, longer=longer).seconds
-
-    def _observed(
-        self, name: str, executed: PipelineIteration, whole: float
-    ) -> PipelineObservation:
-        """The iteration, with units that end when the slowest pipeline has ended its own."""
-        start = min(span.start for span in executed.spans)
-        points = self._points[name]
-        for one in executed.energy:
-            joules = points[one.rank].energy + round(one.joules * 1e6)
-            points[one.rank] = EnergyPoint(round(one.end * SECOND), joules)
-        end = round((start + whole) * SECOND)
-        clocks = executed.clocks or ()
-        return PipelineObservation(
-            end + 1,
-            tuple(RankUnit(rank, round(start * SECOND), end) for rank in range(len(clocks))),
-            tuple(
-                RankInstruction(
-                    one.rank, one.instruction, round(one.start * SECOND), round(one.end * SECOND)
-                )
-                for one in executed.spans
-            ),
-            dict(enumerate(clocks)),
-            dict(enumerate(points)),
-        )

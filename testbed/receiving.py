@@ -13,7 +13,7 @@ from wattspan.clock import SystemClock
 from wattspan.config.settings import SpansSettings
 from wattspan.http.limits import RejectionCounter, ServerLimits
 from wattspan.http.server import HttpServer
-from wattspan.ingest.export_request import WorkAttributes
+from wattspan.ingest.export_request import RequestedAttributes, WorkAttributes
 from wattspan.ingest.listeners import GRPC_SOCKET, open_receivers
 from wattspan.model.settings import Listen, Size
 from wattspan.ports import Clock
@@ -75,7 +75,7 @@ def receiving(
     server = HttpServer(clock, log=log.append, limits=limits, principals=users)
     addresses = open_receivers(
         server, settings, run_dir, sink, clock, is_set=lambda _: True, log=log.append,
-        refusals=refusals, work=work,
+        refusals=refusals, asked=RequestedAttributes(work=work),
     )  # fmt: skip
     server.start()
     try:

@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import Consumer, NamePolicy
 from wattspan.processes.cpu_socket_division import ProcessSocketTimes
-from wattspan.processes.cpus import CpuTopology
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.procfs import TICK, Stat
 from wattspan.processes.source import CpuUsageSource
 from wattspan.testing import ManualClock
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+)
 
 
 class Life:

@@ -157,7 +157,7 @@ class TokenHost:
         decoder = TraceDecoder(asked, max_spans=1000, max_fields=1 << 20)
         body = json_of(whole) if json else whole.SerializeToString()
         parts = tuple(decoder.decode(body, json=json).parts)
-        self.joiner.accept(ExportRequest(Peer(), self.clock.monotonic(), len(body), parts))
+        self.joiner.inbox.accept(ExportRequest(Peer(), self.clock.monotonic(), len(body), parts))
 
     def accounts(self) -> SpanAccounts:
         """All totals, once nothing waits."""

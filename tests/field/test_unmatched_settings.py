@@ -14,7 +14,7 @@ from testbed.field import FieldCase, field_cases
 
 from wattspan.capper.planner import unmatched_settings
 from wattspan.config import load
-from wattspan.config.ineffective import ineffective_settings
+from wattspan.config.settings import ineffective_settings
 from wattspan.model import CapKey, Knob, KnobState
 
 W = 1000

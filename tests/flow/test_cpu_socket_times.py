@@ -22,7 +22,9 @@ from testbed.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.processes import HostUsage, open_processes
 from wattspan.processes.cpu_socket_times import SocketTimes
-from wattspan.processes.cpus import CpuTopology
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+)
 
 MS = 1_000_000
 CPUS_OF_A_SOCKET = ((os.cpu_count() or 1) + 1) // 2

@@ -16,12 +16,10 @@ from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import (
     CeilingFile,
-    PowerCeilings,
 )
 from wattspan.capper.journal import encode_journal
 from wattspan.capper.planner import OperatorLimits
-from wattspan.capper.server import CapperSocketServer, RequestHandler, _ClientConnection
-from wattspan.config import CapsSettings
+from wattspan.capper.server import CapperSocketServer, _ClientConnection
 from wattspan.service.decision_events import AuditTail
 from wattspan.testing import ManualClock
 from wattspan.util.unix_sockets import PeerCredentials
@@ -36,15 +34,8 @@ class _Conversation:
 
     def __init__(self, path: Path, uid: int) -> None:
         self.bench = Bench(path, limits=OperatorLimits(_FLOOR / (700 * W), 0, 1.0))
-        clock, settings = self.bench.clock, CapsSettings()
-        self.desk = RequestHandler(
-            self.bench.manager,
-            self.bench.reconciler,
-            PowerCeilings(settings, path / "ceilings.json", BOOT, clock),
-            settings,
-            clock,
-            self.bench.events.append,
-        )
+        clock = self.bench.clock
+        self.desk = self.bench.desk()
         self.listener = socket.socket(socket.AF_UNIX)
         self.server = CapperSocketServer(self.listener, self.desk, clock, frozenset({uid}))
         theirs, self.ours = socket.socketpair()

@@ -23,7 +23,6 @@ from wattspan.processes.cgroups import (
     TotalCpuClock,
     find_hierarchy,
 )
-from wattspan.processes.cpus import CpuTopology, parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.kernel_events import (
     ExitLayout,
@@ -40,6 +39,10 @@ from wattspan.sources.estimate import busy_ticks
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.sources.rapl.sysfs import cpu_vendor
 from wattspan.testing import ManualClock
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+    parse_cpu_list,
+)
 
 _HEX = b"0123456789abcdef" * 4
 _ZONE_FILES = (

@@ -15,7 +15,6 @@ from wattspan.fleet.allotment import (
     Allotment,
     AllotmentBook,
     BudgetBelowFloorsError,
-    HostHolding,
     HostInUseError,
     HostReport,
     accept_budgets,
@@ -54,7 +53,7 @@ class ModelHost:
     ceiling: int
     demand: int | None = None
     priority: int = 100
-    recorded: HostHolding | None = None
+    recorded: Allotment | None = None
     on: bool = False
     received: list[Allotment] = field(default_factory=list)
 
@@ -104,7 +103,7 @@ class Fleet(RuleBasedStateMachine):
             if name not in self.book.hosts:
                 host.place = place
             host.on = True
-            host.recorded = HostHolding(limit=host.floor, safe=host.floor)
+            host.recorded = Allotment.initial(host.floor, host.floor)
 
     @rule(name=HOSTS)
     def connect(self, name: str) -> None:
@@ -184,7 +183,7 @@ class Fleet(RuleBasedStateMachine):
         if self.in_session(name) or name in self.reports or name not in self.book.hosts:
             return
         if self.book.hosts[name].absent + seconds >= RETREATED_AFTER and host.on:
-            host.recorded = HostHolding(limit=0, safe=0)
+            host.recorded = Allotment.initial(0, 0)
         self.book = note_absence(self.book, {name: seconds})
 
     def in_session(self, name: str) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from testbed.studies import power_settings, study, trial
 
 from wattspan.frontier.schedule import TrialSchedule
-from wattspan.frontier.selection import LogPoint, NormalPoint, expected_gain
+from wattspan.frontier.selection import LogPoint, expected_gain
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import Study, Trial
 
@@ -125,6 +125,6 @@ def test_uncertainty_never_lowers_the_expected_gain(
 ) -> None:
     points = [LogPoint(*one) for one in others]
     bound = LogPoint(*reference)
-    certain = expected_gain(NormalPoint(LogPoint(*mean), 0.0, 0.0), points, bound)
-    gain = expected_gain(NormalPoint(LogPoint(*mean), time_error, energy_error), points, bound)
+    certain = expected_gain(LogPoint(*mean), points, bound)
+    gain = expected_gain(LogPoint(*mean), points, bound, LogPoint(time_error, energy_error))
     assert gain >= certain - 1e-9

@@ -22,8 +22,8 @@ from wattspan.model import Consumer, Principal
 from wattspan.ports import Clock, ProcessDirectory
 from wattspan.recurring.jobs import (
     MAX_FIGURE,
-    MAX_SIZES,
     MAX_WHOLE,
+    NamedTerms,
     RecurringJobTerms,
     TrainingRun,
     job_facts,
@@ -48,25 +48,6 @@ _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 _Figure = Annotated[float, Meta(ge=0, le=MAX_FIGURE)]
 
 
-class TermsBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The terms of a job, with the names of ``BatchSizeOptimizer``."""
-
-    batch_sizes: Annotated[list[int], Meta(min_length=1, max_length=MAX_SIZES)]
-    default_batch_size: int
-    target_metric: float
-    higher_is_better_metric: bool
-    max_epochs: int
-    eta_knob: float = 0.5
-    beta_knob: float = 2.0
-    num_pruning_rounds: int = 2
-    window_size: int = 0
-    seed: int = 0
-
-    def terms(self, job: str) -> RecurringJobTerms:
-        """ValueError for terms that make no sense."""
-        return RecurringJobTerms.of(job, **msgspec.structs.asdict(self))
-
-
 class NextBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/recurring/next``.
 
@@ -76,7 +57,7 @@ class NextBody(Struct, frozen=True, forbid_unknown_fields=True):
 
     job: _Name
     gpus: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)] = ""
-    terms: TermsBody | None = None
+    terms: NamedTerms | None = None
     pid: Annotated[int, Meta(ge=1, le=2**22)] | None = None
 
 

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, Knob, ModelEnum
 from wattspan.ports import Clock
+from wattspan.sharing.rate_limiter import RateLimiter
 from wattspan.util.files import replace_file
 
 

@@ -86,7 +86,7 @@ class PowerCeilings:
     ) -> None:
         """``path`` is where the ceilings are stored; ``fleet`` is the allotment of a fleet."""
         self.fleet = fleet or FleetCeiling(path.with_name("allotment.json"), clock, enabled=False)
-        self._settings, self._path = settings, path
+        self.settings, self._path = settings, path
         self._boot_id, self._clock, self._notes = boot_id, clock, _CeilingNotes(clock, record)
         self._load_trouble = ""
         self._stored: dict[int, CeilingRow] = {}
@@ -104,8 +104,8 @@ class PowerCeilings:
 
     def reconfigure(self, settings: CapsSettings) -> None:
         """Apply other settings from now on; the ceilings of permitted users stay."""
-        changed = settings.budget_file != self._settings.budget_file
-        self._settings = settings
+        changed = settings.budget_file != self.settings.budget_file
+        self.settings = settings
         if changed:  # the last ceiling holds until the new file says otherwise
             self._open_file()
         elif self._file is not None:
@@ -164,13 +164,13 @@ class PowerCeilings:
     def rows(self) -> tuple[CeilingRow, ...]:
         """Every ceiling in force, as it is reported to clients: without the reserve."""
         rows = []
-        if configured := self._settings.budget_watts:
+        if configured := self.settings.budget_watts:
             limit = configured * _MILLIWATTS_PER_WATT
             rows.append(CeilingRow(source="configuration", limit=limit))
         if (allotted := self.fleet.limit) is not None:
             rows.append(CeilingRow(source="fleet", limit=allotted, expires=self.fleet.expires))
         rows += (ceiling for _, ceiling in sorted(self._stored.items()))
-        reserve = self._settings.reserve_watts * _MILLIWATTS_PER_WATT
+        reserve = self.settings.reserve_watts * _MILLIWATTS_PER_WATT
         return tuple(
             replace(row, limit=max(0, row.limit - (0 if row.source == "socket" else reserve)))
             for row in rows
@@ -199,14 +199,14 @@ class PowerCeilings:
     @property
     def _permitted(self) -> frozenset[int]:
         """The users who may set a ceiling."""
-        return uids_of(self._settings.ceiling_users)[0] | {0}
+        return uids_of(self.settings.ceiling_users)[0] | {0}
 
     @property
     def _of_users(self) -> frozenset[int]:
         return frozenset(self._stored.keys() - {_FILE})
 
     def _open_file(self) -> None:
-        path, last = self._settings.budget_file, self._stored.get(_FILE)
+        path, last = self.settings.budget_file, self._stored.get(_FILE)
         if path:
             self._file = CeilingFile(Path(path), self._clock, last, owners=self._permitted)
         else:
@@ -274,7 +274,7 @@ class PowerCeilings:
                 row = self._row("socket", stored)
                 expires = latest if row.expires is None else min(row.expires, latest)
                 self._stored[stored.uid] = replace(row, expires=expires)
-        if self._settings.budget_file and file.written is not None:
+        if self.settings.budget_file and file.written is not None:
             self._stored[_FILE] = self._row("file", file.written)
 
     def _row(self, source: str, stored: _StoredCeiling) -> CeilingRow:

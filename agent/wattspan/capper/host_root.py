@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from wattspan.http.rate_limiter import RateLimiter
 from wattspan.ports import Clock
 from wattspan.processes.cgroups import CgroupHierarchy, is_host_root, walk_cgroups
 from wattspan.processes.principals import (
@@ -22,6 +21,7 @@ from wattspan.processes.principals import (
     SubordinateUsers,
 )
 from wattspan.processes.procfs import ProcFs
+from wattspan.sharing.rate_limiter import RateLimiter
 from wattspan.util.unix_sockets import PeerCredentials
 
 MAX_SEARCHES = 5

@@ -141,14 +141,14 @@ class CapManager:
         self.leases = LeaseRegistry(limits.longest_lease)
         self.suspended = False
         """True once everything was restored on request; then nothing is set any more."""
-        self._reconciler, self._clock, self._limits = reconciler, clock, limits
+        self.reconciler, self._clock, self._limits = reconciler, clock, limits
         self._imposed = ImposedLimits()
         self._listed: int | None = None
 
     def reconfigure(self, limits: OperatorLimits) -> None:
         """Apply other settings from now on. Limits that are still permitted stay."""
         self._limits, self.leases.longest = limits, limits.longest_lease
-        for key, state in list(self._reconciler.knobs.items()):
+        for key, state in list(self.reconciler.knobs.items()):
             held = self.leases.holding(key)
             if held is not None and self._forbidden(state) is not None:
                 self._release(held.holder, held.cause.job, "it is not to be tuned any more")
@@ -176,10 +176,10 @@ class CapManager:
         """
         now, former = self._clock.now(), self.leases.grants(holder).get(job)
         concerned = {*requested, *(former.granted if former else ())}
-        if not concerned <= self._reconciler.knobs.keys():
-            self._reconciler.devices.find()
+        if not concerned <= self.reconciler.knobs.keys():
+            self.reconciler.devices.find()
         self._check(holder, job, requested)
-        errors = self._reconciler.observe(concerned & self._reconciler.knobs.keys(), self._demand())
+        errors = self.reconciler.observe(concerned & self.reconciler.knobs.keys(), self._demand())
         planner = self.planner()
         granted = {key: planner.grant(key, value) for key, value in requested.items()}
         since = former.since if former and former.requested == requested else now
@@ -211,7 +211,7 @@ class CapManager:
 
     def accept(self) -> int:
         """Take foreign limits as the originals; the number of knobs."""
-        accepted = self._reconciler.accept_foreign()
+        accepted = self.reconciler.accept_foreign()
         self._reconcile(accepted)
         return len(accepted)
 
@@ -232,7 +232,7 @@ class CapManager:
 
     def impose_retained(self) -> None:
         """Impose the limits that the journal retains, without a configuration."""
-        entries = self._reconciler.entries.items()
+        entries = self.reconciler.entries.items()
         limits = {key: entry.imposed for key, entry in entries if entry.imposed is not None}
         self.impose(ImposedLimits(fixed=limits))
 
@@ -246,25 +246,25 @@ class CapManager:
         }
         self.find_devices()
         wanted = self.planner().wanted()
-        self._reconcile({*self._reconciler.entries, *wanted}, ended)
-        for key, error in self._reconciler.disobeying().items():
+        self._reconcile({*self.reconciler.entries, *wanted}, ended)
+        for key, error in self.reconciler.disobeying().items():
             self.leases.drop([key])
             self._reconcile([key], {key: WriteCause(why=str(error))})
-            self._reconciler.fail(key, error)
+            self.reconciler.fail(key, error)
 
     def find_devices(self) -> None:
         """Look for devices, if the last time was long ago."""
         now = self._clock.monotonic()
         due = self._listed is None or now - self._listed >= LISTING_INTERVAL
-        if due or self._reconciler.devices.listing_stuck:
+        if due or self.reconciler.devices.listing_stuck:
             self._listed = now
-            self._reconciler.devices.find()
+            self.reconciler.devices.find()
 
     # ------------------------------------------------------------------------------- reports
 
     def planner(self) -> Planner:
         """Every knob with the present demand for it."""
-        return self._reconciler.planner(self._demand())
+        return self.reconciler.planner(self._demand())
 
     def rows(self) -> tuple[CapRow, ...]:
         """Every knob as last read, and its holder."""
@@ -283,7 +283,7 @@ class CapManager:
         self, keys: Iterable[CapKey], ended: Mapping[CapKey, WriteCause] | None = None
     ) -> KnobErrors:
         keys = set(keys)
-        errors = self._reconciler.observe(keys, self._demand())
+        errors = self.reconciler.observe(keys, self._demand())
         self._drop_foreign(errors)
         return errors | self._apply(keys - errors.keys(), ended=ended)
 
@@ -294,7 +294,7 @@ class CapManager:
         until: int | None = None,
         ended: Mapping[CapKey, WriteCause] | None = None,
     ) -> KnobErrors:
-        errors = self._reconciler.apply(self._demand(), keys, until=until, ended=ended or {})
+        errors = self.reconciler.apply(self._demand(), keys, until=until, ended=ended or {})
         self._drop_foreign(errors)
         return errors
 
@@ -304,8 +304,8 @@ class CapManager:
 
     def _restore_all(self, why: str) -> tuple[CapsError, ...]:
         self.leases.clear()
-        self._reconciler.devices.retry_now()
-        keys = set(self._reconciler.entries)
+        self.reconciler.devices.retry_now()
+        keys = set(self.reconciler.entries)
         errors = self._reconcile(keys, dict.fromkeys(keys, WriteCause(why=why)))
         return tuple(e for e in errors.values() if e.refusal != RefusalReason.FOREIGN)
 
@@ -319,7 +319,7 @@ class CapManager:
         if self.suspended and requested:
             raise CapsError(SUSPENDED, RefusalReason.NOT_ALLOWED)
         for key, value in requested.items():
-            state, held = self._reconciler.knobs.get(key), self.leases.holding(key)
+            state, held = self.reconciler.knobs.get(key), self.leases.holding(key)
             if state is None:
                 raise CapsError(
                     f"No {key.knob} of {key.device!r} can be set here; `wattspan caps status`"
@@ -343,7 +343,7 @@ class CapManager:
                     RefusalReason.HELD,
                     key.device,
                 )
-            entry = self._reconciler.entries.get(key)
+            entry = self.reconciler.entries.get(key)
             if entry is not None and entry.left_alone:
                 raise foreign_limit_error(entry)
 
@@ -363,11 +363,11 @@ class CapManager:
         return None
 
     def _row(self, state: KnobState, demand: CapDemand) -> CapRow:
-        key, entry = state.key, self._reconciler.entries.get(state.key)
+        key, entry = state.key, self.reconciler.entries.get(state.key)
         held, cause, imposed = self.leases.holding(key), demand.cause(key), demand.imposed
         foreign, error = (
             entry is not None and entry.left_alone,
-            self._reconciler.devices.resting(key),
+            self.reconciler.devices.resting(key),
         )
         if error is None and entry is not None and foreign:
             error = foreign_limit_error(entry)

@@ -212,18 +212,10 @@ class Capper:
             boot_id=host.boot_id,
             record=record,
         )
-        self._ceilings = PowerCeilings(
+        ceilings = PowerCeilings(
             config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=fleet
         )
-        self._requests = RequestHandler(
-            self._engine.manager,
-            self._engine.reconciler,
-            self._ceilings,
-            config.caps,
-            clock,
-            record,
-            agent,
-        )
+        self._requests = RequestHandler(self._engine.manager, ceilings, clock, record, agent)
         permitted = _permitted_users(config, log)
         self._host_root, self._is_root_named = HostRoot(clock), _is_root_named(config)
         self.server = CapperSocketServer(
@@ -261,7 +253,7 @@ class Capper:
         self.server.permit(_permitted_users(config, self._log))
         self._is_root_named = _is_root_named(config)
         self._engine.manager.reconfigure(_operator_limits(config))
-        self._ceilings.fleet.enabled = config.fleet.is_enabled
+        self._requests.ceilings.fleet.enabled = config.fleet.is_enabled
         self._requests.reconfigure(config.caps)
         self._requests.turn()
 
@@ -277,9 +269,11 @@ class Capper:
         try:
             self.server.run()
         finally:
-            if self._ceilings.fleet.limit is not None:  # nobody could lower the limits later
+            if (
+                self._requests.ceilings.fleet.limit is not None
+            ):  # nobody could lower the limits later
                 engine.manager.hasten()
-                self._ceilings.fleet.end()
+                self._requests.ceilings.fleet.end()
                 self._requests.turn()
             self._requests.ending = True
             ending()
@@ -303,7 +297,7 @@ class Capper:
         troubles = {
             engine.reconciler.journal_trouble,
             engine.audit.trouble,
-            self._ceilings.trouble,
+            self._requests.ceilings.trouble,
             self._requests.trouble,
             engine.reconciler.unrecovered,
             *self._requests.unmatched,

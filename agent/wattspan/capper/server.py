@@ -32,11 +32,10 @@ from wattspan.capper.protocol import (
     StateReply,
     knob_row,
 )
-from wattspan.capper.reconciler import Reconciler
 from wattspan.config import CapsSettings
-from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, CapKey
 from wattspan.ports import CapsError, Clock
+from wattspan.sharing.rate_limiter import RateLimiter
 from wattspan.util.text import printable
 from wattspan.util.unix_sockets import PeerCredentials, peer_credentials, uids_of
 
@@ -293,9 +292,7 @@ class RequestHandler:
     def __init__(
         self,
         manager: CapManager,
-        reconciler: Reconciler,
         ceilings: PowerCeilings,
-        settings: CapsSettings,
         clock: Clock,
         record: Callable[[AuditEvent], None],
         agent: int = 0,
@@ -307,8 +304,7 @@ class RequestHandler:
         """The cause if imposed limits cannot be kept, else ""."""
         self.unmatched: frozenset[str] = frozenset()
         """A sentence for each setting that matches no device now."""
-        self._manager, self._reconciler = manager, reconciler
-        self._ceilings, self._settings = ceilings, settings
+        self._manager, self.ceilings = manager, ceilings
         self._refused_before: dict[int, str] = {}
         """The last refusal of each connection, recorded once; a granted request ends it."""
         self._clock, self._record = clock, record
@@ -318,8 +314,7 @@ class RequestHandler:
 
     def reconfigure(self, settings: CapsSettings) -> None:
         """Impose what other settings say, from the next turn on."""
-        self._settings = settings
-        self._ceilings.reconfigure(settings)
+        self.ceilings.reconfigure(settings)
 
     def answer(
         self, holder: int, peer: PeerCredentials, request: protocol.CapperRequest
@@ -349,27 +344,28 @@ class RequestHandler:
         planner = self._manager.planner()
         if not planner.hidden:
             names, states = planner.demand.limits.tunable, planner.states.values()
-            self.unmatched = frozenset(unmatched_settings(self._settings, states, names))
+            self.unmatched = frozenset(unmatched_settings(self.ceilings.settings, states, names))
 
     @property
     def next_expiry(self) -> int | None:
         """End of the next lease or allotment, or None: a turn is due then, before the regular."""
         lease = self._manager.leases.next_expiry
-        due = (lease, self._ceilings.fleet.expires)
+        due = (lease, self.ceilings.fleet.expires)
         return min((one for one in due if one is not None), default=None)
 
     def state(self) -> StateReply:
+        reconciler = self._manager.reconciler
         return StateReply(
             rows=[knob_row(row) for row in self._manager.rows()],
             lease=self._manager.leases.longest,
-            ceiling=self._ceilings.limit,
-            writes=self._reconciler.writes,
-            restores=self._reconciler.restores,
-            resets=self._reconciler.resets,
+            ceiling=self.ceilings.limit,
+            writes=reconciler.writes,
+            restores=reconciler.restores,
+            resets=reconciler.resets,
             pid=os.getpid(),
             agent=self._agent,
             suspended=self._manager.suspended,
-            ceilings=list(self._ceilings.rows),
+            ceilings=list(self.ceilings.rows),
             short=self._short,
             allotment=self._allotment(),
         )
@@ -393,7 +389,7 @@ class RequestHandler:
             case protocol.CeilingRequest():
                 if peer.uid != 0:
                     self._check_rate(peer, None)
-                self._ceilings.request(request.limit, _reason(request.why), request.ttl, peer)
+                self.ceilings.request(request.limit, _reason(request.why), request.ttl, peer)
                 self.turn()
             case protocol.AllotmentRequest():
                 self._allot(peer, request)
@@ -407,8 +403,8 @@ class RequestHandler:
 
     def _allot(self, peer: PeerCredentials, request: protocol.AllotmentRequest) -> None:
         fleet, permitted = (
-            self._ceilings.fleet,
-            uids_of(self._settings.users)[0] | {0, os.geteuid()},
+            self.ceilings.fleet,
+            uids_of(self.ceilings.settings.users)[0] | {0, os.geteuid()},
         )
         if peer.uid not in permitted:
             raise CapsError(
@@ -423,11 +419,11 @@ class RequestHandler:
             self.turn()
 
     def _allotment(self) -> protocol.AllotmentRow | None:
-        fleet = self._ceilings.fleet
+        fleet = self.ceilings.fleet
         if fleet.limit is None:
             return None
-        reserve = self._settings.reserve_watts * 1000
-        sums = power_range(self._settings, self._manager.planner())
+        reserve = self.ceilings.settings.reserve_watts * 1000
+        sums = power_range(self.ceilings.settings, self._manager.planner())
         return protocol.AllotmentRow(
             limit=fleet.limit,
             safe=fleet.safe,
@@ -441,7 +437,7 @@ class RequestHandler:
         errors = self._manager.restore()
         failed = f", {len(errors)} could not be restored" if errors else ""
         self._record_command(peer, f"restore: everything is given back{failed}")
-        self._ceilings.lift_all(peer)
+        self.ceilings.lift_all(peer)
         if errors:
             sentence = " ".join(map(str, errors))
             raise CapsError(sentence, errors[0].refusal, errors[0].device)
@@ -493,12 +489,12 @@ class RequestHandler:
             raise CapsError(f"Only root may {command}.", RefusalReason.NOT_ALLOWED)
 
     def _impose(self) -> None:
-        self._ceilings.poll()
+        self.ceilings.poll()
         imposed = imposed_limits(
-            self._settings,
+            self.ceilings.settings,
             self._manager.planner(),
-            self._ceilings.configured,
-            self._ceilings.requested,
+            self.ceilings.configured,
+            self.ceilings.requested,
         )
         self._manager.impose(imposed)
         self.trouble, self._short = "", imposed.short

@@ -109,7 +109,11 @@ def _message_and_code(error: Exception) -> tuple[str, int]:
     cls=LazyGroup,
     commands=[click.Command(name, short_help=summary) for name, summary in COMMANDS.items()],
     epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, prog_name="wattspan", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, envvar="WATTSPAN_DEBUG", help="Show tracebacks of errors.")

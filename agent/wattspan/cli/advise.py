@@ -12,7 +12,7 @@ import click
 from wattspan.api.advice import ADVICE_PATH
 from wattspan.cli.formatting import (
     UNKNOWN,
-    Column,
+    TableColumn,
     duration_text,
     joules_text,
     table_lines,
@@ -118,9 +118,9 @@ def _static_basis(board: Mapping[str, Any]) -> str:
 
 
 _BOARD_COLUMNS = (
-    Column("board", itemgetter("hw_name"), left=True),
-    Column("static", _static_watts),
-    Column("how", _static_basis, left=True),
-    Column("idle", lambda board: _watts(board["idle_watts"])),
-    Column("figures", itemgetter("provenance"), left=True),
+    TableColumn("board", itemgetter("hw_name"), left=True),
+    TableColumn("static", _static_watts),
+    TableColumn("how", _static_basis, left=True),
+    TableColumn("idle", lambda board: _watts(board["idle_watts"])),
+    TableColumn("figures", itemgetter("provenance"), left=True),
 )

@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING
 import click
 
 from wattspan.cli.options import ConfigurationOptions, config_options
+from wattspan.cli.run import Log, loggers
+from wattspan.clock import SystemClock
+from wattspan.config import Config
 from wattspan.model import SECOND, Knob
-from wattspan.ports import WattspanError
-from wattspan.service.systemd import hangup_reloads, stop_on_signals
+from wattspan.ports import Clock, WattspanError
+from wattspan.service.configuration import run_directory
+from wattspan.service.systemd import (
+    SystemdNotifier,
+    Watchdog,
+    hangup_reloads,
+    inherited_unix_socket,
+    stop_on_signals,
+)
 
 if TYPE_CHECKING:
     from wattspan.capper.devices import ConcurrentActuator
-    from wattspan.config import Config
-    from wattspan.ports import Clock
-    from wattspan.service.systemd import SystemdNotifier, Watchdog
 
 STARTUP_TIMEOUT = 60 * SECOND
 """The time for a start or an end: a driver may have to wake its boards first."""
-
-Log = Callable[[str], None]
 
 emulated_option = click.option(
     "--emulated",
@@ -50,8 +55,6 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
     directory, and restores every limit when it ends, when its tuner ends, and when it starts
     after a crash. On SIGHUP a service reads its configuration again; limits stay in force.
     """
-    from wattspan.service.systemd import SystemdNotifier, Watchdog, inherited_unix_socket
-
     load = configuration.load_without_plugins
     notify = SystemdNotifier.from_environment(os.environ)
     listening = inherited_unix_socket(os.environ)
@@ -60,9 +63,6 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
         from wattspan.capper.host_directory import HostClaim, capper_socket_path, open_capper_host
         from wattspan.capper.process import Capper, enabled_knobs, restore_former
         from wattspan.capper.server import refuse_connections
-        from wattspan.cli.run import loggers
-        from wattspan.clock import SystemClock
-        from wattspan.service.configuration import run_directory
 
         clock = SystemClock()
         try:

@@ -16,13 +16,7 @@ import msgspec
 from wattspan.api.shared_state import CAPS_PATH
 from wattspan.capper.actuators import format_setting
 from wattspan.capper.host_directory import SYSTEM_CAPPER_RUN, capper_directory, open_capper_host
-from wattspan.capper.protocol import (
-    CapperAddress,
-    CapperClient,
-    RefusalReason,
-    StateReply,
-    cap_row,
-)
+from wattspan.capper.protocol import CapperAddress, CapperClient, RefusalReason, StateReply, cap_row
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
@@ -201,10 +195,7 @@ def _restore_lines(report: RestoreReport, asked: AskedCapper | None) -> Iterator
 @capper_option
 @json_option
 def accept(
-    configuration: ConfigurationOptions,
-    emulated: Path | None,
-    socket: Path | None,
-    as_json: bool,
+    configuration: ConfigurationOptions, emulated: Path | None, socket: Path | None, as_json: bool
 ) -> None:
     """Take limits that other programs have set as the originals from now on. For root.
 

@@ -20,8 +20,7 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.config import AccessSettings, Config, writing
-from wattspan.config.ineffective import ineffective_settings
-from wattspan.config.settings import FAMILIES
+from wattspan.config.settings import FAMILIES, ineffective_settings
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults, source_advice
 from wattspan.ports import ConfigError
@@ -37,17 +36,17 @@ def access_faults(config: Config) -> Iterator[str]:
 
 
 def _is_readable(table: AccessSettings) -> bool:
+    """False if this user may not read one of the files that exist, or may not see if it exists."""
     named = (table.token_file, table.tls_certificate, table.tls_key, table.tls_client_ca)
-    return all(os.access(path, os.R_OK) for path in map(Path, filter(None, named)) if _exists(path))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        path.stat()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
+    for path in map(Path, filter(None, named)):
+        try:
+            path.stat()
+        except PermissionError:
+            return False
+        except OSError:
+            continue
+        if not os.access(path, os.R_OK):
+            return False
     return True
 
 

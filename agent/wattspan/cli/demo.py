@@ -7,25 +7,34 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from wattspan import __version__
-from wattspan.cli.options import DurationType, echo_error
-from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
+from wattspan.api.snapshot_document import SnapshotDocument, snapshot_document
+from wattspan.cli.options import DURATION, echo_error
+from wattspan.cli.top.controls import Keyboard, ViewOptions
+from wattspan.cli.top.view import print_once, watch
+from wattspan.clock import SystemClock
+from wattspan.config import (
+    AutotuneSettings,
+    CapsSettings,
+    Config,
+    FlagValue,
+    TunedJobSettings,
+    load,
+)
+from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.profiles import DemoJob, HostProfile, profile_named
 from wattspan.model import SECOND, Knob
 from wattspan.model.settings import Duration
+from wattspan.plugins import discover
 from wattspan.ports import ExporterError, WattspanError
+from wattspan.service.agent import Agent
+from wattspan.service.assembly import build_agent
+from wattspan.service.configuration import LoadedConfiguration
 from wattspan.service.systemd import stop_on_signals
-
-if TYPE_CHECKING:
-    from wattspan.api.snapshot_document import SnapshotDocument
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import DemoJob, HostProfile
-    from wattspan.service.agent import Agent
-    from wattspan.service.configuration import LoadedConfiguration
-
 
 BUDGET = 0.05
 DECLARED_BUDGET = 0.1
@@ -92,17 +101,14 @@ EXAMPLES = (
 
 
 @click.command(name="demo")
-@click.option("--profile", default="two-socket-h100", show_default=True, help="Emulated host.")
+@click.option("--profile", default="two-socket-h100", help="Emulated host.")
 @click.option(
     "--listen",
     default=LISTEN,
-    show_default=True,
     help="Address for /metrics; if its port is in use, a free one is chosen.",
 )
 @click.option(
-    "--duration",
-    type=DurationType(),
-    help="End after this time. Default: end with q or Ctrl-C.",
+    "--duration", type=DURATION, help="End after this time. Default: end with q or Ctrl-C."
 )
 @click.option("--plain", is_flag=True, help="Print one table after the other, as if to a file.")
 @click.option("--no-tune", is_flag=True, help="Do not change the emulated power limits.")
@@ -119,10 +125,6 @@ def command(
     The agent tunes the trainer: it lowers the power limit of its emulated board as long as that
     saves energy with at most 5 % slowdown. At the end it restores all limits.
     """
-    from wattspan.clock import SystemClock
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import profile_named
-
     end = None if duration is None else SystemClock().monotonic() + duration
     chosen = profile_named(profile)
     with stop_on_signals() as request, contextlib.ExitStack() as stack:
@@ -159,13 +161,6 @@ def command(
 
 def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) -> None:
     """Run and show the jobs, after a period of idle, until ``end`` or a request to stop."""
-    from rich.console import Console
-
-    from wattspan.api.snapshot_document import snapshot_document
-    from wattspan.cli.top.controls import Keyboard, ViewOptions
-    from wattspan.cli.top.view import print_once, watch
-    from wattspan.clock import SystemClock
-
     clock, console = SystemClock(), Console()
 
     def left(most: int) -> float:
@@ -214,8 +209,6 @@ def _start(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
 
 
 def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
-    from wattspan.service.assembly import build_agent
-
     loaded = _configuration(host, listen, tune=tune)
     agent = build_agent(loaded.config, loaded.plugins, log=echo_error, emulated=host)
     agent.start()
@@ -234,10 +227,6 @@ def run_dir(host: EmulatedHost) -> Path:
 
 def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> LoadedConfiguration:
     """The default configuration with tuning and examples, independent of this machine's."""
-    from wattspan.config import FlagValue, load
-    from wattspan.plugins import discover
-    from wattspan.service.configuration import LoadedConfiguration
-
     plugins, law = discover(), host.profile.law
     flags = {
         "agent.state_dir": FlagValue("demo", str(host.directory / "state")),

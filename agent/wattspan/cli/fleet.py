@@ -8,13 +8,8 @@ from typing import Any
 
 import click
 
-from wattspan.cli.formatting import UNKNOWN, Column, table_lines
-from wattspan.cli.options import (
-    ConfigurationOptions,
-    config_options,
-    echo_result,
-    json_option,
-)
+from wattspan.cli.formatting import UNKNOWN, TableColumn, table_lines
+from wattspan.cli.options import ConfigurationOptions, config_options, echo_result, json_option
 from wattspan.clock import SystemClock
 from wattspan.fleet.allotment import (
     AllotmentBook,
@@ -146,7 +141,7 @@ _WATTS = click.IntRange(1, 10**9)
 @click.option("--floor", type=_WATTS, required=True, help="Highest floor that it may report.")
 @click.option("--ceiling", type=_WATTS, required=True, help="Highest limit that it gets.")
 @click.option(
-    "--priority", type=click.IntRange(0, 1000), default=100, show_default=True,
+    "--priority", type=click.IntRange(0, 1000), default=100,
     help="Hosts with a lower one are limited first.",
 )  # fmt: skip
 @config_options
@@ -208,9 +203,9 @@ def list_terms(configuration: ConfigurationOptions, as_json: bool) -> None:
         for name, one in (("", state.terms.default), *sorted(state.terms.hosts.items()))
     ]
     columns = (
-        Column("host", lambda one: one["host"] or "default", left=True),
-        *(Column(key, _power(key)) for key in ("floor", "ceiling")),
-        Column("priority", itemgetter("priority")),
+        TableColumn("host", lambda one: one["host"] or "default", left=True),
+        *(TableColumn(key, _power(key)) for key in ("floor", "ceiling")),
+        TableColumn("priority", itemgetter("priority")),
     )
     echo_result(rows, table_lines(columns, rows), as_json=as_json)
 
@@ -254,7 +249,6 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
         entry, report = book.hosts.get(name), reports.get(name)
         newest = report or book.hosts[name]
         waiting = plan.waiting.get(name) or state.invalid.get(name, "")
-        demand = None if report is None or report.demand is None else _watts(report.demand)
         bounds = None if entry is None else power_bounds(entry, report)
         hosts.append(
             {
@@ -264,7 +258,7 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
                 "drained": name in book.drained,
                 "priority": newest.priority,
                 "floor": _watts(newest.floor),
-                "demand": demand,
+                "demand": None if report is None else _watts(report.demand),
                 "allotment": None if entry is None else _watts(entry.allotment.limit),
                 "enforceable": None if bounds is None else _watts(bounds.limit),
                 "safe": None if bounds is None else _watts(bounds.safe),
@@ -275,7 +269,7 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
     places = [
         {
             "place": place,
-            "budget": None if node.budget is None else _watts(node.budget),
+            "budget": _watts(node.budget),
             "hosts": node.hosts,
             "demand": _watts(node.demand),
             "allotted": _watts(node.allotted),
@@ -324,25 +318,25 @@ def _host_notes(host: dict[str, Any]) -> str:
 
 
 _PLACE_COLUMNS = (
-    Column("place", lambda one: place_name(one["place"]), left=True),
-    Column("budget", _power("budget")),
-    Column("demand", _power("demand")),
-    Column("allotted", _power("enforceable")),
-    Column("safe", _power("safe")),
-    Column("hosts", itemgetter("hosts")),
+    TableColumn("place", lambda one: place_name(one["place"]), left=True),
+    TableColumn("budget", _power("budget")),
+    TableColumn("demand", _power("demand")),
+    TableColumn("allotted", _power("enforceable")),
+    TableColumn("safe", _power("safe")),
+    TableColumn("hosts", itemgetter("hosts")),
 )
 _HOST_COLUMNS = (
-    Column("host", itemgetter("name"), left=True),
-    Column("floor", _power("floor")),
-    Column("demand", _demand),
-    Column("allotted", _power("enforceable")),
-    Column("safe", _power("safe")),
-    Column("", _host_notes, left=True),
+    TableColumn("host", itemgetter("name"), left=True),
+    TableColumn("floor", _power("floor")),
+    TableColumn("demand", _demand),
+    TableColumn("allotted", _power("enforceable")),
+    TableColumn("safe", _power("safe")),
+    TableColumn("", _host_notes, left=True),
 )
 
 
-def _watts(milliwatts: int) -> float:
-    return milliwatts / _MILLIWATTS_PER_WATT
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / _MILLIWATTS_PER_WATT
 
 
 class _Fleet:

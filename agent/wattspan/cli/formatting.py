@@ -140,7 +140,7 @@ def _three_digits(value: float) -> str:
 _UNLIMITED = 100_000  # columns
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of a table: its title, and its cell in a row.
 
     It is flush right, or else ``left``. A ``note`` stands below the title. ``ratio`` and ``width``
@@ -156,7 +156,7 @@ class Column(NamedTuple):
 
 
 def table_lines(
-    columns: Iterable[Column], rows: Iterable[Any], *, max_width: int | None = None
+    columns: Iterable[TableColumn], rows: Iterable[Any], *, max_width: int | None = None
 ) -> list[str]:
     """The lines of a table of ``rows``, without its empty columns and titles.
 

@@ -11,14 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from wattspan.config import (
-    Config,
-    ConfigSchema,
-    FlagValue,
-    PublishedAgent,
-    find_published,
-    load,
-)
+from wattspan.config import Config, ConfigSchema, FlagValue, PublishedAgent, find_published, load
 from wattspan.model.settings import Duration
 from wattspan.plugins import discover
 from wattspan.ports import ConfigError
@@ -41,6 +34,10 @@ class DurationType(click.ParamType[Duration]):
             return value if isinstance(value, Duration) else Duration.parse(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+DURATION = DurationType()
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class ConfigurationOptions(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Any
 import click
 import msgspec
 
-from wattspan.cli.formatting import UNKNOWN, Column, joules_text, table_lines
-from wattspan.cli.options import F, echo_error, echo_result, json_option
+from wattspan.cli.formatting import UNKNOWN, TableColumn, joules_text, table_lines
+from wattspan.cli.options import FILE, F, echo_error, echo_result, json_option
 from wattspan.ports import WattspanError
 from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, recognised, scheduled
 from wattspan.tuning.pipeline.files import (
@@ -49,13 +49,7 @@ def _declining() -> Iterator[None]:
         raise PipelineDeclinedError(f"bad_pipeline: {error}") from None
 
 
-files_argument = click.argument(
-    "files",
-    metavar="PROFILE...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-)
+files_argument = click.argument("files", metavar="PROFILE...", nargs=-1, required=True, type=FILE)
 watts_option = click.option(
     "--blocking-watts",
     type=click.FloatRange(min=0),
@@ -63,10 +57,7 @@ watts_option = click.option(
     help="Power of a GPU while it waits for another rank, W: about 70 on an A40, 85 on an A100.",
 )
 output_option = click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file. [default: standard output]",
+    "--output", "-o", type=FILE, help="Write to this file. [default: standard output]"
 )
 
 
@@ -84,13 +75,11 @@ def model_options(function: F) -> F:
             help="Order of the instructions on a rank. [default: 1f1b]",
         ),
         click.option(
-            "--microbatches",
-            type=click.IntRange(min=1),
-            help="Micro-batches of one iteration.",
+            "--microbatches", type=click.IntRange(min=1), help="Micro-batches of one iteration."
         ),
         click.option(
             "--spans",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=FILE,
             help="A table of executed instructions, from which the order is taken instead of "
             "--schedule, --microbatches and --ranks.",
         ),
@@ -147,20 +136,10 @@ def profile(
 
 @command.command()
 @model_options
-@click.option(
-    "--points",
-    type=click.IntRange(2, 1000),
-    default=12,
-    show_default=True,
-    help="Iteration times to show.",
-)
+@click.option("--points", type=click.IntRange(2, 1000), default=12, help="Iteration times to show.")
 @json_option
 def frontier(
-    files: tuple[Path, ...],
-    blocking_watts: float,
-    points: int,
-    as_json: bool,
-    **pipeline: Any,
+    files: tuple[Path, ...], blocking_watts: float, points: int, as_json: bool, **pipeline: Any
 ) -> None:
     """Show the least energy for every iteration time, with a clock for each instruction.
 
@@ -174,11 +153,11 @@ def frontier(
         times = [found.shortest + number * step for number in range(points - 1)]
         optima = [found.at(seconds) for seconds in (*times, found.longest)]
     columns = (
-        Column("ITERATION", lambda one: f"{one['seconds']:.3f} s"),
-        Column("TIME", lambda one: _change(one["seconds"], uncapped.seconds)),
-        Column("ENERGY", lambda one: joules_text(one["joules"])),
-        Column("", lambda one: _change(one["joules"], uncapped.joules)),
-        Column("BOUND", lambda one: _change(one["least_joules"], uncapped.joules)),
+        TableColumn("ITERATION", lambda one: f"{one['seconds']:.3f} s"),
+        TableColumn("TIME", lambda one: _change(one["seconds"], uncapped.seconds)),
+        TableColumn("ENERGY", lambda one: joules_text(one["joules"])),
+        TableColumn("", lambda one: _change(one["joules"], uncapped.joules)),
+        TableColumn("BOUND", lambda one: _change(one["least_joules"], uncapped.joules)),
     )
     found_points = [
         {"seconds": one.seconds, "joules": one.joules, "least_joules": one.bound} for one in optima
@@ -200,7 +179,6 @@ def frontier(
     "--max-slowdown",
     type=click.FloatRange(min=0),
     default=0.01,
-    show_default=True,
     help="Longest iteration relative to the highest clock: 0.01 is 1 %.",
 )
 @click.option(
@@ -213,7 +191,6 @@ def frontier(
     "--each",
     type=click.Choice(("rank", "instruction")),
     default="rank",
-    show_default=True,
     help="One clock for each rank, or one for each instruction.",
 )
 @click.option(
@@ -221,7 +198,6 @@ def frontier(
     "file_format",
     type=click.Choice(("text", "json", "zeus")),
     default="text",
-    show_default=True,
     help="A table, a plan for `wattspan pipeline show`, or a plan for Zeus's controller.",
 )
 @output_option
@@ -257,7 +233,7 @@ def plan(
 
 
 @command.command()
-@click.argument("file", metavar="PLAN", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", metavar="PLAN", type=FILE)
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show a plan that `wattspan pipeline plan --format json` wrote."""
@@ -302,10 +278,7 @@ def _model(
 
 
 def _plan(
-    model: PipelineModel,
-    max_slowdown: float,
-    straggler: float | None,
-    each: str,
+    model: PipelineModel, max_slowdown: float, straggler: float | None, each: str
 ) -> tuple[StoredPlan, list[list[tuple[str, int]]]]:
     wait = straggler or 0.0
     reference = RankClocks(model, wait)
@@ -349,8 +322,8 @@ def _plan_lines(plan: StoredPlan) -> list[str]:
     if plan.wait_until_seconds:
         waiting = f", all waiting for a pipeline of {plan.wait_until_seconds:.3f} s"
     columns = (
-        Column("RANK", lambda one: str(one[0])),
-        Column("MHz", lambda one: _clock_text(one[1]), left=True),
+        TableColumn("RANK", lambda one: str(one[0])),
+        TableColumn("MHz", lambda one: _clock_text(one[1]), left=True),
     )
     return [
         f"{plan.schedule}, {plan.stages} stages on {plan.ranks} ranks, {plan.microbatches}"
@@ -386,12 +359,12 @@ def _change_of(stage: dict[str, Any], key: str) -> str:
 
 
 _STAGE_COLUMNS = (
-    Column("stage", itemgetter("stage")),
-    Column("instruction", itemgetter("instruction"), left=True),
-    Column("MHz", lambda one: one["highest"]["mhz"]),
-    Column("time", lambda one: f"{one['highest']['seconds'] * 1e3:.1f} ms"),
-    Column("energy", lambda one: joules_text(one["highest"]["joules"])),
-    Column("cheapest MHz", lambda one: one["cheapest"]["mhz"]),
-    Column("time", lambda one: _change_of(one, "seconds")),
-    Column("energy", lambda one: _change_of(one, "joules")),
+    TableColumn("stage", itemgetter("stage")),
+    TableColumn("instruction", itemgetter("instruction"), left=True),
+    TableColumn("MHz", lambda one: one["highest"]["mhz"]),
+    TableColumn("time", lambda one: f"{one['highest']['seconds'] * 1e3:.1f} ms"),
+    TableColumn("energy", lambda one: joules_text(one["highest"]["joules"])),
+    TableColumn("cheapest MHz", lambda one: one["cheapest"]["mhz"]),
+    TableColumn("time", lambda one: _change_of(one, "seconds")),
+    TableColumn("energy", lambda one: _change_of(one, "joules")),
 )

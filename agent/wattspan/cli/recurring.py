@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from wattspan.cli.formatting import Column, joules_text, table_lines
-from wattspan.cli.options import echo_result, json_option
+from wattspan.cli.formatting import TableColumn, joules_text, table_lines
+from wattspan.cli.options import FILE, echo_result, json_option
 from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
@@ -27,7 +27,7 @@ _OUTCOMES = {"reached": "converged", "missed": "missed"}
 
 store_option = click.option(
     "--store",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="A file of runs instead of the agent's store, for jobs that move between hosts.",
 )
 
@@ -44,9 +44,11 @@ def command() -> None:
 @click.option("--target", type=float, help="The target metric.")
 @click.option("--lower-is-better", is_flag=True, help="The metric falls towards the target.")
 @click.option("--max-epochs", type=click.IntRange(min=1), help="The last epoch of a run.")
-@click.option("--eta", type=float, default=0.5, show_default=True, help="Weight of energy.")
-@click.option("--beta", type=float, default=2.0, show_default=True, help="Stop above this cost.")
-@click.option("--gpus", default="", help="The GPUs of the job, such as `2 x NVIDIA H100`.")
+@click.option("--eta", type=float, default=0.5, help="Weight of energy.")
+@click.option("--beta", type=float, default=2.0, help="Stop above this cost.")
+@click.option(
+    "--gpus", default="", show_default=False, help="The GPUs of the job, such as `2 x NVIDIA H100`."
+)
 @store_option
 @json_option
 def next_(
@@ -93,7 +95,9 @@ def next_(
 @command.command()
 @click.argument("job")
 @click.argument("outcome", type=click.Choice(list(_OUTCOMES)))
-@click.option("--epochs", type=click.IntRange(min=0), default=0, help="Epochs of the run.")
+@click.option(
+    "--epochs", type=click.IntRange(min=0), default=0, show_default=False, help="Epochs of the run."
+)
 @click.option("--joules", type=click.FloatRange(min=0), required=True, help="Energy of the run.")
 @click.option("--seconds", type=click.FloatRange(min=0), required=True, help="Time of the run.")
 @click.option(
@@ -177,11 +181,11 @@ def _job_lines(job: Mapping[str, Any]) -> Iterator[str]:
     runs = f"{job['runs']} run{'' if job['runs'] == 1 else 's'}{f' ({others})' if others else ''}"
     yield f"{title}: {runs}, {job['phase']}: {_PHASES[job['phase']]}"
     columns = (
-        Column("batch size", itemgetter("batch_size")),
-        Column("runs", lambda one: one["runs"] + running[one["batch_size"]]),
-        Column("reached", itemgetter("reached")),
-        Column("cost/run", lambda one: joules_text(one["cost_joules"])),
-        Column("energy/run", lambda one: joules_text(one["energy_joules"])),
+        TableColumn("batch size", itemgetter("batch_size")),
+        TableColumn("runs", lambda one: one["runs"] + running[one["batch_size"]]),
+        TableColumn("reached", itemgetter("reached")),
+        TableColumn("cost/run", lambda one: joules_text(one["cost_joules"])),
+        TableColumn("energy/run", lambda one: joules_text(one["energy_joules"])),
     )
     yield from table_lines(columns, job["sizes"])
     eta = job["terms"]["eta_knob"]

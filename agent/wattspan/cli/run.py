@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import click
 
 from wattspan.cli.options import ConfigurationOptions, config_options, emulate_option
-from wattspan.service.systemd import hangup_reloads, stop_on_signals
+from wattspan.clock import SystemClock
+from wattspan.service.systemd import SystemdNotifier, hangup_reloads, stop_on_signals
 from wattspan.util.text import printable
-
-if TYPE_CHECKING:
-    import logging
 
 
 @click.command(name="run")
@@ -25,13 +23,10 @@ def command(configuration: ConfigurationOptions) -> None:
     SIGTERM and SIGINT end it. SIGHUP reloads the configuration of a service; on a terminal it
     ends the agent.
     """
-    from wattspan.service.systemd import SystemdNotifier
-
     notify = SystemdNotifier.from_environment(os.environ)
 
     with stop_on_signals(reload=hangup_reloads(managed=notify.available)) as request:
         loaded = configuration.load()
-        from wattspan.clock import SystemClock
         from wattspan.service.daemon import AgentDaemon
         from wattspan.util.process import share_heap
 
@@ -51,8 +46,6 @@ def one_line(record: logging.LogRecord) -> bool:
 
 def loggers(level: str) -> tuple[Log, Log]:
     """The functions that log information and warnings to standard error."""
-    import logging
-
     # The root level stays: HTTP/2 libraries log every header at lower levels, including tokens.
     logging.basicConfig(format="wattspan: %(message)s", level="WARNING")
     # Messages quote external names: one line each, so that a name cannot forge a log line.

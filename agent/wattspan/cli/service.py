@@ -6,17 +6,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.cli.options import F, echo_json, json_option
+from wattspan.cli.options import F, echo_json, echo_result, json_option
+from wattspan.installation import plan
+from wattspan.installation import program as checks
+from wattspan.installation.files import (
+    ServiceFile,
+    inspect_host,
+    service_files,
+    service_files_directory,
+    service_status,
+)
 from wattspan.ports import WattspanError
 from wattspan.util.text import printable
-
-if TYPE_CHECKING:
-    from wattspan.installation.files import ServiceFile
-    from wattspan.installation.plan import Action
 
 
 def _placing(function: F) -> F:
@@ -31,6 +35,7 @@ def _placing(function: F) -> F:
         metavar="DIR",
         type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
         default=Path("/"),
+        show_default=False,
         help="The root directory of another system: write its files, run no command.",
     )(function)
 
@@ -59,13 +64,13 @@ def install(
     dry_run: bool, print_only: bool, root: Path, program: str | None, as_json: bool
 ) -> None:
     """Write the units, create their user and reload systemd. Starts nothing. Requires root."""
-    from wattspan.installation import plan
-    from wattspan.installation import program as checks
-    from wattspan.installation.files import inspect_host
-
     program, files = _files(program)
     if print_only:
-        _print(files, as_json)
+        if as_json:
+            echo_json({"files": {file.path: file.text for file in files}})
+        else:
+            text = "\n".join(f"==> {file.path} <==\n{file.text}" for file in files)
+            click.echo(text, nl=False)
         return
     found = inspect_host(root, files)
     trusted = checks.trusted_owners(root)
@@ -91,9 +96,6 @@ def uninstall(dry_run: bool, purge: bool, root: Path, program: str | None, as_js
 
     Exits with 6, and removes nothing, if a limit cannot be restored.
     """
-    from wattspan.installation import plan
-    from wattspan.installation.files import inspect_host
-
     program, files = _files(program)
     found = inspect_host(root, files)
     planned = plan.uninstall(files, found, program, purge=purge)
@@ -108,51 +110,27 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
 
     Exits with 1 if a file differs from the installed one, or replaces a file of a package.
     """
-    from wattspan.installation.files import service_status
-
     program, files = _files(program)
     current = service_status(root, files, program)
-    if as_json:
-        echo_json(asdict(current))
-    else:
-        for line in current.lines():
-            click.echo(printable(line))
+    echo_result(asdict(current), current.lines(), as_json=as_json)
     if not current.is_current:
         raise click.exceptions.Exit(1)
 
 
 def _files(program: str | None) -> tuple[str, tuple[ServiceFile, ...]]:
-    from wattspan.installation.files import service_files, service_files_directory
-    from wattspan.installation.program import own_program
-
-    chosen = program or own_program()
+    chosen = program or checks.own_program()
     if not chosen.startswith("/"):
         raise click.UsageError(f"--program {chosen}: not an absolute path. Begin it with /.")
     return chosen, service_files(service_files_directory(), chosen)
 
 
-def _print(files: Sequence[ServiceFile], as_json: bool) -> None:
-    if as_json:
-        echo_json({"files": {file.path: file.text for file in files}})
-        return
-    click.echo("\n".join(f"==> {file.path} <==\n{file.text}" for file in files), nl=False)
-
-
-def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json: bool) -> None:
-    from wattspan.installation.plan import (
-        InstallationError,
-        Note,
-        action_facts,
-        apply_plan,
-        run_command,
-    )
-
+def _carry_out(actions: Sequence[plan.Action], root: Path, *, dry_run: bool, as_json: bool) -> None:
     def echo(text: str) -> None:
         if not as_json:
             click.echo(printable(text))
 
     if not dry_run and root == Path("/") and os.geteuid() != 0:
-        raise InstallationError(
+        raise plan.InstallationError(
             "Only root may change the services of this host. Use sudo, or print the actions with "
             "--dry-run."
         )
@@ -162,8 +140,8 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
             echo(action.sentence(done=False))
         echo("Nothing was changed.")
     else:
-        failed = apply_plan(actions, root, echo, run_command)
-        if all(isinstance(action, Note) for action in actions):
+        failed = plan.apply_plan(actions, root, echo, plan.run_command)
+        if all(isinstance(action, plan.Note) for action in actions):
             echo("There was nothing to do.")
     if as_json:
         echo_json(
@@ -172,8 +150,8 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
                 "dry_run": dry_run,
                 "refused": [],
                 "failed": list(failed),
-                "actions": [action_facts(action) for action in actions],
+                "actions": [plan.action_facts(action) for action in actions],
             }
         )
     if failed:
-        raise InstallationError("\n".join(failed))
+        raise plan.InstallationError("\n".join(failed))

@@ -1,5 +1,6 @@
 """The configuration: flag over environment over file over default, with the origin of values."""
 
+from wattspan.config.caps_settings import CapsSettings
 from wattspan.config.fleet import FleetSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.loading import changed_keys, environment_variable, load, without_settings
@@ -18,7 +19,6 @@ from wattspan.config.settings import (
 )
 from wattspan.config.tuning_settings import (
     AutotuneSettings,
-    CapsSettings,
     LatencyPercentile,
     LatencySource,
     TunedJobSettings,

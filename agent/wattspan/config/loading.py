@@ -11,7 +11,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,21 +106,19 @@ def load(
     draft = _Draft(schema, {where: {} for where in schema.tables})
     source: TomlFile | None = None
     hidden: Path | None = None
-    if path is None and published is not None:
+    if path is not None:
+        published = None
+    elif published is not None:
         _read_published(draft, published)
     try:
         source = _read_file(path, default)
-    except _DeniedFileError as error:
-        if path is None and published is not None:
+    except ConfigError as error:
+        if published is not None and isinstance(error, _DeniedFileError):
             hidden = default
         elif faults is None:
             raise
         else:
             draft.faults.append(str(error))
-    except ConfigError as error:
-        if faults is None:
-            raise
-        draft.faults.append(str(error))
     if source is not None:
         _read_tables(draft, source)
     for dotted, setting in each_key(schema.tables):
@@ -140,10 +138,10 @@ def load(
             raise ConfigError("\n".join(found))
         faults += found
     own: dict[str, Any] = {name: tables[name] for name in TABLES}
+    for family in FAMILIES:
+        own[family] = {name: tables[f"{family}.{name}"] for name in _members(family, tables)}
     return Config(
         **own,
-        sources=_family("sources", tables),
-        exporters=_family("exporters", tables),
         origins=draft.origins,
         path=source.path if source else None,
         hidden=hidden,
@@ -193,13 +191,10 @@ def _read_file(path: Path | None, default: Path) -> TomlFile | None:
     return read_toml(default) if exists else None
 
 
-def _family(family: str, tables: Mapping[str, Table]) -> dict[str, Table]:
+def _members(family: str, tables: Iterable[str]) -> list[str]:
+    """The names of the plugins that have a table in ``family``."""
     prefix = f"{family}."
-    return {
-        where.removeprefix(prefix): table
-        for where, table in tables.items()
-        if where.startswith(prefix)
-    }
+    return [where.removeprefix(prefix) for where in tables if where.startswith(prefix)]
 
 
 # ------------------------------------------------------------------------------------ the file
@@ -252,8 +247,7 @@ def _unknown_table(schema: ConfigSchema, where: str, value: object) -> str:
     known = [*schema.tables, *sorted(schema.broken)]
     family, _, name = where.partition(".")
     if family in FAMILIES:
-        prefix = f"{family}."
-        known = [table.removeprefix(prefix) for table in known if table.startswith(prefix)]
+        prefix, known = f"{family}.", _members(family, known)
         fallback = f"installed {family}: {', '.join(known) or 'none'}."
     else:
         prefix, name = "", where
@@ -469,13 +463,8 @@ def unknown_variable_warnings(environ: Mapping[str, str], schema: ConfigSchema) 
             continue
         array = next((a for a in arrays if name.startswith(environment_variable(a) + "_")), None)
         if array:
-            yield f"{_printable_name(name)} is ignored. {file_only_sentence(array)}"
+            yield f"{printable(name[:200])} is ignored. {file_only_sentence(array)}"
             continue
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        yield f"{_printable_name(name)} is ignored: no such setting.{hint}"
-
-
-def _printable_name(name: str) -> str:
-    """A variable's name, fit for a log."""
-    return printable(name[:200])
+        yield f"{printable(name[:200])} is ignored: no such setting.{hint}"

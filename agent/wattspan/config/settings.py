@@ -6,18 +6,20 @@ The ``about`` of each key is its documentation: ``scripts/reference.py`` writes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
+from wattspan.config.caps_settings import BoolOrAuto, CapsSettings
 from wattspan.config.fleet import FleetSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
-from wattspan.config.tuning_settings import AutotuneSettings, BoolOrAuto, CapsSettings
-from wattspan.model import HwType, IdlePolicy, Milliwatts, NamePolicy
-from wattspan.model.settings import Duration, Listen, Size, Table, about, to_plain
+from wattspan.config.tuning_settings import AutotuneSettings
+from wattspan.model import HwType, IdlePolicy, Knob, Milliwatts, NamePolicy
+from wattspan.model.settings import Duration, Listen, Size, Table, about, quoted, to_plain
 
 
 class AgentSettings(Table, frozen=True):
@@ -127,8 +129,7 @@ class ProcessesSettings(Table, frozen=True):
         ),
     ] = 0.0
     memory_idle_watts: Annotated[
-        float,
-        about("The same for the memory of each package.", least=0, most=10_000),
+        float, about("The same for the memory of each package.", least=0, most=10_000)
     ] = 0.0
     events: Annotated[
         BoolOrAuto,
@@ -150,12 +151,10 @@ class StoreSettings(Table, frozen=True):
     """The embedded store behind `wattspan report`: energy by minute, hour and day."""
 
     enabled: Annotated[
-        BoolOrAuto,
-        about("Keep a store. `auto`: if the agent can write the state directory."),
+        BoolOrAuto, about("Keep a store. `auto`: if the agent can write the state directory.")
     ] = "auto"
     interval: Annotated[
-        Duration,
-        about("Interval of writes to the store.", least="1s", most="10m"),
+        Duration, about("Interval of writes to the store.", least="1s", most="10m")
     ] = Duration.parse("5s")
     minutes: Annotated[
         Duration, about("Retention of buckets of a minute.", least="1h", most="3650d")
@@ -366,8 +365,7 @@ class SpansSettings(AccessSettings, frozen=True):
         ),
     ] = Size.parse("64MiB")
     forward_spool: Annotated[
-        bool,
-        about("Keep that queue on disk, in the state directory, across restarts."),
+        bool, about("Keep that queue on disk, in the state directory, across restarts.")
     ] = False
     forward_decisions: Annotated[
         bool, about("Send decisions and the capper's audit log to the collector as log records.")
@@ -503,3 +501,33 @@ class Config:
     def plain(self) -> dict[str, dict[str, Any]]:
         """Every table by its dotted name, in plain TOML-like values."""
         return {where: to_plain(table) for where, table in self.tables.items()}
+
+
+_ZONE = re.compile(r"(rapl:)?package-\d+(-die-\d+)?|intel-rapl:[0-9a-f]+")
+_ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_BOARD = re.compile(rf"\d+|amd:\d+|(gpu:)?(GPU-.*|{_ADDRESS})", re.IGNORECASE)
+
+
+def ineffective_settings(config: Config) -> Iterator[str]:
+    """A sentence for each setting that matches nothing, whatever host it is for."""
+    caps, tuned = config.caps, config.autotune
+    for one in caps.fixed:
+        if one.knob is Knob.CPU_POWER and _BOARD.fullmatch(one.device):
+            yield (
+                f'[[caps.fixed]] device = {quoted(one.device)} with knob = "cpu_power" matches'
+                ' nothing: CPU packages are zones, as "intel-rapl:0" or "package-0".'
+            )
+        if one.knob is Knob.GPU_POWER and _ZONE.fullmatch(one.device):
+            yield (
+                f"[[caps.fixed]] device = {quoted(one.device)} matches no GPU: write"
+                ' knob = "cpu_power" for a zone.'
+            )
+    has_budget = caps.budget_watts or caps.budget_file or caps.ceiling_users
+    if caps.priority and not has_budget and not config.fleet.is_enabled:
+        yield (
+            "[[caps.priority]] has no effect without a budget: set [caps] budget_watts, budget_file"
+            " or ceiling_users, or remove it."
+        )
+    if tuned.mode == "off" and (tuned.job or tuned.gpus):
+        named = "[[autotune.job]]" if tuned.job else "[autotune] gpus"
+        yield f'{named} has no effect with [autotune] mode = "off": set "advise" or "apply".'

@@ -79,12 +79,36 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allotment(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit of a host in one session, and its limit once that session has ended."""
+    """The limit of a host in one session, and its limit once that session has ended.
+
+    A host holds one, too: the limit that it enforces now, and its limit without contact. It records
+    both on disk before it raises a limit and before it acknowledges one. It has to call `lost`
+    early enough that its limit is lowered before its lease can end at the server.
+    """
 
     session: str
     sequence: Count
     limit: Power
     safe: Power
+
+    @classmethod
+    def initial(cls, limit: int, safe: int, session: str = "") -> Allotment:
+        """The limits that a host holds before the first allotment of a session."""
+        return cls(session=session, sequence=0, limit=limit, safe=safe)
+
+    def adopt(self, other: Allotment) -> Allotment:
+        """The allotment that a host holds with another one: a newer one of its session only."""
+        is_newer = other.session == self.session and other.sequence > self.sequence
+        return other if self.session and is_newer else self
+
+    def lost(self) -> Allotment:
+        """The limits without contact: the lower one of the limit and the safe allotment."""
+        limit = min(self.limit, self.safe)
+        return Allotment.initial(limit, limit)
+
+    def begin(self, session: str) -> Allotment:
+        """The limits in a new session, unchanged until a new allotment arrives."""
+        return replace(self.lost(), session=session)
 
 
 class BookEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,41 +148,6 @@ class PowerBounds(NamedTuple):
 
     limit: int
     safe: int
-
-
-class HostHolding(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's side: the limit that it enforces now, and its limit once its session has ended.
-
-    The host records it on disk before it raises a limit and before it acknowledges one. It has to
-    call `lost` early enough that its limit is lowered before its lease can end at the server.
-    """
-
-    limit: int
-    safe: int
-    session: str = ""
-    sequence: int = 0
-
-    def adopt(self, allotment: Allotment) -> HostHolding:
-        """The holding with a newer allotment of this session; unchanged by any other."""
-        if not self.session or allotment.session != self.session:
-            return self
-        if allotment.sequence <= self.sequence:
-            return self
-        return HostHolding(
-            limit=allotment.limit,
-            safe=allotment.safe,
-            session=self.session,
-            sequence=allotment.sequence,
-        )
-
-    def lost(self) -> HostHolding:
-        """The holding without contact: the lower one of the limit and the safe allotment."""
-        limit = min(self.limit, self.safe)
-        return HostHolding(limit=limit, safe=limit)
-
-    def begin(self, session: str) -> HostHolding:
-        """The holding in a new session; its limit is unchanged until a new allotment arrives."""
-        return replace(self.lost(), session=session)
 
 
 # ------------------------------------------------------------------------------- operator's changes

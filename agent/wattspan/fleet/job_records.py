@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from wattspan.model import SECOND, DecisionReason, JobPartner, Move, Nanoseconds
 
@@ -255,25 +256,18 @@ def encode_record(record: JobRecord) -> bytes:
     """
     value = msgspec.json.encode(record)
     if len(value) > MAX_RECORD_BYTES:
-        pipelines = tuple(
-            msgspec.structs.replace(one, waiting=(), clocks=()) for one in record.pipelines
-        )
-        value = msgspec.json.encode(msgspec.structs.replace(record, pipelines=pipelines))
+        pipelines = tuple(replace(one, waiting=(), clocks=()) for one in record.pipelines)
+        value = msgspec.json.encode(replace(record, pipelines=pipelines))
     stages = record.stages
     if stages is not None:
         kept = max((len(one.units) for one in stages.ranks), default=0)
         while len(value) > MAX_RECORD_BYTES and kept > 1:
             kept //= 2
-            latest = _with_latest_units(stages, kept)
-            value = msgspec.json.encode(msgspec.structs.replace(record, stages=latest))
+            ranks = (replace(one, units=one.units[-kept:]) for one in stages.ranks)
+            value = msgspec.json.encode(replace(record, stages=replace(stages, ranks=tuple(ranks))))
     if len(value) > MAX_RECORD_BYTES:
         raise RefusedRecordError(_too_large(len(value)))
     return value
-
-
-def _with_latest_units(stages: HostRanks, kept: int) -> HostRanks:
-    ranks = (msgspec.structs.replace(one, units=one.units[-kept:]) for one in stages.ranks)
-    return msgspec.structs.replace(stages, ranks=tuple(ranks))
 
 
 def decode_record(value: bytes) -> JobRecord:

@@ -21,7 +21,7 @@ import msgspec
 
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment import Allotment, HostHolding, HostReport, next_demand, watts
+from wattspan.fleet.allotment import Allotment, HostReport, next_demand, watts
 from wattspan.fleet.coordination import (
     ABSENT,
     ConflictError,
@@ -88,7 +88,7 @@ class FleetMember:
         self._coordination, self._capper, self._clock = coordination, capper, clock
         self._power, self._new_session = power, new_session
         self._keys = FleetKeys(settings.prefix)
-        self._holding = HostHolding(limit=0, safe=0)
+        self._holding = Allotment.initial(0, 0)
         self._session, self._until = "", _ENDED
         self._note_session = note_session
         self._own_sessions = {former_session} - {""}
@@ -196,7 +196,7 @@ class FleetMember:
         self._own_sessions.add(self._session)
         self._note_session(self._session)
         self._acknowledged = 0
-        self._holding = HostHolding(limit=state.limit, safe=state.safe).begin(self._session)
+        self._holding = Allotment.initial(state.limit, state.safe).begin(self._session)
         self.waiting = "The host has joined the fleet and waits for its allotment."
         return True
 
@@ -281,7 +281,7 @@ class FleetMember:
             return False
         why = "the fleet does not count this host yet"
         self.state = self._capper.allot(0, 0, self._until, why)
-        self._holding = HostHolding(limit=0, safe=0, session=self._session)
+        self._holding = Allotment.initial(0, 0, self._session)
         self.awaits_devices = not _is_lowered(self.state)
         return not self.awaits_devices
 

@@ -75,8 +75,9 @@ class FleetLeader:
             self._fence, self._last, self._absent_since = fence, {}, {}
         state = read_state(self._keys, self._coordination.read(self._keys.prefix))
         silent = self._observe(state)
-        for name in silent:
-            self._end_session(name, state, fence)
+        for name in silent:  # the report as it was read; it may be renewed meanwhile
+            key = self._keys.report(name)
+            self._coordination.commit((KeyWrite(key, None),), (fence, state.condition(key)))
         known = self._with_absence(state)
         self.ended = len(known.ended)
         plan = self.plan = state.plan(silent, known, self._least_change)
@@ -134,11 +135,6 @@ class FleetLeader:
         due = {name: more for name, more in seconds.items() if more >= _ABSENCE_STEP}
         self._absent_since = since | {name: since[name] + due[name] * SECOND for name in due}
         return note_absence(state.book, due)
-
-    def _end_session(self, name: str, state: FleetState, fence: RevisionCondition) -> None:
-        """Delete a silent report as it was read; ConflictError if it was renewed meanwhile."""
-        key = self._keys.report(name)
-        self._coordination.commit((KeyWrite(key, None),), (fence, state.condition(key)))
 
 
 # ------------------------------------------------------------------------------------- participant

@@ -229,16 +229,15 @@ def _overlap_in(periods: Sequence[Period], start: int, end: int) -> PeriodOverla
         now = starting(day.weekday(), day.month, day.day)
         if (before, now) not in seen:
             seen.add((before, now))
-            if found := _overlapping_pair(periods, before, now):
-                one, other, minute = found
-                return PeriodOverlap(one, other, day, minute)
+            if found := _overlapping_pair(periods, before, now, day):
+                return found
         before = now
     return None
 
 
 def _overlapping_pair(
-    periods: Sequence[Period], before: frozenset[int], now: frozenset[int]
-) -> tuple[int, int, int] | None:
+    periods: Sequence[Period], before: frozenset[int], now: frozenset[int], day: date
+) -> PeriodOverlap | None:
     """Return two overlapping periods of a day and their first common minute.
 
     ``before`` and ``now`` are the periods that began on the previous day and on this day.
@@ -249,5 +248,6 @@ def _overlapping_pair(
     intervals = sorted(part for part in parts if part[0] < part[1])
     for earlier, later in pairwise(intervals):  # no interval is empty, so neighbours suffice
         if later[0] < earlier[1]:
-            return min(earlier[2], later[2]), max(earlier[2], later[2]), later[0]
+            first, second = sorted((earlier[2], later[2]))
+            return PeriodOverlap(first, second, day, later[0])
     return None

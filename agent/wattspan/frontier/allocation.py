@@ -20,7 +20,7 @@ from random import Random
 
 from wattspan.frontier.estimates import CONFIDENCE, BlockModel, SettingEstimates
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE
-from wattspan.frontier.selection import LogPoint, SettingFigures, TrialVariance, best, gains
+from wattspan.frontier.selection import LogPoint, SettingFigures, best, gains
 from wattspan.frontier.settings import Setting, places
 from wattspan.frontier.statistics import quantile
 from wattspan.frontier.trials import Study
@@ -191,6 +191,6 @@ class GainOrder:
                 )
                 for number, trials in counts.items()
             }
-            noise = TrialVariance(trial_variance(time), trial_variance(energy))
+            noise = LogPoint(trial_variance(time), trial_variance(energy))
             found = gains(candidates, places(study.settings), results, noise, self._reference)
         return best(found, counts, random)

@@ -27,27 +27,26 @@ from wattspan.util.linear_systems import solved
 
 
 class LogPoint(NamedTuple):
-    """Logarithms of time and energy per unit of work, relative to the baseline's."""
+    """Logarithms of time and energy per unit of work, relative to the baseline's.
+
+    Or a figure of each: a standard deviation, or a variance.
+    """
 
     time: float
     energy: float
 
 
-class NormalPoint(NamedTuple):
-    """A point that is not known yet: the mean and the standard deviations of its logarithms."""
-
-    mean: LogPoint
-    time_error: float
-    energy_error: float
+_CERTAIN = LogPoint(0.0, 0.0)
 
 
-def expected_gain(point: NormalPoint, others: Iterable[LogPoint], reference: LogPoint) -> float:
-    """The expected growth of the hypervolume of ``others`` by ``point``."""
-    mean, time_error, energy_error = point
+def expected_gain(
+    mean: LogPoint, others: Iterable[LogPoint], reference: LogPoint, error: LogPoint = _CERTAIN
+) -> float:
+    """The expected growth of the hypervolume of ``others`` by a point of this mean and error."""
     return sum(
-        (_expected_excess(right, mean.time, time_error)
-         - _expected_excess(left, mean.time, time_error))
-        * _expected_excess(height, mean.energy, energy_error)
+        (_expected_excess(right, mean.time, error.time)
+         - _expected_excess(left, mean.time, error.time))
+        * _expected_excess(height, mean.energy, error.energy)
         for left, right, height in _strips(others, reference)
     )  # fmt: skip
 
@@ -166,23 +165,17 @@ class SettingFigures(NamedTuple):
     trials: int
 
 
-class TrialVariance(NamedTuple):
-    """The variances of the logarithms of one trial's time and energy, above 0."""
-
-    time: float
-    energy: float
-
-
 def gains(
     candidates: Sequence[int],
     places: Sequence[Place],
     results: Mapping[int, SettingFigures],
-    noise: TrialVariance,
+    noise: LogPoint,
     reference: LogPoint,
 ) -> dict[int, float]:
     """The expected growth of the hypervolume by one trial of each candidate.
 
-    ``places`` has every setting, ``results`` the measured ones, at least one of them.
+    ``places`` has every setting, ``results`` the measured ones, at least one of them. ``noise`` are
+    the variances of one trial, above 0.
     """
     wanted = [places[number] for number in candidates]
     time, energy = (
@@ -199,10 +192,10 @@ def gains(
     for number, in_time, in_energy in zip(candidates, time, energy, strict=True):
         others = [one.figures for other, one in results.items() if other != number]
         mean = LogPoint(in_time.mean, in_energy.mean)
-        after = NormalPoint(mean, _change(in_time, noise.time), _change(in_energy, noise.energy))
-        found[number] = expected_gain(after, others, reference)
+        change = LogPoint(_change(in_time, noise.time), _change(in_energy, noise.energy))
+        found[number] = expected_gain(mean, others, reference, change)
         if number in results:
-            found[number] -= expected_gain(NormalPoint(mean, 0.0, 0.0), others, reference)
+            found[number] -= expected_gain(mean, others, reference)
     return found
 
 

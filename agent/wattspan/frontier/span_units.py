@@ -161,7 +161,8 @@ class SpanReceiver:
         receiver = TraceReceiver(units, self.clock, asked, max_request=_MAX_REQUEST)
         handler = OtlpHttpHandler(receiver)
         policy = AccessPolicy(browsers=False)
-        server = HttpServer(self.clock, log=_ignored, name="frontier")
+        # Faults of a sender's connection are seen by the missing spans.
+        server = HttpServer(self.clock, log=lambda message: None, name="frontier")
         with tempfile.TemporaryDirectory(prefix="wattspan-frontier-") as folder:
             run_dir = Path(folder)
             self._link_agent(run_dir)
@@ -199,7 +200,3 @@ class SpanReceiver:
             "OTEL_BSP_SCHEDULE_DELAY": _EXPORT_INTERVAL,
             "WATTSPAN_RUN_DIR": run_dir,
         }
-
-
-def _ignored(message: str) -> None:
-    """Faults of a sender's connection are seen by the missing spans."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from wattspan.http.rate_limiter import BURST_SECONDS, RateLimiter
 from wattspan.http.sockets import (
     Peer,
     QuotaOwner,
@@ -24,6 +23,7 @@ from wattspan.model import SECOND
 from wattspan.ports import Clock, PeerPrincipals
 from wattspan.sharing.fair_pool import FairPool, SharePath, share_path
 from wattspan.sharing.pools import PoolName, Pools
+from wattspan.sharing.rate_limiter import BURST_SECONDS, RateLimiter
 
 if TYPE_CHECKING:
     import asyncio

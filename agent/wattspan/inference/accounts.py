@@ -28,11 +28,8 @@ from wattspan.model import (
     UnmeteredRow,
 )
 from wattspan.sharing.fair_pool import FairPool, RestoredPlaces, SharePath
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import shortened_name
-
-MAX_ACCOUNTS = POOL_RULES[PoolName.INFERENCE_ACCOUNTS].limit
-"""Services and models of owners with an account of their own."""
 
 _Account = Counter[tuple[str, str | int]]  # by figure, and its direction, method or bucket
 _Key = TypeVar("_Key", bound=Hashable)

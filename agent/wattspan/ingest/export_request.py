@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from wattspan.config.settings import SPAN_PRESETS, SpanFigure
 from wattspan.http.sockets import Peer
-from wattspan.inference.estimate import RequestEstimate
 from wattspan.spans.values import RequestLatency, SpanColumns
 
 MAX_NAME = 200
@@ -113,14 +112,13 @@ class ResourceSpans(NamedTuple):
     spans: SpanColumns
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ExportRequest:
     """One accepted request.
 
     ``message`` is the request as an ExportTraceServiceRequest in protobuf bytes where it is to be
     forwarded, else None. It has the spans of ``parts`` in the same order, and in addition the
-    spans with invalid ids or times, whose flat positions are ``skipped``. ``estimates`` are the
-    provisional energies of requests to language models, by flat position.
+    spans with invalid ids or times, whose flat positions are ``skipped``.
     """
 
     peer: Peer
@@ -129,7 +127,6 @@ class ExportRequest:
     parts: tuple[ResourceSpans, ...]
     message: bytes | None = None
     skipped: frozenset[int] = frozenset()
-    estimates: Mapping[int, RequestEstimate] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -1,27 +1,280 @@
 """The tokens of a span, its role, and its report of a request to a language model.
 
-A span is recognised by its attributes (:mod:`wattspan.ingest.token_attributes`); its service and
-name do not matter. Counts may be integers, doubles or text. A count that is negative, no number or
+A span is recognised by its attributes, whose names one table has; its service and name do not
+matter. Counts may be integers, doubles or text. A count that is negative, no number or
 larger than any context is ignored alone: the next name of the same figure counts.
+
+The conventions of OpenTelemetry for generative AI have old and present names. Instrumentations
+have names of their own: OpenInference (``llm.token_count.*``), OpenLLMetry (``llm.usage.*``),
+Vercel's AI SDK (``ai.*``), Langfuse, MLflow, Semantic Kernel. Engines add latencies: ``vllm``,
+``tensorrt-llm`` and ``sglang`` share names, in seconds; ``tgi`` (Text Generation Inference) has
+text such as ``1.5s`` and ``340µs`` in ``inference_time``, which begins after the queue, and
+``time_per_token``, and no token counts.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
+from wattspan.config.settings import SPAN_PRESETS, SpanFigure, SpanPreset
 from wattspan.ingest.export_request import MAX_NAME
 from wattspan.ingest.span_attributes import Scalar, printable
-from wattspan.ingest.token_attributes import (
-    InferenceFigure,
-    is_aggregate,
-    is_hosted,
-    is_loopback,
-)
 from wattspan.model import MILLISECOND, SECOND, Nanoseconds
 from wattspan.spans.values import UNKNOWN_MODEL, InferenceDetails, TokenRole
+
+
+class InferenceFigure(IntEnum):
+    """The figures of a report: numbers of tokens, then texts, then durations."""
+
+    INPUT = 0
+    OUTPUT = 1
+    ALL_INPUT = 2  # of an agent and the calls in it
+    ALL_OUTPUT = 3
+    TOTAL = 4
+    CACHED = 5  # a part of the input
+    CACHED_APART = 6  # in the way of the provider, which may not count it as input
+    WRITTEN_APART = 7  # input that was written to the cache, likewise
+    WRITTEN = 8  # input that was written to the cache, a part of the input
+    REASONING = 9  # a part of the output
+    USAGE = 10  # JSON with several counts
+    MODEL = 11
+    PROVIDER = 12
+    OPERATION = 13
+    SERVER = 14  # the host or the URL that is called
+    QUEUE = 15
+    FIRST_TOKEN = 16
+    FIRST_CHUNK = 17  # the first token as the caller sees it
+    FIRST_CHUNK_MS = 18
+    PREFILL = 19
+    DECODE = 20
+    INFERENCE = 21
+    PER_TOKEN = 22
+
+
+class InferenceAttribute(NamedTuple):
+    """An attribute with a figure; the first present and valid one of a column counts."""
+
+    column: InferenceFigure
+    name: str
+    presets: frozenset[str] | None  # None: whatever the presets, as the tokens of any span
+
+
+_ENGINES: frozenset[SpanPreset] = frozenset(("vllm", "sglang", "tensorrt-llm"))
+_CALLS: frozenset[SpanPreset] = frozenset(("gen_ai",))
+_ANY = _ENGINES | _CALLS
+_USAGE, _LATENCY, _LLM = "gen_ai.usage.", "gen_ai.latency.", "llm.token_count."
+
+_NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str, ...]]] = {
+    InferenceFigure.INPUT: {
+        None: (
+            f"{_USAGE}input_tokens",
+            f"{_USAGE}prompt_tokens",  # the name until 2024
+            f"{_LLM}prompt",
+            "llm.usage.prompt_tokens",
+            "ai.usage.inputTokens",
+            "ai.usage.promptTokens",
+            "ai.usage.tokens",  # of embeddings
+            "gen_ai.response.prompt_tokens",  # Semantic Kernel until 2024
+        )
+    },
+    InferenceFigure.OUTPUT: {
+        None: (
+            f"{_USAGE}output_tokens",
+            f"{_USAGE}completion_tokens",
+            f"{_LLM}completion",
+            "llm.usage.completion_tokens",
+            "ai.usage.outputTokens",
+            "ai.usage.completionTokens",
+            "gen_ai.response.completion_tokens",
+        )
+    },
+    InferenceFigure.ALL_INPUT: {None: ("gen_ai.aggregated_usage.input_tokens",)},
+    InferenceFigure.ALL_OUTPUT: {None: ("gen_ai.aggregated_usage.output_tokens",)},
+    InferenceFigure.TOTAL: {
+        None: (
+            f"{_USAGE}total_tokens",
+            f"{_LLM}total",
+            "llm.usage.total_tokens",
+            "ai.usage.totalTokens",
+        )
+    },
+    InferenceFigure.CACHED: {
+        _ANY: (f"{_USAGE}cache_read.input_tokens",),
+        _ENGINES: (f"{_USAGE}cached_tokens",),
+        _CALLS: (
+            f"{_LLM}prompt_details.cache_read",
+            f"{_USAGE}details.cache_read_tokens",
+            f"{_USAGE}cached_input_tokens",
+            f"{_USAGE}prompt_tokens_details.cached_tokens",
+        ),
+    },
+    InferenceFigure.CACHED_APART: {
+        _CALLS: (
+            f"{_USAGE}cache_read_input_tokens",
+            f"{_USAGE}details.cache_read_input_tokens",
+            "llm.usage.cache_read_input_tokens",
+            "ai.usage.cachedInputTokens",
+            "ai.usage.inputTokenDetails.cacheReadTokens",
+        )
+    },
+    InferenceFigure.WRITTEN_APART: {
+        _CALLS: (
+            f"{_USAGE}cache_creation_input_tokens",
+            f"{_USAGE}cache_write_input_tokens",
+            f"{_USAGE}details.cache_creation_input_tokens",
+            "llm.usage.cache_creation_input_tokens",
+            "ai.usage.inputTokenDetails.cacheWriteTokens",
+        )
+    },
+    InferenceFigure.WRITTEN: {
+        _ANY: (f"{_USAGE}cache_creation.input_tokens",),
+        _CALLS: (f"{_LLM}prompt_details.cache_write",),
+    },
+    InferenceFigure.REASONING: {
+        _ANY: (f"{_USAGE}reasoning.output_tokens",),
+        _CALLS: (
+            f"{_USAGE}reasoning_tokens",
+            f"{_USAGE}details.reasoning_tokens",
+            f"{_LLM}completion_details.reasoning",
+            "llm.usage.reasoning_tokens",
+            "ai.usage.reasoningTokens",
+            "ai.usage.outputTokenDetails.reasoningTokens",
+        ),
+    },
+    InferenceFigure.USAGE: {
+        None: ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage"),
+    },
+    InferenceFigure.MODEL: {
+        _ANY: ("gen_ai.response.model", "gen_ai.request.model"),
+        _CALLS: (
+            "llm.model_name",
+            "embedding.model_name",
+            "llm.response.model",
+            "llm.request.model",
+            "ai.response.model",
+            "ai.model.id",
+            "langfuse.observation.model.name",
+        ),
+    },
+    InferenceFigure.PROVIDER: {
+        _CALLS: (
+            "gen_ai.provider.name",
+            "gen_ai.system",
+            "llm.provider",
+            "llm.system",
+            "ai.model.provider",
+        )
+    },
+    InferenceFigure.OPERATION: {
+        None: (
+            "gen_ai.operation.name",
+            "openinference.span.kind",
+            "traceloop.span.kind",
+            "llm.request.type",
+            "ai.operationId",
+            "langfuse.observation.type",
+            "mlflow.spanType",
+        )
+    },
+    InferenceFigure.SERVER: {None: ("server.address", "gen_ai.openai.api_base")},
+    InferenceFigure.QUEUE: {_ENGINES: (f"{_LATENCY}time_in_queue",)},
+    InferenceFigure.FIRST_TOKEN: {_ENGINES: (f"{_LATENCY}time_to_first_token",)},
+    InferenceFigure.FIRST_CHUNK: {_CALLS: ("gen_ai.response.time_to_first_chunk",)},
+    InferenceFigure.FIRST_CHUNK_MS: {_CALLS: ("ai.response.msToFirstChunk",)},
+    InferenceFigure.PREFILL: {_ENGINES: (f"{_LATENCY}time_in_model_prefill",)},
+    InferenceFigure.DECODE: {_ENGINES: (f"{_LATENCY}time_in_model_decode",)},
+    InferenceFigure.INFERENCE: {frozenset(("tgi",)): ("inference_time",)},
+    InferenceFigure.PER_TOKEN: {frozenset(("tgi",)): ("time_per_token",)},
+}
+
+ATTRIBUTES = tuple(
+    InferenceAttribute(figure, name, presets)
+    for figure, sets in _NAMES.items()
+    for presets, names in sets.items()
+    for name in names
+)
+"""All known attributes."""
+
+MARKS = b"oken", b"usage_details"
+"""Every request with tokens contains one of them, unless a setting adds names."""
+
+SETTINGS: Mapping[SpanFigure, InferenceFigure] = {
+    "input_tokens": InferenceFigure.INPUT,
+    "output_tokens": InferenceFigure.OUTPUT,
+    "cached_tokens": InferenceFigure.CACHED,
+    "model": InferenceFigure.MODEL,
+    "operation": InferenceFigure.OPERATION,
+    "queue_time": InferenceFigure.QUEUE,
+    "first_token_time": InferenceFigure.FIRST_TOKEN,
+    "prefill_time": InferenceFigure.PREFILL,
+    "decode_time": InferenceFigure.DECODE,
+}
+"""The keys of ``[spans.attributes]`` and their figures."""
+
+_AGGREGATES = frozenset(
+    (
+        "agent", "chain", "tool", "workflow", "task", "retriever", "guardrail", "evaluator",
+        "span", "plan", "parser", "prompt",
+        "ai.generatetext", "ai.streamtext", "ai.generateobject", "ai.streamobject", "ai.embed",
+        "ai.embedmany", "ai.toolcall",
+    )
+)  # fmt: skip
+_HOST = re.compile(r"^[a-z+]+://(?:[^/@]*@)?")
+_AGGREGATE_PREFIXES = "invoke_", "execute_", "create_"
+
+
+def inference_attributes(
+    presets: Collection[str] = SPAN_PRESETS,
+    added: Mapping[SpanFigure, Iterable[str]] | None = None,
+) -> list[InferenceAttribute]:
+    """The attributes that these presets look for, those that settings add before all others.
+
+    ``added`` are names by the keys of :data:`SETTINGS`.
+    """
+    own = [
+        InferenceAttribute(figure, name, None)
+        for key, figure in SETTINGS.items()
+        for name in (added or {}).get(key, ())
+    ]
+    known = [
+        each for each in ATTRIBUTES if each.presets is None or not each.presets.isdisjoint(presets)
+    ]
+    return own + known
+
+
+def is_aggregate(operation: str) -> bool:
+    """True for the operation of an agent, a tool or a workflow; False for that of a model."""
+    name = operation.strip(' "').lower()
+    return name in _AGGREGATES or name.startswith(_AGGREGATE_PREFIXES)
+
+
+_HOSTED = (
+    "anthropic", "azure", "bedrock", "cohere", "gcp", "gemini", "google", "groq", "perplexity",
+    "vertex", "watsonx", "x_ai", "xai",
+)  # fmt: skip
+
+
+def is_hosted(provider: str) -> bool:
+    """True for a provider whose models run at the provider only.
+
+    OpenAI is none of them: many engines have its interface, and their callers name it.
+    """
+    name = provider.lower()
+    return any(part in name for part in _HOSTED)
+
+
+def is_loopback(server: str) -> bool:
+    """True for the address or URL of a server that may be on this host: its names of itself."""
+    host = _HOST.sub("", server.strip().lower())
+    return host.startswith(("localhost", "127.", "[::1]", "::1", "/", "unix"))
+
+
+# ------------------------------------------------------------------------------- the report
 
 CLIENT_KIND, SERVER_KIND = 3, 2
 """The kinds of spans in OTLP that are evidence of a role."""
@@ -38,6 +291,7 @@ _MAX_USAGE = 4096  # bytes of JSON with counts
 _EXCLUDING = "anthropic", "bedrock"
 """Providers, by a part of their names, whose count of input leaves cached tokens out."""
 
+_MAX_TEXT = 300  # bytes of a provider or a server that are read
 _NO_TIMES = (None,) * 8
 _LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING), int(InferenceFigure.SERVER)
 
@@ -94,14 +348,12 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
         prefill = Nanoseconds(inference - decode)
     if prompt is None and generated is None:
         return NO_REPORT
-    if is_aggregate(_text(operation)):
-        role = TokenRole.AGGREGATE
-    elif has_times and any(one is not None for one in (*times[:2], *times[4:])):
-        role = TokenRole.ENGINE
-    elif counts[:2] == (None, None) and counts[2:4] != (None, None):
-        role = TokenRole.AGGREGATE  # the only counts are those of an agent with the calls in it
-    else:
-        role = _caller(kind, operation is not None, _text(provider), _text(server))
+    role = _role(kind, _clipped(operation), _clipped(provider), _clipped(server))
+    if role is not TokenRole.AGGREGATE:
+        if has_times and any(one is not None for one in (*times[:2], *times[4:])):
+            role = TokenRole.ENGINE
+        elif counts[:2] == (None, None) and counts[2:4] != (None, None):
+            role = TokenRole.AGGREGATE  # its only counts are those of an agent with its calls
     known = has_times or any(one is not None for one in (*counts[5:], *values[10:14]))
     if role is TokenRole.AGGREGATE or not known:
         return TokenReport(prompt or 0, generated or 0, role)
@@ -111,26 +363,36 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
     return TokenReport(prompt or 0, generated or 0, role, details)
 
 
-def _caller(kind: int, operation: bool, provider: str, server: str) -> TokenRole:
-    """The role of a span without the times of an engine."""
+def _clipped(value: Scalar) -> bytes | None:
+    return value[:_MAX_TEXT] if isinstance(value, bytes) else None
+
+
+@lru_cache(maxsize=1024)
+def _role(
+    kind: int, operation: bytes | None, provider: bytes | None, server: bytes | None
+) -> TokenRole:
+    """The role by these texts and the kind of a span, which few spans of a sender vary."""
+    if is_aggregate(_text(operation)):
+        return TokenRole.AGGREGATE
     if kind == SERVER_KIND:
         return TokenRole.SERVER
-    if not (operation or provider) and kind != CLIENT_KIND:
+    if operation is None and not provider and kind != CLIENT_KIND:
         return TokenRole.PLAIN
-    if is_hosted(provider) if not server else kind == CLIENT_KIND and not is_loopback(server):
+    is_called = kind == CLIENT_KIND and not is_loopback(_text(server))
+    if is_called if server else is_hosted(_text(provider)):
         return TokenRole.REMOTE
     return TokenRole.CLIENT if kind == CLIENT_KIND else TokenRole.CALL
 
 
-def _text(value: Scalar) -> str:
-    return value[:300].decode("utf-8", "replace") if isinstance(value, bytes) else ""
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
 
 
 def _tokens(
     values: Sequence[Scalar], usage: Scalar, provider: Scalar
 ) -> tuple[int, int | None, int | None]:
     """The cached input, the whole input and the output; None for absent counts."""
-    counts = [value if isinstance(value, int) else None for value in values]
+    counts = cast("Sequence[int | None]", values)  # as `read_figure` reads them
     prompt, generated, all_input, all_output, total, cached, apart, *rest = counts
     written_apart, written, reasoning = rest
     if prompt is None and generated is None:
@@ -158,7 +420,7 @@ def _excludes(
     by_counts = _leaves_out(prompt, generated, total, beside)
     if by_counts is not None:
         return by_counts
-    name = _text(provider).lower()
+    name = _text(_clipped(provider)).lower()
     return any(part in name for part in _EXCLUDING)
 
 

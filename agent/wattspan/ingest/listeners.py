@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +12,7 @@ from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warn
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
-from wattspan.ingest.export_request import (
-    InstructionReport,
-    LatencyReport,
-    RequestedAttributes,
-    SpanSink,
-    WorkAttributes,
-)
+from wattspan.ingest.export_request import NOTHING_REQUESTED, RequestedAttributes, SpanSink
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model.settings import Listen
@@ -51,33 +46,28 @@ def open_receivers(
     *,
     is_set: Callable[[str], bool],
     log: Log,
-    work: WorkAttributes = tuple,
-    latencies: Sequence[LatencyReport] = (),
-    instructions: Sequence[InstructionReport] = (),
+    asked: RequestedAttributes = NOTHING_REQUESTED,
     refusals: RejectionCounter | None = None,
     pools: Pools | None = None,
 ) -> tuple[str, ...]:
     """Add listeners for spans to ``server``; returns their addresses.
 
-    ``work`` returns the spans that report work, ``latencies`` are those that report latencies and
-    ``instructions`` those that report instructions of a pipeline.
-    ``is_set`` returns True if the operator set a key:
-    a failure to listen is a ListenError for such a key, and else logged. ConfigError if gRPC is
-    not installed, or for invalid files of TLS or tokens. Unix sockets need neither TLS nor
-    tokens, because the kernel identifies the sender. ``refusals`` counts rejected connections.
+    ``asked`` names the spans that report work, latencies and instructions; weights and tokens are
+    those of the settings. ``is_set`` returns True if the operator set a key: a failure to listen is
+    a ListenError for such a key, and else logged. ConfigError if gRPC is not installed, or for
+    invalid files of TLS or tokens. Unix sockets need neither TLS nor tokens, because the kernel
+    identifies the sender. ``refusals`` counts rejected connections.
     """
     if not settings.enabled:
         return ()
     receiver = TraceReceiver(
         sink,
         clock,
-        RequestedAttributes(
-            "" if settings.weight in _BUILTIN_WEIGHTS else settings.weight,
-            work,
-            latencies,
-            instructions,
-            settings.presets,
-            settings.attributes,
+        replace(
+            asked,
+            weight="" if settings.weight in _BUILTIN_WEIGHTS else settings.weight,
+            presets=settings.presets,
+            names=settings.attributes,
         ),
         max_request=settings.max_request,
         log=log,

@@ -19,7 +19,10 @@ from wattspan.ingest.export_request import (
     WorkAttribute,
 )
 from wattspan.ingest.inference_attributes import (
+    MARKS,
+    InferenceFigure,
     as_nanoseconds,
+    inference_attributes,
     read_figure,
     token_report,
 )
@@ -48,7 +51,6 @@ from wattspan.ingest.span_attributes import (
     resource_claim,
     scalar,
 )
-from wattspan.ingest.token_attributes import MARKS, InferenceFigure, inference_attributes
 from wattspan.spans.values import RequestLatency, SpanColumns
 from wattspan.util.protobuf import encode_message, message_class, serialize
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
@@ -36,6 +37,7 @@ from wattspan.util.restarting import report_failure
 from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:
+    from wattspan.inference.estimate import RequestEstimate
     from wattspan.ingest.export_request import ExportRequest
 
 MAX_BATCH_REQUESTS = 64
@@ -125,8 +127,16 @@ class Forwarder:
 
     # ------------------------------------------------------------------- called from any thread
 
-    def offer(self, delivery: ExportRequest, energies: Sequence[SpanEnergy | None]) -> None:
-        """Queue a request with the energies of its spans. Waits neither for network nor disk."""
+    def offer(
+        self,
+        delivery: ExportRequest,
+        energies: Sequence[SpanEnergy | None],
+        estimates: Mapping[int, RequestEstimate] = MappingProxyType({}),
+    ) -> None:
+        """Queue a request with the energies of its spans. Waits neither for network nor disk.
+
+        ``estimates`` are the provisional energies of requests to language models, by position.
+        """
         if delivery.message is None or not energies:
             return
         provenance, unknown = self._provenance(), self._baseline_unknown()
@@ -135,7 +145,7 @@ class Forwarder:
             self._attributes.baseline_unknown,
         ):
             self._attributes = EnergyAttributeEncoder(provenance, unknown)
-        body = enrich(delivery.message, energies, self._attributes, delivery.estimates)
+        body = enrich(delivery.message, energies, self._attributes, estimates)
         self.put(body, len(energies))
 
     def put(self, body: bytes, count: int) -> None:

@@ -17,9 +17,14 @@ from typing import NamedTuple, Protocol
 
 from wattspan.attribution.division import split
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, Usage
-from wattspan.processes.cpus import BusyClock, CpuTopology
+from wattspan.processes.cpus import (
+    BusyClock,
+)
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.table import TrackedProcess
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+)
 
 
 class UnattributedTime:

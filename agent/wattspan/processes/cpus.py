@@ -14,8 +14,6 @@ from pathlib import Path
 
 from wattspan.model import SECOND
 from wattspan.processes.procfs import TICK
-from wattspan.util.cpu_topology import CpuTopology as CpuTopology
-from wattspan.util.cpu_topology import parse_cpu_list as parse_cpu_list
 
 _MAX_BYTES = 1 << 20
 _INITIAL_BYTES = 1 << 13  # a buffer of a megabyte takes longer than reading such a file

@@ -21,7 +21,6 @@ from wattspan.processes.cpu_socket_times import SocketTimes
 from wattspan.processes.cpus import (
     BusyClock,
     CpuacctBusyClock,
-    CpuTopology,
     IdleStateBusyClock,
     ProcStatBusyClock,
 )
@@ -30,6 +29,9 @@ from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,9 @@ from wattspan.processes.cpu_socket_division import (
     SocketAccounting,
     SocketTimesSample,
 )
-from wattspan.processes.cpus import BusyClock, CpuTopology
+from wattspan.processes.cpus import (
+    BusyClock,
+)
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
     CpuCharge,
@@ -56,6 +58,9 @@ from wattspan.processes.table import (
     ProcessTable,
     ReadClock,
     TrackedProcess,
+)
+from wattspan.util.cpu_topology import (
+    CpuTopology,
 )
 
 RESCAN_INTERVAL = SECOND

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from wattspan.recurring.search import (
     BatchSizeChoice,
@@ -66,44 +68,6 @@ class RecurringJobTerms:
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta_knob {self.eta} is not between 0 and 1")
 
-    @classmethod
-    def of(
-        cls,
-        job: str,
-        batch_sizes: Iterable[int],
-        default_batch_size: int,
-        target_metric: float,
-        higher_is_better_metric: bool,
-        max_epochs: int,
-        eta_knob: float = 0.5,
-        beta_knob: float = 2.0,
-        num_pruning_rounds: int = 2,
-        window_size: int = 0,
-        seed: int = 0,
-    ) -> RecurringJobTerms:
-        """The terms by the names of Zeus. ValueError for terms that make no sense."""
-        sizes = tuple(sorted(set(batch_sizes)))
-        for name, value, most in (
-            ("batch_sizes", max(sizes, default=0), MAX_WHOLE),
-            ("max_epochs", max_epochs, MAX_WHOLE),
-            ("num_pruning_rounds", num_pruning_rounds, MAX_WHOLE),
-            ("window_size", window_size, MAX_WHOLE),
-            ("seed", abs(seed), MAX_WHOLE),
-            ("target_metric", abs(target_metric), MAX_FIGURE),
-            ("beta_knob", abs(beta_knob), MAX_FIGURE),
-            ("the number of batch_sizes", len(sizes), MAX_SIZES),
-            (
-                "batch_sizes times num_pruning_rounds",
-                len(sizes) * num_pruning_rounds,
-                MAX_PRUNING_RUNS,
-            ),
-        ):
-            if value > most:
-                raise ValueError(f"{name} is above {most:g}")
-        search = default_batch_size, beta_knob, num_pruning_rounds, window_size, seed
-        policy = SearchPolicy(sizes, *search)
-        return cls(job, policy, target_metric, higher_is_better_metric, max_epochs, eta_knob)
-
     def reaches(self, metric: float) -> bool:
         """True if ``metric`` meets the target; NaN does not."""
         if self.higher_is_better:
@@ -122,6 +86,42 @@ class RecurringJobTerms:
             for name in mine
             if mine[name] != theirs[name]
         )
+
+
+class NamedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The terms of a job by the names of Zeus, as users give them."""
+
+    batch_sizes: Annotated[list[int], msgspec.Meta(min_length=1, max_length=MAX_SIZES)]
+    default_batch_size: int
+    target_metric: float
+    higher_is_better_metric: bool
+    max_epochs: int
+    eta_knob: float = 0.5
+    beta_knob: float = 2.0
+    num_pruning_rounds: int = 2
+    window_size: int = 0
+    seed: int = 0
+
+    def terms(self, job: str) -> RecurringJobTerms:
+        """The terms of ``job``. ValueError for terms that make no sense."""
+        sizes, rounds = tuple(sorted(set(self.batch_sizes))), self.num_pruning_rounds
+        for name, value, most in (
+            ("batch_sizes", max(sizes, default=0), MAX_WHOLE),
+            ("max_epochs", self.max_epochs, MAX_WHOLE),
+            ("num_pruning_rounds", rounds, MAX_WHOLE),
+            ("window_size", self.window_size, MAX_WHOLE),
+            ("seed", abs(self.seed), MAX_WHOLE),
+            ("target_metric", abs(self.target_metric), MAX_FIGURE),
+            ("beta_knob", abs(self.beta_knob), MAX_FIGURE),
+            ("the number of batch_sizes", len(sizes), MAX_SIZES),
+            ("batch_sizes times num_pruning_rounds", len(sizes) * rounds, MAX_PRUNING_RUNS),
+        ):
+            if value > most:
+                raise ValueError(f"{name} is above {most:g}")
+        search = self.default_batch_size, self.beta_knob, rounds, self.window_size, self.seed
+        target = self.target_metric, self.higher_is_better_metric
+        policy = SearchPolicy(sizes, *search)
+        return RecurringJobTerms(job, policy, *target, self.max_epochs, self.eta_knob)
 
 
 def _flat(terms: RecurringJobTerms) -> dict[str, object]:
@@ -286,18 +286,10 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
 def terms_facts(terms: RecurringJobTerms) -> dict[str, Any]:
     """The terms with the names that ``BatchSizeOptimizer`` gives them."""
     policy = terms.policy
-    return {
-        "batch_sizes": list(policy.batch_sizes),
-        "default_batch_size": policy.default,
-        "target_metric": terms.target_metric,
-        "higher_is_better_metric": terms.higher_is_better,
-        "max_epochs": terms.max_epochs,
-        "eta_knob": terms.eta,
-        "beta_knob": policy.beta,
-        "num_pruning_rounds": policy.rounds,
-        "window_size": policy.window,
-        "seed": policy.seed,
-    }
+    search = policy.beta, policy.rounds, policy.window, policy.seed
+    target = terms.target_metric, terms.higher_is_better, terms.max_epochs, terms.eta
+    named = NamedTerms(list(policy.batch_sizes), policy.default, *target, *search)
+    return msgspec.structs.asdict(named)
 
 
 def verdict_sentence(terms: RecurringJobTerms, found: Prospect) -> str:

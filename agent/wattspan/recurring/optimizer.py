@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from time import monotonic_ns, time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wattspan.compat.zeus.indices import DeviceIndex
 from wattspan.model.principals import HOST_ROOT
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun, terms_facts
+from wattspan.recurring.jobs import NamedTerms, RecurringJobTerms, TrainingRun, terms_facts
 from wattspan.recurring.run_book import (
     NoRoomError,
     RunBook,
@@ -49,28 +49,10 @@ READ_TIMEOUT = 5.0
 """Seconds to wait for the readings of a period that has just ended."""
 
 
-class RunMeter(Protocol):
-    """Measures one run. All calls may raise MeasurementError."""
-
-    def gpus(self) -> str:
-        """The number and the model of the GPUs: ``"2 x NVIDIA H100"``; "" without any."""
-        ...
-
-    def power(self) -> float:
-        """The highest power of the devices in watts, to which the time of a run is compared."""
-        ...
-
-    def begin(self) -> None:
-        """Begin to measure."""
-        ...
-
-    def read(self) -> tuple[float, float]:
-        """Joules and seconds since ``begin``."""
-        ...
-
-
 class AgentMeter:
     """Measures by the agent of this host: the GPUs that are visible to this program, whole.
+
+    All calls may raise MeasurementError.
 
     A program without GPUs is measured by its processes; then ``max_power`` is needed, as no device
     of its own states a limit.
@@ -88,11 +70,13 @@ class AgentMeter:
         self._began: int | None = None
 
     def gpus(self) -> str:
+        """The number and the model of the GPUs: ``"2 x NVIDIA H100"``; "" without any."""
         boards = self._boards()
         models = Counter(board.model or board.name for board in boards)
         return ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
 
     def power(self) -> float:
+        """The highest power of the devices in watts, to which the time of a run is compared."""
         if self._max_power is not None:
             return self._max_power
         ids = [board.id for board in self._boards()]
@@ -116,6 +100,7 @@ class AgentMeter:
         self._began = monotonic_ns()
 
     def read(self) -> tuple[float, float]:
+        """Joules and seconds since ``begin``."""
         if self._began is None:
             raise MeasurementError("The run has not begun. Call on_train_begin() first.")
         start, end = self._began, monotonic_ns()
@@ -169,18 +154,6 @@ class StartedRun(NamedTuple):
     stop_cost: float | None
 
 
-class RunStore(Protocol):
-    """Keeps the runs of jobs. All calls may raise MeasurementError."""
-
-    def begin(self, terms: RecurringJobTerms, gpus: str) -> StartedRun:
-        """Begin a run of this process."""
-        ...
-
-    def end(self, key: int, ended: TrainingRun) -> None:
-        """Record the end of a run."""
-        ...
-
-
 def ask_agent(
     name: str, body: Mapping[str, Any], directories: tuple[str, ...] = ()
 ) -> dict[str, Any]:
@@ -196,17 +169,19 @@ def ask_agent(
 
 
 class AgentRuns:
-    """The runs in the store of the agent of this host."""
+    """The runs in the store of the agent of this host. All calls may raise MeasurementError."""
 
     def __init__(self, directories: tuple[str, ...] = ()) -> None:
         self._directories = directories
 
     def begin(self, terms: RecurringJobTerms, gpus: str) -> StartedRun:
+        """Begin a run of this process."""
         body = {"job": terms.name, "gpus": gpus, "terms": terms_facts(terms)}
         begun = ask_agent("next", body, self._directories)
         return StartedRun(begun["run"], begun["batch_size"], begun["stop_cost_joules"])
 
     def end(self, key: int, ended: TrainingRun) -> None:
+        """Record the end of a run."""
         facts = {
             "run": key,
             "outcome": ended.outcome,
@@ -219,7 +194,7 @@ class AgentRuns:
 
 
 class FileRuns:
-    """The runs in a file, for jobs that move between hosts."""
+    """The runs in a file, for jobs that move between hosts; otherwise as AgentRuns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -305,13 +280,12 @@ class BatchSizeOptimizer:
         *,
         store: str | os.PathLike[str] | None = None,
         max_power: float | None = None,
-        meter: RunMeter | None = None,
-        runs: RunStore | None = None,
+        meter: AgentMeter | None = None,
+        runs: AgentRuns | FileRuns | None = None,
     ) -> None:
         """ValueError for terms that make no sense."""
-        self._terms = RecurringJobTerms.of(
-            job,
-            batch_sizes,
+        self._terms = NamedTerms(
+            list(batch_sizes),
             default_batch_size,
             target_metric,
             higher_is_better_metric,
@@ -321,7 +295,7 @@ class BatchSizeOptimizer:
             num_pruning_rounds,
             window_size,
             seed,
-        )
+        ).terms(job)
         if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
             raise ValueError(f"max_power {max_power} is not a positive number of watts")
         self._meter = meter or AgentMeter(max_power)

@@ -2,7 +2,9 @@
 
 The sender of an engine's spans is its API server, but other processes use the GPUs: the workers of
 tensor and pipeline parallelism. The energy of an engine is therefore that of the service that the
-sender belongs to (:mod:`wattspan.service.serving_engines`).
+sender belongs to (:mod:`wattspan.service.process_families`). No process belongs to two engines: the
+first one keeps it. Engines of related senders below one launcher are one. Processes are found again
+every second, and a family with senders of two services belongs to neither.
 
 Applications send spans with token counts, too, when they call a model. A request counts once: that
 of the innermost span of its trace with tokens. Where the spans of a group have latencies of an
@@ -13,7 +15,9 @@ are counted apart, and nothing is decided before their energy would have settled
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
@@ -34,9 +38,7 @@ from wattspan.model import (
     UnmeteredRow,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.serving_engines import ENGINE_TIMEOUT as ENGINE_TIMEOUT
-from wattspan.service.serving_engines import MAX_ENGINES as MAX_ENGINES
-from wattspan.service.serving_engines import Engine, ServingEngines
+from wattspan.service.process_families import ServiceProcesses
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.interval_pool import CounterStep
@@ -50,6 +52,144 @@ _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
 _WIDEST = {TokenRole.ENGINE: TokenRole.ENGINE, TokenRole.SERVER: TokenRole.CALL}
 """The widest role of an engine's own spans once it has spans of these roles."""
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """The processes of an engine.
+
+    ``launcher`` is the process above the sender whose family they are, None for none, and
+    ``related`` are further senders in it with their services. Spans of a role above ``widest`` are
+    calls of other services.
+    """
+
+    sender: Consumer
+    service: str
+    members: frozenset[Payer]
+    launcher: Consumer | None = None
+    related: dict[Consumer, str] = field(default_factory=dict)
+    boards: set[str] = field(default_factory=set)
+    since: float = inf  # the start of its first request
+    widest: TokenRole = TokenRole.CLIENT
+    serves: bool = False  # True once a request was not a client's
+
+
+class ServingEngines(Mapping[Consumer, Engine]):
+    """Engines by their sender, in places of a ``pool``. For one thread.
+
+    ``merged`` is called before an engine becomes a part of another one, and ``released`` with the
+    sender of an engine that has gone.
+    """
+
+    def __init__(
+        self,
+        history: EnergyHistory,
+        pool: FairPool[Consumer],
+        *,
+        merged: Callable[[Engine, Engine], None],
+        released: Callable[[Consumer], None],
+    ) -> None:
+        self._history, self._places = history, pool
+        self._merged, self._released = merged, released
+        self._engines: dict[Consumer, Engine] = {}
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def __iter__(self) -> Iterator[Consumer]:
+        return iter(self._engines)
+
+    def __getitem__(self, sender: Consumer) -> Engine:
+        return self._engines[sender]
+
+    def of(self, sender: Consumer) -> Engine | None:
+        """The engine that a process belongs to; None for none."""
+        if sender in self._engines:
+            return self._engines[sender]
+        return next((one for one in self._engines.values() if sender in one.members), None)
+
+    def find(self, sender: Consumer, service: str, now: int, owner: SharePath) -> Engine | None:
+        """The engine of a sender of requests, perhaps a new one; None for want of room."""
+        engine = self.of(sender)
+        if engine is None or not self._belongs(sender, service, engine):
+            admission = self._places.admit(sender, owner, now)
+            for displaced in admission.displaced:
+                self._release(displaced)
+            if not admission:
+                return None
+            engine = self._engines[sender] = Engine(sender, service, frozenset((sender,)))
+            self._find_members(engine)
+        self._places.touch(engine.sender, now)
+        return engine
+
+    def refresh(self, now: int) -> list[Engine]:
+        """Find new processes, release engines without requests; returns those that got a GPU."""
+        for expired in self._places.expire(now):
+            self._release(expired)
+        found = []
+        for engine in tuple(self._engines.values()):
+            if engine.sender not in self._engines:
+                continue  # it became a part of another one
+            had_gpu = bool(engine.boards) or self._history.uses_gpu(engine.members)
+            self._find_members(engine)
+            if not had_gpu and self._history.uses_gpu(engine.members):
+                found.append(engine)
+        return found
+
+    def _belongs(self, sender: Consumer, service: str, engine: Engine) -> bool:
+        """True if a process of an engine sends its requests; else they are parted.
+
+        Below one launcher are related senders only: of others nobody knows whose the GPU is.
+        """
+        if engine.launcher is None or sender == engine.sender or sender in engine.related:
+            return True
+        engine.related[sender] = service
+        if self._service(engine).launcher is not None:
+            return True
+        del engine.related[sender]
+        self._part(engine)
+        return False
+
+    def _service(self, engine: Engine) -> ServiceProcesses:
+        """The service of an engine's sender, apart from the senders of other services."""
+        senders = {sender: one.service for sender, one in self._engines.items()}
+        for one in self._engines.values():
+            senders |= one.related
+        return self._history.service_group(engine.sender, senders, launched=engine.serves)
+
+    def _find_members(self, engine: Engine) -> None:
+        """Find the processes of an engine that no other engine has."""
+        found = self._service(engine)
+        if found.launcher is not None:
+            engine.launcher = found.launcher
+            for other in self._engines.keys() & found.members - {engine.sender}:
+                self._merge(self._engines[other], engine)
+        elif engine.launcher is not None:
+            self._part(engine)
+        others = (each for each in self._engines.values() if each is not engine)
+        # Workers that have exited remain while their energy may not have settled.
+        former = self._history.known(engine.members)
+        engine.members = former | found.members.difference(*(each.members for each in others))
+
+    def _merge(self, part: Engine, into: Engine) -> None:
+        """Make the engine of a related sender a part of another one."""
+        self._merged(part, into)
+        into.members |= part.members
+        into.since = min(into.since, part.since)
+        into.related |= {part.sender: part.service, **part.related}
+        into.boards |= part.boards
+        self._places.remove(part.sender)
+        del self._engines[part.sender]
+
+    def _part(self, engine: Engine) -> None:
+        """Take the family of its launcher from an engine: it has unrelated senders, or no GPU."""
+        own = self._history.service_group(engine.sender, launched=False)
+        engine.launcher, engine.members = None, own.members
+        engine.boards.clear()
+
+    def _release(self, sender: Consumer) -> None:
+        del self._engines[sender]
+        self._released(sender)
 
 
 class _WaitingRequest(NamedTuple):

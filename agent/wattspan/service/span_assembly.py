@@ -211,6 +211,7 @@ class SpanAssembly:
         self.services.add(start, lambda: None)
 
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
+        from wattspan.ingest.export_request import RequestedAttributes
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
         from wattspan.tuning.tracked_requests import latency_reports
@@ -222,13 +223,15 @@ class SpanAssembly:
             server,
             self._core.config.spans,
             self._run_dir,
-            joiner,
+            joiner.inbox,
             self._core.clock,
             is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
-            work=self._tuning.declared.work_attributes,
-            latencies=latency_reports(jobs),
-            instructions=instruction_reports(jobs),
+            asked=RequestedAttributes(
+                work=self._tuning.declared.work_attributes,
+                latencies=latency_reports(jobs),
+                instructions=instruction_reports(jobs),
+            ),
             refusals=self._refusals,
             pools=self._core.pools,
         )

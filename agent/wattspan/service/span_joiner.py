@@ -20,7 +20,7 @@ from wattspan.config import SpansSettings
 from wattspan.inference.estimate import RequestEstimate
 from wattspan.inference.requests import InferenceRequest
 from wattspan.inference.traces import SpanPlace, TokenTraces
-from wattspan.ingest.export_request import ExportRequest, ResourceSpans
+from wattspan.ingest.export_request import ResourceSpans
 from wattspan.model import (
     SECOND,
     Checkpoint,
@@ -36,12 +36,14 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.service.sending_processes import (
     EXPECTED,
+    PendingRequest,
     PendingSpans,
+    SampledProcesses,
     SendingProcess,
     SendingProcesses,
+    SpanInbox,
 )
 from wattspan.service.span_announcers import SpanAnnouncers
-from wattspan.service.span_inbox import PendingRequest, SpanInbox
 from wattspan.sharing.fair_pool import FairPool
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
@@ -98,7 +100,7 @@ _REMEMBERED = attrgetter("remembered")
 
 
 class SpanJoiner:
-    """Implements SpanSink; ``turn`` is one pass."""
+    """Joins the spans of its ``inbox``, the sink of the receivers; ``turn`` is one pass."""
 
     def __init__(
         self,
@@ -122,15 +124,16 @@ class SpanJoiner:
         self._history = history
         pools = pools or Pools()
         self._resolver = resolver
-        self._inbox = SpanInbox(resolver, settings.buffer, pools)
+        self.inbox = SpanInbox(resolver, settings.buffer, pools)
         self._places = pools.make(PoolName.OPEN_SPANS, settings.open_spans)
-        self._clocks: FairPool[Consumer] = pools.make(PoolName.CPU_CLOCKS)
         self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
         self._by_cpu = settings.weight == "cpu"
         self._side_channel = side_channel
         self._sampler = sampler
+        clocks: FairPool[Consumer] = pools.make(PoolName.CPU_CLOCKS)
+        self._sampled = SampledProcesses(sampler, clocks, history)
         self._forwarder = forwarder
         self._tap = tap
         self._static_powers = static_powers
@@ -149,8 +152,6 @@ class SpanJoiner:
         self._pending: deque[PendingRequest] = deque()
         self._processes = SendingProcesses()
         self._waiting: dict[Consumer, SendingProcess] = {}  # those with spans that wait for energy
-        self._opened: dict[Consumer, SendingProcess] = {}  # those with announced spans
-        self._sampled: dict[Consumer, SendingProcess] = {}  # those with a place of the sampler
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
         self._traces = TokenTraces()
@@ -168,15 +169,7 @@ class SpanJoiner:
         self._grown = False  # more span ids than at the last tidying
         self._failures = RateLimitedLog(clock.monotonic, log)
 
-    # ---------------------------------------------------------------- for the receivers' thread
-
-    def accept(self, request: ExportRequest) -> None:
-        """Add a request; ReceiverBusyError while too many wait."""
-        self._inbox.accept(request)
-
-    def refuse(self, reason: str, spans: int = 1) -> None:
-        """Count spans that are not accepted."""
-        self._inbox.refuse(reason, spans)
+    # ------------------------------------------------------------------------------ any thread
 
     def estimate(self, process: Consumer, request: InferenceRequest) -> RequestEstimate | None:
         """The provisional energy of a request to a language model. Safe from any thread."""
@@ -198,7 +191,7 @@ class SpanJoiner:
     def _idle(self) -> bool:
         """True if no process sends or announces spans."""
         announced = self._side_channel is not None and self._side_channel.counts.connected
-        return not (self._processes or self._inbox or announced)
+        return not (self._processes or self.inbox or announced)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
@@ -211,13 +204,12 @@ class SpanJoiner:
         now = self._clock.now()
         self._wall.observe(now)
         self._read_side_channel(now.mono)
-        for pending in self._inbox.take():
+        for pending in self.inbox.take():
             self._distribute(pending)
         self._join_settled(now)
         if now.mono - self._tidied >= TIDY_EVERY:
             self._tidied = now.mono
-            for consumer in self._sampled:
-                self._history.sample(consumer)
+            self._sampled.read()
             for process in tuple(self._processes.values()):
                 if process.tidy_at <= now.mono:
                     self._tidy(process, now)
@@ -241,8 +233,8 @@ class SpanJoiner:
 
     def _report(self) -> None:
         others = SpanAccounts(
-            refused=self._inbox.refused(),
-            deferred=self._inbox.deferred,
+            refused=self.inbox.refused(),
+            deferred=self.inbox.deferred,
             open=len(self._places),
             senders=self._processes.services(),
             inference=self._inference.rows,
@@ -361,7 +353,7 @@ class SpanJoiner:
         now = pending.request.received
         process = self._process(consumer, now, principal)
         self._processes.seen(process, now, part.claim.service)
-        self._grant_sampling(process)
+        self._sampled.grant(process)
         spans = self._monotonic(part.spans)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans)
@@ -414,33 +406,7 @@ class SpanJoiner:
     def _note_open(self, process: SendingProcess) -> None:
         self._free_places(process, process.spans.announced)
         if process.spans.announced:
-            self._opened[process.consumer] = process
-            self._grant_sampling(process)
-        else:
-            self._opened.pop(process.consumer, None)
-
-    def _grant_sampling(self, process: SendingProcess) -> None:
-        """Let the sampler read the process's CPU clock, if its owner's share of places permits.
-
-        Energy of a process without a place is known at the resolution of ticks, and its uncertainty
-        includes that.
-        """
-        consumer = process.consumer
-        if self._sampler is None or consumer in self._sampled:
-            return
-        admission = self._clocks.admit(consumer, process.path)
-        for displaced in admission.displaced:
-            self._end_sampling(self._sampled[displaced])
-        if admission and self._sampler.watch(consumer):
-            self._sampled[consumer] = process
-        else:
-            self._clocks.remove(consumer)
-
-    def _end_sampling(self, process: SendingProcess) -> None:
-        if self._sampler is not None and self._sampled.pop(process.consumer, None) is not None:
-            self._clocks.remove(process.consumer)
-            self._history.sample(process.consumer)
-            self._sampler.unwatch(process.consumer)
+            self._sampled.grant(process)
 
     # --------------------------------------------------------------------------------- joining
 
@@ -448,7 +414,7 @@ class SpanJoiner:
         """Join the spans of all processes whose energy may have settled."""
         if not self._waiting:
             return
-        self._settled_until, scarce = self._history.settled(), self._inbox.scarce
+        self._settled_until, scarce = self._history.settled(), self.inbox.scarce
         for process in tuple(self._waiting.values()):
             if scarce or process.join_at <= now.mono:
                 self._join(process, now)
@@ -459,7 +425,7 @@ class SpanJoiner:
         The spans of a process that does not announce them wait for later batches of the same time.
         """
         waiting = process.waiting
-        hold = 0 if self._inbox.scarce else process.hold(now.mono)
+        hold = 0 if self.inbox.scarce else process.hold(now.mono)
         possible = min(self._settled_until, now.mono - hold)
         if not waiting or (wait and waiting[0].due > now.mono and waiting[0].end > possible):
             return
@@ -554,7 +520,7 @@ class SpanJoiner:
         self._totals.outcome(Outcome.ABANDONED, abandoned)
         self._note_open(process)
         if not process.active and quiet > EXPECTED:
-            self._end_sampling(process)
+            self._sampled.end(process.consumer)
         wait = EXITED_PROCESS_TIMEOUT if process.announces_all(now.mono) else self._keep
         self._count_outside(process, now.mono - wait)
         process.spans.age(now.mono, self._keep)
@@ -587,13 +553,12 @@ class SpanJoiner:
         """Release a process. Its waiting spans are joined with the known energy."""
         self._join(process, now, wait=False)
         self._processes.remove(process)
-        self._opened.pop(process.consumer, None)
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now.mono, now.mono))
         self._free_places(process, 0)
         self._merge(process)
         self._count_outside(process, now.mono)
         process.spans.forget()
-        self._end_sampling(process)
+        self._sampled.end(process.consumer)
         self._history.forget(process.consumer)
 
     def _forward(self) -> None:
@@ -603,14 +568,14 @@ class SpanJoiner:
             pending = self._pending.popleft()
             done.append(pending)
             if self._forwarder is not None:
-                pending.request.estimates = {
+                estimates = {
                     position: estimate
                     for position, process, one in pending.requests
                     if (estimate := self._inference.estimate(process, one)) is not None
                 }
-                self._forwarder.offer(pending.request, pending.energies)
+                self._forwarder.offer(pending.request, pending.energies, estimates)
         if done:
-            self._inbox.release(done)
+            self.inbox.release(done)
 
 
 def _by_sender(

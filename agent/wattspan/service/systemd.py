@@ -159,6 +159,8 @@ def _abbreviated_list(names: Sequence[str]) -> str:
 
 # -------------------------------------------------------------------------------------- signals
 
+SignalHandler = Callable[[int, object], None]
+
 REPEATED_SIGNAL_DELAY = SECOND
 """A signal that repeats after this delay ends the program at once. `timeout` and the process group
 of a terminal repeat a request sooner."""
@@ -211,11 +213,22 @@ def hangup_reloads(*, managed: bool) -> bool:
     """
     if managed:
         return True
+    with terminal() as descriptor:
+        return descriptor is None
+
+
+@contextmanager
+def terminal() -> Iterator[int | None]:
+    """A descriptor of the controlling terminal during the block; None without one."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+        descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
-        return True
-    return False
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -251,9 +264,16 @@ def stop_on_signals(*, patiently: bool = False, reload: bool = False) -> Iterato
     handlers = {signal.SIGTERM: handle, signal.SIGINT: handle}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored under nohup
         handlers[signal.SIGHUP] = handle_hangup
+    with signal_handlers(handlers):
+        yield request
+
+
+@contextmanager
+def signal_handlers(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterator[None]:
+    """Handle signals by ``handlers`` during the block. A child process does not inherit them."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield request
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

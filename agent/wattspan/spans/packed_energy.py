@@ -41,9 +41,6 @@ def shift_of(kind: HwType) -> int:
 
 _SHIFTS = tuple(8 * (_CLOCK_BYTES + _LANE_BYTES * lane) + FRACTION for lane in range(LANES))
 WHOLE = sum(((1 << 8 * (_LANE_BYTES - _FRACTION_BYTES)) - 1) << shift for shift in _SHIFTS)
-SHARE_WHOLE = sum(
-    ((1 << 8 * (_LANE_BYTES - _SHARE_BYTES)) - 1) << shift + SHARE for shift in _SHIFTS
-)
 _LANE_MASK = (1 << 8 * _LANE_BYTES) - 1
 GPU_MASK = _LANE_MASK << shift_of(HwType.GPU)
 GPU_LANES_MASK = GPU_MASK | _LANE_MASK << _SHIFTS[_STATIC_LANE] - FRACTION

@@ -19,12 +19,11 @@ from wattspan.capper.audit import (
     AuditLog,
     AuditRowLimiter,
 )
-from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.host_directory import CapperHost
 from wattspan.capper.journal import audited_writes
 from wattspan.capper.process import CapEngine
 from wattspan.capper.protocol import RefusalReason, RefusedReply
-from wattspan.capper.server import MOVE_BURST, MOVES_PER_SECOND, RequestHandler
+from wattspan.capper.server import MOVE_BURST, MOVES_PER_SECOND
 from wattspan.config import CapsSettings, load
 from wattspan.model import SECOND, CapKey, Knob
 from wattspan.testing import ManualClock
@@ -235,11 +234,7 @@ class Asked:
 
     def __init__(self, folder: Path) -> None:
         self.bench = Bench(folder)
-        clock, settings = self.bench.clock, CapsSettings()
-        ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
-        self.desk = RequestHandler(
-            self.bench.manager, self.bench.reconciler, ceilings, settings, clock, lambda event: None
-        )
+        self.desk = self.bench.desk(record=lambda event: None)
 
     def hold(
         self, watts: int, peer: PeerCredentials = BUSY, number: int = 0, holder: int = 1
@@ -296,11 +291,7 @@ def test_refused_move_leaves_what_is_held(tmp_path: Path) -> None:
 
 def test_ceiling_user_that_asks_too_often_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    settings = CapsSettings(ceiling_users=(str(BUSY.uid),))
-    ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)
-    desk = RequestHandler(
-        bench.manager, bench.reconciler, ceilings, settings, bench.clock, lambda event: None
-    )
+    desk = bench.desk(CapsSettings(ceiling_users=(str(BUSY.uid),)), record=lambda event: None)
     request = protocol.CeilingRequest(1000 * W, "", 60 * SECOND)
     answers = [desk.answer(1, BUSY, request) for _ in range(MOVE_BURST + 5)]
     assert [isinstance(one, RefusedReply) for one in answers].count(True) == 5

@@ -13,9 +13,8 @@ from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
 from wattspan.capper.planner import OperatorLimits, imposed_limits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
-from wattspan.capper.server import RequestHandler
 from wattspan.config import CapsSettings
-from wattspan.config.tuning_settings import FixedCapSettings, PrioritySettings
+from wattspan.config.caps_settings import FixedCapSettings, PrioritySettings
 from wattspan.model import SECOND, Knob
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
@@ -222,12 +221,7 @@ class Asked:
     def __init__(self, folder: Path, **settings: object) -> None:
         self.bench = Bench(folder)
         caps = CapsSettings(ceiling_users=("2000",), **settings)  # type: ignore[arg-type]
-        record = self.bench.events.append
-        path = folder / "ceilings.json"
-        told = PowerCeilings(caps, path, "boot", self.bench.clock, record=record)
-        self.desk = RequestHandler(
-            self.bench.manager, self.bench.reconciler, told, caps, self.bench.clock, record
-        )
+        self.desk = self.bench.desk(caps)
 
     def ask(
         self, peer: PeerCredentials, request: protocol.CapperRequest

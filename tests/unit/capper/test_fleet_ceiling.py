@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from testbed.capper_bench import BOOT, Bench, W
+from testbed.capper_bench import Bench, W
 
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
@@ -13,11 +13,9 @@ from wattspan.capper.ceilings import (
     MAX_LIFETIME,
     RETREAT,
     FleetCeiling,
-    PowerCeilings,
 )
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import AllotmentRow, RefusalReason, RefusedReply, StateReply
-from wattspan.capper.server import RequestHandler
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND
 from wattspan.ports import CapsError
@@ -185,11 +183,7 @@ class Host:
         clock, record = self.bench.clock, self.bench.events.append
         caps = CapsSettings(users=("1000",), reserve_watts=100, **settings)
         self.fleet = FleetCeiling(folder / "allotment.json", clock, enabled=True, record=record)
-        path = folder / "ceilings.json"
-        ceilings = PowerCeilings(caps, path, BOOT, clock, record=record, fleet=self.fleet)
-        self.desk = RequestHandler(
-            self.bench.manager, self.bench.reconciler, ceilings, caps, clock, record
-        )
+        self.desk = self.bench.desk(caps, fleet=self.fleet)
         self.desk.turn()
 
     def allot(

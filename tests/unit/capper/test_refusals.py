@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from testbed.capper_bench import BOOT, Bench, W
+from testbed.capper_bench import Bench, W
 
 from wattspan.capper import protocol
 from wattspan.capper.audit import (
@@ -19,10 +19,7 @@ from wattspan.capper.audit import (
     AuditLog,
     AuditRowLimiter,
 )
-from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.protocol import MAX_NAME_LENGTH, RefusedReply
-from wattspan.capper.server import RequestHandler
-from wattspan.config import CapsSettings
 from wattspan.model import SECOND, Knob
 from wattspan.util.unix_sockets import PeerCredentials
 
@@ -36,18 +33,9 @@ class Asked:
     def __init__(self, folder: Path) -> None:
         self.bench = Bench(folder)
         self.audit = AuditLog(folder / "audit.jsonl", SIZE)
-        clock, settings = self.bench.clock, CapsSettings()
-        ceilings = PowerCeilings(settings, folder / "ceilings.json", BOOT, clock)
         self.bench.reconciler._record = self.audit.record
-        self.limiter = AuditRowLimiter(clock, self.audit.record)
-        self.desk = RequestHandler(
-            self.bench.manager,
-            self.bench.reconciler,
-            ceilings,
-            settings,
-            clock,
-            self.limiter.record,
-        )
+        self.limiter = AuditRowLimiter(self.bench.clock, self.audit.record)
+        self.desk = self.bench.desk(record=self.limiter.record)
         self.holder = 0
 
     def refused(

@@ -13,7 +13,6 @@ from wattspan.fleet.allotment import (
     Allotment,
     AllotmentBook,
     BudgetBelowFloorsError,
-    HostHolding,
     HostInUseError,
     HostReport,
     accept_budgets,
@@ -289,10 +288,10 @@ def test_lost_host_counts_with_the_lower_one_of_limit_and_safe_allotment(row: Ro
 
 
 def test_holding_adopts_newer_allotments_of_its_session_only() -> None:
-    holding = HostHolding(limit=300, safe=200, session="s", sequence=5)
+    holding = Allotment(limit=300, safe=200, session="s", sequence=5)
     newer = Allotment(session="s", sequence=6, limit=400, safe=250)
-    assert holding.adopt(newer) == HostHolding(limit=400, safe=250, session="s", sequence=6)
+    assert holding.adopt(newer) == Allotment(limit=400, safe=250, session="s", sequence=6)
     assert holding.adopt(replace(newer, session="other")) is holding
     assert holding.adopt(replace(newer, sequence=5)) is holding
-    assert holding.lost().adopt(newer) == HostHolding(limit=200, safe=200)
-    assert holding.begin("t") == HostHolding(limit=200, safe=200, session="t")
+    assert holding.lost().adopt(newer) == Allotment.initial(200, 200)
+    assert holding.begin("t") == Allotment.initial(200, 200, "t")

@@ -13,10 +13,8 @@ from wattspan.frontier.schedule import Planned, TrialSchedule
 from wattspan.frontier.selection import (
     PRIOR_SPREAD,
     LogPoint,
-    NormalPoint,
     PlacedFigure,
     SettingFigures,
-    TrialVariance,
     best,
     expected_gain,
     gains,
@@ -27,10 +25,6 @@ from wattspan.frontier.trials import Study, Trial
 
 REFERENCE = LogPoint(1.0, 1.0)
 LEVELS = power_settings(100, 90, 80, 70, 60)
-
-
-def certain(time: float, energy: float) -> NormalPoint:
-    return NormalPoint(LogPoint(time, energy), 0.0, 0.0)
 
 
 # ----------------------------------------------------------------------------------- hypervolume
@@ -57,19 +51,16 @@ def test_gain_of_a_certain_point_is_the_growth_of_the_area() -> None:
     others = [LogPoint(0.2, 0.6), LogPoint(0.5, 0.3)]
     for point in (LogPoint(0.1, 0.9), LogPoint(0.3, 0.4), LogPoint(0.9, -1), LogPoint(0.6, 0.7)):
         growth = hypervolume([*others, point], REFERENCE) - hypervolume(others, REFERENCE)
-        assert expected_gain(certain(*point), others, REFERENCE) == pytest.approx(growth)
+        assert expected_gain(point, others, REFERENCE) == pytest.approx(growth)
 
 
 def test_expected_gain_is_the_mean_of_random_points() -> None:
     others = [LogPoint(0.2, 0.6), LogPoint(0.5, 0.3)]
     mean, rng = LogPoint(0.4, 0.5), random.Random(1)
-    drawn = [
-        expected_gain(certain(rng.gauss(mean.time, 0.2), rng.gauss(mean.energy, 0.1)), others,
-                      REFERENCE)
-        for _ in range(4000)
-    ]  # fmt: skip
-    expected = expected_gain(NormalPoint(mean, 0.2, 0.1), others, REFERENCE)
-    assert sum(drawn) / len(drawn) == pytest.approx(expected, rel=0.05)
+    drawn = [LogPoint(rng.gauss(mean.time, 0.2), rng.gauss(mean.energy, 0.1)) for _ in range(4000)]
+    found = [expected_gain(one, others, REFERENCE) for one in drawn]
+    expected = expected_gain(mean, others, REFERENCE, LogPoint(0.2, 0.1))
+    assert sum(found) / len(found) == pytest.approx(expected, rel=0.05)
 
 
 # ------------------------------------------------------------------------------------- surrogate
@@ -108,7 +99,7 @@ def test_places_are_the_ranks_of_the_values_that_vary() -> None:
 # ------------------------------------------------------------------------------------- selection
 
 
-NOISE = TrialVariance(4e-4, 4e-4)
+NOISE = LogPoint(4e-4, 4e-4)
 
 
 def test_unmeasured_setting_gains_more_than_a_known_one() -> None:

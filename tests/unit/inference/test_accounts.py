@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wattspan.inference.accounts import MAX_ACCOUNTS, InferenceAccounts
+from wattspan.inference.accounts import InferenceAccounts
 from wattspan.inference.division import DivisionMethod, RequestEnergy
 from wattspan.inference.requests import InferenceRequest
 from wattspan.model import REQUEST_ENERGY_BOUNDS, SECOND, Microjoules
 from wattspan.sharing.fair_pool import SharePath
+from wattspan.sharing.pools import POOL_RULES, PoolName
 from wattspan.spans.values import InferenceDetails
+
+MAX_ACCOUNTS = POOL_RULES[PoolName.INFERENCE_ACCOUNTS].limit
 
 
 def _result(joules: float, *, model: str = "m", method: DivisionMethod = DivisionMethod.MODEL):

@@ -10,7 +10,7 @@ from wattspan.sharing.pools import POOL_RULES, PoolName
 from wattspan.spans.values import InferenceDetails
 
 CLIENT, ENGINE = UnmeteredRole.CLIENT, UnmeteredRole.ENGINE
-USER, OTHER_USER = (("uid", 1),), (("uid", 2),)
+USER = (("uid", 1),)
 MOST = POOL_RULES[PoolName.UNMETERED_ACCOUNTS].limit
 
 
@@ -56,15 +56,6 @@ def test_models_beyond_the_limit_share_an_account_of_their_role() -> None:
         "other", "client", 3,
     )  # fmt: skip
     assert _sum(accounts) == (MOST + 3, 10 * (MOST + 3), 20 * (MOST + 3))
-
-
-def test_owner_with_less_gets_a_place_of_the_largest_and_no_sum_falls() -> None:
-    accounts = UnmeteredAccounts()
-    for number in range(MOST):
-        accounts.add(_request(str(number)), CLIENT, USER, number)
-    accounts.add(_request("mine"), CLIENT, OTHER_USER, MOST)
-    assert "mine" in {row.model for row in accounts.rows()}
-    assert _sum(accounts)[0] == MOST + 1
 
 
 def test_earlier_rows_beyond_the_limit_are_folded() -> None:

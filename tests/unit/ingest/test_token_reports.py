@@ -11,21 +11,19 @@ from testbed.otlp_reference import json_of
 from wattspan.config.settings import SpanFigure, SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.inference_attributes import (
+    ATTRIBUTES,
     MAX_TOKENS,
     NO_REPORT,
+    SETTINGS,
+    InferenceFigure,
     TokenReport,
+    inference_attributes,
+    is_aggregate,
+    is_loopback,
     token_count,
     token_report,
 )
 from wattspan.ingest.span_attributes import Scalar
-from wattspan.ingest.token_attributes import (
-    ATTRIBUTES,
-    SETTINGS,
-    InferenceFigure,
-    inference_attributes,
-    is_aggregate,
-    is_loopback,
-)
 from wattspan.ingest.trace_receiver import EXPECTED_WITHIN
 from wattspan.spans.values import InferenceDetails, TokenRole
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from testbed.forwarding import (
     TAKEN,
@@ -85,9 +87,7 @@ def test_forwarded_spans_have_energy_and_provenance():
 
 def test_request_without_message_is_not_forwarded():
     bench = Bench()
-    held_back = delivery("a")
-    held_back.message = None
-    bench.forwarder.offer(held_back, [None])
+    bench.forwarder.offer(replace(delivery("a"), message=None), [None])
     bench.settle()
     assert bench.collector.sent == []
 

@@ -13,12 +13,14 @@ from wattspan.processes.cpu_socket_division import (
 from wattspan.processes.cpus import (
     REFINED_TIME,
     CpuacctBusyClock,
-    CpuTopology,
     IdleStateBusyClock,
     ProcStatBusyClock,
 )
 from wattspan.processes.host import refined_busy_clock
 from wattspan.processes.procfs import TICK, ProcFs
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+)
 
 ROW = "cpu{cpu} 10 0 10 {idle} {iowait} 0 0 {steal} 0 0\n"
 

@@ -12,7 +12,9 @@ from wattspan.processes.cpu_socket_times import (
     assemble,
     program,
 )
-from wattspan.processes.cpus import CpuTopology
+from wattspan.util.cpu_topology import (
+    CpuTopology,
+)
 
 little = pytest.mark.skipif(sys.byteorder == "big", reason="code of a little-endian machine")
 

@@ -1,5 +1,7 @@
 """CPU attribution on a kernel with known truth."""
 
+from typing import Any
+
 import pytest
 from testbed.synthetic_kernel import SyntheticKernel
 
@@ -14,6 +16,14 @@ MS = 1_000_000
 
 def spent(batch: UsageBatch) -> dict:
     return dict(batch.usages[0].spent)
+
+
+def polled(**options: Any) -> tuple[SyntheticKernel, CpuUsageSource]:
+    """A host, and its source after the first poll."""
+    kernel = SyntheticKernel()
+    source = kernel.source(**options)
+    source.poll()
+    return kernel, source
 
 
 def tick(kernel: SyntheticKernel, source: CpuUsageSource) -> UsageBatch:
@@ -36,9 +46,7 @@ def test_work_before_the_first_poll_is_not_charged() -> None:
 
 
 def test_process_is_described_at_its_first_work_and_exits_after_its_last_usage() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     life = kernel.spawn()
     assert tick(kernel, source).infos == ()
     kernel.run(life, MS)
@@ -51,9 +59,7 @@ def test_process_is_described_at_its_first_work_and_exits_after_its_last_usage()
 
 
 def test_process_shorter_than_a_tick_is_charged_by_name() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     life = kernel.spawn()
     kernel.run(life, 2 * MS)
     kernel.exit(life)
@@ -65,9 +71,7 @@ def test_process_shorter_than_a_tick_is_charged_by_name() -> None:
 
 
 def test_exit_cost_is_charged_to_exited_processes() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(envelope=True)
-    source.poll()
+    kernel, source = polled(envelope=True)
     life, bystander = kernel.spawn(), kernel.spawn()
     kernel.run(life, 2 * MS)
     kernel.run(bystander, 5 * MS)
@@ -78,9 +82,7 @@ def test_exit_cost_is_charged_to_exited_processes() -> None:
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen alive", "between two polls"])
 def test_exit_costs_are_charged_by_memory(seen: bool) -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(envelope=True)
-    source.poll()
+    kernel, source = polled(envelope=True)
     large, small = kernel.spawn(), kernel.spawn()
     for life in (large, small):
         kernel.run(life, MS)
@@ -99,9 +101,7 @@ def test_exit_costs_are_charged_by_memory(seen: bool) -> None:
 
 
 def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(envelope=True)
-    source.poll()
+    kernel, source = polled(envelope=True)
     zombie, other = kernel.spawn(), kernel.spawn()
     kernel.run(zombie, MS)
     tick(kernel, source)
@@ -117,9 +117,7 @@ def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() ->
 
 
 def test_work_between_reads_of_clocks_is_not_charged_to_exited_processes() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(envelope=True)
-    source.poll()
+    kernel, source = polled(envelope=True)
     life, bystander = kernel.spawn(), kernel.spawn()
     kernel.run(life, MS)
     tick(kernel, source)
@@ -148,9 +146,7 @@ def test_cgroup_reads_use_a_fiftieth_of_a_cpu() -> None:
 
 
 def test_short_work_without_kernel_events_is_charged_to_its_cgroup() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(events=False, envelope=True)
-    source.poll()
+    kernel, source = polled(events=False, envelope=True)
     survivor, brief = kernel.spawn(), kernel.spawn()
     kernel.run(survivor, 5 * MS)
     kernel.run(brief, 2 * MS)
@@ -161,9 +157,7 @@ def test_short_work_without_kernel_events_is_charged_to_its_cgroup() -> None:
 
 
 def test_short_work_without_cgroups_is_unclaimed() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(events=False)
-    source.poll()
+    kernel, source = polled(events=False)
     brief = kernel.spawn()
     kernel.run(brief, 2 * MS)
     kernel.exit(brief)
@@ -204,9 +198,7 @@ def test_reused_pid_does_not_inherit_even_if_its_clock_has_overtaken() -> None:
 
 
 def test_reaped_zombie_is_not_charged_twice() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     life = kernel.spawn()
     kernel.run(life, MS)
     tick(kernel, source)
@@ -218,9 +210,7 @@ def test_reaped_zombie_is_not_charged_twice() -> None:
 
 
 def test_zombie_cpu_time_is_charged_to_it() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(envelope=True)
-    source.poll()
+    kernel, source = polled(envelope=True)
     life = kernel.spawn()
     tick(kernel, source)
     kernel.run(life, 4 * MS)
@@ -247,9 +237,7 @@ def test_work_is_not_unclaimed_before_the_table_is_complete() -> None:
 
 
 def test_usages_tile_time_and_name_the_host_and_the_socket() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     start = kernel.clock.now()
     first, second = tick(kernel, source), tick(kernel, source)
     assert [usage.resource for usage in first.usages] == ["cpu", "cpu:0"]
@@ -260,9 +248,7 @@ def test_usages_tile_time_and_name_the_host_and_the_socket() -> None:
 
 
 def test_exec_updates_process_metadata() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     life = kernel.spawn()
     kernel.run(life, MS)
     tick(kernel, source)
@@ -279,9 +265,7 @@ def test_exec_updates_process_metadata() -> None:
 def test_running_and_exited_processes_are_named_by_policy(
     names: NamePolicy, living: str, dead: str
 ) -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(names=names)
-    source.poll()
+    kernel, source = polled(names=names)
     kernel.run(kernel.spawn(), MS)
     assert [info.command for info in tick(kernel, source).infos] == [living]
     short = kernel.spawn()
@@ -314,9 +298,7 @@ def test_empty_process_table_is_a_failure_with_a_remedy() -> None:
 
 
 def test_reused_pid_has_its_own_consumer() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     one, two = kernel.spawn(), kernel.spawn()
     kernel.run(one, MS)
     kernel.run(two, MS)
@@ -327,9 +309,7 @@ def test_reused_pid_has_its_own_consumer() -> None:
 
 
 def test_process_with_little_work_is_charged_at_its_second_poll() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source(envelope=True)
-    source.poll()
+    kernel, source = polled(envelope=True)
     life = kernel.spawn()
     kernel.run(life, MS // 2)
     first = tick(kernel, source)
@@ -340,9 +320,7 @@ def test_process_with_little_work_is_charged_at_its_second_poll() -> None:
 
 
 def test_young_process_that_ends_is_charged_from_its_exit_record() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     life = kernel.spawn()
     kernel.run(life, MS // 2)
     tick(kernel, source)
@@ -355,9 +333,7 @@ def test_young_process_that_ends_is_charged_from_its_exit_record() -> None:
 @pytest.mark.parametrize("reap", [True, False], ids=["reaped", "zombie"])
 @pytest.mark.parametrize("work", [MS // 2, 3 * MS], ids=["young", "tracked"])
 def test_new_process_that_ends_during_its_first_poll_is_charged_once(work: int, reap: bool) -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     idle = kernel.spawn()
     for _ in range(13):
         tick(kernel, source)
@@ -372,9 +348,7 @@ def test_new_process_that_ends_during_its_first_poll_is_charged_once(work: int, 
 
 
 def test_parent_of_a_new_process_is_not_left_to_the_next_poll() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     parent = kernel.spawn()
     kernel.spawn(parent=parent.pid)
     kernel.run(parent, MS // 2)
@@ -382,9 +356,7 @@ def test_parent_of_a_new_process_is_not_left_to_the_next_poll() -> None:
 
 
 def test_full_scan_leaves_no_process_to_the_next_poll() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     life = kernel.spawn()
     kernel.run(life, MS // 2)
     kernel.clock.advance(1.0)
@@ -392,9 +364,7 @@ def test_full_scan_leaves_no_process_to_the_next_poll() -> None:
 
 
 def test_zombie_with_an_exit_record_is_charged_once() -> None:
-    kernel = SyntheticKernel()
-    source = kernel.source()
-    source.poll()
+    kernel, source = polled()
     life = kernel.spawn()
     kernel.run(life, 3 * MS)
     kernel.exit(life, reap=False)

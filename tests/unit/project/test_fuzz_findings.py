@@ -21,12 +21,14 @@ from wattspan.config import ConfigSchema, load
 from wattspan.config.loading import parse_toml
 from wattspan.model import Failure, Trouble
 from wattspan.otlp.transport import ExportStatus, result_of_http
-from wattspan.processes.cpus import parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector
 from wattspan.processes.netlink import raise_error
 from wattspan.sources.nvml.device import MAX_GPUS
 from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock
+from wattspan.util.cpu_topology import (
+    parse_cpu_list,
+)
 from wattspan.util.protobuf import encode_export_response, retry_delay, status_message
 
 NUMBER_OF_400_DIGITS = "9" * 400

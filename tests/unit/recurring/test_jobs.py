@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from wattspan.recurring.jobs import (
+    NamedTerms,
     Prospect,
     RecurringJobTerms,
     SearchVerdict,
@@ -90,7 +91,7 @@ def test_terms_out_of_range_are_refused(terms: dict, text: str) -> None:
     usual = {"batch_sizes": (16, 32), "default_batch_size": 32, "target_metric": 0.8}
     usual |= {"higher_is_better_metric": True, "max_epochs": 10}
     with pytest.raises(ValueError, match=text):
-        RecurringJobTerms.of("nightly", **{**usual, **terms})
+        NamedTerms(**{**usual, **terms}).terms("nightly")  # type: ignore[arg-type]
 
 
 def test_ended_runs_are_trials() -> None:

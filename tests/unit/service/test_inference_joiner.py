@@ -30,11 +30,12 @@ from wattspan.model import (
     Tick,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
+from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.sharing.pools import POOL_RULES, PoolName
 from wattspan.spans.values import InferenceDetails, Span, SpanColumns, TokenRole
 
 S, STEP = SECOND, 100 * MILLISECOND
+MAX_ENGINES, _, ENGINE_TIMEOUT = POOL_RULES[PoolName.ENGINES]
 SERVER, WORKER, OTHER = Consumer(10, 1), Consumer(11, 2), Consumer(20, 1)
 TIMES = InferenceDetails("m", queue=0, first_token=S // 2)
 POWER = 10_000_000  # uJ a step: 100 W

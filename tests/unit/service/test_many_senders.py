@@ -98,7 +98,7 @@ class Host:
         self.sent += 1
         now, length, peer = self.clock.now(), round(seconds * SECOND), Peer(uid=user)
         sent = request_of_span(self.sent, pid, now, length, name=f"by {pid}", peer=peer)
-        self.joiner.accept(sent)
+        self.joiner.inbox.accept(sent)
 
     @property
     def accounts(self) -> SpanAccounts:

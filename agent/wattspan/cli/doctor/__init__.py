@@ -30,11 +30,7 @@ from wattspan.cli.options import (
 )
 from wattspan.clock import SystemClock
 from wattspan.ports import ConfigError, SourceContext, SourceError
-from wattspan.service.configuration import (
-    LoadedConfiguration,
-    host_name,
-    selected_emulated_host,
-)
+from wattspan.service.configuration import LoadedConfiguration, host_name, selected_emulated_host
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -46,11 +42,7 @@ if TYPE_CHECKING:
 @json_option
 @emulate_option
 @click.pass_context
-def command(
-    context: click.Context,
-    configuration: ConfigurationOptions,
-    as_json: bool,
-) -> None:
+def command(context: click.Context, configuration: ConfigurationOptions, as_json: bool) -> None:
     """Examine this host: readable counters, problems and remedies.
 
     Reads every counter twice, one second apart, with the rights of the calling user: run it as

@@ -197,11 +197,12 @@ def _ceiling(host: _FleetHost) -> Iterator[Finding]:
             "Start the agent, and read the reason in its log and below.",
         )
     else:
+        age = max(0, host.settings.contact - left)
         yield ok(
             "ceiling",
-            f"{watts(limit)}, renewed {duration_text(max(0, host.settings.contact - left))} ago,"
-            f" for {duration_text(left)} more; {watts(max(held.safe, held.floor))} without"
-            " contact, at most",
+            f"{watts(limit)}, renewed {duration_text(age)} ago, for"
+            f" {duration_text(left)} more; {watts(max(held.safe, held.floor))} without contact,"
+            " at most",
         )
     if held.enforced is None:
         yield warning("limits", "the limit of a device is unknown", _SEE_LIMITS)
@@ -315,11 +316,8 @@ def _budgets(
     place = host.settings.place
     nodes = [node for node in nodes_of(place, host.name) if node in book.budgets]
     for node in nodes:
-        what, budget, ones = (
-            f"budget of {place_name(node)}",
-            book.budgets[node],
-            floors.get(node, []),
-        )
+        what, budget = f"budget of {place_name(node)}", book.budgets[node]
+        ones = floors.get(node, [])
         if sum(ones) > budget:
             error = BudgetBelowFloorsError(node, budget, sum(ones), len(ones))
             yield _of_sentences(failure, what, str(error))

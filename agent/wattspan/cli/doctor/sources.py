@@ -246,18 +246,16 @@ def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Find
         domain = decided[listed.id]
         if domain.id in failed and domain.id not in probe.last:
             continue  # its failure is a finding
+        name = f"{domain.hw_type} {domain.name}"
         if domain.hw_type is HwType.GPU and domain.parent is not None:
-            yield ok(
-                f"{domain.hw_type} {domain.name}",
-                f"a part of its board's energy, {domain.provenance}, not summed: {domain.why}",
-            )
+            part = f"a part of its board's energy, {domain.provenance}, not summed: {domain.why}"
+            yield ok(name, part)
             continue
-        power = probe.power(domain)
         if domain.id in probe.frozen:
-            name = f"{domain.hw_type} {domain.name}"
             mark = failure if domain.in_cover else warning
             yield mark(name, f"{FROZEN_CAUSE}: its energy is unknown", FROZEN_REMEDY)
             continue
+        power = probe.power(domain)
         figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
         constant = power == 0 and domain.in_cover  # some hypervisors show counters like this
         if constant:
@@ -266,10 +264,8 @@ def _domains(probe: SourceProbe, decided: Mapping[str, Domain]) -> Iterator[Find
         reason = f": {domain.why}" if domain.why else ""
         gpu = _gpu(probe.gpus.get(domain.id))
         problem = constant or domain.id not in probe.last
-        yield (warning if problem else ok)(
-            f"{domain.hw_type} {domain.name}",
-            f"{figure}, {domain.provenance}, {place}{reason}{gpu}",
-        )
+        detail = f"{figure}, {domain.provenance}, {place}{reason}{gpu}"
+        yield (warning if problem else ok)(name, detail)
 
 
 _MIG_LIMIT = (

@@ -18,18 +18,11 @@ from wattspan.capper.protocol import (
     has_capper_unit,
 )
 from wattspan.cli.caps import capper_state
-from wattspan.cli.doctor.findings import (
-    Finding,
-    Severity,
-    failure,
-    note,
-    ok,
-    warning,
-)
+from wattspan.cli.doctor.findings import Finding, Severity, failure, note, ok, warning
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
-from wattspan.config.ineffective import ineffective_settings
+from wattspan.config.settings import ineffective_settings
 from wattspan.model import CapKey, CapRow, DecisionReason, Domain, HwType, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, SourceContext
 from wattspan.sdk import MeasurementError
@@ -47,10 +40,7 @@ _NO_KNOB_REASONS = {
 
 
 def examine_tuning(
-    config: Config,
-    context: SourceContext,
-    domains: Collection[Domain] = (),
-    root: Path = Path("/"),
+    config: Config, context: SourceContext, domains: Collection[Domain] = (), root: Path = Path("/")
 ) -> Iterator[Finding]:
     """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
     host = None if context.emulated else HostDirectory(Path(config.caps.host_dir))
@@ -266,13 +256,7 @@ class CapperProbe:
 
 
 def examine_capper(
-    config: Config,
-    capper: CapperProbe,
-    root: Path,
-    *,
-    held: str,
-    by_systemd: bool,
-    left: bool,
+    config: Config, capper: CapperProbe, root: Path, *, held: str, by_systemd: bool, left: bool
 ) -> Finding:
     """``by_systemd``: a unit starts it; ``left``: an earlier one has left limits in force.
 

@@ -39,8 +39,9 @@ from wattspan.cli.frontier.tables import (
 from wattspan.cli.measure import RunningAgentClient
 from wattspan.cli.measure.child import process_identity
 from wattspan.cli.options import (
+    DURATION,
+    FILE,
     ConfigurationOptions,
-    DurationType,
     F,
     config_options,
     echo_error,
@@ -70,9 +71,7 @@ from wattspan.service.configuration import agent_directories, capper_client
 DEFAULT_FILE = "frontier.json"
 _CALLS_TIMEOUT = 5.0  # seconds for one request to the capper
 
-study_argument = click.argument(
-    "file", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE
-)
+study_argument = click.argument("file", type=FILE, default=DEFAULT_FILE)
 
 
 @click.group(name="frontier")
@@ -102,39 +101,18 @@ def command() -> None:
     "a group is the number of units in a line. span:NAME: the spans of this name that the command "
     "sends by OTLP; span:NAME:ATTRIBUTE: the number of units is an attribute.",
 )
+@click.option("--repeat", type=click.IntRange(1, 100), default=3, help="Trials of each setting.")
 @click.option(
-    "--repeat",
-    type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    help="Trials of each setting.",
+    "--warm-up", type=DURATION, default="5s", help="Time from the start of a trial to its window."
 )
 @click.option(
-    "--warm-up",
-    type=DurationType(),
-    default="5s",
-    show_default=True,
-    help="Time from the start of a trial to its window.",
+    "--window", type=DURATION, default="10s", help="Measured time of a trial, 5 s at least."
 )
-@click.option(
-    "--window",
-    type=DurationType(),
-    default="10s",
-    show_default=True,
-    help="Measured time of a trial, 5 s at least.",
-)
-@click.option(
-    "--trial-limit",
-    type=DurationType(),
-    default="10m",
-    show_default=True,
-    help="Longest time of one trial.",
-)
+@click.option("--trial-limit", type=DURATION, default="10m", help="Longest time of one trial.")
 @click.option(
     "--longest",
     type=click.FloatRange(min=1),
     default=DEFAULT_LONGEST,
-    show_default=True,
     help="Follow a knob no further above this time relative to the baseline.",
 )
 @click.option(
@@ -144,7 +122,7 @@ def command() -> None:
 )
 @click.option(
     "--time-budget",
-    type=DurationType(),
+    type=DURATION,
     help="Time for all trials of the study. Those with the most expected gain are run first. "
     "[default: all trials]",
 )
@@ -156,19 +134,9 @@ def command() -> None:
     help="Measure and set this device only, by id, GPU index or UUID. Repeatable. "
     "[default: the GPUs; without any, all devices]",
 )
+@click.option("--output", "-o", "file", type=FILE, default=DEFAULT_FILE, help="File of the trials.")
 @click.option(
-    "--output",
-    "-o",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=DEFAULT_FILE,
-    show_default=True,
-    help="File of the trials.",
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Continue the study in the file; failed trials are tried again.",
+    "--resume", is_flag=True, help="Continue the study in the file; failed trials are tried again."
 )
 @click.option("--verbose", is_flag=True, help="Show the output of the command.")
 @config_options
@@ -328,7 +296,7 @@ def constraint_options(function: F) -> F:
             type=float,
             help="Longer than the baseline at most by this: 0.05 is 5 %.",
         ),
-        click.option("--deadline", type=DurationType(), help="Mean time of a unit at most."),
+        click.option("--deadline", type=DURATION, help="Mean time of a unit at most."),
         click.option(
             "--energy-budget",
             type=float,
@@ -345,7 +313,6 @@ def constraint_options(function: F) -> F:
             "--tolerance",
             type=float,
             default=DEFAULT_TOLERANCE,
-            show_default=True,
             help="Relative excess over a limit that the upper bound of an interval may have.",
         ),
     ):
@@ -361,7 +328,6 @@ def constraint_options(function: F) -> F:
     "form",
     type=click.Choice(["text", "config", "autotune", "command"]),
     default="text",
-    show_default=True,
     help="The result: sentences, a configuration with fixed limits, one for the tuner, or the "
     "command line.",
 )
@@ -419,6 +385,7 @@ def _check_tunable(max_slowdown: float | None, *others: object) -> None:
     "-o",
     type=click.File("w", encoding="utf-8", lazy=True),
     default="-",
+    show_default=False,
     help="The SVG file. [default: standard output]",
 )
 def plot(file: Path, output: Any) -> None:
@@ -440,7 +407,6 @@ def plot(file: Path, output: Any) -> None:
     "form",
     type=click.Choice(["json", "csv"]),
     default="json",
-    show_default=True,
     help="All trials and estimates, or the trials as a table.",
 )
 def export(file: Path, form: str) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import floor, isfinite
 from typing import Any
 
 import msgspec
 
-from wattspan.cli.formatting import UNKNOWN, grid_lines, unit_prefix
+from wattspan.cli.formatting import UNKNOWN, TableColumn, table_lines, unit_prefix
 from wattspan.config.writing import value_text
-from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
+from wattspan.frontier.estimates import BlockModel, ConfidenceInterval
 from wattspan.frontier.recommendation import Frontier, Recommendation
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import MeasuredDevice, Study
@@ -36,25 +36,9 @@ def study_lines(found: Frontier) -> list[str]:
     """The table of all settings, and what follows from it."""
     study = found.study
     lines = [shlex.join(study.command), study_note(study), ""]
-    estimates = found.estimates
-    usable = [trial.setting for trial in study.usable()]
-    if not estimates.measured:
+    if not found.estimates.measured:
         return [*lines, "No trial can be used.", *_troubles(study)]
-    members = set(found.settings)
-    pruned = dict(study.pruned)
-    flags = _flags(study)
-    first = min(estimates.measured)
-    scales = [unit_prefix(one.value(first).value) for one in (estimates.time, estimates.energy)]
-    (time, _), (energy, _) = scales
-    titles = "setting", "trials", f"{time}s/unit", f"{energy}J/unit", "W", "time", "energy", ""
-    factors = [factor for _, factor in scales]
-    rows = [
-        (*_row(estimates, number, usable.count(setting), factors),
-         _remark(setting in members, number in estimates.measured, pruned.get(setting, ""),
-                 flags.get(setting, ())))
-        for number, setting in enumerate(study.settings)
-    ]  # fmt: skip
-    lines += grid_lines([titles, *rows], left=(0, 7))
+    lines += table_lines(_study_columns(found), range(len(study.settings)))
     lines += [
         "",
         "Time and energy are relative to the first setting. Settings on the frontier are not beaten"
@@ -78,29 +62,40 @@ def _flags(study: Study) -> dict[Setting, list[str]]:
     return found
 
 
-def _remark(member: bool, measured: bool, pruned: str, flags: Sequence[str]) -> str:
-    place = "frontier" if member else pruned or ("beaten" if measured else "")
-    return "; ".join((place, *flags)) if place else ""
+def _study_columns(found: Frontier) -> list[TableColumn]:
+    """The columns of a table of settings by their number."""
+    study, estimates = found.study, found.estimates
+    usable = [trial.setting for trial in study.usable()]
+    members, pruned, flags = set(found.settings), dict(study.pruned), _flags(study)
+    first = min(estimates.measured)
 
+    def known(cell: Callable[[int], str]) -> Callable[[int], str]:
+        return lambda number: cell(number) if number in estimates.measured else UNKNOWN
 
-def _row(
-    estimates: SettingEstimates, number: int, trials: int, factors: Sequence[float]
-) -> tuple[str, ...]:
-    """The cells of a setting; ``factors`` are those of the units of time and energy."""
-    name = str(estimates.settings[number])
-    if number not in estimates.measured:
-        return (name, str(trials), *[UNKNOWN] * 5)
-    time, energy = estimates.time, estimates.energy
-    return (
-        name,
-        str(trials),
-        *(
-            _spread(model.value(number).scaled(1 / factor))
-            for model, factor in zip((time, energy), factors, strict=True)
-        ),
-        f"{estimates.power.value(number).value:.4g}",
-        *("" if number == 0 else _change(model.ratio(number, 0)) for model in (time, energy)),
-    )
+    def cost(model: BlockModel, unit: str) -> TableColumn:
+        prefix, factor = unit_prefix(model.value(first).value)
+        cell = known(lambda number: _spread(model.value(number).scaled(1 / factor)))
+        return TableColumn(f"{prefix}{unit}/unit", cell)
+
+    def change(model: BlockModel) -> Callable[[int], str]:
+        return known(lambda number: _change(model.ratio(number, 0)) if number else "")
+
+    def remark(number: int) -> str:
+        setting = study.settings[number]
+        beaten = "beaten" if number in estimates.measured else ""
+        place = "frontier" if setting in members else pruned.get(setting, "") or beaten
+        return "; ".join((place, *flags.get(setting, ()))) if place else ""
+
+    return [
+        TableColumn("setting", lambda number: str(study.settings[number]), left=True),
+        TableColumn("trials", lambda number: str(usable.count(study.settings[number]))),
+        cost(estimates.time, "s"),
+        cost(estimates.energy, "J"),
+        TableColumn("W", known(lambda number: f"{estimates.power.value(number).value:.4g}")),
+        TableColumn("time", change(estimates.time)),
+        TableColumn("energy", change(estimates.energy)),
+        TableColumn("", remark, left=True),
+    ]
 
 
 def _spread(interval: ConfidenceInterval) -> str:

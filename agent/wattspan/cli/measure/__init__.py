@@ -15,8 +15,8 @@ import msgspec
 from wattspan.cli.measure import child
 from wattspan.cli.measure.results import CommandRun, MeasurementResult, result_lines
 from wattspan.cli.options import (
+    DURATION,
     ConfigurationOptions,
-    DurationType,
     config_options,
     echo_error,
     emulate_option,
@@ -31,6 +31,7 @@ from wattspan.ports import Clock, SourceError
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Measurement, read_measurement, request_json
 from wattspan.service.configuration import LoadedConfiguration, agent_directories
+from wattspan.service.systemd import signal_handlers
 
 READ_INTERVAL = 10 * SECOND
 """A long run is read in periods, while the agent still remembers which processes belong to it."""
@@ -50,7 +51,12 @@ READ_TIMEOUT = 10.0  # seconds to wait for the last period
     "that is not 0.",
 )
 @click.option(
-    "-r", "--repeat", type=click.IntRange(min=1), default=1, help="Run it this number of times."
+    "-r",
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=False,
+    help="Run it this number of times.",
 )
 @click.option(
     "-o",
@@ -60,7 +66,7 @@ READ_TIMEOUT = 10.0  # seconds to wait for the last period
 )
 @click.option(
     "--interval",
-    type=DurationType(),
+    type=DURATION,
     help="Measure without the running agent, and read the counters at this interval.",
 )
 @click.option("--alone", is_flag=True, help="Measure without the running agent.")
@@ -90,7 +96,8 @@ def command(
     flags = {} if interval is None else {_INTERVAL: FlagValue("--interval", str(interval))}
     loaded = configuration.load(flags, client=True)
     alone = alone or interval is not None or bool(loaded.config.emulation.profile)
-    with _exit_on_sigterm(), _measurement_client(loaded, clock, alone=alone) as client:
+    ending = signal_handlers({signal.SIGTERM: _end})
+    with ending, _measurement_client(loaded, clock, alone=alone) as client:
         result = measure(words, repeat, client, clock)
     text = json_text(result.plain()) if as_json else "\n".join((*result_lines(result), ""))
     click.echo(text, output, nl=False, err=output is None)
@@ -192,18 +199,9 @@ def _measure_run(words: Sequence[str], client: MeasurementClient, clock: Clock) 
     return run
 
 
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
+def _end(number: int, frame: object) -> None:
     """Clean up at SIGTERM as at Ctrl-C. While the command runs, it receives the signals."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from wattspan.model import Consumer
 from wattspan.ports import Clock, WattspanError
 from wattspan.processes.procfs import ProcFs
+from wattspan.service.systemd import signal_handlers, terminal
 
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -160,29 +161,18 @@ class _SignalForwarder:
 
 @contextmanager
 def _forward_signals() -> Iterator[_SignalForwarder]:
-    """Forward signals during the block. The command does not inherit handlers."""
+    """Forward signals during the block."""
     signals = _SignalForwarder()
-    numbers = [
-        number
+    handlers = {
+        number: signals.handle
         for number in (*_TERMINAL_SIGNALS, *_FORWARDED_SIGNALS)
-        if signal.getsignal(number)
-        is not signal.SIG_IGN  # under nohup the command ignores it as well
-    ]
-    before = {number: signal.signal(number, signals.handle) for number in numbers}
-    try:
+        if signal.getsignal(number) is not signal.SIG_IGN  # by nohup: the command ignores it too
+    }
+    with signal_handlers(handlers):
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _is_foreground() -> bool:
     """True if this process group has the terminal, whose keys reach the whole group."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:  # no terminal
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    finally:
-        os.close(terminal)
+    with terminal() as descriptor:
+        return descriptor is not None and os.tcgetpgrp(descriptor) == os.getpgrp()

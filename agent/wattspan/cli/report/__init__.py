@@ -14,8 +14,9 @@ from click.core import ParameterSource
 from wattspan.api.shared_state import REPORT_PATH
 from wattspan.cli.formatting import local_time
 from wattspan.cli.options import (
+    DURATION,
+    FILE,
     ConfigurationOptions,
-    DurationType,
     config_options,
     echo_error,
     json_text,
@@ -65,16 +66,13 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 
 
 @click.command(name="report")
-@click.option(
-    "--since", type=DurationType(), help="The length of the period before --to. [default: 24h]"
-)
+@click.option("--since", type=DURATION, help="The length of the period before --to. [default: 24h]")
 @click.option("--from", "start", callback=_parse_time, metavar="TIME", help="Start time.")
 @click.option("--to", "end", callback=_parse_time, metavar="TIME", help="End time. [default: now]")
 @click.option(
     "--by",
     type=click.Choice(list(_KINDS)),
     default=PROCESS,
-    show_default=True,
     help="Division of the energy: `group` is every kind of group, `kind` the sum of each kind, "
     "`span` the spans of instrumented applications, with joules per call and per token, `model` "
     "the requests to language models.",
@@ -89,7 +87,6 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     "--unit",
     type=click.Choice(["auto", *table.UNITS]),
     default="auto",
-    show_default=True,
     help="Unit of the energies in the table.",
 )
 @click.option(
@@ -102,11 +99,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the report to this file, atomically.",
+    "--output", "-o", type=FILE, metavar="FILE", help="Write the report to this file, atomically."
 )
 @click.option(
     "--split",
@@ -186,11 +179,7 @@ def command(
     export.write_output(report, output)
 
 
-_ROWS = {
-    "parquet": export.parquet_bytes,
-    "csv": export.csv_bytes,
-    "jsonl": export.jsonl_bytes,
-}
+_ROWS = {"parquet": export.parquet_bytes, "csv": export.csv_bytes, "jsonl": export.jsonl_bytes}
 
 
 def _store(state_dir: Path, emulated: bool) -> Path:

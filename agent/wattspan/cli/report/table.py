@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wattspan.cli.formatting import (
     UNKNOWN,
+    TableColumn,
     at_least,
     count,
     duration_text,
     energy_each,
-    grid_lines,
     joules,
     local_time,
     share,
+    table_lines,
 )
 from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
 from wattspan.inference.division import DivisionMethod
 from wattspan.model import Certainty, HwType, Provenance, StaticBasis
-from wattspan.storage.breakdown import (
-    Breakdown,
-    BreakdownLine,
-    BreakdownSection,
-    worst_provenance,
-)
+from wattspan.storage.breakdown import Breakdown, BreakdownLine, BreakdownSection, worst_provenance
 from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract
@@ -75,7 +73,6 @@ def report_lines(
     """
     total = breakdown.total.total
     name = _fitting_unit(total) if unit == "auto" else unit
-    footprint = FootprintColumns(extract.weightings, total)
     steps = " and ".join(_STEPS[step] for step in extract.steps)
     interval = f"{local_time(extract.start)} to {local_time(extract.end)}"
     yield f"Energy from {interval}, by the {steps}, in {name}"
@@ -85,10 +82,10 @@ def report_lines(
     yield ""
     sections = breakdown.sections
     if by == "domain":
-        yield from _domain_table(extract.domains, total, name, footprint)
+        yield from _domain_table(extract, total, name)
     elif by in _WITHOUT:
         lines = [line for section in sections for line in section.lines]
-        yield from _table(by, lines, breakdown, name, footprint, split=split)
+        yield from _table(by, lines, extract, breakdown, name, split=split)
         if split and sections:
             yield from _split_notes(lines)
         if by == MODEL:
@@ -100,7 +97,7 @@ def report_lines(
         for place, section in enumerate(sections or [BreakdownSection(by, ())]):
             if place:
                 yield ""
-            yield from _table(section.kind, section.lines, breakdown, name, footprint)
+            yield from _table(section.kind, section.lines, extract, breakdown, name)
     yield from _withheld(extract.domains, name)
     if by != "domain":
         yield from _gaps(extract.domains)
@@ -111,56 +108,40 @@ def report_lines(
 def _table(
     kind: str,
     named: Sequence[BreakdownLine],
+    extract: HistoryExtract,
     breakdown: Breakdown,
     unit: str,
-    footprint: FootprintColumns,
     *,
     split: bool = False,
 ) -> list[str]:
     """One kind's lines and those without a kind; spans and models with calls and tokens."""
-    of_spans = kind in _WITHOUT
-    types = list(breakdown.provenance)
-    whole = breakdown.total.total
-    several = len(types) > 1
-    worst = max(breakdown.provenance.values(), key=lambda one: one.rank, default=None)
-    timed, call = kind == SPAN, "request" if kind == MODEL else "call"
-    names: tuple[str, ...] = kind, "group" if kind == PROCESS else ""
-    usage: tuple[str, ...] = ()
-    if of_spans:
-        names = "service", kind, f"{call}s"
-        usage = f"J/{call}", "time" if timed else "learned", "tokens in", "out", "J/token"
-    total = ("total",) if several else ()
-    parts = ("static", "dynamic", "split") if split else ()
-    rows = [
-        (*names, *types, *total, *parts, "share", *footprint.headings, *usage),
-        (
-            *("" for _ in names),
-            *(breakdown.provenance[hw_type] for hw_type in types),
-            *((worst or "",) if several else ()),
-            *("" for _ in (*parts, "share", *footprint.headings, *usage)),
-        ),
-    ]
-    for line in (*named, *breakdown.unattributed, breakdown.total):
-        calls = str(line.usage.calls) if line.usage else ""
-        rows.append(
-            (
-                *((line.group, line.name, calls) if of_spans else (line.name, line.group)),
-                *(_cell_of(line, hw_type, unit) for hw_type in types),
-                *((_bounded(line.total, line.total_certainty, unit),) if several else ()),
-                *(_split_cells(line, unit) if split else ()),
-                share(line.total, whole),
-                *footprint.cells(line.total),
-                *(_usage_cells(line, timed=timed) if of_spans else ()),
-            )
-        )
-    # a column of tokens without any token is not shown
-    if of_spans and all(not any(row[-3:]) for row in rows[1:]):
-        rows = [row[:-3] for row in rows]
-    return grid_lines(rows, left=(0, 1), max_width=_WIDEST)
+    lines = (*named, *breakdown.unattributed, breakdown.total)
+    provenance, whole = breakdown.provenance, breakdown.total.total
+    name = TableColumn(kind, attrgetter("name"), left=True)
+    group = TableColumn("group" if kind == PROCESS else "", attrgetter("group"), left=True)
+    columns = [name, group]
+    usage: list[TableColumn] = []
+    if kind in _WITHOUT:
+        calls, *usage = _usage_columns(kind, [line.usage for line in lines])
+        columns = [group._replace(title="service"), name, calls]
+    for hw_type, origin in provenance.items():
+        columns.append(TableColumn(hw_type, partial(_energy_of, hw_type, unit), note=origin))
+    if len(provenance) > 1:
+        worst = max(provenance.values(), key=lambda one: one.rank)
+        columns.append(TableColumn("total", partial(_total_of, unit), note=worst))
+    if split:
+        columns += _split_columns(unit)
+    columns.append(TableColumn("share", lambda line: share(line.total, whole)))
+    columns += _footprint_columns(extract.weightings, whole, attrgetter("total"))
+    return table_lines([*columns, *usage], lines, max_width=_WIDEST)
 
 
-def _cell_of(line: BreakdownLine, hw_type: HwType, unit: str) -> str:
+def _energy_of(hw_type: HwType, unit: str, line: BreakdownLine) -> str:
     return _bounded(line.energy.get(hw_type, 0), line.certainty.get(hw_type, Certainty.KNOWN), unit)
+
+
+def _total_of(unit: str, line: BreakdownLine) -> str:
+    return _bounded(line.total, line.total_certainty, unit)
 
 
 def _bounded(energy: int, certainty: Certainty, unit: str) -> str:
@@ -177,18 +158,22 @@ _BASES = {
 }
 
 
-def _split_cells(line: BreakdownLine, unit: str) -> tuple[str, ...]:
+def _split_columns(unit: str) -> list[TableColumn]:
     """Static and dynamic GPU energy, and the least certain basis of the static power."""
-    if line.usage is None or not line.usage.splits:
-        return ("", "", "" if line.usage is None else UNKNOWN)
-    static, dynamic, basis = total_split(line.usage.splits)
-    bounded = basis is StaticBasis.LOWER_BOUND
-    most = "≤ " if bounded else ""
-    return (
-        at_least(_energy(static, unit), bounded=bounded),
-        f"{most}{_energy(dynamic, unit)}",
-        _BASES[basis],
-    )
+
+    def cells(line: BreakdownLine) -> tuple[str, str, str]:
+        if line.usage is None or not line.usage.splits:
+            return ("", "", "" if line.usage is None else UNKNOWN)
+        static, dynamic, basis = total_split(line.usage.splits)
+        bounded = basis is StaticBasis.LOWER_BOUND
+        most = f"{'≤ ' if bounded else ''}{_energy(dynamic, unit)}"
+        return at_least(_energy(static, unit), bounded=bounded), most, _BASES[basis]
+
+    return [
+        TableColumn("static", lambda line: cells(line)[0]),
+        TableColumn("dynamic", lambda line: cells(line)[1]),
+        TableColumn("split", lambda line: cells(line)[2]),
+    ]
 
 
 def _split_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
@@ -203,18 +188,38 @@ def _split_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
         yield f"Not split, because the static power was not known: {joules(unknown)} of spans."
 
 
-def _usage_cells(line: BreakdownLine, *, timed: bool) -> tuple[str, ...]:
-    """Energy of a call; its time if ``timed``, else the part divided by learned energy; tokens."""
-    use = line.usage
-    if use is None:
-        return ("",) * 5
-    tokens = ("",) * 3
+_UsageCell = Callable[[BreakdownLine, SpanUsage], str]
+
+
+def _usage_columns(kind: str, uses: Iterable[SpanUsage | None]) -> Iterator[TableColumn]:
+    """Calls, energy of a call, its time or the part divided by learned energy; tokens if any."""
+    call = "request" if kind == MODEL else "call"
+
+    def used(title: str, cell: _UsageCell) -> TableColumn:
+        return TableColumn(title, lambda line: cell(line, line.usage) if line.usage else "")
+
+    def spent(title: str, cell: _UsageCell) -> TableColumn:
+        return used(title, lambda line, use: cell(line, use) if _has_tokens(use) else "")
+
+    yield used(f"{call}s", lambda _, use: str(use.calls))
+    yield used(f"J/{call}", lambda line, use: _energy_each(line, use.calls))
+    if kind == SPAN:
+        yield used("time", lambda _, use: duration_text(use.nanoseconds))
+    else:
+        yield used("learned", lambda _, use: _learned(use))
+    if any(map(_has_tokens, uses)):
+        yield spent("tokens in", lambda _, use: count(use.tokens_in))
+        yield spent("out", lambda _, use: count(use.tokens_out))
+        yield spent("J/token", lambda line, use: _energy_each(line, use.tokens_out))
+
+
+def _energy_each(line: BreakdownLine, parts: int) -> str:
     bounded = line.total_certainty is not Certainty.KNOWN
-    if use.tokens_in or use.tokens_out:
-        each = at_least(energy_each(line.total, use.tokens_out), bounded=bounded)
-        tokens = count(use.tokens_in), count(use.tokens_out), each
-    second = duration_text(use.nanoseconds) if timed else _learned(use)
-    return (at_least(energy_each(line.total, use.calls), bounded=bounded), second, *tokens)
+    return at_least(energy_each(line.total, parts), bounded=bounded)
+
+
+def _has_tokens(use: SpanUsage | None) -> bool:
+    return use is not None and bool(use.tokens_in or use.tokens_out)
 
 
 def _learned(use: SpanUsage) -> str:
@@ -247,42 +252,60 @@ def _division_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
         yield f"The division of {_requests(unknown)} was not recorded by an earlier version."
 
 
-def _domain_table(
-    domains: Sequence[DomainTotal], total: int, unit: str, footprint: FootprintColumns
-) -> list[str]:
-    names = ("domain", "type", "provenance", "energy", "consumers", "idle", "unattributed", "share")
-    rows = [(*names, *footprint.headings, "gap")]
-    for domain in domains:
-        parts = _domain_parts(domain)
-        rows.append(
-            (
-                *(domain.id, domain.hw_type, domain.provenance),
-                _bounded(domain.energy, domain.certainty, unit),
-                *(_bounded(*part, unit) if domain.attributed else UNKNOWN for part in parts),
-                share(domain.energy, total) if domain.in_cover else "part",
-                *footprint.cells(domain.energy),
-                _gap(domain),
-            )
+class _DomainRow(NamedTuple):
+    """A domain, or all of them: ``energies`` are its own and its parts, with their certainty."""
+
+    name: str
+    hw_type: str
+    provenance: str
+    energies: Sequence[tuple[int, Certainty]]
+    share: str
+    gap: str = ""
+
+    def energy(self, place: int, unit: str) -> str:
+        """An energy; a dash for a part of a domain that is not attributed."""
+        return _bounded(*self.energies[place], unit) if place < len(self.energies) else UNKNOWN
+
+
+def _domain_table(extract: HistoryExtract, total: int, unit: str) -> list[str]:
+    rows = [
+        _DomainRow(
+            domain.id,
+            domain.hw_type,
+            domain.provenance,
+            [(domain.energy, domain.certainty), *_domain_parts(domain)],
+            share(domain.energy, total) if domain.in_cover else "part",
+            _gap(domain),
         )
-    cover = [domain for domain in domains if domain.in_cover]
+        for domain in extract.domains
+    ]
+    cover = [domain for domain in extract.domains if domain.in_cover]
     worst = max(worst_provenance(cover).values(), key=lambda one: one.rank, default="")
-    columns = zip(*(_domain_parts(domain) for domain in cover if domain.attributed), strict=True)
-    sums = [
+    parts = [
         (sum(part for part, _ in column), Certainty.of_sum(one for _, one in column))
-        for column in columns
+        for column in zip(*filter(None, map(_domain_parts, cover)), strict=True)
     ] or [(0, Certainty.KNOWN)] * 3
     whole = total, Certainty.of_sum(domain.certainty for domain in cover)
-    rows.append(
-        (
-            *("total", "", worst, *(_bounded(*part, unit) for part in (whole, *sums))),
-            *(share(total, total), *footprint.cells(total), ""),
-        )
-    )
-    return grid_lines(rows, left=(0, 1, 2), max_width=_WIDEST)
+    rows.append(_DomainRow("total", "", worst, [whole, *parts], share(total, total)))
+    columns = [
+        TableColumn("domain", attrgetter("name"), left=True),
+        TableColumn("type", attrgetter("hw_type"), left=True),
+        TableColumn("provenance", attrgetter("provenance"), left=True),
+        TableColumn("energy", lambda row: row.energy(0, unit)),
+        TableColumn("consumers", lambda row: row.energy(1, unit)),
+        TableColumn("idle", lambda row: row.energy(2, unit)),
+        TableColumn("unattributed", lambda row: row.energy(3, unit)),
+        TableColumn("share", attrgetter("share")),
+        *_footprint_columns(extract.weightings, total, lambda row: row.energies[0][0]),
+        TableColumn("gap", attrgetter("gap")),
+    ]
+    return table_lines(columns, rows, max_width=_WIDEST)
 
 
-def _domain_parts(domain: DomainTotal) -> tuple[tuple[int, Certainty], ...]:
-    """Consumers, idle and unattributed energy with their certainty."""
+def _domain_parts(domain: DomainTotal) -> Sequence[tuple[int, Certainty]]:
+    """Consumers, idle and unattributed energy with their certainty; none if not attributed."""
+    if not domain.attributed:
+        return ()
     return (
         (domain.consumers, domain.consumers_certainty),
         (domain.idle, domain.idle_certainty),
@@ -332,22 +355,22 @@ MASS_UNITS = (("t", 10**6), ("kg", 1000), ("g", 1))
 """Units of carbon in grams; a table has one."""
 
 
-class FootprintColumns:
-    """The cost cells of a table, with the digits that its total needs; none without rates."""
+def _footprint_columns(
+    asked: Sequence[Weighting], total: int, energy_of: Callable[[Any], int]
+) -> Iterator[TableColumn]:
+    """The cost of rows, with the digits that their total needs; none without rates."""
 
-    def __init__(self, asked: Sequence[Weighting], total: int) -> None:
-        self._asked = asked
-        self._scales = [*map(_scale, asked, rated_parts(total, asked))]
-        self.headings = tuple(name for name, _, _ in self._scales)
-
-    def cells(self, energy: int) -> tuple[str, ...]:
+    def cell(place: int, size: int, digits: int, row: Any) -> str:
         """``"0.034"``; ``"≥ 0.034"`` if the rate of a part was unknown; a dash if of all."""
-        return tuple(
-            _cell(energy, weight, size, digits)
-            for weight, (_, size, digits) in zip(
-                rated_parts(energy, self._asked), self._scales, strict=True
-            )
-        )
+        energy = energy_of(row)
+        weight = rated_parts(energy, asked)[place]
+        if not is_known(energy, weight):
+            return UNKNOWN
+        return at_least(f"{weight.billionths / size:.{digits}f}", bounded=bool(weight.unknown))
+
+    for place, scale in enumerate(map(_scale, asked, rated_parts(total, asked))):
+        title, size, digits = scale
+        yield TableColumn(title, partial(cell, place, size, digits))
 
 
 def _scale(each: Weighting, total: RatedTotal) -> tuple[str, int, int]:
@@ -361,12 +384,6 @@ def _scale(each: Weighting, total: RatedTotal) -> tuple[str, int, int]:
     while digits < 9 and 0 < value < 10 ** (3 - digits):  # four significant digits
         digits += 1
     return name, size * BILLION, digits
-
-
-def _cell(energy: int, weight: RatedTotal, size: int, digits: int) -> str:
-    if not is_known(energy, weight):
-        return UNKNOWN
-    return at_least(f"{weight.billionths / size:.{digits}f}", bounded=bool(weight.unknown))
 
 
 def footprint_notes(asked: Sequence[Weighting], total: int, steps: Sequence[int]) -> Iterator[str]:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
+import msgspec
+from rich.console import Console
 
+from wattspan.cli.agent_client import (
+    AgentCredentials,
+    SnapshotClient,
+    credentials_for,
+    fetch_with_fallback,
+    http_fetch,
+)
 from wattspan.cli.options import (
+    DURATION,
     ConfigurationOptions,
-    DurationType,
     config_options,
     echo_json,
     json_option,
 )
-from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
-from wattspan.model.settings import Duration
-
-if TYPE_CHECKING:
-    from wattspan.config import AccessSettings
-    from wattspan.model.settings import Table
+from wattspan.cli.top.controls import Keyboard, SortKey, ViewOptions, ViewSection
+from wattspan.cli.top.tables import select_rows
+from wattspan.cli.top.view import print_once, watch
+from wattspan.clock import SystemClock
+from wattspan.config import AccessSettings
+from wattspan.model.settings import Duration, Table
+from wattspan.service.configuration import agent_directories
 
 DEFAULT_LISTEN = "127.0.0.1:9949"
 
 
 @click.command(name="top")
 @click.option("--address", help="The agent's metrics address; by default the configured one.")
-@click.option(
-    "--interval", type=DurationType(), default="2s", show_default=True, help="Time between reads."
-)
+@click.option("--interval", type=DURATION, default="2s", help="Time between reads.")
 @click.option(
     "--once", is_flag=True, help="Print one view and end; the default without a terminal."
 )
@@ -36,17 +44,21 @@ DEFAULT_LISTEN = "127.0.0.1:9949"
     "--by",
     type=click.Choice(ViewSection, case_sensitive=False),
     default="all",
-    show_default=True,
     help="Rows to list.",
 )
 @click.option(
     "--sort",
     type=click.Choice(SortKey, case_sensitive=False),
     default="watts",
-    show_default=True,
     help="Column that sorts the rows.",
 )
-@click.option("--filter", "wanted", default="", help="List only rows that contain this text.")
+@click.option(
+    "--filter",
+    "wanted",
+    default="",
+    show_default=False,
+    help="List only rows that contain this text.",
+)
 @config_options
 @json_option
 def command(
@@ -67,22 +79,6 @@ def command(
     """
     if interval <= 0:
         raise click.BadParameter("must be more than 0", param_hint="--interval")
-    import msgspec
-    from rich.console import Console
-
-    from wattspan.cli.agent_client import (
-        AgentCredentials,
-        SnapshotClient,
-        credentials_for,
-        fetch_with_fallback,
-        http_fetch,
-    )
-    from wattspan.cli.top.controls import Keyboard
-    from wattspan.cli.top.tables import select_rows
-    from wattspan.cli.top.view import print_once, watch
-    from wattspan.clock import SystemClock
-    from wattspan.service.configuration import agent_directories
-
     clock = SystemClock()
     config = configuration.load(client=True).config
     table = config.exporters.get("prometheus")
@@ -103,15 +99,7 @@ def command(
         print_once(view, options, console, lambda: view.notice)
         return
     with Keyboard() as keys:
-        watch(
-            view,
-            options,
-            clock=clock,
-            console=console,
-            keys=keys,
-            interval=interval,
-            notice=lambda: view.notice,
-        )
+        watch(view, options, clock, console, keys, interval, notice=lambda: view.notice)
 
 
 def _configured_address(table: Table | None) -> str:

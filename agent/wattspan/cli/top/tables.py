@@ -23,7 +23,7 @@ from wattspan.api.snapshot_document import (
     SpansEntry,
 )
 from wattspan.cli import formatting
-from wattspan.cli.formatting import Column, at_least, count, duration_each, energy_each
+from wattspan.cli.formatting import TableColumn, at_least, count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.tune.text import (
     against_original,
@@ -160,7 +160,7 @@ def _device_text(domain: DomainEntry) -> str:
 # --------------------------------------------------------------------------------- common parts
 
 
-def _table(options: ViewOptions, columns: Iterable[Column], rows: Iterable[Any]) -> Table:
+def _table(options: ViewOptions, columns: Iterable[TableColumn], rows: Iterable[Any]) -> Table:
     columns = list(columns)
     table = Table(
         box=None,
@@ -180,19 +180,18 @@ def _table(options: ViewOptions, columns: Iterable[Column], rows: Iterable[Any])
     return table
 
 
-class VisibleRows(NamedTuple):
-    """The rows of a table from ``offset`` on, at most ``limit``; None is unlimited."""
-
-    rows: Sequence[Any]
-    offset: int
-    limit: int | None
-
-
-def _listing(
-    options: ViewOptions, columns: Iterable[Column], visible: VisibleRows, empty: str = ""
+def listing(
+    options: ViewOptions,
+    offset: int,
+    columns: Iterable[TableColumn],
+    rows: Sequence[Any],
+    limit: int | None,
+    empty: str = "",
 ) -> RenderableType:
-    """The rows that fit, and a line with the number of the others, or ``empty``."""
-    rows, offset, limit = visible
+    """At most ``limit`` lines of ``rows`` from ``offset`` on, and one with the number of others.
+
+    Without rows, a line is ``empty`` or tells about the filter.
+    """
     shown, note = rows, ""
     if limit is not None and len(rows) > limit:
         first = min(offset, len(rows) - (limit - 1))
@@ -229,21 +228,22 @@ _PARTS = {
 }
 
 
-def device_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
+NO_COUNTER = "no counter is read: see `wattspan doctor`"
+
+
+def device_columns(document: SnapshotDocument, options: ViewOptions) -> list[TableColumn]:
     whole = document.host.least_power_watts
     columns = [
-        Column("DEVICE", _device_label, left=True, ratio=4),
-        Column("watts", _device_watts),
-        Column("joules", _device_joules),
-        *(Column(title, partial(_share, part)) for title, part in _PARTS.items()),
-        Column("how", _provenance, left=True),
+        TableColumn("DEVICE", _device_label, left=True, ratio=4),
+        TableColumn("watts", _device_watts),
+        TableColumn("joules", _device_joules),
+        *(TableColumn(title, partial(_share, part)) for title, part in _PARTS.items()),
+        TableColumn("how", _provenance, left=True),
     ]
     if options.wide:
-        columns.insert(2, Column("", partial(_bar, whole), left=True))
-        columns.append(Column("state", _state, left=True, ratio=5))
-    return _listing(options, columns, visible, "no counter is read: see `wattspan doctor`")
+        columns.insert(2, TableColumn("", partial(_bar, whole), left=True))
+        columns.append(TableColumn("state", _state, left=True, ratio=5))
+    return columns
 
 
 def _device_label(row: NestedDomain) -> Text:
@@ -305,27 +305,21 @@ def _state(row: NestedDomain) -> Text:
 # ------------------------------------------------------------------------- groups and processes
 
 
-def process_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
-    columns = (
-        Column("PID", lambda row: "" if row.pid is None else str(row.pid)),
-        Column("PROCESS", _process_name, left=True, ratio=3),
-        Column("group", lambda row: _dim(row.group), left=True, ratio=2),
+def process_columns(document: SnapshotDocument) -> list[TableColumn]:
+    return [
+        TableColumn("PID", lambda row: "" if row.pid is None else str(row.pid)),
+        TableColumn("PROCESS", _process_name, left=True, ratio=3),
+        TableColumn("group", lambda row: _dim(row.group), left=True, ratio=2),
         *_energy_columns(document),
-    )
-    return _listing(options, columns, visible)
+    ]
 
 
-def group_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
-    columns = (
-        Column("GROUP", _name, left=True, ratio=3),
-        Column("kind", lambda row: _dim(row.kind), left=True, ratio=2),
+def group_columns(document: SnapshotDocument) -> list[TableColumn]:
+    return [
+        TableColumn("GROUP", _name, left=True, ratio=3),
+        TableColumn("kind", lambda row: _dim(row.kind), left=True, ratio=2),
         *_energy_columns(document),
-    )
-    return _listing(options, columns, visible)
+    ]
 
 
 def _dim(text: str) -> Text:
@@ -340,11 +334,11 @@ def _process_name(row: ListedProcess) -> Text:
     return _name(row) if row.alive else _dim(f"{row.name} (ended)")
 
 
-def _energy_columns(document: SnapshotDocument) -> Iterator[Column]:
+def _energy_columns(document: SnapshotDocument) -> Iterator[TableColumn]:
     for kind in _hw_types(document):
-        yield Column(f"{_HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
-    yield Column("watts", _total_watts)
-    yield Column("joules", _bounded_joules)
+        yield TableColumn(f"{_HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
+    yield TableColumn("watts", _total_watts)
+    yield TableColumn("joules", _bounded_joules)
 
 
 def _watts_of(kind: HwType, row: ListedProcess | GroupEntry) -> str:
@@ -390,21 +384,21 @@ def tuning_table(
     title = "TUNING" if len(shown) == len(rows) else f"TUNING ({len(shown)} of {len(rows)})"
     wide = options.wide
     columns = [
-        Column(title, lambda row: Text(printable(row.job)), left=True, ratio=1),
-        Column("state", partial(_tuning_state, wide), left=True, width=18 if wide else 10),
-        Column(
+        TableColumn(title, lambda row: Text(printable(row.job)), left=True, ratio=1),
+        TableColumn("state", partial(_tuning_state, wide), left=True, width=18 if wide else 10),
+        TableColumn(
             "setting",
             lambda row: Text(against_original(row, accounts.caps), style="bold"),
             width=16 if wide else 13,
         ),
-        Column("slower", _slowdown, width=6),
-        Column("bound", lambda row: percent(row.slowdown_bound), width=6),
-        Column("budget", job_budget_text, width=6),
-        Column("saving", _saving, width=6),
+        TableColumn("slower", _slowdown, width=6),
+        TableColumn("bound", lambda row: percent(row.slowdown_bound), width=6),
+        TableColumn("budget", job_budget_text, width=6),
+        TableColumn("saving", _saving, width=6),
     ]
     if wide:
-        columns.append(Column("saved", _saved, width=9))
-        columns.append(Column("pairs", lambda row: str(row.pairs), width=5))
+        columns.append(TableColumn("saved", _saved, width=9))
+        columns.append(TableColumn("pairs", lambda row: str(row.pairs), width=5))
     parts: list[RenderableType] = []
     # One table of equal widths for each job, because the sentence spans all columns.
     for row in shown:
@@ -439,24 +433,22 @@ def _saved(row: TuningRow) -> str:
 # ------------------------------------------------------------------- spans and language models
 
 
-def span_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
+def span_columns(document: SnapshotDocument, options: ViewOptions) -> list[TableColumn]:
     """One line for each name: calls, joules, joules per call and per output token."""
     kinds = _hw_types(document) if options.wide else ()
     columns = [
-        Column("SPAN", _name, left=True, ratio=3),
-        Column("service", partial(_service, document), left=True, ratio=2),
-        Column("calls", lambda row: count(row.calls)),
-        *(Column(f"{_HW_TYPE_LABELS[kind]} J", partial(_joules_of, kind)) for kind in kinds),
-        Column("joules", lambda row: Text(_bounded_joules(row), style="bold")),
-        Column("J/call", lambda row: _joules_each(row, row.calls)),
-        Column("time/call", lambda row: duration_each(row.seconds * 1e9, row.calls)),
-        Column("J/token", lambda row: _tokens(row, partial(_joules_each, row))),
+        TableColumn("SPAN", _name, left=True, ratio=3),
+        TableColumn("service", partial(_service, document), left=True, ratio=2),
+        TableColumn("calls", lambda row: count(row.calls)),
+        *(TableColumn(f"{_HW_TYPE_LABELS[kind]} J", partial(_joules_of, kind)) for kind in kinds),
+        TableColumn("joules", lambda row: Text(_bounded_joules(row), style="bold")),
+        TableColumn("J/call", lambda row: _joules_each(row, row.calls)),
+        TableColumn("time/call", lambda row: duration_each(row.seconds * 1e9, row.calls)),
+        TableColumn("J/token", lambda row: _tokens(row, partial(_joules_each, row))),
     ]
     if options.wide:
-        columns.insert(-1, Column("tokens out", lambda row: _tokens(row, count)))
-    return _listing(options, columns, visible)
+        columns.insert(-1, TableColumn("tokens out", lambda row: _tokens(row, count)))
+    return columns
 
 
 def _service(document: SnapshotDocument, row: SpanEntry | InferenceEntry) -> Text:
@@ -480,25 +472,22 @@ def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
     return text(tokens) if tokens else ""
 
 
-def model_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
+def model_columns(document: SnapshotDocument) -> list[TableColumn]:
     """One line for each language model: GPU joules of its requests and tokens.
 
     The last column is the part of the requests whose energy was divided by the learned energy of
     tokens; the others were divided by their numbers of tokens.
     """
-    columns = (
-        Column("MODEL", lambda row: Text(printable(row.model)), left=True, ratio=3),
-        Column("service", partial(_service, document), left=True, ratio=2),
-        Column("requests", lambda row: count(_requests(row))),
-        Column("gpu J", lambda row: Text(_joules_cell(_gpu_joules(row)), style="bold")),
-        Column("J/request", lambda row: energy_each(_gpu_joules(row) * 1e6, _requests(row))),
-        Column("J/token in", partial(_joules_a_token, "input")),
-        Column("J/token out", partial(_joules_a_token, "output")),
-        Column("learned", _learned),
-    )
-    return _listing(options, columns, visible)
+    return [
+        TableColumn("MODEL", lambda row: Text(printable(row.model)), left=True, ratio=3),
+        TableColumn("service", partial(_service, document), left=True, ratio=2),
+        TableColumn("requests", lambda row: count(_requests(row))),
+        TableColumn("gpu J", lambda row: Text(_joules_cell(_gpu_joules(row)), style="bold")),
+        TableColumn("J/request", lambda row: energy_each(_gpu_joules(row) * 1e6, _requests(row))),
+        TableColumn("J/token in", partial(_joules_a_token, "input")),
+        TableColumn("J/token out", partial(_joules_a_token, "output")),
+        TableColumn("learned", _learned),
+    ]
 
 
 def _requests(row: InferenceEntry) -> int:

@@ -5,8 +5,9 @@ Words and marks carry the meaning; colour only repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -18,17 +19,18 @@ from wattspan.api.snapshot_document import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
 from wattspan.cli.top.tables import (
+    NO_COUNTER,
     TUNING_LINES,
-    VisibleRows,
-    device_table,
+    device_columns,
     device_tree,
-    group_table,
+    group_columns,
     job_lines,
-    model_table,
+    listing,
+    model_columns,
     one_line,
-    process_table,
+    process_columns,
     select_rows,
-    span_table,
+    span_columns,
     spans_remainder,
     tuning_rows,
     tuning_table,
@@ -72,38 +74,35 @@ def render_snapshot(document: SnapshotDocument, options: ViewOptions) -> Rendera
 def _body(
     document: SnapshotDocument, options: ViewOptions, room: int | None
 ) -> Iterator[RenderableType]:
-    by = options.by
-    devices = device_tree(document, options.filter if by is ViewSection.DEVICE else "")
+    of_devices = options.by is ViewSection.DEVICE
+    devices = device_tree(document, options.filter if of_devices else "")
     accounts = _tuning_accounts(document)
     jobs = tuning_rows(accounts, options)
-    spans, models = document.spans.names, document.spans.inference
-    rows = _RowBudget(len(devices), len(document.groups), None, len(spans), len(jobs), len(models))
+    groups, spans, models = document.groups, document.spans.names, document.spans.inference
+    rows = _RowBudget(len(devices), len(groups), None, len(spans), len(jobs), len(models))
     space = _allot_rows(options, room, rows, job_lines(jobs))
-
-    def visible(rows: Sequence[object], limit: int | None) -> VisibleRows:
-        return VisibleRows(rows, 0 if by is ViewSection.ALL else options.offset, limit)
-
-    if by in (ViewSection.ALL, ViewSection.DEVICE):
+    table = partial(listing, options, 0 if options.by is ViewSection.ALL else options.offset)
+    if space.devices != 0:
         yield Text()
-        yield device_table(document, options, visible(devices, space.devices))
+        yield table(device_columns(document, options), devices, space.devices, NO_COUNTER)
     if space.jobs != 0:
         yield Text()
         yield tuning_table(jobs, accounts, options, space.jobs)
-    if by in (ViewSection.ALL, ViewSection.GROUP):
+    if space.groups != 0:
         yield Text()
-        yield group_table(document, options, visible(document.groups, space.groups))
-    if by in (ViewSection.ALL, ViewSection.PROCESS):
+        yield table(group_columns(document), groups, space.groups)
+    if space.processes != 0:
+        columns, processes = process_columns(document), document.processes
         yield Text()
-        processes = VisibleRows(document.processes, options.offset, space.processes)
-        yield process_table(document, options, processes)
+        yield listing(options, options.offset, columns, processes, space.processes)
         yield _remainder(document, options)
     if space.spans != 0:
         yield Text()
-        yield span_table(document, options, visible(spans, space.spans))
+        yield table(span_columns(document, options), spans, space.spans)
         yield spans_remainder(document.spans, options)
     if space.models != 0:
         yield Text()
-        yield model_table(document, options, visible(models, space.models))
+        yield table(model_columns(document), models, space.models)
 
 
 def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
@@ -115,16 +114,21 @@ def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
 
 
 class _RowBudget(NamedTuple):
-    """The number of rows of each table; None is unlimited, 0 hides spans, jobs or models."""
+    """The number of rows of each table; None is unlimited, 0 hides it."""
 
-    devices: int | None
-    groups: int | None
-    processes: int | None
+    devices: int | None = 0
+    groups: int | None = 0
+    processes: int | None = 0
     spans: int | None = 0
     jobs: int | None = 0
     models: int | None = 0
 
 
+_SECTIONS = {
+    ViewSection.DEVICE: "devices",
+    ViewSection.GROUP: "groups",
+    ViewSection.PROCESS: "processes",
+}
 _BRIEF = _RowBudget(None, 8, 12, 8, None, 8)
 _MOST_MODELS = 3  # of a terminal's lines, among all sections
 
@@ -141,7 +145,7 @@ def _allot_rows(
         return _allot_span_rows(room, rows)
     if options.by is not ViewSection.ALL:
         limit = None if room is None else max(1, room - 3)
-        return _RowBudget(limit, limit, limit)
+        return _RowBudget()._replace(**{_SECTIONS[options.by]: limit})
     if room is None:
         most = _BRIEF if options.brief else _RowBudget(None, None, None, None, None, None)
         return most._replace(
@@ -163,7 +167,9 @@ def _allot_rows(
     left = max(0, left)
     devices = min(rows.devices or 0, max(1, left // 2))
     groups = min(rows.groups or 0, max(1, (left - devices) // 3))
-    return _RowBudget(devices, groups, max(1, left - devices - groups), spans, jobs, models)
+    processes = max(1, left - devices - groups)
+    # An empty table of devices or groups has a line that tells why.
+    return _RowBudget(max(1, devices), max(1, groups), processes, spans, jobs, models)
 
 
 def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
@@ -172,7 +178,7 @@ def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
     if room is not None and rows.models and room >= 12:
         models = min(rows.models, room // 4)
         room -= models + 2
-    return _RowBudget(0, 0, 0, None if room is None else max(1, room - 3), models=models)
+    return _RowBudget(spans=None if room is None else max(1, room - 3), models=models)
 
 
 # ---------------------------------------------------------------------------- above the tables
@@ -285,11 +291,11 @@ def _keys(options: ViewOptions) -> Iterator[RenderableType]:
 def watch(
     view: DocumentView,
     options: ViewOptions,
-    *,
     clock: Clock,
     console: Console,
     keys: KeySource,
     interval: int,
+    *,
     running: Callable[[], bool] = lambda: True,
     notice: Callable[[], str] = lambda: "",
 ) -> None:

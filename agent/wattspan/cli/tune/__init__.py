@@ -94,7 +94,6 @@ def explain(job: str, configuration: ConfigurationOptions, as_json: bool) -> Non
     "--instances",
     type=click.IntRange(min=1, max=10_000),
     default=1,
-    show_default=True,
     help="Present number of instances of the server, each with the load of the one on this host.",
 )
 @_options
@@ -119,6 +118,7 @@ def recommend(job: str, instances: int, configuration: ConfigurationOptions, as_
 @click.option(
     "--since",
     default="",
+    show_default=False,
     metavar="TIME",
     help='Earliest time: "1h" ago, or a time such as "2026-01-31T08:00Z".',
 )
@@ -126,16 +126,11 @@ def recommend(job: str, instances: int, configuration: ConfigurationOptions, as_
     "--limit",
     type=click.IntRange(min=1, max=10_000),
     default=DEFAULT_LIMIT,
-    show_default=True,
     help="Maximum number of decisions; the last ones are shown.",
 )
 @_options
 def history(
-    job: str,
-    since: str,
-    limit: int,
-    configuration: ConfigurationOptions,
-    as_json: bool,
+    job: str, since: str, limit: int, configuration: ConfigurationOptions, as_json: bool
 ) -> None:
     """Show past decisions, newest last.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from wattspan.cli.caps import cap_lines
-from wattspan.cli.formatting import UNKNOWN, Column, duration_text, local_time, table_lines
+from wattspan.cli.formatting import UNKNOWN, TableColumn, duration_text, local_time, table_lines
 from wattspan.cli.tune.text import (
     against_original,
     budget_text,
@@ -338,12 +338,12 @@ def _trial_lines(row: TuningRow) -> list[str]:
         return ", ".join(note for note, true in applies.items() if true)
 
     columns = (
-        Column("setting", lambda tried: setting_text(row.knob, tried.setting)),
-        Column("slower", lambda tried: percent(tried.slowdown)),
-        Column("bound", lambda tried: percent(tried.bound)),
-        Column("saving", lambda tried: percent(tried.saving)),
-        Column("pairs", lambda tried: str(tried.pairs)),
-        Column("", notes, left=True),
+        TableColumn("setting", lambda tried: setting_text(row.knob, tried.setting)),
+        TableColumn("slower", lambda tried: percent(tried.slowdown)),
+        TableColumn("bound", lambda tried: percent(tried.bound)),
+        TableColumn("saving", lambda tried: percent(tried.saving)),
+        TableColumn("pairs", lambda tried: str(tried.pairs)),
+        TableColumn("", notes, left=True),
     )
     return table_lines(columns, sorted(row.tried, key=lambda one: -one.setting))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from wattspan.cli.formatting import (
     UNKNOWN,
-    Column,
+    TableColumn,
     duration_text,
     joules,
     local_time,
@@ -240,11 +240,11 @@ def sort_rows(rows: Iterable[TuningRow]) -> list[TuningRow]:
 def history_lines(decisions: Sequence[RecordedDecision], width: int | None) -> list[str]:
     """A line for each decision, in the given order; sentences as in :func:`status_lines`."""
     columns = (
-        Column("", lambda one: local_time(one.at.wall // 10**9), left=True),
-        Column("", lambda one: clean_label(one.job, _MAX_NAME), left=True),
-        Column("", lambda one: one.decision.move.value, left=True),
-        Column("", lambda one: one.decision.reason.value, left=True),
-        Column("", _requested_settings, left=True),
+        TableColumn("", lambda one: local_time(one.at.wall // 10**9), left=True),
+        TableColumn("", lambda one: clean_label(one.job, _MAX_NAME), left=True),
+        TableColumn("", lambda one: one.decision.move.value, left=True),
+        TableColumn("", lambda one: one.decision.reason.value, left=True),
+        TableColumn("", _requested_settings, left=True),
     )
     sentences = [printable(one.decision.sentence) for one in decisions]
     return list(_with_sentences(table_lines(columns, decisions), sentences, width))
@@ -262,23 +262,20 @@ def _fitting_table(
     rows: Sequence[TuningRow], accounts: TuningAccounts, now: Instant, width: int | None
 ) -> list[str]:
     """The lines of the table, with as many columns as fit."""
-    load = (
-        Column("LOAD", _load_text),
-        Column("HEADROOM", _headroom_text),
-    )
+    load = (TableColumn("LOAD", _load_text), TableColumn("HEADROOM", _headroom_text))
     columns = [
-        Column("JOB", lambda row: clean_label(row.job, _MAX_NAME), left=True),
-        Column("STATE", state_text, left=True),
-        Column("SETTING", lambda row: against_original(row, accounts.caps), left=True),
-        Column("SLOWER", lambda row: percent(row.slowdown)),
-        Column("BOUND", lambda row: percent(row.slowdown_bound)),
-        Column("BUDGET", job_budget_text),
+        TableColumn("JOB", lambda row: clean_label(row.job, _MAX_NAME), left=True),
+        TableColumn("STATE", state_text, left=True),
+        TableColumn("SETTING", lambda row: against_original(row, accounts.caps), left=True),
+        TableColumn("SLOWER", lambda row: percent(row.slowdown)),
+        TableColumn("BOUND", lambda row: percent(row.slowdown_bound)),
+        TableColumn("BUDGET", job_budget_text),
         *(load if any(row.load for row in rows) else ()),
-        Column("SAVING", lambda row: percent(row.saving)),
-        Column("SAVED", lambda row: signed_joules(row.saved)),
-        Column("", _saved_interval, left=True),
-        Column("PAIRS", lambda row: str(row.pairs)),
-        Column("SINCE", lambda row: duration_text(max(0, now.mono - row.since.mono))),
+        TableColumn("SAVING", lambda row: percent(row.saving)),
+        TableColumn("SAVED", lambda row: signed_joules(row.saved)),
+        TableColumn("", _saved_interval, left=True),
+        TableColumn("PAIRS", lambda row: str(row.pairs)),
+        TableColumn("SINCE", lambda row: duration_text(max(0, now.mono - row.since.mono))),
     ]
     lines = table_lines(columns, rows)
     for title in _OPTIONAL_COLUMNS:
@@ -304,9 +301,7 @@ def load_sentences(row: TuningRow) -> list[str]:
     load = row.load
     if load is None:
         return []
-    found = [
-        f"Load {load.load:.1f}; the load bin ends at {load.bin_bound:g} requests in flight.",
-    ]
+    found = [f"Load {load.load:.1f}; the load bin ends at {load.bin_bound:g} requests in flight."]
     if load.headroom == 0:
         found.append("The present setting is not certified at any load yet.")
     elif load.headroom is not None:
@@ -328,12 +323,12 @@ def _misses_sentence(one: ObjectiveFigures) -> str:
 # ------------------------------------------------------------------------------------ pipelines
 
 _RANK_COLUMNS = (
-    Column("RANK", lambda place: str(place[0])),
-    Column("DEVICE", lambda place: place[1].device, left=True),
-    Column("CLOCK", lambda place: setting_text(Knob.GPU_CLOCK, place[1].clock)),
-    Column("PLAN", lambda place: setting_text(Knob.GPU_CLOCK, place[1].planned)),
-    Column("WAITING", lambda place: percent(place[1].waiting)),
-    Column("SAVED", lambda place: signed_joules(place[1].saved)),
+    TableColumn("RANK", lambda place: str(place[0])),
+    TableColumn("DEVICE", lambda place: place[1].device, left=True),
+    TableColumn("CLOCK", lambda place: setting_text(Knob.GPU_CLOCK, place[1].clock)),
+    TableColumn("PLAN", lambda place: setting_text(Knob.GPU_CLOCK, place[1].planned)),
+    TableColumn("WAITING", lambda place: percent(place[1].waiting)),
+    TableColumn("SAVED", lambda place: signed_joules(place[1].saved)),
 )
 
 
@@ -472,13 +467,13 @@ def _instance_lines(row: TuningRow, instances: int) -> Iterator[str]:
         return
     best = best_range(ranges)
     columns = (
-        Column("INSTANCES", _instances_text),
-        Column("LOAD OF EACH", partial(_load_of_each, load.load * instances)),
-        Column("SETTING", lambda one: setting_text(row.knob, one.bin.setting), left=True),
-        Column("LIMITS", lambda one: _LIMITS[one.bin.kept], left=True),
-        Column("REQUESTS", lambda one: str(one.bin.requests)),
-        Column("J/TOKEN", _joules_per_token),
-        Column("ENERGY", lambda one: _change_text(one.change)),
+        TableColumn("INSTANCES", _instances_text),
+        TableColumn("LOAD OF EACH", partial(_load_of_each, load.load * instances)),
+        TableColumn("SETTING", lambda one: setting_text(row.knob, one.bin.setting), left=True),
+        TableColumn("LIMITS", lambda one: _LIMITS[one.bin.kept], left=True),
+        TableColumn("REQUESTS", lambda one: str(one.bin.requests)),
+        TableColumn("J/TOKEN", _joules_per_token),
+        TableColumn("ENERGY", lambda one: _change_text(one.change)),
     )
     for one, line in zip([None, *ranges], table_lines(columns, ranges), strict=True):
         yield f"{' ' if one is None or one is not best else '*'} {line}".rstrip()

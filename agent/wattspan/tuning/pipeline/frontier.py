@@ -240,10 +240,7 @@ class CriticalFlow:
 def _steps(cost: InstructionCost, watts: float) -> _Steps:
     """The convex function with slopes in whole units of flow, from the longest duration."""
     durations = [round(one.seconds * _NANOSECONDS) for one in reversed(cost.vertices)]
-    slopes = [
-        max(1, round((one.cost - other.cost) / (other.seconds - one.seconds) / watts))
-        for one, other in pairwise(cost.vertices)
-    ][::-1]
+    slopes = [max(1, round(slope / watts)) for slope in reversed(savings_per_second(cost))]
     kept: list[int] = [durations[0]]
     limits: list[int] = []
     for duration, slope in zip(durations[1:], slopes, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from testbed.pipelines import WATTS, RunningPipeline, backward, forward
+from testbed.pipelines import WATTS, RunningPipeline, backward, forward, observation
 
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
@@ -171,20 +171,14 @@ def test_session_plans_from_assembled_spans() -> None:
     energy = {rank: [EnergyPoint(0, 0)] for rank in range(3)}
     for _ in range(250):
         executed = pipeline.iteration(state.decision.clocks)
-        spans = [
-            RankInstruction(
-                span.rank, span.instruction, round(span.start * SECOND), round(span.end * SECOND)
-            )
-            for span in executed.spans
-        ]
-        start, end = min(span.start for span in spans), max(span.end for span in spans)
+        _, units, spans, *_ = observation(executed, pipeline.original)
+        start, end = units[0].start, units[0].end
         for period in executed.energy:
             points = energy[period.rank]
             points[:] = [
                 EnergyPoint(start, points[-1].energy),
                 EnergyPoint(end, points[-1].energy + round(period.joules * 1e6)),
             ]
-        units = [RankUnit(rank, start, end) for rank in range(3)]
         assembly, found = assembly.add(units, spans)
         for one in found:
             state = add_iteration(state, finished(one, clocks, energy))

@@ -6,18 +6,23 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from testbed.pipelines import WATTS, RunningPipeline
+from testbed.pipelines import (
+    WATTS,
+    EnergyCounters,
+    RunningPipeline,
+    nanoseconds,
+    observation,
+)
 
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
-from wattspan.tuning.pipeline.assembly import ClockChange, RankInstruction, RankUnit
+from wattspan.tuning.pipeline.assembly import ClockChange
 from wattspan.tuning.pipeline.control import (
     ENERGY_PATIENCE,
     PipelineControl,
     PipelineObservation,
     RemoteRank,
 )
-from wattspan.tuning.pipeline.iterations import PipelineIteration
 from wattspan.tuning.pipeline.session import use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePhase, PipelinePolicy, begin_session
 
@@ -33,49 +38,15 @@ def step(one: PipelineControl, observation: PipelineObservation) -> PipelineCont
     return one.receive(observation).decide(())
 
 
-def nanoseconds(seconds: float) -> int:
-    return round(seconds * SECOND)
-
-
-def observed(
-    executed: PipelineIteration, clocks: tuple[int | None, ...], late: float = 0.0
-) -> PipelineObservation:
-    """The iteration, reported at its end or ``late`` seconds after it."""
-    instructions = tuple(
-        RankInstruction(span.rank, span.instruction, nanoseconds(span.start), nanoseconds(span.end))
-        for span in executed.spans
-    )
-    start = min(one.start for one in instructions)
-    end = max(one.end for one in instructions)
-    units = tuple(RankUnit(rank, start, end) for rank in range(len(clocks)))
-    now = end + nanoseconds(late)
-    return PipelineObservation(now, units, instructions, dict(enumerate(clocks)))
-
-
-class Counters:
-    """Cumulative energy of each rank's device at the end of each iteration."""
-
-    def __init__(self, ranks: int) -> None:
-        self.points = {rank: EnergyPoint(0, 0) for rank in range(ranks)}
-
-    def add(self, executed: PipelineIteration) -> dict[int, EnergyPoint]:
-        for one in executed.energy:
-            before = self.points[one.rank]
-            self.points[one.rank] = EnergyPoint(
-                nanoseconds(one.end), before.energy + nanoseconds(one.joules) // 1000
-            )
-        return dict(self.points)
-
-
 def test_control_reaches_a_plan_with_late_energies() -> None:
-    pipeline, counters = RunningPipeline((0.1, 0.06, 0.1)), Counters(3)
+    pipeline, counters = RunningPipeline((0.1, 0.06, 0.1)), EnergyCounters(3)
     one = control()
     energy = dict(counters.points)
     clocks: tuple[int, ...] = pipeline.original
     for _ in range(400):
         executed = pipeline.iteration(clocks)
         # The energy of the iteration before arrives with the spans of this one.
-        one = step(one, observed(executed, clocks)._replace(energy=energy))
+        one = step(one, observation(executed, clocks)._replace(energy=energy))
         energy = counters.add(executed)
         if one.session.task is not None:
             plan = one.session.task.solved()
@@ -91,13 +62,13 @@ def test_iteration_in_which_clocks_changed_has_unknown_ones() -> None:
     pipeline = RunningPipeline()
     one = control()
     for _ in range(3):
-        one = step(one, observed(pipeline.iteration(), pipeline.original))
+        one = step(one, observation(pipeline.iteration(), pipeline.original))
     assert len(one.session.seen) == 2  # the clocks before the first step are not known
-    one = step(one, observed(pipeline.iteration(), (1600, 1500, 1600)))
+    one = step(one, observation(pipeline.iteration(), (1600, 1500, 1600)))
     assert len(one.session.seen) == 2
-    one = step(one, observed(pipeline.iteration(), pipeline.original))
+    one = step(one, observation(pipeline.iteration(), pipeline.original))
     assert len(one.session.seen) == 2
-    one = step(one, observed(pipeline.iteration(), pipeline.original))
+    one = step(one, observation(pipeline.iteration(), pipeline.original))
     assert len(one.session.seen) == 3
 
 
@@ -105,14 +76,14 @@ def test_unknown_clocks_are_not_the_original_ones() -> None:
     pipeline = RunningPipeline()
     one = control()
     for _ in range(3):
-        one = step(one, observed(pipeline.iteration(), (1600, None, 1600)))
+        one = step(one, observation(pipeline.iteration(), (1600, None, 1600)))
     assert one.session.seen == ()
     assert one.session.account.units == 3
 
 
 @pytest.mark.parametrize("delayed", [0, 1])
 def test_energy_is_used_once(delayed: int) -> None:
-    pipeline, counters = RunningPipeline(), Counters(3)
+    pipeline, counters = RunningPipeline(), EnergyCounters(3)
     one = control()
     waiting = [dict(counters.points)] * (1 + delayed)
     executed = []
@@ -120,7 +91,7 @@ def test_energy_is_used_once(delayed: int) -> None:
         executed.append(pipeline.iteration())
         waiting.append(counters.add(executed[-1]))
         energy = waiting.pop(0) if delayed else waiting.pop()
-        one = step(one, observed(executed[-1], pipeline.original)._replace(energy=energy))
+        one = step(one, observation(executed[-1], pipeline.original)._replace(energy=energy))
     used = [period for seen in one.session.seen for period in seen.energy if period.rank == 1]
     assert all(before.end <= after.start for before, after in pairwise(used))
     assert len({(period.start, period.end) for period in used}) == len(used)
@@ -128,9 +99,9 @@ def test_energy_is_used_once(delayed: int) -> None:
 
 
 def test_iteration_waits_for_its_energy() -> None:
-    pipeline, counters = RunningPipeline(), Counters(3)
+    pipeline, counters = RunningPipeline(), EnergyCounters(3)
     early, executed = dict(counters.points), pipeline.iteration()
-    one = step(control(), observed(executed, pipeline.original)._replace(energy=early))
+    one = step(control(), observation(executed, pipeline.original)._replace(energy=early))
     assert (one.charged, len(one.waiting)) == ((), 1)
     late = PipelineObservation(one.stepped + SECOND, energy=counters.add(executed))
     assert [found.iteration.number for found in step(one, late).charged] == [0]
@@ -140,17 +111,17 @@ def test_iteration_waits_for_its_energy() -> None:
 
 def test_control_keeps_the_iterations_of_its_last_step() -> None:
     pipeline = RunningPipeline()
-    one = step(control(), observed(pipeline.iteration(), pipeline.original))
+    one = step(control(), observation(pipeline.iteration(), pipeline.original))
     assert [found.iteration.number for found in one.charged] == [0]
     assert step(one, PipelineObservation(one.stepped + 1)).charged == ()
 
 
 def test_other_pipelines_make_this_one_wait() -> None:
     pipeline = RunningPipeline()
-    other = step(control(), observed(pipeline.iteration(longer=2.0), pipeline.original))
+    other = step(control(), observation(pipeline.iteration(longer=2.0), pipeline.original))
     again = RunningPipeline()
     executed = again.iteration()
-    one = control().receive(observed(executed, again.original)).decide([other.times()])
+    one = control().receive(observation(executed, again.original)).decide([other.times()])
     assert one.session.account.elapsed == pytest.approx(nanoseconds(2 * executed.seconds))
 
 

@@ -102,7 +102,7 @@ def test_turn_that_is_taken_away_restores_the_original_clocks() -> None:
     (host,) = explorers(job)
     taken = replace(host.partners, explorer="host-9", may_explore=False)
     for _ in range(2):  # the energy of an iteration is known with the next one
-        observed = host._observed(host.clocks, 1.0, 1.2)
+        observed = host.observed(host.clocks, 1.0, 1.2)
         host.group = host.group.step({host.name: observed}, taken)
     assert host.clocks == ()
     assert host.session.decision.reason is DecisionReason.WAITING
@@ -115,7 +115,7 @@ def test_plan_leaves_half_of_the_allowance_to_a_host_that_explores() -> None:
     until(job, lambda: host.session.lost_bound > 0.8 * host.session.allowed and bool(host.clocks))
     beside = replace(host.partners, explorer="host-9", may_explore=False)
     for _ in range(3):
-        observed = host._observed(host.clocks or host.pipeline.original, 1.0, 1.2)
+        observed = host.observed(host.clocks or host.pipeline.original, 1.0, 1.2)
         host.group = host.group.step({host.name: observed}, beside)
     assert host.clocks == ()
     assert host.session.decision.reason is DecisionReason.WAITING
@@ -146,7 +146,7 @@ def test_expired_record_restores_the_original_clocks_without_an_iteration() -> N
     job = following()
     host, _ = job.hosts
     now = host.clock.monotonic() + RECORD_LIFETIME + 1
-    nothing = host._observed(host.clocks, 1.0, 1.3)._replace(now=now, units=(), instructions=())
+    nothing = host.observed(host.clocks, 1.0, 1.3)._replace(now=now, units=(), instructions=())
     held = host.group.step({host.name: nothing}, host.partners)
     assert held.controls[host.name].session.phase is PipelinePhase.STRAGGLE
     restored = host.group.step({host.name: nothing}, NO_PARTNERS)
@@ -266,7 +266,7 @@ def test_host_that_is_not_tuned_tells_its_iterations() -> None:
     session = decline(other.session, DecisionReason.THROTTLED, "")
     group = other.group
     for _ in range(6):
-        observed = other._observed(other.pipeline.original, 1.3, 1.35)
+        observed = other.observed(other.pipeline.original, 1.3, 1.35)
         group = group.ended({other.name: session}, {other.name: observed})
     (summary,) = group.record("s", 1).pipelines
     assert (summary.state, summary.clocks) == ("declined", ())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from testbed.pipelines import WATTS, RunningPipeline, RunningReplicas
+from testbed.pipelines import WATTS, RunningPipeline, RunningReplicas, observation
 
 from wattspan.model import SECOND, DecisionReason
 from wattspan.tuning.decisions.budget import SlowdownAccount, lost_part
@@ -14,7 +14,6 @@ from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.assembly import (
     MOST_AHEAD,
     AssembledIteration,
-    RankInstruction,
     RankUnit,
 )
 from wattspan.tuning.pipeline.control import (
@@ -23,7 +22,6 @@ from wattspan.tuning.pipeline.control import (
     PipelineControl,
     PipelineObservation,
 )
-from wattspan.tuning.pipeline.iterations import PipelineIteration
 from wattspan.tuning.pipeline.replicas import PipelineGroup, ReplicaAccount
 from wattspan.tuning.pipeline.session_state import (
     JobLoss,
@@ -133,23 +131,6 @@ def test_many_combinations_close_the_account() -> None:
 # ------------------------------------------------------------------------------------- the group
 
 
-def nanoseconds(seconds: float) -> int:
-    return round(seconds * SECOND)
-
-
-def observed(
-    executed: PipelineIteration, clocks: tuple[int, ...], end: float
-) -> PipelineObservation:
-    """The iteration, whose units end with those of all pipelines, without energies."""
-    instructions = tuple(
-        RankInstruction(span.rank, span.instruction, nanoseconds(span.start), nanoseconds(span.end))
-        for span in executed.spans
-    )
-    start = min(one.start for one in instructions)
-    units = tuple(RankUnit(rank, start, nanoseconds(end)) for rank in range(len(clocks)))
-    return PipelineObservation(nanoseconds(end), units, instructions, dict(enumerate(clocks)))
-
-
 @cache
 def trained() -> RunningReplicas:
     """Two pipelines that have plans."""
@@ -224,7 +205,7 @@ def test_straggler_is_followed_until_it_recovers() -> None:
 def test_iteration_waits_for_another_pipeline_for_a_while() -> None:
     executed = RunningPipeline((0.1, 0.06), 3).iteration()
     one = PipelineControl(begin_session(POLICY))
-    one = one.receive(observed(executed, (1600, 1600), executed.spans[-1].end))
+    one = one.receive(observation(executed, (1600, 1600)))
     waits = one.decide([()])
     assert (waits.charged, len(waits.waiting)) == ((), 1)
     assert len(one.decide([one.times()]).charged) == 1
@@ -236,7 +217,7 @@ def test_iterations_beside_a_straggler_wait_for_no_energy() -> None:
     executed = RunningPipeline((0.1, 0.06), 3).iteration()
     state = begin_session(POLICY)
     one = PipelineControl(state, energy={0: ()})
-    one = one.receive(observed(executed, (1600, 1600), executed.spans[-1].end))
+    one = one.receive(observation(executed, (1600, 1600)))
     followed = replace(one, session=replace(state, phase=PipelinePhase.STRAGGLE, straggler_plan=1))
     assert followed._ready(one.waiting[0], [], followed.session)
 
@@ -248,7 +229,7 @@ def test_iteration_times_are_those_without_own_losses() -> None:
     one = PipelineControl(state)
     for _ in range(2):
         executed = pipeline.iteration((1500, 1500))
-        one = one.receive(observed(executed, (1500, 1500), executed.spans[-1].end))
+        one = one.receive(observation(executed, (1500, 1500)))
     _, second = one.times()
     lasted = one.recent[-1].computed - one.recent[-1].start
     assert one.recent[-1].computed - second.computed == pytest.approx(
