@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from wattspan.model import Consumer, GroupKind, PayerInfo, Principal
-from wattspan.model.principals import SHORT_CONTAINER
+from wattspan.model.consumers import SHORT_CONTAINER
 from wattspan.ports import ProcessDirectory
 
 _MAX_CACHED = 1024

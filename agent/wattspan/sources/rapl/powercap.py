@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from wattspan.attribution.counter_deltas import energy_between
+from wattspan.attribution.metering import energy_between
 from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Interval, Microjoules, Reading
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
