@@ -97,6 +97,16 @@ class Lanes:
         pairs = zip(energies, self.numbers, strict=True)
         return sum(energy << _SHIFTS[number] for energy, number in pairs)
 
+    def slope(self, before: int, after: int, length: int) -> int:
+        """The rise of each lane per nanosecond, rounded down, so that it never passes ``after``."""
+        rise = 0
+        for number in self.numbers:
+            shift = _SHIFTS[number] - FRACTION
+            rise += (
+                (after >> shift & _LANE_MASK) - (before >> shift & _LANE_MASK)
+            ) // length << shift
+        return rise
+
     def clamp(self, energy: int, least: int, most: int) -> int:
         """``energy`` between ``least`` and ``most``, in each lane."""
         clamped = 0

@@ -36,7 +36,6 @@ from wattspan.spans.interval_pool import (
     complete_pools,
 )
 from wattspan.spans.packed_energy import (
-    FRACTION,
     GPU_MASK,
     LANE_OF,
     LANES,
@@ -275,11 +274,11 @@ class EnergyProfile:
                 baselines[i] += baseline  # the load of one host shows in all of its domains
             track.trim(until)
         for i, knot in enumerate(knots):
-            self._row(
-                knot,
-                [sums[lane][i] for lane in self.lanes.numbers],
-                [tuple(values[i] for values in errors[lane]) for lane in self.lanes.numbers],
-            )
+            energy = self.lanes.pack(sums[lane][i] for lane in self.lanes.numbers)
+            error = [tuple(values[i] for values in errors[lane]) for lane in self.lanes.numbers]
+            length = knot - times[-1]
+            slope = self.lanes.slope(self.rows.energy[-1], energy, length)
+            self._row(knot, energy, slope, error)
         self._cached.clear()
         self._whole_from = self._gaps[-1][1] if self._gaps else times[0]
         self._whole_until = until
@@ -294,23 +293,23 @@ class EnergyProfile:
             for values in lane:
                 values.append(0.0)
 
-    def _row(self, knot: int, energies: Sequence[int], errors: Sequence[tuple[float, ...]]) -> None:
-        """End the last row at ``knot`` and begin the next one there."""
-        times, bases, slopes = self.rows
-        length = knot - times[-1]
-        before = self.lanes.energies(bases[-1])
-        rates = ((b - a << FRACTION) // length for a, b in zip(before, energies, strict=True))
-        slopes[-1] = self.lanes.pack(rates) >> FRACTION
+    def _row(self, knot: int, energy: int, slope: int, errors: Sequence[tuple[float, ...]]) -> None:
+        """End the last row, of this slope, at ``knot``; the next one begins with ``energy``."""
+        self.rows.slope[-1] = slope
         for lane, error in zip(self.lanes.numbers, errors, strict=True):
             for values, value in zip(self._errors[lane], error, strict=True):
                 values[-1] = value
         self._begin(knot)
-        bases[-1] = self.lanes.pack(energies)
+        self.rows.energy[-1] = energy
 
     # ------------------------------------------------------------------------------------ thin
 
     def _thin(self) -> None:
-        """Merge old rows until a quarter of the limit is free."""
+        """Merge old rows until a quarter of the limit is free.
+
+        All other rows keep their energies, fractions included: spans were divided up to their
+        times, and a smaller energy there would be a negative one of the next span.
+        """
         room, scale = self._limit * 3 // 4, 1
         while len(kept := thinned_indices(self.rows.times, scale)) > room:
             scale *= 2
@@ -319,13 +318,13 @@ class EnergyProfile:
         self._begin(old.times[0])
         self.rows.energy[0] = old.energy[0]
         for left, right in pairwise(kept):
+            slope, until = old.slope[left], old.times[right]
             if right - left > 1:
-                self.thinned = max(self.thinned, old.times[right])
-            self._row(
-                old.times[right],
-                self.lanes.energies(old.energy[right]),
-                merged_uncertainties(self.lanes, old, errors, left, right),
-            )
+                self.thinned = max(self.thinned, until)
+                length = until - old.times[left]
+                slope = self.lanes.slope(old.energy[left], old.energy[right], length)
+            error = merged_uncertainties(self.lanes, old, errors, left, right)
+            self._row(until, old.energy[right], slope, error)
         self._thin_at = min(self._limit, len(kept) + self._limit // 8)
 
     # ----------------------------------------------------------------------------------- reshape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
-from wattspan.spans.packed_energy import GPU_MASK, lanes_of
+from wattspan.spans.packed_energy import GPU_MASK, WHOLE, lanes_of, shift_of
 from wattspan.spans.profiles import EnergyProfile
 
 CPU, GPU, MEMORY, ENCLOSURE = HwType.CPU, HwType.GPU, HwType.MEMORY, HwType.ENCLOSURE
@@ -462,6 +462,29 @@ def test_recent_rows_are_not_thinned() -> None:
     tell(profile, *energies)
     assert 0 < profile.thinned <= 280 * SECOND
     assert energy(profile, 299_000, 299_100) == energies[2990]
+
+
+def test_thinning_keeps_every_fraction_of_later_energies() -> None:
+    """Spans were divided up to such times: less energy there would be negative for the next one."""
+    profile = EnergyProfile(512)
+    end = tell(profile, *[1_000_003] * 450, domain="gpu", kind=GPU)
+    at = [(end - 2_000) * MS + 33_333_331, (end - 1_000) * MS + 7]  # no edges of rows
+    first, last = (energy & GPU_MASK for energy, _ in map(profile.locate, at))
+    rest = last - first >> shift_of(GPU)
+    profile.reshape([at[0], *profile.row_times(*at), at[1]], ramp(profile, at, rest))
+    times = [*at, *profile.row_times(*at), profile.watermark - 5 * MS - 1]
+    before = [profile.locate(time)[0] for time in times]
+    assert any((each & GPU_MASK) != (each & GPU_MASK & WHOLE) for each in before)
+    tell(profile, *[1_000_003] * 100, domain="gpu", kind=GPU, start=end)
+    assert 0 < profile.thinned < min(times)
+    assert [profile.locate(time)[0] for time in times] == before
+
+
+def ramp(profile: EnergyProfile, at: list[int], rest: int) -> list[int]:
+    """An energy that is used up in the first half of a period, up to each time of its rows."""
+    begin, end = at
+    times = [begin, *profile.row_times(begin, end), end]
+    return [min(rest, rest * 2 * (time - begin) // (end - begin)) for time in times]
 
 
 def test_thinned_rows_have_a_larger_uncertainty() -> None:
