@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.snapshots import busy_host
-from wattspan.api.service import Authorization, DecisionHistoryView, QueryService, TuningView
+from wattspan.api.authorization import Authorization
+from wattspan.api.service import (
+    CapsState,
+    DecisionHistoryView,
+    QueryService,
+    StoredEnergy,
+    TuningView,
+)
 from wattspan.config import AutotuneSettings
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
@@ -181,6 +188,8 @@ class Asked:
     settings: AutotuneSettings | None = None  # of declared jobs
     view: SnapshotView = busy_host
     resolution: int = 0
+    caps: CapsState | None = None
+    stored: StoredEnergy | None = None
     uids: dict[int, int] = field(
         default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
     )
@@ -209,6 +218,8 @@ class Asked:
             history=self.history,
             jobs=self.jobs,
             resolution=self.resolution,
+            caps=self.caps,
+            stored=self.stored,
         )
 
     def _owner(self, consumer: Consumer) -> Principal | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wattspan.attribution.counter_deltas import CounterMeter
 from wattspan.attribution.energy_curve import MAX_KNOTS, EnergyCurve
+from wattspan.attribution.metering import CounterMeter
 from wattspan.model import Domain, Instant, Interval, Reading
 
 

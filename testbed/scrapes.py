@@ -61,7 +61,7 @@ from wattspan.model import (
     TuningState,
     UnmeteredRow,
 )
-from wattspan.model.fleet import FleetAccounts, FleetPlace
+from wattspan.model.snapshot import FleetAccounts, FleetPlace
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import counters
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.constant_history import PACKAGE, ConstantPast, local_peer
-from wattspan.api.service import Authorization, QueryService
+from wattspan.api.authorization import Authorization
+from wattspan.api.service import QueryService
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
 from wattspan.model import MILLISECOND, HwType, Microjoules, Principal, Snapshot

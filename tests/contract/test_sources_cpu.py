@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from testbed.powercap_host import PowercapHost
 
-from wattspan.attribution.counter_deltas import energy_between
+from wattspan.attribution.metering import energy_between
 from wattspan.emulation.power_meters import EmulatedMeter, PowerMeters
 from wattspan.emulation.powercap_tree import CounterScope
 from wattspan.model import SECOND, Interval, Provenance, Reading

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from testbed.field import FieldCase, build_tree, field_cases
 
-from wattspan.api.device_energy import selected_domains
-from wattspan.api.energy import energy_response
+from wattspan.api.energy import energy_response, selected_domains
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
     SECOND,

@@ -22,7 +22,7 @@ from wattspan.emulation.workloads import TRAIN, SteadyLoad
 from wattspan.model import SECOND, Consumer, HwType, Milliwatts, PayerInfo, Snapshot, Tick
 from wattspan.ports import SourceContext
 from wattspan.service.device_history import DeviceHistory
-from wattspan.service.tick_meter import TickMeter
+from wattspan.service.poller import TickMeter
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 

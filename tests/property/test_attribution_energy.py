@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.attribution.counter_deltas import CounterMeter, energy_between
+from wattspan.attribution.metering import CounterMeter, energy_between
 from wattspan.model import (
     SECOND,
     Domain,

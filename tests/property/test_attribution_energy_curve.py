@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from testbed.metered_curve import MeteredCurve
 from testbed.simulated_host import PACKAGE
 
-from wattspan.attribution.counter_deltas import CounterMeter
+from wattspan.attribution.metering import CounterMeter
 from wattspan.model import MILLISECOND, SECOND, Instant, Interval, Microjoules, Reading
 
 START = 1000 * SECOND

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.model.principals import Principal, parse_principal, principal_text
+from wattspan.model.consumers import Principal, parse_principal, principal_text
 
 NAMES = st.text(st.characters(codec=None))
 PRINCIPALS = st.builds(Principal, st.none() | st.integers(0, 2**32), NAMES, NAMES)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from testbed.powercap_host import PowercapHost
 from testbed.powercap_layouts import LAYOUTS
 
-from wattspan.attribution.counter_deltas import energy_between
+from wattspan.attribution.metering import energy_between
 from wattspan.emulation.powercap_tree import PowercapLayout
 from wattspan.model import Gap, GapReason, Interval
 

@@ -17,7 +17,7 @@ from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.values import SpanEnergy
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.database import HOUR
-from wattspan.storage.deltas import SPAN, SpanRole, SpanUsage, total_usage
+from wattspan.storage.deltas import SPAN, SpanUsage, UsageRole, total_usage
 from wattspan.storage.query import NoHistory, extract_history
 from wattspan.storage.store import Store
 
@@ -100,10 +100,12 @@ def check(store: Store, told: Told) -> None:
         assert not told.written
         return
     inside = total_usage(
-        use for name, use in found.spans.items() if name.role is not SpanRole.OUTSIDE
+        use for name, use in found.spans.items() if name.role is not UsageRole.OUTSIDE
     )
     assert nothing_but(inside) == nothing_but(told.written)
-    outside = total_usage(use for name, use in found.spans.items() if name.role is SpanRole.OUTSIDE)
+    outside = total_usage(
+        use for name, use in found.spans.items() if name.role is UsageRole.OUTSIDE
+    )
     assert sum(outside.energy.values()) == told.outside_written
     for limit in (0, 1):
         report = break_down(found, [SPAN], limit=limit)

@@ -19,7 +19,6 @@ from wattspan.advice.rules import BoardClockSample, BoardFacts, BoardUse, UseFac
 from wattspan.advice.static_power import (
     BoardStaticPower,
     StaticPowerFit,
-    StaticPowerRefusal,
     WaitingWindow,
 )
 from wattspan.model import (
@@ -78,10 +77,6 @@ class _WaitingProcess:
     waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
     spans: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
 
-    def add(self, waits: Iterable[tuple[int, int]], spans: Iterable[tuple[int, int]]) -> None:
-        self.waits.extend(waits)
-        self.spans.extend(spans)
-
     def expire(self, before: int) -> bool:
         """Forget earlier periods; True if no waiting time is left."""
         for periods in (self.waits, self.spans):
@@ -99,10 +94,6 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         elif end > start:
             merged.append((start, end))
     return merged
-
-
-def _everyone(_: Consumer) -> bool:
-    return True
 
 
 class _BoardInterval(NamedTuple):
@@ -162,32 +153,26 @@ class StaticPowerLearner:
         """The present static power of each GPU with a known one, by domain."""
         return self._powers
 
-    def refusals(self) -> dict[str, StaticPowerFit | StaticPowerRefusal]:
-        """The result of the regression of each GPU at its present clock, by domain."""
-        with self._lock:
-            return {key: board.fits.fit(board.clock) for key, board in self._boards.items()}
-
     # ----------------------------------------------------------------- for the joiner's thread
 
     def add_spans(self, process: Consumer, spans: SpanColumns, now: int) -> None:
         """Add the waiting spans among received ones."""
-        known = self._processes.get(process)
-        if self.waiting.isdisjoint(spans.name):
-            if known is not None:
-                with self._lock:
-                    known.add((), _merged(zip(spans.start, spans.end, strict=True)))
-            return
         waits = [
             (start, end)
             for name, start, end in zip(spans.name, spans.start, spans.end, strict=True)
             if name in self.waiting
         ]
+        known = self._processes.get(process)
+        if known is None and not waits:
+            return
         with self._lock:
-            self._active_until = now + ACTIVE_TIME
             if known is None:
                 known = self._processes[process] = _WaitingProcess()
-            known.works = known.works or len(waits) < len(spans)
-            known.add(_merged(waits), _merged(zip(spans.start, spans.end, strict=True)))
+            if waits:
+                self._active_until = now + ACTIVE_TIME
+                known.works = known.works or len(waits) < len(spans)
+            known.waits.extend(_merged(waits))
+            known.spans.extend(_merged(zip(spans.start, spans.end, strict=True)))
 
     # ----------------------------------------------------------------- for the poller's thread
 
@@ -289,16 +274,11 @@ class StaticPowerLearner:
         """Make windows of the intervals whose spans have been received."""
         intervals = board.intervals
         while intervals and intervals[-1].end - intervals[0].start >= WINDOW:
-            start, parts = intervals[0].start, list[_BoardInterval]()
-            for one in intervals:
-                parts.append(one)
-                if one.end - start >= WINDOW:
-                    break
-            if parts[-1].end > now - WINDOW_DELAY:
+            edge = intervals[0].start + WINDOW
+            count, end = next((i, one.end) for i, one in enumerate(intervals, 1) if one.end >= edge)
+            if end > now - WINDOW_DELAY:
                 return
-            for _ in parts:
-                intervals.popleft()
-            self._add_window(board, parts, idle)
+            self._add_window(board, [intervals.popleft() for _ in range(count)], idle)
 
     def _add_window(
         self, board: _Board, parts: Sequence[_BoardInterval], idle: Milliwatts | None
@@ -323,7 +303,7 @@ class StaticPowerLearner:
 
     # ----------------------------------------------------------------------------- for queries
 
-    def facts(self, may_see: Callable[[Consumer], bool] = _everyone) -> tuple[BoardFacts, ...]:
+    def facts(self, may_see: Callable[[Consumer], bool] = lambda _: True) -> tuple[BoardFacts, ...]:
         """The facts about each board since the start of the agent; uses of visible processes."""
         powers = self._powers
         view = self._view()

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from wattspan.api.authorization import PrincipalOf
 from wattspan.api.requests import ProblemError, bad_request, json_response, read_query, sanitized
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import MAX_NAME
-from wattspan.model import Consumer, DeclaredTerms, Knob, Principal, RequestedTerms, TuningAccounts
+from wattspan.model import Consumer, DeclaredTerms, Knob, RequestedTerms, TuningAccounts
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.declared_jobs import (
     MAX_DECLARATIONS,
@@ -29,8 +30,6 @@ from wattspan.tuning.declared_jobs import (
     ProcessDeclaration,
 )
 from wattspan.tuning.permissions import JobOwner, slurm_job
-
-PrincipalOf = Callable[[Consumer], Principal | None]
 
 JOBS_PATH = "/v1/jobs"
 MAX_BODY_BYTES = 8192

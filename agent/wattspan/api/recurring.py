@@ -6,7 +6,6 @@ or as lost with its process. The file is opened by each request, in a worker thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from wattspan.api.authorization import PrincipalOf
 from wattspan.api.requests import ProblemError, bad_request, json_response, read_query, sanitized
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
@@ -79,7 +79,6 @@ class ForgetBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 B = TypeVar("B", NextBody, ReportBody, ForgetBody)
-PrincipalOf = Callable[[Consumer], Principal | None]
 
 
 class RecurringHandler:

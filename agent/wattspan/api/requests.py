@@ -124,7 +124,11 @@ def _iso_time(text: str) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
+CAPS_PATH = "/v1/caps"
+REPORT_PATH = "/v1/report"
+
 LONGEST_WAIT = 60 * SECOND
+MAX_KINDS = 16
 SENDER = 0  # as a pid: the process that sends the query
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _LARGEST_PID = 2**22  # PID_MAX_LIMIT of the kernel
@@ -165,6 +169,19 @@ def _wait(text: str) -> int:
     return wait
 
 
+def _seconds(text: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= 12:
+        return int(text)
+    raise ValueError("that is no whole number of Unix seconds")
+
+
+def _kinds(text: str) -> frozenset[str]:
+    kinds = frozenset(filter(None, text.split(",")))
+    if len(kinds) > MAX_KINDS:
+        raise ValueError(f"these are more than {MAX_KINDS}")
+    return kinds
+
+
 def time_parameter(now: Instant) -> Parameter:
     return Parameter(partial(parse_time, now=now), TIME_FORMATS)
 
@@ -175,6 +192,11 @@ PROCESS_PARAMETERS = {
         whole_number(2**63 - 1), "It is field 22 of /proc/PID/stat, in clock ticks since boot."
     ),
     "family": Parameter(flag, "Write 1 or 0."),
+}
+REPORT_PARAMETERS = {
+    "start": Parameter(_seconds, "Write Unix seconds."),
+    "end": Parameter(_seconds, "Write Unix seconds."),
+    "kinds": Parameter(_kinds, "Write kinds of groups, separated by commas."),
 }
 WAIT = Parameter(_wait, 'Write it as "2s", at most 60s, and ask again.')
 

@@ -3,25 +3,24 @@
 Names of jobs and decision sentences are available to every user who may open the socket, as the
 energy of devices is: they describe the host's power limits, not the computations of a process.
 
-The energy of devices and of the host is available to every user who may open the socket, at a
-coarse resolution (``energy.TimeGrid``); root of the host and the agent's own principal, who may
-read the counters themselves, get everything. The energy of a process reveals something about its
-computations, so it is available to its own principal and to these two only.
+The capper's socket and the store belong to root and the agent's group. ``/v1/caps`` and
+``/v1/report`` give every user who may open ``api.sock`` the parts that are for every user: the
+limits with their holders, as ``/v1/tuning`` does, and past energy of the host and of the user's own
+processes. :mod:`wattspan.api.authorization` says who may see which energy.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
-from wattspan.api import device_energy, energy
+from wattspan.api import energy
 from wattspan.api.advice import ADVICE_PARAMETERS, ADVICE_PATH, AdviceFacts, advice_response
+from wattspan.api.authorization import Authorization, shown_user
 from wattspan.api.energy import TimeGrid
 from wattspan.api.inference import (
     INFERENCE_PARAMETERS,
@@ -29,10 +28,13 @@ from wattspan.api.inference import (
     EstimateRequest,
     estimate_response,
 )
-from wattspan.api.jobs import JOBS_PATH, JobsHandler, PrincipalOf
+from wattspan.api.jobs import JOBS_PATH, JobsHandler
 from wattspan.api.recurring import RECURRING_PATH, RecurringHandler
 from wattspan.api.requests import (
+    CAPS_PATH,
     PROCESS_PARAMETERS,
+    REPORT_PARAMETERS,
+    REPORT_PATH,
     SENDER,
     TIME_FORMATS,
     WAIT,
@@ -46,32 +48,27 @@ from wattspan.api.requests import (
     time_parameter,
     whole_number,
 )
-from wattspan.api.shared_state import (
-    CAPS_PATH,
-    REPORT_PATH,
-    CapsState,
-    StoredEnergy,
-    caps_response,
-    report_response,
-    shown_user,
-)
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
 from wattspan.http.limits import FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
-    HOST_ROOT,
     MILLISECOND,
     SECOND,
     Consumer,
-    Principal,
     Provenance,
     RecordedDecision,
     TuningAccounts,
 )
-from wattspan.ports import Clock, DeviceQueries, EnergyQueries, ProcessDirectory, SnapshotView
+from wattspan.ports import (
+    Clock,
+    DeviceQueries,
+    EnergyQueries,
+    ProcessDirectory,
+    SnapshotView,
+    WattspanError,
+)
 from wattspan.processes.principals import PrincipalResolver
-from wattspan.processes.procfs import ProcFs
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
@@ -86,111 +83,22 @@ MAX_DECISIONS = 10_000
 DEFAULT_DECISIONS = 100
 
 
+CapsState = Callable[[], Mapping[str, Any]]
+"""The state of the running capper; an empty mapping without one. WattspanError."""
+
+StoredEnergy = Callable[[int, int, frozenset[str], int | None], Mapping[str, Any]]
+"""The stored energy from one Unix second to another by kinds, as far as a user may see it.
+
+Without a user, everything. WattspanError.
+"""
+
+
 class DecisionHistoryView(Protocol):
     """Returns decisions, oldest first; see ``wattspan.storage.tuning.DecisionLog.recent``."""
 
     def __call__(
         self, job: str = "", limit: int = DEFAULT_DECISIONS, since: int | None = None
     ) -> Sequence[RecordedDecision]: ...
-
-
-# -------------------------------------------------------------------------- authorization
-
-MAX_REMEMBERED = 10_000
-"""Owners of ended processes that are remembered; the least recently queried are evicted."""
-
-NOBODY = -1
-"""No user's id: the owner of a process with several user ids."""
-
-OwnerOf = Callable[[Consumer], int | None]
-
-NO_PRINCIPAL = Principal(NOBODY)
-"""No peer's principal."""
-
-
-def owner_of(consumer: Consumer) -> int | None:
-    """The user who owns the process; None if it is gone.
-
-    A process with several user ids has no owner, as for a debugger: it may know secrets of each
-    user. A process that has ended keeps its owner until its parent has reaped it.
-    """
-    procfs = ProcFs()
-    status, stat = procfs.status(consumer.pid), procfs.stat(consumer.pid)
-    if status is None or stat is None or stat.started != consumer.started:
-        return None
-    ids = re.search(rb"^Uid:\s+(\d+)\s+(\d+)\s+(\d+)", status, re.MULTILINE)
-    if ids is None or len(set(ids.groups())) > 1:
-        return NOBODY
-    return int(ids[1])
-
-
-class ProcessPrincipals:
-    """The principals of processes at present; None for one that is gone.
-
-    ``NO_PRINCIPAL`` for a process with several user ids, and where the kernel proves none.
-    """
-
-    def __init__(self, resolver: PrincipalResolver) -> None:
-        self._resolver = resolver
-
-    def __call__(self, consumer: Consumer) -> Principal | None:
-        procfs = ProcFs()
-        cgroup, owner = procfs.cgroup(consumer.pid), owner_of(consumer)
-        if cgroup is None or owner is None:
-            return None
-        if owner == NOBODY:
-            return NO_PRINCIPAL
-        return self._resolver.principal(cgroup, owner) or NO_PRINCIPAL
-
-
-class Authorization:
-    """Decides by the principal of a process; remembers those of ended processes.
-
-    ``own`` is the agent's principal. It and root of the host may see everything; root of a
-    container may not.
-    """
-
-    def __init__(self, principal_of: PrincipalOf, own: Principal | None = None) -> None:
-        self.principal_of, self._own = principal_of, own
-        self._owners: OrderedDict[Consumer, Principal] = OrderedDict()
-
-    @classmethod
-    def of_host(cls, resolver: PrincipalResolver) -> Authorization:
-        """By the processes of this host."""
-        return cls(ProcessPrincipals(resolver), resolver.of_process(ProcFs(), os.getpid()))
-
-    def may_read_counters(self, peer: Peer) -> bool:
-        """True if ``peer`` may read the energy counters."""
-        return peer.principal is not None and peer.principal in (HOST_ROOT, self._own)
-
-    def require(self, peer: Peer, consumer: Consumer) -> None:
-        """ProblemError if ``peer`` may not see the energy of ``consumer``."""
-        if not self.permits(peer, consumer):
-            owner = self._owner_of(consumer)
-            raise ProblemError(
-                HTTPStatus.FORBIDDEN,
-                f"process {consumer.pid}",
-                "it is not known to be yours"
-                if owner in (None, NO_PRINCIPAL)
-                else "it belongs to another user, and energy reveals computations",
-                "Ask as its user or as root.",
-            )
-
-    def permits(self, peer: Peer, consumer: Consumer) -> bool:
-        """True if ``peer`` may see the energy of ``consumer``."""
-        if self.may_read_counters(peer):
-            return True
-        return peer.principal is not None and self._owner_of(consumer) == peer.principal
-
-    def _owner_of(self, consumer: Consumer) -> Principal | None:
-        owner = self.principal_of(consumer)
-        if owner is None:
-            return self._owners.get(consumer)
-        self._owners[consumer] = owner
-        self._owners.move_to_end(consumer)
-        if len(self._owners) > MAX_REMEMBERED:
-            self._owners.popitem(last=False)
-        return owner
 
 
 # -------------------------------------------------------------------------------- watches
@@ -334,7 +242,6 @@ class QueryService:
         caps: CapsState | None = None,
         stored: StoredEnergy | None = None,
         authorization: Authorization | None = None,
-        owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         pools: Pools | None = None,
     ) -> None:
@@ -441,10 +348,10 @@ class QueryService:
         return json_response({"host_name": self._host, **facts})
 
     async def _device_energy(self, request: HttpRequest) -> HttpResponse:
-        values, start, end = self._period(request, device_energy.PARAMETERS)
-        query = device_energy.DeviceEnergyQuery(
+        values, start, end = self._period(request, energy.DEVICE_PARAMETERS)
+        query = energy.DeviceEnergyQuery(
             self._devices,
-            device_energy.selected_domains(
+            energy.selected_domains(
                 self._devices, values.get("hw_id"), parts=values.get("parts", False)
             ),
             start,
@@ -454,7 +361,7 @@ class QueryService:
             else self._grid,
             values.get("timeline", False),
         )
-        wait = values.get("wait", device_energy.DEFAULT_WAIT)
+        wait = values.get("wait", energy.DEFAULT_WAIT)
         if not all(domain.in_cover for domain in query.domains):  # parts have no readings
             self._energy_history.expect(end)
         await self._wait_until(lambda: query.answerable, wait, request.peer.quota_owner)
@@ -578,15 +485,20 @@ class QueryService:
         return await self._in_thread(request.peer.quota_owner, respond)
 
     async def _caps(self, request: HttpRequest) -> HttpResponse:
-        respond = partial(caps_response, self._caps_state, request, self._host)
-        return await self._in_thread(request.peer.quota_owner, respond)
+        read_query(request.query, {})
+        ask = partial(_asked, "the state of the capper", self._caps_state)
+        state = await self._in_thread(request.peer.quota_owner, ask)
+        return json_response({"host_name": self._host, "capper": state or None})
 
     async def _report(self, request: HttpRequest) -> HttpResponse:
         peer = request.peer
-        privileged = self._authorization.may_read_counters(peer)
-        user = shown_user(peer, privileged=privileged)
-        respond = partial(report_response, self._stored_energy, request, self._host, user)
-        return await self._in_thread(peer.quota_owner, respond)
+        user = shown_user(peer, privileged=self._authorization.may_read_counters(peer))
+        values = read_query(request.query, REPORT_PARAMETERS)
+        start, end = (required(values, name, "Write Unix seconds.") for name in ("start", "end"))
+        kinds = values.get("kinds", frozenset())
+        stored = partial(self._stored_energy, start, end, kinds, user)
+        facts = await self._in_thread(peer.quota_owner, partial(_asked, "the report", stored))
+        return json_response({"host_name": self._host, "restricted": user is not None, **facts})
 
     def _emulated(self) -> bool:
         provenance = energy.provenances(self._energy_history.domains().values())
@@ -639,3 +551,14 @@ class QueryService:
             )
         self._authorization.require(peer, named)
         return named
+
+
+def _asked(thing: str, ask: Callable[[], T]) -> T:
+    """The answer of another part of the agent. ProblemError if it cannot answer."""
+    try:
+        return ask()
+    except WattspanError as error:
+        cause, _, remedy = str(error).partition(". ")
+        raise ProblemError(
+            HTTPStatus.SERVICE_UNAVAILABLE, thing, cause.rstrip("."), remedy or "Try again."
+        ) from None

@@ -15,15 +15,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from wattspan.attribution.baseline import IdleModel, idle_model
-from wattspan.attribution.counter_deltas import AveragePower, AveragePowers
-from wattspan.attribution.idle_acceptance import AcceptedIdle, LearnedIdle, accept_idle
+from wattspan.attribution.baseline import (
+    AcceptedIdle,
+    IdleModel,
+    LearnedIdle,
+    accept_idle,
+    idle_model,
+)
 from wattspan.attribution.metering import CounterMeters, MeteredPeriod
 from wattspan.attribution.missing import MissingEnergy
-from wattspan.attribution.part_powers import WINDOW, PartPowers
+from wattspan.attribution.parts import WINDOW, PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
 from wattspan.attribution.top_n import (
     EXIT_GRACE,
+    AveragePower,
+    AveragePowers,
     GroupAccounts,
     ListedPayer,
     TopPayers,

@@ -10,7 +10,7 @@ monotonic and steady:
 - A new row is safe from displacement for a while, except by a process that spends far more.
 
 :class:`GroupAccounts` holds the energy of containers, pods, jobs, units and users; energy of
-exited processes stays in their groups.
+exited processes stays in their groups. Powers are means over at least a second.
 """
 
 from __future__ import annotations
@@ -18,10 +18,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from wattspan.attribution.counter_deltas import AveragePowers
-from wattspan.model import SECOND, Group, GroupKind, GroupRow, HwType, Microjoules, Payer
+from wattspan.model import (
+    SECOND,
+    Group,
+    GroupKind,
+    GroupRow,
+    HwType,
+    Microjoules,
+    Milliwatts,
+    Payer,
+    mean_power,
+)
 
 EXITED_ROW_LIFETIME = 60 * SECOND
 """A row stays for this time after the exit of its process, so that it is scraped once more."""
@@ -267,3 +276,61 @@ class GroupAccounts:
 def frozen_energies(energy: Mapping[HwType, int]) -> dict[HwType, Microjoules]:
     """A copy for a snapshot."""
     return {kind: Microjoules(amount) for kind, amount in energy.items()}
+
+
+POWER_WINDOW = SECOND
+"""Powers are means over at least this."""
+
+
+@dataclass(slots=True)
+class AveragePower:
+    """The mean power of one counter over the last full window."""
+
+    energy: int = 0
+    duration: int = 0
+    power: Milliwatts | None = None
+
+    def add(self, energy: int, duration: int) -> None:
+        """Add the ``energy`` of the next ``duration`` nanoseconds, in microjoules."""
+        self.energy += energy
+        self.duration += duration
+        if self.duration >= POWER_WINDOW:
+            self.power = mean_power(self.energy, self.duration)
+            self.energy = self.duration = 0
+
+    def reset(self) -> None:
+        """After a gap the power is unknown until another window is full."""
+        self.energy, self.duration, self.power = 0, 0, None
+
+
+class AveragePowers(Generic[K]):
+    """The mean powers of many accounts, one hardware type at a time.
+
+    Each type has its own watermark, because GPU energy is settled later than CPU energy; a mean
+    over another period would oscillate.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[HwType, tuple[int, dict[K, int]]] = {}  # time and energies
+        self._powers: dict[K, dict[HwType, Milliwatts]] = {}
+
+    def of(self, account: K) -> dict[HwType, Milliwatts]:
+        """The account's known powers, in a new dictionary."""
+        return dict(self._powers.get(account, {}))
+
+    def update(self, kind: HwType, settled: int, energies: Mapping[K, int]) -> None:
+        """Update from all accounts' energies of ``kind``, settled up to ``settled``.
+
+        Without effect until a window has passed since the last update.
+        """
+        since, before = self._marks.get(kind, (settled, {}))
+        elapsed = settled - since
+        if kind in self._marks and 0 <= elapsed < POWER_WINDOW:
+            return
+        if elapsed > 0:
+            for account, energy in energies.items():
+                spent = energy - before.get(account, 0)
+                self._powers.setdefault(account, {})[kind] = mean_power(spent, elapsed)
+            for account in self._powers.keys() - energies.keys():
+                del self._powers[account]
+        self._marks[kind] = settled, dict(energies)

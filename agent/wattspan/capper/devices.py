@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from wattspan.attribution.counter_deltas import SUSPENDED
+from wattspan.attribution.metering import SUSPENDED
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import gpu_actuators
 from wattspan.capper.protocol import RefusalReason

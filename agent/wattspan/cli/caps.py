@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from wattspan.api.shared_state import CAPS_PATH
+from wattspan.api.requests import CAPS_PATH
 from wattspan.capper.actuators import format_setting
 from wattspan.capper.host_directory import SYSTEM_CAPPER_RUN, capper_directory, open_capper_host
 from wattspan.capper.protocol import CapperAddress, CapperClient, RefusalReason, StateReply, cap_row

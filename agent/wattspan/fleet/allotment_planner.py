@@ -21,7 +21,7 @@ from wattspan.fleet.allotment import (
     report_problem,
     watts,
 )
-from wattspan.model.fleet import FleetPlace
+from wattspan.model.snapshot import FleetPlace
 from wattspan.sharing.power_budget import BudgetClaim, BudgetGroup, share_nested_budget
 
 _UNLIMITED: Final = 10**18

@@ -32,7 +32,7 @@ from wattspan.fleet.coordination import (
 from wattspan.fleet.member import FleetMember
 from wattspan.fleet.records import MAX_LIFETIME, FleetKeys, FleetState, encode, read_state
 from wattspan.model import MILLISECOND, SECOND, Failure, SourceHealth, Trouble
-from wattspan.model.fleet import FleetAccounts
+from wattspan.model.snapshot import FleetAccounts
 from wattspan.ports import Clock, WattspanError
 from wattspan.util.throttle import RateLimitedLog, RetryBackoff
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.model import Group, GroupKind
-from wattspan.model.principals import SHORT_CONTAINER
+from wattspan.model.consumers import SHORT_CONTAINER
 from wattspan.processes.procfs import ProcFs
 from wattspan.util.text import clean_label
 

@@ -14,7 +14,7 @@ from posixpath import normpath
 from typing import NamedTuple
 
 from wattspan.model import Group, GroupKind
-from wattspan.model.principals import SHORT_CONTAINER, Principal
+from wattspan.model.consumers import SHORT_CONTAINER, Principal
 from wattspan.processes.cgroup_names import (
     SLUID,
     Authors,

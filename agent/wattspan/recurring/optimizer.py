@@ -30,7 +30,7 @@ from time import monotonic_ns, time
 from typing import Any, NamedTuple
 
 from wattspan.compat.zeus.indices import DeviceIndex
-from wattspan.model.principals import HOST_ROOT
+from wattspan.model.consumers import HOST_ROOT
 from wattspan.recurring.jobs import NamedTerms, RecurringJobTerms, TrainingRun, terms_facts
 from wattspan.recurring.run_book import (
     NoRoomError,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from wattspan.model import Principal
-from wattspan.model.principals import principal_text
+from wattspan.model.consumers import principal_text
 from wattspan.recurring.jobs import (
     MAX_RUNS,
     JobRuns,

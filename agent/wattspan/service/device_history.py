@@ -31,7 +31,7 @@ from wattspan.model import (
     Tick,
 )
 from wattspan.ports import EnergyStep
-from wattspan.service.tick_meter import MeteredTick
+from wattspan.service.poller import MeteredTick
 from wattspan.spans.values import IntervalEnergy
 
 MIN_SILENCE = 2 * SECOND

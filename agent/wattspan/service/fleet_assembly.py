@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan.model import HwType, Snapshot
-from wattspan.model.fleet import FleetAccounts
+from wattspan.model.snapshot import FleetAccounts
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 

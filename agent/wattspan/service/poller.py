@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,8 +18,8 @@ from typing import Generic, ParamSpec
 from wattspan.attribution.cover import Cover
 from wattspan.attribution.frozen_counters import FrozenCounters, frozen_failure
 from wattspan.attribution.ledger import Ledger
+from wattspan.attribution.metering import CounterMeters, MeteredPeriod
 from wattspan.model import (
-    MILLISECOND,
     SECOND,
     AgentStats,
     Attribution,
@@ -38,15 +39,11 @@ from wattspan.model import (
     TuningAccounts,
     Usage,
 )
-from wattspan.model.fleet import FleetAccounts
+from wattspan.model.snapshot import FleetAccounts
 from wattspan.plugins import AwaitedSources
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.recent_ticks import RecentTicks
-from wattspan.service.tick_meter import MeteredTick, TickMeter
-
-MAX_SLEEP = 200 * MILLISECOND
-"""The longest time until a request to stop is noticed."""
+from wattspan.service.ticks import RecentTicks, Ticker
 
 SILENT_SOURCE_AFTER = 5 * SECOND
 """A source without readings for longer is down."""
@@ -74,29 +71,6 @@ static powers of GPUs."""
 
 _MAX_ANCESTORS = 16  # described above a device's user
 _MAX_TRACED = 4096
-
-
-class Ticker:
-    """Wakes at absolute multiples of an interval; missed ticks are counted and never replayed."""
-
-    def __init__(self, clock: Clock, interval: int) -> None:
-        self._clock = clock
-        self.interval = interval
-        self._next = clock.monotonic()
-        self.ticks = 0
-        self.missed = 0
-
-    def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Return at the next deadline, at once if it has just passed, or soon after ``stopped``."""
-        self._next += self.interval
-        late = self._clock.monotonic() - self._next
-        if late >= self.interval:
-            skipped = late // self.interval
-            self.missed += skipped
-            self._next += skipped * self.interval
-        while (now := self._clock.monotonic()) < self._next and not stopped():
-            self._clock.sleep_until(min(self._next, now + MAX_SLEEP))
-        self.ticks += 1
 
 
 def measured(batch: Batch, counters: FrozenCounters) -> Batch:
@@ -203,6 +177,49 @@ class MonitoredUsage:
         failures = self.batch.failures
         up = all(failure.trouble is not Trouble.MALFORMED for failure in failures)
         return SourceHealth("processes", up, self._polls, self._failed, failures)
+
+
+class MeteredTick:
+    """A tick and the periods that it ends."""
+
+    __slots__ = ("_meter", "metered", "tick")
+
+    def __init__(self, tick: Tick, meter: TickMeter) -> None:
+        self.tick, self._meter = tick, meter
+        self.metered: Sequence[MeteredPeriod] | None = None
+
+    def periods(self) -> Sequence[MeteredPeriod]:
+        """The periods; meters all ticks up to this one before. Safe from any thread."""
+        if self.metered is None:
+            self._meter.catch_up()
+        return self.metered or ()
+
+
+class TickMeter:
+    """Meters the ticks of a host in their order, each once, when somebody needs it first.
+
+    Ticks wait for the next settlement or a query: at each tick, the code and the counters would not
+    be in the CPU's caches.
+    """
+
+    def __init__(self, meters: CounterMeters) -> None:
+        self._meters = meters
+        self._lock = threading.Lock()
+        self._waiting: deque[MeteredTick] = deque()
+
+    def add(self, tick: Tick) -> MeteredTick:
+        """Append the next tick."""
+        added = MeteredTick(tick, self)
+        self._waiting.append(added)
+        return added
+
+    def catch_up(self) -> None:
+        """Meter all ticks."""
+        with self._lock:
+            while self._waiting:
+                waiting = self._waiting[0]
+                waiting.metered = self._meters.advance(waiting.tick)
+                self._waiting.popleft()
 
 
 TickObserver = Callable[[Tick, Sequence[Attribution]], None]

@@ -62,8 +62,12 @@ class StoredEnergyReader:
     ) -> Mapping[str, Any]:
         """The store's path and the extract, without spans and rates. StoreError."""
         from wattspan.storage.database import store_path
-        from wattspan.storage.query import HistoryExtract, extract_history
-        from wattspan.storage.shared_extract import extract_to_json, own_extract
+        from wattspan.storage.query import (
+            HistoryExtract,
+            extract_history,
+            extract_to_json,
+            own_extract,
+        )
 
         path = store_path(self._state_dir, emulated=self._emulated)
         found = extract_history(path, start, end, kinds)

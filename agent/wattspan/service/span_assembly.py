@@ -240,8 +240,9 @@ class SpanAssembly:
             check_destination(destination, addresses)
 
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
+        from wattspan.api.authorization import Authorization
         from wattspan.api.recurring import RecurringHandler
-        from wattspan.api.service import Authorization, QueryService
+        from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.http.sockets import listen_unix
         from wattspan.service.shared_state import CapperState, StoredEnergyReader

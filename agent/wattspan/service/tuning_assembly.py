@@ -282,8 +282,13 @@ class TuningAssembly:
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
         from wattspan.service.decision_events import ForwardedDecisions
         from wattspan.service.plan_processes import PlanProcesses
-        from wattspan.storage.running_jobs import RunningAccounts, RunningEvidence
-        from wattspan.storage.tuning import CertificationStore, DecisionLog, decisions_path
+        from wattspan.storage.tuning import (
+            CertificationStore,
+            DecisionLog,
+            RunningAccounts,
+            RunningEvidence,
+            decisions_path,
+        )
         from wattspan.tuning.job_context import TuningContext
         from wattspan.tuning.tuner import Tuner
 

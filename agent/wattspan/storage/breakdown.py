@@ -16,8 +16,8 @@ from wattspan.storage.deltas import (
     SPAN,
     EnergyOwner,
     SpanName,
-    SpanRole,
     SpanUsage,
+    UsageRole,
     total_usage,
 )
 from wattspan.storage.query import DomainTotal, HistoryExtract
@@ -185,14 +185,14 @@ class _SpanKind(NamedTuple):
     """The rows of span energy that divide the energy of consumers in one section."""
 
     kind: str
-    named: SpanRole
+    named: UsageRole
     rest: SpanName
     without: str  # the name of the energy in none of its rows
 
 
 _SPAN_KINDS = {
-    SPAN: _SpanKind(SPAN, SpanRole.NAMED, REST_OF_SPANS, "without spans"),
-    MODEL: _SpanKind(MODEL, SpanRole.MODEL, REST_OF_MODELS, "without requests"),
+    SPAN: _SpanKind(SPAN, UsageRole.NAMED, REST_OF_SPANS, "without spans"),
+    MODEL: _SpanKind(MODEL, UsageRole.MODEL, REST_OF_MODELS, "without requests"),
 }
 
 
@@ -202,7 +202,9 @@ def _span_section(
     consumers: Mapping[HwType, int],
     limit: int,
 ) -> BreakdownSection | None:
-    spans = {n: use for n, use in spans.items() if (n.role is SpanRole.MODEL) == (of.kind == MODEL)}
+    spans = {
+        n: use for n, use in spans.items() if (n.role is UsageRole.MODEL) == (of.kind == MODEL)
+    }
     if not spans:
         return None
     service = _service_of(spans)
@@ -243,7 +245,7 @@ def _outside_lines(spans: Mapping[SpanName, SpanUsage], limit: int) -> Iterable[
         (
             BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", use.energy, service(name))
             for name, use in spans.items()
-            if name.role is SpanRole.OUTSIDE
+            if name.role is UsageRole.OUTSIDE
         ),
         limit,
     )

@@ -17,29 +17,22 @@ import json
 import os
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from wattspan.model import (
     Checkpoint,
     Consumer,
-    DomainAccount,
-    Footprint,
     Group,
-    GroupRow,
     HwType,
-    InferenceRow,
-    Instant,
     Microjoules,
     Payer,
     PayerInfo,
     ProcessRow,
-    Reading,
     Remainder,
-    SpanRow,
-    UnmeteredRow,
 )
 
 
@@ -68,22 +61,16 @@ class _OutsideSpansDocument(msgspec.Struct):
     owner: str = ""
 
 
-class _CheckpointDocument(msgspec.Struct):
-    at: Instant
-    boot_id: str
-    accounts: list[DomainAccount]
-    readings: list[Reading]
-    groups: list[GroupRow]
-    processes: list[_ProcessDocument]
-    other: dict[HwType, Microjoules]
-    retired: dict[HwType, Microjoules]
-    spans: list[SpanRow] = []  # absent in files of the first release
-    outside: list[_OutsideSpansDocument] = []
-    footprint: Footprint = Footprint()  # absent in files of the first release
-    since: Instant | None = None
-    inference: list[InferenceRow] = []  # absent in files of the first release, as is the next
-    inference_idle: Microjoules = Microjoules(0)
-    unmetered: list[UnmeteredRow] = []  # absent in older files
+@dataclass(frozen=True)
+class _CheckpointDocument(Checkpoint):
+    """A checkpoint as in the file. Older releases wrote fewer fields: the others are empty."""
+
+    processes: tuple[_ProcessDocument, ...] = ()  # type: ignore[assignment]
+    outside: tuple[_OutsideSpansDocument, ...] = ()  # type: ignore[assignment]
+
+
+def _fields_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {one.name: getattr(checkpoint, one.name) for one in fields(checkpoint)}
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -102,27 +89,19 @@ def unpack_checkpoint(blob: bytes) -> Checkpoint:
 
 def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
     """Return the uncompressed form, which is quick enough for every publication."""
+    accounts = [replace(one, power=None, pending=Microjoules(0)) for one in checkpoint.accounts]
     document = _CheckpointDocument(
-        at=checkpoint.at,
-        boot_id=checkpoint.boot_id,
-        accounts=[
-            replace(account, power=None, pending=Microjoules(0)) for account in checkpoint.accounts
-        ],
-        readings=list(checkpoint.readings),
-        groups=[GroupRow(row.group, row.energy, {}, row.bounded) for row in checkpoint.groups],
-        processes=[_process_document(row) for row in checkpoint.processes],
-        other=dict(checkpoint.other),
-        retired=dict(checkpoint.retired),
-        spans=[replace(row, exemplars={}) for row in checkpoint.spans],
-        outside=[
-            _OutsideSpansDocument(service, {kind: e}, owner)
-            for (service, owner, kind), e in checkpoint.outside.items()
-        ],
-        footprint=checkpoint.footprint,
-        since=checkpoint.since,
-        inference=list(checkpoint.inference),
-        inference_idle=checkpoint.inference_idle,
-        unmetered=list(checkpoint.unmetered),
+        **_fields_of(checkpoint)
+        | {
+            "accounts": accounts,
+            "groups": [replace(row, power={}) for row in checkpoint.groups],
+            "processes": [_process_document(row) for row in checkpoint.processes],
+            "spans": [replace(row, exemplars={}) for row in checkpoint.spans],
+            "outside": [
+                _OutsideSpansDocument(service, {kind: e}, owner)
+                for (service, owner, kind), e in checkpoint.outside.items()
+            ],
+        }
     )
     try:
         return msgspec.json.encode(document)
@@ -136,27 +115,13 @@ def checkpoint_from_json(text: bytes) -> Checkpoint:
         document = msgspec.convert(json.loads(text), _CheckpointDocument)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise CheckpointError(str(error)) from None
-    return Checkpoint(
-        at=document.at,
-        boot_id=document.boot_id,
-        accounts=tuple(document.accounts),
-        readings=tuple(document.readings),
-        groups=tuple(document.groups),
-        processes=tuple(_process_row(row) for row in document.processes),
-        other=document.other,
-        retired=document.retired,
-        spans=tuple(document.spans),
-        outside={
-            (row.service, row.owner, kind): e
-            for row in document.outside
-            for kind, e in row.energy.items()
-        },
-        footprint=document.footprint,
-        since=document.since,
-        inference=tuple(document.inference),
-        inference_idle=document.inference_idle,
-        unmetered=tuple(document.unmetered),
-    )
+    outside = {
+        (row.service, row.owner, kind): energy
+        for row in document.outside
+        for kind, energy in row.energy.items()
+    }
+    processes = tuple(map(_process_row, document.processes))
+    return Checkpoint(**_fields_of(document) | {"processes": processes, "outside": outside})
 
 
 def _process_document(row: ProcessRow) -> _ProcessDocument:

@@ -40,7 +40,7 @@ MAX_STORED_INTEGER = 2**61
 """Limit of claimed times and tokens: the sum of two still fits an SQLite integer."""
 
 
-class SpanRole(StrEnum):
+class UsageRole(StrEnum):
     """Role of a row of span energy. Models are another division of the same energy."""
 
     NAMED = "named"  # spans of one name in one service
@@ -50,14 +50,14 @@ class SpanRole(StrEnum):
 
 
 class SpanName(NamedTuple):
-    role: SpanRole
+    role: UsageRole
     service: str = ""
     name: str = ""
     owner: str = ""
 
 
-REST_OF_SPANS = SpanName(SpanRole.REST)
-REST_OF_MODELS = SpanName(SpanRole.MODEL, OTHER, OTHER)
+REST_OF_SPANS = SpanName(UsageRole.REST)
+REST_OF_MODELS = SpanName(UsageRole.MODEL, OTHER, OTHER)
 
 _NO_ENERGY: Mapping[HwType, int] = MappingProxyType({})
 _NO_DIVISIONS: Mapping[str, int] = MappingProxyType({})
@@ -134,16 +134,16 @@ def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanNam
     found: dict[SpanName, SpanUsage] = {}
     for row in later.spans:
         if usage := _span_rise(before.get(row.key), row):
-            name = SpanName(SpanRole.NAMED, *row.key)
+            name = SpanName(UsageRole.NAMED, *row.key)
             found[REST_OF_SPANS if row.key == (OTHER, OTHER, "") else name] = usage
     outside = _rises(earlier.outside if earlier else {}, later.outside)
     for (service, owner, kind), energy in outside.items():
-        name = SpanName(SpanRole.OUTSIDE, service, owner=owner)
+        name = SpanName(UsageRole.OUTSIDE, service, owner=owner)
         found[name] = found.get(name, SpanUsage()) + SpanUsage({kind: _limited(energy)})
     models = {one.key: one for one in earlier.inference} if earlier else {}
     for each in later.inference:
         if usage := _requests_rise(models.get(each.key), each):
-            found[SpanName(SpanRole.MODEL, *each.key)] = usage
+            found[SpanName(UsageRole.MODEL, *each.key)] = usage
     return found
 
 

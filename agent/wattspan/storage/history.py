@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from wattspan.config import StoreSettings
 from wattspan.model import SECOND, Domain
@@ -20,7 +20,8 @@ from wattspan.storage.deltas import (
     CheckpointDelta,
     EnergyOwner,
     SpanName,
-    SpanRole,
+    SpanUsage,
+    UsageRole,
 )
 
 _MAX_CACHED_KEYS = 20_000  # of one minute
@@ -84,8 +85,15 @@ _SPAN_WORK = _BucketTable(
     "span_work", "span", "calls, nanoseconds, tokens_in, tokens_out", claimed=True
 )
 _REQUEST_DIVISION = _BucketTable("request_division", "span, division", "requests")
-_SPAN_TABLES = (_SPAN_ENERGY, _SPAN_SPLIT, _SPAN_WORK, _REQUEST_DIVISION)
-_TABLES = (_DOMAIN_ENERGY, _GAP, _OWNER_ENERGY, *_SPAN_TABLES)
+_USAGE_ROWS: Mapping[_BucketTable, Callable[[SpanUsage], Iterable[tuple[object, ...]]]] = {
+    _SPAN_ENERGY: lambda usage: usage.energy.items(),
+    _SPAN_SPLIT: lambda usage: ((basis, *split) for basis, split in usage.splits.items()),
+    _SPAN_WORK: lambda u: ((u.calls, u.nanoseconds, u.tokens_in, u.tokens_out),),
+    _REQUEST_DIVISION: lambda usage: usage.divisions.items(),
+}
+"""The tables of spans, and the rows of a usage in each."""
+
+_TABLES = (_DOMAIN_ENERGY, _GAP, _OWNER_ENERGY, *_USAGE_ROWS)
 
 _SMALL_OWNERS = """
 SELECT key, kind, hw_type FROM (
@@ -108,9 +116,9 @@ SELECT key, role FROM (
 ) WHERE place > :spans
 """
 _SPAN_RESTS = {
-    SpanRole.NAMED: REST_OF_SPANS,
-    SpanRole.OUTSIDE: SpanName(SpanRole.OUTSIDE, "other"),
-    SpanRole.MODEL: REST_OF_MODELS,
+    UsageRole.NAMED: REST_OF_SPANS,
+    UsageRole.OUTSIDE: SpanName(UsageRole.OUTSIDE, "other"),
+    UsageRole.MODEL: REST_OF_MODELS,
 }
 
 
@@ -169,38 +177,15 @@ class HistoryWriter:
             _OWNER_ENERGY.add,
             sorted((*at, key(owner), energy) for owner, energy in delta.owners.items()),
         )
-        insert(
-            _SPAN_ENERGY.add,
-            [
-                (*at, key(name), *energy)
-                for name, usage in delta.spans.items()
-                for energy in usage.energy.items()
-            ],
-        )
-        insert(
-            _SPAN_SPLIT.add,
-            [
-                (*at, key(name), basis, *split)
-                for name, usage in delta.spans.items()
-                for basis, split in usage.splits.items()
-            ],
-        )
-        insert(
-            _SPAN_WORK.add,
-            [
-                (*at, key(name), u.calls, u.nanoseconds, u.tokens_in, u.tokens_out)
-                for name, u in delta.spans.items()
-            ],
-        )
-
-        insert(
-            _REQUEST_DIVISION.add,
-            [
-                (*at, key(name), *requests)
-                for name, usage in delta.spans.items()
-                for requests in usage.divisions.items()
-            ],
-        )
+        for table, rows in _USAGE_ROWS.items():
+            insert(
+                table.add,
+                [
+                    (*at, key(name), *row)
+                    for name, usage in delta.spans.items()
+                    for row in rows(usage)
+                ],
+            )
 
     def _key(self, named: _Named) -> int:
         key = self._keys.get(named)
@@ -299,7 +284,7 @@ class HistoryWriter:
         for key, role in self._database.execute(_SMALL_SPANS, bucket):
             spans[_SPAN_RESTS[role]].append(key)
         for span, small in spans.items():
-            self._merge(_SPAN_TABLES, step, start, small, self._key(span))
+            self._merge(_USAGE_ROWS, step, start, small, self._key(span))
 
     def _merge(
         self, tables: Iterable[_BucketTable], step: int, start: int, keys: list[int], into: int

@@ -20,7 +20,7 @@ from wattspan.model import (
     Principal,
     TuningTerms,
 )
-from wattspan.model.principals import SHORT_CONTAINER
+from wattspan.model.consumers import SHORT_CONTAINER
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.declarations import OperatorTerms
 from wattspan.tuning.host_view import HostView

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from wattspan.model import Snapshot
-from wattspan.model.fleet import FleetAccounts, FleetPlace
+from wattspan.model.snapshot import FleetAccounts, FleetPlace
 from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, single
 
 GAUGE = Instrument.GAUGE

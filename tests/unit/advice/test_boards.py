@@ -55,6 +55,7 @@ class Host:
         self.clock_hz: int | None = 1_400_000_000
         self.utilisation: float | None = 1.0
         self.status = True
+        self.drawn: Milliwatts | None = Milliwatts(200_000)
         self.senders: dict[str, tuple[Consumer, ...]] = {"train": (TRAIN,)}
         self.owners: tuple[str, ...] = ()
         self.learner = StaticPowerLearner(("all_reduce", "recv"), self.view)
@@ -64,7 +65,7 @@ class Host:
 
     def view(self) -> Snapshot:
         status = GpuStatus(
-            self.domain.id, Instant(self.now, 0), power_instant=Milliwatts(200_000),
+            self.domain.id, Instant(self.now, 0), power_instant=self.drawn,
             sm_clock_hz=self.clock_hz, utilisation=self.utilisation, temperature_celsius=61,
             throttling=("power_cap",),
         )  # fmt: skip
@@ -184,6 +185,56 @@ def test_windows_of_a_shared_board_are_ignored() -> None:
     host.run(100, VARIED, users=(TRAIN, OTHER))
     assert host.power == StaticPower(Milliwatts(IDLE), StaticBasis.LOWER_BOUND)
     assert host.learner.facts()[0].uses == ()
+
+
+def test_spans_without_waiting_tell_the_time_of_known_processes_only() -> None:
+    host = Host()
+    host.run(20, VARIED)
+    times = [(host.now, host.now), (host.now, host.now + SECOND)]
+    work = SpanColumns.of([Span(bytes(16), bytes(8), b"", "train", "forward", *t) for t in times])
+    host.learner.add_spans(OTHER, work, host.now)
+    host.learner.add_spans(TRAIN, work, host.now)
+    host.run(80, VARIED)
+    assert host.power is not None
+    assert host.power.basis is StaticBasis.FITTED
+
+
+def test_users_of_a_board_beyond_64_have_no_facts() -> None:
+    host = Host()
+    host.utilisation = None
+    many = [Consumer(pid, 1) for pid in range(100, 170)]
+    for user in many:
+        host.run(1, (0.1,), users=(user,), send=False)
+    host.run(30, (0.1,), users=many[-1:])
+    (facts,) = host.learner.facts()
+    assert len(facts.uses) == 64
+    assert sum(use.metered for _, use in facts.uses) <= SECOND  # of the first status
+
+
+def test_unattributed_energy_is_not_that_of_an_unused_board() -> None:
+    host = Host()
+    host.apply(Tick(Instant(host.now, 0), domains={"nvml": [GPU]}), ())  # listed again
+    for at in range(5):
+        start, end = (Instant(host.now + (at + i) * SECOND, 0) for i in (0, 1))
+        interval = Interval(GPU.id, start, end, Microjoules(100))
+        whole = Attribution(interval, (), Microjoules(0), Microjoules(100))
+        other = replace(whole, interval=interval._replace(domain_id=CPU.id))
+        host.apply(Tick(end), [other, whole])
+    (facts,) = host.learner.facts()
+    assert (facts.observed, facts.unused) == (5 * SECOND, 0)
+
+
+def test_clock_without_a_power_is_no_sample() -> None:
+    host = Host()
+    host.drawn = None
+    host.run(10, (0.1,))
+    assert host.learner.facts()[0].samples == ()
+
+
+def test_host_without_gpus_has_no_facts() -> None:
+    learner = StaticPowerLearner((), Host().view)
+    learner.apply(Tick(Instant(0, 0), domains={"fake": [CPU]}), ())
+    assert learner.facts() == ()
 
 
 def test_windows_wait_for_late_spans() -> None:

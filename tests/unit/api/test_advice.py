@@ -48,7 +48,7 @@ def ask(peer: Peer = OURSELVES, **query: str) -> tuple[int, dict[str, Any]]:
     asked = Asked()
     service = QueryService(
         asked.past, asked.directory, asked.clock, devices=asked.past, view=asked.view,
-        host="h", version="1", owner=asked._owner, advice=facts,
+        host="h", version="1", advice=facts,
     )  # fmt: skip
     response = asyncio.run(service(HttpRequest("GET", "/v1/advice", query, {}, b"", peer)))
     return response.status, json.loads(response.body)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from testbed.constant_history import DRAM, GPU, PACKAGE, Asked, local_peer
 
-from wattspan.api.device_energy import DEFAULT_WAIT, MAX_IDS
+from wattspan.api.energy import DEFAULT_WAIT, MAX_IDS
 from wattspan.model import SECOND, GpuStatus, Instant
 
 ROOT = local_peer(9, 0)

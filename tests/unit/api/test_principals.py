@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from wattspan.api.service import Authorization, ProcessPrincipals
+from wattspan.api.authorization import Authorization, ProcessPrincipals
 from wattspan.http.sockets import Peer
 from wattspan.model import HOST_ROOT, Consumer, Principal
 from wattspan.processes.principals import PrincipalResolver

@@ -22,7 +22,7 @@ from testbed.constant_history import (
     local_peer,
 )
 
-from wattspan.api import service
+from wattspan.api import authorization
 from wattspan.api.requests import parse_time
 from wattspan.api.service import MAX_SAMPLED, MAX_WAITING, MAX_WATCHED, WatchList
 from wattspan.config.settings import AgentSettings
@@ -193,7 +193,7 @@ def test_unverified_sender_has_no_access(asked: Asked) -> None:
 
 def test_process_with_several_users_is_readable_by_root_only(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
-    asked.uids[OURS.pid] = service.NOBODY
+    asked.uids[OURS.pid] = authorization.NOBODY
     assert "not known to be yours" in asked.problem(403, pid=OURS.pid, start="-1s")
     del asked.directory.infos[OURS]  # and its earlier owner is forgotten
     assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s")
@@ -220,10 +220,10 @@ def test_device_power_resolution_is_limited() -> None:
 def test_owners_of_the_dead_are_remembered_within_bounds() -> None:
     asked = Asked()
     asked.service._authorization._owners.update(
-        (Consumer(10**6 + i, 1), USER) for i in range(service.MAX_REMEMBERED)
+        (Consumer(10**6 + i, 1), USER) for i in range(authorization.MAX_REMEMBERED)
     )
     asked.get("/v1/watch", pid=OURS.pid)
-    assert len(asked.service._authorization._owners) == service.MAX_REMEMBERED
+    assert len(asked.service._authorization._owners) == authorization.MAX_REMEMBERED
     assert OURS in asked.service._authorization._owners
 
 
@@ -232,11 +232,11 @@ def test_process_user_comes_from_the_kernel() -> None:
     try:
         consumer = Consumer(child.pid, _started(child.pid))
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # exited and still listed
-        assert service.owner_of(consumer) == os.getuid()
-        assert service.owner_of(Consumer(child.pid, consumer.started + 1)) is None
+        assert authorization.owner_of(consumer) == os.getuid()
+        assert authorization.owner_of(Consumer(child.pid, consumer.started + 1)) is None
     finally:
         child.wait()
-    assert service.owner_of(consumer) is None
+    assert authorization.owner_of(consumer) is None
 
 
 def _started(pid: int) -> int:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from testbed.simulated_host import PACKAGE
 
-from wattspan.attribution.counter_deltas import CounterMeter, energy_between
 from wattspan.attribution.division import split
+from wattspan.attribution.metering import CounterMeter, energy_between
 from wattspan.model import (
     SECOND,
     Attribution,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.attribution.idle_acceptance import LearnedIdle, accept_idle
+from wattspan.attribution.baseline import LearnedIdle, accept_idle
 from wattspan.model import Milliwatts
 
 

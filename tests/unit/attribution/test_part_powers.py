@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from wattspan.attribution.part_powers import MAX_PARTS, PartPowers, PowerOfUse
-from wattspan.attribution.parts import usage_of_parts
+from wattspan.attribution.parts import MAX_PARTS, PartPowers, PowerOfUse, usage_of_parts
 from wattspan.attribution.settlement import attribute
 from wattspan.model import (
     SECOND,

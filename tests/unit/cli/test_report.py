@@ -16,7 +16,7 @@ from wattspan.cli.report.export import choose_format, report_facts, report_rows
 from wattspan.cli.report.table import report_lines
 from wattspan.model import GapReason, HwType, Microjoules, Provenance, StaticBasis, StaticSplit
 from wattspan.storage.breakdown import break_down
-from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanRole, SpanUsage
+from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanUsage, UsageRole
 from wattspan.storage.query import DomainTotal, HistoryExtract
 
 
@@ -79,7 +79,7 @@ def test_first_joules_per_step_are_marked_as_a_lower_bound() -> None:
         90_000_000, 30_000_000, 0, 60_000_000, 60_000_000,
     )  # fmt: skip
     steps = SpanUsage({HwType.CPU: 30_000_000}, 10, 10**10)
-    spans = {SpanName(SpanRole.NAMED, "train", "step"): steps}
+    spans = {SpanName(UsageRole.NAMED, "train", "step"): steps}
     extract = HistoryExtract(0, 60, (60,), (package,), {}, spans)
 
     def row(extract: HistoryExtract) -> str:
@@ -140,7 +140,7 @@ def models(*names: str) -> HistoryExtract:
     )  # fmt: skip
     divisions = {"model": 3, "tokens": 1}
     use = SpanUsage({HwType.GPU: 8_000_000}, 4, 0, 800, 160, divisions=divisions)
-    spans = {SpanName(SpanRole.MODEL, "llm", name): use for name in names}
+    spans = {SpanName(UsageRole.MODEL, "llm", name): use for name in names}
     return HistoryExtract(0, 60, (60,), (board,), {}, spans)
 
 
@@ -177,7 +177,7 @@ def test_models_beyond_the_limit_are_summed() -> None:
 def test_report_without_models_says_so() -> None:
     lines = by_model(models())
     assert lines[-1][:7] == ["No", "request", "to", "a", "language", "model", "settled"]
-    named = SpanName(SpanRole.NAMED, "shop", "pay")
+    named = SpanName(UsageRole.NAMED, "shop", "pay")
     spans_only = replace(models(), spans={named: SpanUsage({HwType.GPU: 1}, 1)})
     assert break_down(spans_only, (MODEL,)).sections == ()
 
@@ -241,7 +241,7 @@ def splits(**parts: tuple[int, int]) -> HistoryExtract:
     )  # fmt: skip
     known = {StaticBasis(basis): StaticSplit(*map(Microjoules, p)) for basis, p in parts.items()}
     use = SpanUsage({HwType.GPU: 8_000_000}, 4, splits=known)
-    return HistoryExtract(0, 60, (60,), (board,), {}, {SpanName(SpanRole.NAMED, "t", "step"): use})
+    return HistoryExtract(0, 60, (60,), (board,), {}, {SpanName(UsageRole.NAMED, "t", "step"): use})
 
 
 def split_lines(extract: HistoryExtract) -> list[str]:

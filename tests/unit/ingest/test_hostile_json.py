@@ -13,7 +13,7 @@ from wattspan.config.published import PUBLISHED_FILE, PublishedAgent, find_publi
 from wattspan.fleet.coordination import WatchEndedError
 from wattspan.fleet.etcd import EtcdChanges
 from wattspan.fleet.http_client import JsonStream, RefusedCallError
-from wattspan.model.principals import parse_principal
+from wattspan.model.consumers import parse_principal
 
 HOSTILE = {
     "nested": b'{"other":' + b"[" * 100_000,

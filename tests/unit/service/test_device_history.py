@@ -31,7 +31,7 @@ from wattspan.service.device_history import (
     RAMP_WINDOWS,
     DeviceHistory,
 )
-from wattspan.service.tick_meter import TickMeter
+from wattspan.service.poller import TickMeter
 
 TICK = 100 * MILLISECOND
 START = 1000 * SECOND

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from testbed.covers import cover_of, decided
 from testbed.waiting import eventually
 
-from wattspan.attribution.counter_deltas import energy_between
+from wattspan.attribution.metering import energy_between
 from wattspan.model import MILLISECOND, SECOND, HwType, Interval, Provenance, Trouble
 from wattspan.ports import Batch, SourceContext, SourceError
 from wattspan.sources.driver_thread import DriverThreadSource

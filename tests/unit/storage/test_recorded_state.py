@@ -21,9 +21,8 @@ from wattspan.config import StoreSettings
 from wattspan.model import Consumer, Knob, Move
 from wattspan.otlp.spool import Spool
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles
-from wattspan.storage.running_jobs import RunningAccounts
 from wattspan.storage.store import Store
-from wattspan.storage.tuning import CertificationStore, read_decisions
+from wattspan.storage.tuning import CertificationStore, RunningAccounts, read_decisions
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import Fingerprint
 

@@ -10,7 +10,7 @@ import pytest
 from testbed.tuned_host import Host
 
 from wattspan.model import Consumer, DecisionReason, Move, TuningRow
-from wattspan.storage.running_jobs import MAX_JOBS, RunningAccounts, RunningEvidence
+from wattspan.storage.tuning import MAX_JOBS, RunningAccounts, RunningEvidence
 from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.load_cells import LatencyObjective, MissTally
 from wattspan.tuning.decisions.load_tracking import (

@@ -8,9 +8,15 @@ import pytest
 
 from wattspan.model import GapReason, GroupKind, HwType, Provenance
 from wattspan.storage.breakdown import break_down
-from wattspan.storage.deltas import PROCESS, EnergyOwner, SpanName, SpanRole, SpanUsage
-from wattspan.storage.query import DomainTotal, HistoryExtract, NoHistory
-from wattspan.storage.shared_extract import extract_from_json, extract_to_json, own_extract
+from wattspan.storage.deltas import PROCESS, EnergyOwner, SpanName, SpanUsage, UsageRole
+from wattspan.storage.query import (
+    DomainTotal,
+    HistoryExtract,
+    NoHistory,
+    extract_from_json,
+    extract_to_json,
+    own_extract,
+)
 
 PACKAGE = DomainTotal(
     "rapl:package-0", HwType.CPU, "package-0", Provenance.MEASURED, "cpu-time", True, True,
@@ -24,7 +30,7 @@ OWNERS = {
     EnergyOwner(PROCESS, CPU, "ada", "session-1.scope"): 40,
     EnergyOwner(GroupKind.UNIT.value, CPU, "ada"): 40,
 }
-SPANS = {SpanName(SpanRole.NAMED, "shop", "pay"): SpanUsage({CPU: 9}, 1)}
+SPANS = {SpanName(UsageRole.NAMED, "shop", "pay"): SpanUsage({CPU: 9}, 1)}
 EXTRACT = HistoryExtract(60, 180, (60,), (PACKAGE,), OWNERS, SPANS)
 
 

@@ -36,8 +36,8 @@ from wattspan.storage.deltas import (
     REST_OF_SPANS,
     SPAN,
     SpanName,
-    SpanRole,
     SpanUsage,
+    UsageRole,
     spans_between,
     total_split,
     total_usage,
@@ -47,11 +47,11 @@ from wattspan.storage.store import Store
 
 
 def named(name: str, service: str = "shop") -> SpanName:
-    return SpanName(SpanRole.NAMED, service, name)
+    return SpanName(UsageRole.NAMED, service, name)
 
 
 PAY, SHIP = named("pay"), named("ship")
-OUTSIDE = SpanName(SpanRole.OUTSIDE, "shop")
+OUTSIDE = SpanName(UsageRole.OUTSIDE, "shop")
 
 
 class Shop:
@@ -204,7 +204,7 @@ def test_bucket_names_only_the_greatest_and_the_rest_still_sums(tmp_path: Path) 
         whole = total_usage(stored(store.path).values())
         store.write(shop.sell(seconds=60))
         found = stored(store.path)
-        spans = {name: one for name, one in found.items() if name.role is not SpanRole.OUTSIDE}
+        spans = {name: one for name, one in found.items() if name.role is not UsageRole.OUTSIDE}
         assert set(spans) == {named("n8"), named("n7"), REST_OF_SPANS}
         assert spans[REST_OF_SPANS].energy == {CPU: 55 - 15, GPU: 110 - 30}
         assert total_usage(found.values()) == whole + SpanUsage({CPU: 1})
@@ -234,7 +234,7 @@ def requests_usage(energy: int, requests: int) -> SpanUsage:
 
 
 def model(name: str, service: str = "llm") -> SpanName:
-    return SpanName(SpanRole.MODEL, service, name)
+    return SpanName(UsageRole.MODEL, service, name)
 
 
 def test_models_have_their_energy_in_the_history(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_models_have_their_energy_in_the_history(tmp_path: Path) -> None:
         store.write(replace(shop.sell(), inference=(asked("a", 5), asked("b", 1))))
         found = extract_history(store.path, 0, 2**40, [MODEL])
         assert isinstance(found, HistoryExtract)
-        models = {key: one for key, one in found.spans.items() if key.role is SpanRole.MODEL}
+        models = {key: one for key, one in found.spans.items() if key.role is UsageRole.MODEL}
         assert models == {
             model("a"): requests_usage(1000, 5),
             model("b"): requests_usage(200, 1),
@@ -283,7 +283,7 @@ def test_requests_keep_their_division_in_the_history(tmp_path: Path) -> None:
             store.write(replace(shop.sell(seconds=900), inference=rows))
         assert buckets(store.path, DAY)
         found = total_usage(
-            usage for key, usage in stored(store.path).items() if key.role is SpanRole.MODEL
+            usage for key, usage in stored(store.path).items() if key.role is UsageRole.MODEL
         )
     assert found.divisions == {"model": 2 * learned, "tokens": 2 * by_tokens}
     assert found.calls == 2 * (learned + by_tokens)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from wattspan.attribution.counter_deltas import energy_between
 from wattspan.attribution.cover import decide, explain
 from wattspan.attribution.frozen_counters import FROZEN_CAUSE, FROZEN_REMEDY
+from wattspan.attribution.metering import energy_between
 from wattspan.cli import formatting
 from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
 from wattspan.config import Config

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from wattspan.api.shared_state import REPORT_PATH
+from wattspan.api.requests import REPORT_PATH
 from wattspan.cli.formatting import local_time
 from wattspan.cli.options import (
     DURATION,
@@ -33,8 +33,7 @@ from wattspan.service.configuration import agent_directories
 from wattspan.storage.breakdown import break_down, kind_totals
 from wattspan.storage.database import file_exists, store_path
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN
-from wattspan.storage.query import HistoryExtract, NoHistory, extract_history
-from wattspan.storage.shared_extract import extract_from_json
+from wattspan.storage.query import HistoryExtract, NoHistory, extract_from_json, extract_history
 
 _KINDS: dict[str, tuple[str, ...]] = {
     PROCESS: (PROCESS,),

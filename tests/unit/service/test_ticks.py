@@ -1,7 +1,7 @@
 """Deadlines are absolute; missed ones are counted and not replayed."""
 
-from wattspan.model import SECOND
-from wattspan.service.poller import MAX_SLEEP, Ticker
+from wattspan.model import MILLISECOND, SECOND, TickCounts
+from wattspan.service.ticks import MAX_SLEEP, RECENT, RecentTicks, Ticker
 from wattspan.testing import ManualClock
 
 
@@ -32,3 +32,14 @@ def test_stop_interrupts_a_long_wait() -> None:
     ticker = Ticker(clock, 60 * SECOND)
     ticker.wait(lambda: clock.monotonic() >= SECOND)
     assert SECOND <= clock.monotonic() <= SECOND + MAX_SLEEP
+
+
+def test_counts_are_those_of_the_last_minute() -> None:
+    recent = RecentTicks()
+    assert recent.counts(SECOND) == TickCounts(0, 0, 0)
+    recent.add(1 * SECOND, 2, 300 * MILLISECOND)
+    recent.add(1 * SECOND + 1, 0, 5 * MILLISECOND)
+    recent.add(40 * SECOND, 1, 200 * MILLISECOND)
+    assert recent.counts(41 * SECOND) == TickCounts(6, 3, 300 * MILLISECOND)
+    assert recent.counts(RECENT + 2 * SECOND) == TickCounts(2, 1, 200 * MILLISECOND)
+    assert recent.counts(RECENT + 41 * SECOND) == TickCounts(0, 0, 0)

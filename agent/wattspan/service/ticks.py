@@ -1,0 +1,74 @@
+"""The times of ticks: when the next is due, and how many of the last minute were missed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wattspan.model import MILLISECOND, SECOND, TickCounts
+from wattspan.ports import Clock
+
+MAX_SLEEP = 200 * MILLISECOND
+"""The longest time until a request to stop is noticed."""
+
+
+class Ticker:
+    """Wakes at absolute multiples of an interval; missed ticks are counted and never replayed."""
+
+    def __init__(self, clock: Clock, interval: int) -> None:
+        self._clock = clock
+        self.interval = interval
+        self._next = clock.monotonic()
+        self.ticks = 0
+        self.missed = 0
+
+    def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Return at the next deadline, at once if it has just passed, or soon after ``stopped``."""
+        self._next += self.interval
+        late = self._clock.monotonic() - self._next
+        if late >= self.interval:
+            skipped = late // self.interval
+            self.missed += skipped
+            self._next += skipped * self.interval
+        while (now := self._clock.monotonic()) < self._next and not stopped():
+            self._clock.sleep_until(min(self._next, now + MAX_SLEEP))
+        self.ticks += 1
+
+
+RECENT = 60 * SECOND
+
+
+@dataclass(slots=True)
+class _Cell:
+    """The ticks of one second."""
+
+    second: int
+    done: int = 0
+    missed: int = 0
+    longest: int = 0
+
+
+class RecentTicks:
+    """Counts ticks by seconds of monotonic time. For one thread."""
+
+    def __init__(self) -> None:
+        self._cells: deque[_Cell] = deque()
+
+    def add(self, now: int, missed: int, duration: int) -> None:
+        """Add a poll of ``duration`` nanoseconds and the ticks that were missed after it."""
+        second = now // SECOND
+        if not self._cells or self._cells[-1].second != second:
+            self._cells.append(_Cell(second))
+        cell = self._cells[-1]
+        cell.done += 1
+        cell.missed += missed
+        cell.longest = max(cell.longest, duration)
+
+    def counts(self, now: int) -> TickCounts:
+        """The ticks of the minute before ``now``."""
+        while self._cells and self._cells[0].second < (now - RECENT) // SECOND:
+            self._cells.popleft()
+        missed = sum(cell.missed for cell in self._cells)
+        due = sum(cell.done for cell in self._cells) + missed
+        return TickCounts(due, missed, max((cell.longest for cell in self._cells), default=0))
