@@ -57,7 +57,7 @@ from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock
 from wattspan.util.process import release_memory, share_heap
 from wattspan_exporters.page.site import LIVE_JSON_PATH, LivePage
-from wattspan_exporters.prometheus.pages import METRICS_PATH, MetricsPages, SelfMetrics
+from wattspan_exporters.prometheus.exporter import METRICS_PATH, MetricsPages, SelfMetrics
 
 HOUR = 3600 * SECOND
 SAMPLE_EVERY = 300 * SECOND

@@ -8,11 +8,10 @@ from typing import NamedTuple
 from wattspan_exporters.catalogue.agent import AGENT, FOOTPRINT, SOURCES
 from wattspan_exporters.catalogue.definition import Metric, prometheus_name
 from wattspan_exporters.catalogue.energy import ACCOUNTS, ENERGY, OUTSIDE_COVER, SPANS
-from wattspan_exporters.catalogue.fleet import FLEET
 from wattspan_exporters.catalogue.gpu import GPUS
 from wattspan_exporters.catalogue.inference import INFERENCE
-from wattspan_exporters.catalogue.tuning import TUNING
-from wattspan_exporters.prometheus.pages import SelfMetrics
+from wattspan_exporters.catalogue.tuning import FLEET, TUNING
+from wattspan_exporters.prometheus.exporter import SelfMetrics
 
 
 class Chapter(NamedTuple):

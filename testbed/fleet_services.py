@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from testbed.etcd import EtcdCluster
+from testbed.memory_cluster import MemoryCluster
 from wattspan.fleet.coordination import (
     Changes,
     Coordination,
@@ -20,7 +21,7 @@ from wattspan.fleet.coordination import (
     RevisionCondition,
     UnreachableError,
 )
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 
 
 class MeteredService:

@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from testbed.memory_cluster import MemoryCluster, MemoryCoordination
 from testbed.tuned_host import LEASE, TICK, Host
 from wattspan.fleet.job_exchange import JobExchange
 from wattspan.ports import Clock
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock
 
 
 class ExchangingHost:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from testbed.memory_cluster import MemoryCluster
 from testbed.pipelines import EnergyCounters, RunningPipeline, observation
 from wattspan.fleet.job_exchange import JobExchange
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 from wattspan.tuning.pipeline.control import PipelineObservation
 from wattspan.tuning.pipeline.partners import NO_PARTNERS, judged, summarized
 from wattspan.tuning.pipeline.replicas import PipelineGroup

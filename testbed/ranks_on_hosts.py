@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 from urllib.parse import quote
 
 from testbed.hosts_in_step import ExchangingHost, HostsInStep
+from testbed.memory_cluster import MemoryCluster
 from testbed.tuned_host import DEFAULT, Host, quick
 from testbed.tuned_ranks import SERVICE, STEP, RankJob, Together
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import Consumer, DecisionReason, TuningRow
-from wattspan.testing import MemoryCluster
 
 JOB = f"{SERVICE}/{STEP}"
 _SEARCHING = (

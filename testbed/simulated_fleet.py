@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from testbed.memory_cluster import MemoryCluster
 from wattspan.capper.ceilings import (
     FleetCeiling,
 )
@@ -17,7 +18,7 @@ from wattspan.fleet.member import AllottedCapper, FleetMember
 from wattspan.fleet.participant import LEAVE_TIME, FleetParticipant
 from wattspan.fleet.records import FleetKeys, encode, read_state
 from wattspan.ports import CapsError
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 from wattspan.util.unix_sockets import PeerCredentials
 
 W = 1000

@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from testbed.memory_cluster import MemoryCluster, MemoryCoordination
 from testbed.tuned_host import TICK, Gpu, Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.fleet.job_exchange import JobExchange
 from wattspan.model import Consumer, Knob
 from wattspan.ports import Clock
 from wattspan.spans.values import ReportedInstruction, Span
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import (
     CostKey,

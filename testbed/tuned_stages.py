@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from testbed.hosts_in_step import ExchangingHost, HostsInStep
+from testbed.memory_cluster import MemoryCluster
 from testbed.tuned_host import Host
 from testbed.tuned_pipeline import (
     ATTRIBUTES,
@@ -20,7 +21,7 @@ from testbed.tuned_pipeline import (
 )
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import TuningRow
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 
 STARTS = 1000.0, 250_000.0, 77.0
 """Seconds of the hosts' monotonic clocks at the beginning."""

@@ -5,18 +5,15 @@ Grafana's server does this for Grafana; steps without effect on a picture are om
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dashboards.queries import Variable, fill, panels, variables
 
+WIDTH = 1440  # pixels of a picture
 POINTS = 600  # about the number of horizontal pixels of a panel
 _TEXT_IN_REGEX = re.compile(r'(?P<label>\w+)="\(\?<text>')
 _COLUMNS = 24  # of Grafana's grid
@@ -50,45 +47,14 @@ class Window:
         return f"{math.ceil(max(4 * self.scrape, step + self.scrape))}s"
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """Drawing parameters of a dashboard, apart from its data."""
-
-    theme: str = "dark"
-    width: int = 1440
-    note: str = ""  # state of the figures at the time range
-    chosen: Mapping[str, str] = field(default_factory=dict)  # values of variables, by name
-
-
-def prometheus(address: str) -> Asked:
-    """The API of the Prometheus at ``address``, as ``http://127.0.0.1:9090``."""
-    if not address.startswith(("http://", "https://")):
-        raise ValueError(f"{address} is no address of a Prometheus; give one with http://.")
-
-    def get(path: str, **parameters: str) -> Any:
-        url = f"{address.rstrip('/')}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        try:
-            with urllib.request.urlopen(url, timeout=60) as answer:  # checked above
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as refused:
-            with refused:
-                raise ValueError(json.load(refused).get("error", str(refused))) from None
-
-    return get
-
-
-def answered(
-    document: Mapping[str, Any], ask: Asked, window: Window, picture: Picture
-) -> dict[str, Any]:
+def answered(document: Mapping[str, Any], ask: Asked, window: Window) -> dict[str, Any]:
     """``document`` and the answers to its queries, as the page that draws it reads them."""
-    values = dict(_values(document, ask, window, picture))
+    values = dict(_values(document, ask, window))
     plain = {name: one["value"] for name, one in values.items()}
     document = {**document, "panels": list(_repeated(document["panels"], values))}
     return {
         "dashboard": document,
-        "theme": picture.theme,
-        "width": picture.width,
-        "note": picture.note,
+        "width": WIDTH,
         "timeZone": "utc",
         "from": round(window.start * 1000),
         "to": round(window.end * 1000),
@@ -113,18 +79,15 @@ def answered(
 
 
 def _values(
-    document: Mapping[str, Any], ask: Asked, window: Window, picture: Picture
+    document: Mapping[str, Any], ask: Asked, window: Window
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The value of each variable: the chosen one, or All where that is offered, or the first."""
+    """The value of each variable: All where that is offered, or the first."""
     asked = {variable.name: variable for variable in variables(document)}
     so_far: dict[str, str] = {}
     for one in document.get("templating", {}).get("list", ()):
         name, every = one["name"], list[tuple[str, str]]()
         if one["type"] == "datasource":
             text = value = "Prometheus"
-        elif name in picture.chosen:
-            value = picture.chosen[name]
-            text = value.replace("|", " + ")
         elif name in asked:
             every = _options(one, asked[name], so_far, ask, window)
             text, value = next(iter(every), ("", ""))

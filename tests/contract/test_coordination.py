@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from testbed.etcd import EtcdCluster
+from testbed.memory_cluster import MemoryCluster
 from testbed.waiting import eventually
 
 from wattspan.fleet.coordination import (
@@ -20,7 +21,7 @@ from wattspan.fleet.coordination import (
     RevisionCondition,
     WatchEndedError,
 )
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 
 LEASE_SECONDS = 2
 

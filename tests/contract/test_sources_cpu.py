@@ -9,8 +9,7 @@ import pytest
 from testbed.powercap_host import PowercapHost
 
 from wattspan.attribution.metering import energy_between
-from wattspan.emulation.power_meters import EmulatedMeter, PowerMeters
-from wattspan.emulation.powercap_tree import CounterScope
+from wattspan.emulation.powercap_tree import CounterScope, EmulatedMeter, PowerMeters
 from wattspan.model import SECOND, Interval, Provenance, Reading
 from wattspan.ports import CounterSource
 from wattspan.sources.estimate import EstimateSource, LoadModel

@@ -30,7 +30,7 @@ from wattspan.emulation.workloads import SteadyLoad
 from wattspan.model import HwType, Knob, Milliwatts, Provenance, Snapshot, Tick, Trouble
 from wattspan.ports import ActuatorError, SlottedActuator, SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings, AmdSmiVendor
-from wattspan.sources.gpu.bound_devices import SETTLING
+from wattspan.sources.gpu.session import SETTLING
 from wattspan.sources.nvml.device import NvmlSettings, NvmlVendor
 
 

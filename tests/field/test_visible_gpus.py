@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from testbed.field import FieldCase, field_cases
 
-from wattspan.compat.zeus.cuda import CudaEnvironment, DeviceMappingError, visible_boards
+from wattspan.compat.zeus.devices import CudaEnvironment, DeviceMappingError, visible_boards
 from wattspan.sdk.client import Device
 
 A = "GPU-6a1f0c3e-1111-2222-3333-4444444444aa"

@@ -14,9 +14,10 @@ from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import MI300X
+from wattspan.emulation.gpu_file import AMD_GPUS
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import AMD_GPUS, profile_named
+from wattspan.emulation.profiles import profile_named
 from wattspan.model import CapKey, Knob
 
 

@@ -20,7 +20,7 @@ from wattspan.compat.zeus import PowerMonitor, TemperatureMonitor, ZeusMonitor
 from wattspan.compat.zeus.monitor import WindowMeasurement
 from wattspan.emulation.control import ControlClient, EmulatedGpu
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.devices import DeviceReader, read_devices
+from wattspan.sdk.client import DeviceReader, read_devices
 
 PROFILE = "one-socket-h100"
 PARTS = 8

@@ -17,12 +17,10 @@ from testbed.requirements import APPS, CLIENTS, ROOT
 from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
-from wattspan.compat.zeus.aliases import ALIASES
+from wattspan.compat.zeus import ALIASES
 
 EXAMPLES = ROOT / "examples" / "zeus"
-ZEUS_MODULE = {
-    name: module for module, parts in ALIASES.items() for names in parts.values() for name in names
-}
+ZEUS_MODULE = {name: module for module, names in ALIASES.items() for name in names}
 METRICS = "metrics.py"  # its figures are in the scrape of the agent
 HUGGING_FACE = "power_limit_huggingface.py"  # needs the training frameworks
 SELECTOR = "power_limit_selector.py"

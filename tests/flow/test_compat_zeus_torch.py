@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.needs_apps, pytest.mark.needs_torch, pytest.mark.exhau
 PARSE = """
 import json, os, sys
 import torch
-from wattspan.compat.zeus.cuda import CudaEnvironment, visible_boards
+from wattspan.compat.zeus.devices import CudaEnvironment, visible_boards
 from wattspan.sdk.client import Device
 
 uuids = ["GPU-0aaa-1", "GPU-0aab-1", "GPU-7ccc-1", "GPU-9ddd-1"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from dashboards.queries import documents
 from playwright.sync_api import Browser
-from testbed.drawing.answers import Picture, Window, answered
+from testbed.drawing.answers import WIDTH, Window, answered
 from testbed.drawing.browser import Drawing, browser, draw
 from testbed.grafana import PAGE
 from testbed.prometheus_server import Prometheus, scraping
@@ -67,9 +67,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
             eventually(lambda: shown(prometheus, series) >= scrapes, f"{series} is there", 180)  # noqa: B023
         end = time.time()
         window = Window(end - SPAN, end, SCRAPE)
-        return {
-            name: answered(only_one(name), prometheus.get, window, Picture()) for name in BOARDS
-        }
+        return {name: answered(only_one(name), prometheus.get, window) for name in BOARDS}
 
 
 def only_one(name: str) -> dict[str, Any]:
@@ -181,7 +179,7 @@ def test_every_plot_has_been_painted(drawing: Drawing) -> None:
 
 def test_picture_has_the_requested_width(drawing: Drawing) -> None:
     width, height = struct.unpack(">II", drawing.image[16:24])
-    assert width == Picture().width
+    assert width == WIDTH
     assert height > 1000
 
 

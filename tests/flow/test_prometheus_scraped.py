@@ -19,7 +19,7 @@ from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Provenance
-from wattspan_exporters.prometheus.pages import SelfMetrics
+from wattspan_exporters.prometheus.exporter import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 pytestmark = pytest.mark.needs_prometheus

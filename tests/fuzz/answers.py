@@ -13,7 +13,7 @@ from wattspan.footprint.cost import billionths
 from wattspan.footprint.price_and_carbon import NumberError, parse_number, read_number
 from wattspan.model import SECOND
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
-from wattspan.otlp.grpc_transport import GrpcReply, result_of_reply
+from wattspan.otlp.grpc_transport import result_of_reply
 from wattspan.otlp.transport import (
     MAX_RESPONSE_SIZE,
     MAX_RETRY_DELAY,
@@ -29,6 +29,7 @@ from wattspan.processes.claimed_gpus import (
     decode_slices,
     decode_specification,
 )
+from wattspan.util.grpc_client import GrpcReply
 from wattspan.util.protobuf import (
     encode_export_response,
     encode_status,

@@ -16,7 +16,7 @@ from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.process_lookups import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
-from wattspan.processes.cgroup_names import MAX_LABEL, cgroup_paths, names_of
+from wattspan.processes.cgroup_names import cgroup_paths, names_of
 from wattspan.processes.cgroups import (
     CgroupClocks,
     CgroupHierarchy,
@@ -43,6 +43,7 @@ from wattspan.util.cpu_topology import (
     CpuTopology,
     parse_cpu_list,
 )
+from wattspan.util.text import MAX_LABEL
 
 _HEX = b"0123456789abcdef" * 4
 _ZONE_FILES = (

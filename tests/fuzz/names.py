@@ -20,7 +20,8 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
-from wattspan.spans.aggregator import MAX_NAME_LENGTH, shortened_name
+from wattspan.spans.aggregator import shortened_name
+from wattspan.util.text import MAX_LABEL
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
@@ -57,7 +58,7 @@ def labels(data: bytes) -> None:
     raws = supply.chunk(), supply.chunk()
     first, second = (raw.decode("utf-8", "surrogateescape") for raw in raws)
     for name in (first, second):
-        assert len(shortened_name(name)) <= MAX_NAME_LENGTH
+        assert len(shortened_name(name)) <= MAX_LABEL
         _harmless(sanitize(name).translate(_KEPT))
     _harmless(printable(raws[0], 200))
     exemplar = Exemplar("ab" * 16, "cd" * 8, _JOULE, 10**18)

@@ -24,7 +24,7 @@ from wattspan.ingest.otlp_grpc import OtlpGrpcConnection
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.testing import ManualClock
-from wattspan_exporters.prometheus.pages import accepts_gzip, choose_format
+from wattspan_exporters.prometheus.exporter import accepts_gzip, choose_format
 
 _LIMITS = ServerLimits(head=2048, body=8192, bodies=16384, connections=4)
 
@@ -217,7 +217,7 @@ def grpc(data: bytes) -> None:
     "scrape-headers",
     whose="whoever may scrape",
     holds="a format, a yes or no; a name of this machine is an address or a loopback name",
-    watched=("wattspan_exporters.prometheus.pages", "wattspan.http.access_policy"),
+    watched=("wattspan_exporters.prometheus.exporter", "wattspan.http.access_policy"),
     samples=(
         b"application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*",
         b"gzip;q=0, *",

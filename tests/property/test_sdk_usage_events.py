@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.sdk.usage_events import UsageEvents
+from wattspan.sdk.openai_usage import UsageEvents
 
 LINES = st.sampled_from(
     [

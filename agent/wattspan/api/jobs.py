@@ -30,11 +30,10 @@ from wattspan.tuning.declared_jobs import (
     ProcessDeclaration,
 )
 from wattspan.tuning.permissions import JobOwner, slurm_job
+from wattspan.util.text import MAX_JOB_NAME
 
 JOBS_PATH = "/v1/jobs"
 MAX_BODY_BYTES = 8192
-MAX_JOB_NAME = 100
-
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 _Watts = Annotated[float, Meta(gt=0, le=100_000)]
 

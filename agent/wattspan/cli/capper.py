@@ -199,8 +199,8 @@ def open_isolated_actuators(
         named = load_actuators(plugins).values()
         return isolate_actuators(open_actuators(knobs, clock=clock, plugins=named), clock)
     from wattspan.emulation.amdsmi import EmulatedAmdSmi
+    from wattspan.emulation.gpu_file import AMD_GPUS, NVIDIA_GPUS
     from wattspan.emulation.nvml import EmulatedNvml
-    from wattspan.emulation.profiles import AMD_GPUS, NVIDIA_GPUS
 
     gpus, amd_gpus = emulated / NVIDIA_GPUS, emulated / AMD_GPUS
     opened = open_actuators(

@@ -15,21 +15,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wattspan.emulation.boards import AMD_VENDOR
-from wattspan.emulation.gpu_driver import EmulatedDriver
 from wattspan.emulation.gpu_file import (
     ENERGY_UNIT,
-    FAULT_DEAF,
     FAULT_NO_COUNTER,
     FAULT_NO_PERMISSION,
     FAULT_NO_POWER,
     FAULT_NO_PROCESSES,
     KINDS,
-    GpuFile,
-    GpuRecord,
-    GpuSnapshot,
-    Live,
+    CalledGpu,
+    EmulatedDriver,
     ProcessEntry,
-    TornStateError,
     energy_accumulator,
 )
 from wattspan.ports import Clock
@@ -114,6 +109,9 @@ class EmulatedAmdSmi(EmulatedDriver):
 
     uninitialised = NOT_INITIALISED
     not_loaded = DRIVER_NOT_LOADED
+    not_supported = NOT_SUPPORTED
+    denied = NO_PERMISSION
+    torn = INTERNAL_EXCEPTION
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         super().__init__(path, clock)
@@ -151,109 +149,79 @@ class EmulatedAmdSmi(EmulatedDriver):
         file = self._opened()
         if handle.session != self._session:
             raise AmdSmiLibraryException(INVALID)
-        record = file.record(handle.gpu)
-        self._await_gpu(record)
-        if handle.partition >= max(1, record.partitions):
+        gpu = self._gpu(file, handle.gpu, handle.partition)
+        if handle.partition >= max(1, gpu.record.partitions):
             raise AmdSmiLibraryException(NOT_FOUND)
-        return call(_Processor(file, record, self._clock, handle), *arguments)
+        return call(gpu, *arguments)
 
-    def _failure(self, code: int) -> Exception:
+    def failure(self, code: int) -> Exception:
         return AmdSmiLibraryException(code)
 
 
-class _Processor:
-    """The partition that a call is about."""
-
-    def __init__(
-        self, file: GpuFile, record: GpuRecord, clock: Clock, handle: ProcessorHandle
-    ) -> None:
-        self.file, self.record, self.clock, self.handle = file, record, clock, handle
-        self.identity = record.identity
-
-    def snapshot(self) -> GpuSnapshot:
-        try:
-            return self.file.read(self.handle.gpu, self.clock.monotonic)
-        except TornStateError:
-            raise AmdSmiLibraryException(INTERNAL_EXCEPTION) from None
-
-    @property
-    def live(self) -> Live:
-        return self.snapshot().live
-
-    def refuse_if(self, fault: int, code: int = NOT_SUPPORTED) -> None:
-        if self.record.faults & fault:
-            raise AmdSmiLibraryException(code)
-
-    def require_first(self) -> None:
-        """Refuse a call that only the first partition answers, for the whole board."""
-        if self.handle.partition:
-            raise AmdSmiLibraryException(NOT_SUPPORTED)
-
-    def processes(self) -> list[ProcessEntry]:
-        """The processes of this partition; the emulated host deals them out in turn."""
-        live = self.live
-        step = max(1, self.record.partitions)
-        return list(live.process[self.handle.partition : live.processes : step])
+def _require_first(gpu: CalledGpu) -> None:
+    """Refuse a call that only the first partition answers, for the whole board."""
+    if gpu.part:
+        raise AmdSmiLibraryException(NOT_SUPPORTED)
 
 
 # ------------------------------------------------------------------------------------ identity
 
 
-def _bdf(processor: _Processor) -> str:
-    identity = processor.identity
+def _bdf(gpu: CalledGpu) -> str:
+    identity = gpu.identity
     place = f"{identity.domain:04x}:{identity.bus:02x}:{identity.device:02x}"
-    return f"{place}.{processor.handle.partition}"
+    return f"{place}.{gpu.part}"
 
 
-def _asic(processor: _Processor) -> dict[str, Any]:
-    identity = processor.identity
+def _asic(gpu: CalledGpu) -> dict[str, Any]:
+    identity = gpu.identity
     return {
         "market_name": identity.name.decode(),
         "vendor_id": hex(AMD_VENDOR),
         "vendor_name": "Advanced Micro Devices Inc. [AMD/ATI]",
         "device_id": hex(identity.pci_device >> 16),
-        "num_compute_units": identity.multiprocessors // max(1, processor.record.partitions),
+        "num_compute_units": identity.multiprocessors // max(1, gpu.record.partitions),
     }
 
 
-def _driver(processor: _Processor) -> dict[str, str]:
-    version = processor.file.header.driver_version.decode()
+def _driver(gpu: CalledGpu) -> dict[str, str]:
+    version = gpu.file.header.driver_version.decode()
     return {"driver_name": "amdgpu", "driver_version": version, "driver_date": "N/A"}
 
 
-def _partition_mode(processor: _Processor) -> str:
-    return PARTITION_MODES[processor.record.partitions]
+def _partition_mode(gpu: CalledGpu) -> str:
+    return PARTITION_MODES[gpu.record.partitions]
 
 
 # ------------------------------------------------------------------------------------ readings
 
 
-def _energy(processor: _Processor) -> dict[str, Any]:
-    processor.require_first()
-    processor.refuse_if(FAULT_NO_COUNTER)
-    moment = processor.snapshot()
+def _energy(gpu: CalledGpu) -> dict[str, Any]:
+    _require_first(gpu)
+    gpu.refuse_if(FAULT_NO_COUNTER)
+    moment = gpu.snapshot()
     return {
-        "energy_accumulator": energy_accumulator(processor.record, moment),
+        "energy_accumulator": energy_accumulator(gpu.record, moment),
         "counter_resolution": ENERGY_UNIT / 1_000_000,
         "timestamp": moment.now,
     }
 
 
-def _power(processor: _Processor) -> dict[str, Any]:
+def _power(gpu: CalledGpu) -> dict[str, Any]:
     """Watts. An MI300 has a current power and no average."""
-    processor.require_first()
-    processor.refuse_if(FAULT_NO_POWER)
-    watts = processor.live.power_instant // 1000
+    _require_first(gpu)
+    gpu.refuse_if(FAULT_NO_POWER)
+    watts = gpu.live.power_instant // 1000
     return {
         "socket_power": watts,
         "current_socket_power": watts,
         "average_socket_power": "N/A",
-        "power_limit": (processor.record.limit_request & 0xFFFF_FFFF) // 1000,
+        "power_limit": gpu.requested_limit // 1000,
     }
 
 
-def _activity(processor: _Processor) -> dict[str, Any]:
-    live = processor.live
+def _activity(gpu: CalledGpu) -> dict[str, Any]:
+    live = gpu.live
     return {
         "gfx_activity": live.utilisation,
         "umc_activity": live.memory_utilisation,
@@ -261,8 +229,8 @@ def _activity(processor: _Processor) -> dict[str, Any]:
     }
 
 
-def _clock_info(processor: _Processor, kind: int) -> dict[str, Any]:
-    identity, live = processor.identity, processor.live
+def _clock_info(gpu: CalledGpu, kind: int) -> dict[str, Any]:
+    identity, live = gpu.identity, gpu.live
     if kind == AmdSmiClkType.MEM:
         memory = identity.memory_clock
         return {"clk": memory, "min_clk": memory, "max_clk": memory, "clk_locked": "N/A"}
@@ -272,22 +240,22 @@ def _clock_info(processor: _Processor, kind: int) -> dict[str, Any]:
         "clk": live.clock,
         "min_clk": identity.clock_min,
         "max_clk": identity.clock_max,
-        "clk_locked": bool(processor.record.clock_request),
+        "clk_locked": bool(gpu.record.clock_request),
     }
 
 
-def _temperature(processor: _Processor, sensor: int, metric: int) -> int:
+def _temperature(gpu: CalledGpu, sensor: int, metric: int) -> int:
     if sensor != AmdSmiTemperatureType.HOTSPOT or metric != AmdSmiTemperatureMetric.CURRENT:
         raise AmdSmiLibraryException(NOT_SUPPORTED)
-    return int(processor.live.temperature)
+    return int(gpu.live.temperature)
 
 
-def _memory_total(processor: _Processor, kind: int) -> int:
-    return _of_video_memory(kind, processor.identity.memory_total)
+def _memory_total(gpu: CalledGpu, kind: int) -> int:
+    return _of_video_memory(kind, gpu.identity.memory_total)
 
 
-def _memory_usage(processor: _Processor, kind: int) -> int:
-    return _of_video_memory(kind, processor.live.memory_used)
+def _memory_usage(gpu: CalledGpu, kind: int) -> int:
+    return _of_video_memory(kind, gpu.live.memory_used)
 
 
 def _of_video_memory(kind: int, value: int) -> int:
@@ -296,14 +264,20 @@ def _of_video_memory(kind: int, value: int) -> int:
     return int(value)
 
 
-def _process_list(processor: _Processor) -> list[dict[str, Any]]:
+def _processes(gpu: CalledGpu) -> list[ProcessEntry]:
+    """The processes of this partition; the emulated host deals them out in turn."""
+    live = gpu.live
+    return list(live.process[gpu.part : live.processes : max(1, gpu.record.partitions)])
+
+
+def _process_list(gpu: CalledGpu) -> list[dict[str, Any]]:
     """The processes, as the driver tells of them.
 
     The time on the graphics engine is cumulative, and counted for graphics processes only; the
     occupied compute units are those of the moment, and of compute processes only.
     """
-    processor.refuse_if(FAULT_NO_PROCESSES)
-    units = processor.identity.multiprocessors
+    gpu.refuse_if(FAULT_NO_PROCESSES)
+    units = gpu.identity.multiprocessors
     return [
         {
             "name": "N/A",
@@ -315,7 +289,7 @@ def _process_list(processor: _Processor) -> list[dict[str, Any]]:
             if _is_graphics(entry)
             else (entry.share * units + 500_000) // 1_000_000,
         }
-        for entry in processor.processes()
+        for entry in _processes(gpu)
     ]
 
 
@@ -326,12 +300,12 @@ def _is_graphics(entry: ProcessEntry) -> bool:
 # ------------------------------------------------------------------------------------ controls
 
 
-def _power_cap(processor: _Processor) -> dict[str, int]:
+def _power_cap(gpu: CalledGpu) -> dict[str, int]:
     """Microwatts."""
-    processor.require_first()
-    identity = processor.identity
+    _require_first(gpu)
+    identity = gpu.identity
     return {
-        "power_cap": (processor.record.limit_request & 0xFFFF_FFFF) * _MICROWATTS,
+        "power_cap": gpu.requested_limit * _MICROWATTS,
         "default_power_cap": identity.limit_default * _MICROWATTS,
         "dpm_cap": 0,
         "min_power_cap": identity.limit_min * _MICROWATTS,
@@ -339,42 +313,36 @@ def _power_cap(processor: _Processor) -> dict[str, int]:
     }
 
 
-def _set_power_cap(processor: _Processor, sensor: int, microwatts: int) -> None:
+def _set_power_cap(gpu: CalledGpu, sensor: int, microwatts: int) -> None:
     """The driver keeps whole watts."""
-    processor.require_first()
+    _require_first(gpu)
     if sensor:
         raise AmdSmiLibraryException(INVALID)
-    processor.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
-    identity, milliwatts = processor.identity, microwatts // (1000 * _MICROWATTS) * 1000
-    if not identity.limit_min <= milliwatts <= identity.limit_max:
-        raise AmdSmiLibraryException(OUT_OF_BOUNDS)
-    if not processor.record.faults & FAULT_DEAF:
-        processor.record.request_limit(milliwatts)
+    gpu.request_limit(microwatts // (1000 * _MICROWATTS) * 1000, OUT_OF_BOUNDS)
 
 
-def _perf_level(processor: _Processor) -> str:
-    locked = bool(processor.record.clock_request)
+def _perf_level(gpu: CalledGpu) -> str:
+    locked = bool(gpu.record.clock_request)
     return f"AMDSMI_DEV_PERF_LEVEL_{'DETERMINISM' if locked else 'AUTO'}"
 
 
-def _set_perf_level(processor: _Processor, level: int) -> None:
+def _set_perf_level(gpu: CalledGpu, level: int) -> None:
     if level != AmdSmiDevPerfLevel.AUTO:
         raise AmdSmiLibraryException(NOT_SUPPORTED)
-    processor.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
-    processor.record.clock_request = 0
+    gpu.request_clock(0, 0)
 
 
-def _set_determinism(processor: _Processor, megahertz: int) -> None:
-    processor.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
-    identity = processor.identity
+def _set_determinism(gpu: CalledGpu, megahertz: int) -> None:
+    gpu.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
+    identity = gpu.identity
     if not identity.clock_min <= megahertz <= min(identity.clock_max, _LARGEST_CLOCK):
         raise AmdSmiLibraryException(INVALID)
-    processor.record.clock_request = identity.clock_min << 24 | megahertz
+    gpu.request_clock(identity.clock_min, megahertz)
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
     "amdsmi_get_gpu_device_bdf": _bdf,
-    "amdsmi_get_gpu_device_uuid": lambda processor: processor.identity.uuid.decode(),
+    "amdsmi_get_gpu_device_uuid": lambda gpu: gpu.identity.uuid.decode(),
     "amdsmi_get_gpu_asic_info": _asic,
     "amdsmi_get_gpu_driver_info": _driver,
     "amdsmi_get_gpu_compute_partition": _partition_mode,

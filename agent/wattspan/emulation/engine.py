@@ -28,9 +28,8 @@ from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import SOCKET_NAME
-from wattspan.emulation.host_gpus import HostGpus
+from wattspan.emulation.gpus import HostGpus
 from wattspan.emulation.jobs import JobManager, set_process_name
-from wattspan.emulation.power_meters import PowerMeters
 from wattspan.emulation.powercap_engine import (
     CpuJobs,
     PowercapEngine,
@@ -38,7 +37,7 @@ from wattspan.emulation.powercap_engine import (
     on_sockets,
     open_cpu_load,
 )
-from wattspan.emulation.powercap_tree import PowercapTree
+from wattspan.emulation.powercap_tree import PowercapTree, PowerMeters
 from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
 from wattspan.emulation.workloads import GpuWork, SteadyLoad, Training
 from wattspan.model import MILLISECOND
@@ -76,7 +75,8 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         if profile.gpus:
             self._gpus = HostGpus(directory, profile.gpus, self._clock, lambda: counters.speeds)
             for index, slices in profile.instances.items():
-                self._gpus.divide(index, slices)
+                boards, place = self._gpus.of(index)
+                boards.divide(place, slices)
             self._gpus.start(GPU_STEP)
         self._jobs = JobManager(directory, self._gpus, cpus, tree.socket_of_cpu)
         self._answers: Mapping[str, Callable[..., dict[str, Any]]] = {
@@ -122,11 +122,13 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         work: GpuWork = SteadyLoad(load, KERNELS[kernel])
         if steps is not None:
             work = Training(**steps, load=load, kernel=KERNELS[kernel])
-        self._jobs.gpus.attach(gpu, pid, work, until_exit=True, instance=instance)
+        boards, index = self._jobs.gpus.of(gpu)
+        boards.attach(index, pid, work, until_exit=True, instance=instance)
         return {"done": "attach"}
 
     def _load(self, pid: int, gpu: int, load: float) -> dict[str, Any]:
-        self._jobs.gpus.set_load(gpu, pid, load)
+        boards, index = self._jobs.gpus.of(gpu)
+        boards.set_load(index, pid, load)
         return {"done": "load"}
 
     def _finished(self, pid: int, gpu: int | None, since: int) -> dict[str, Any]:
@@ -144,12 +146,12 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         del pid
         times = [self._clock.monotonic()] if at is None else at
         zones = self._runner.spent_at(times)
-        gpus = self._gpus
-        boards = [] if gpus is None else [gpus.spent_at(index, times) for index in range(len(gpus))]
+        places = {} if self._gpus is None else self._gpus.places
+        spent = [boards.spent_at(index, times) for _, (boards, index) in sorted(places.items())]
         moments = [
             {
                 "zones": zones[place],
-                "gpus": [asdict(board[place]) for board in boards],
+                "gpus": [asdict(board[place]) for board in spent],
             }
             for place in range(len(times))
         ]

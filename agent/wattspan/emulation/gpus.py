@@ -39,10 +39,12 @@ from wattspan.emulation.gpu_engine import (
     step,
 )
 from wattspan.emulation.gpu_file import (
+    AMD_GPUS,
     KINDS,
     MAX_GPUS,
     MAX_PROCESSES,
     NO_INSTANCE,
+    NVIDIA_GPUS,
     EmulationError,
     GpuFile,
     GpuRecord,
@@ -302,6 +304,43 @@ class EmulatedGpus(Closeable):
             limit=int(record.limit_request) & 0xFFFF_FFFF,
             lock_mhz=lock or None,
         )
+
+
+class HostGpus(Closeable):
+    """The boards of a host in ``directory``: a file for each vendor, as each has its own driver.
+
+    ``places`` has the boards of each GPU's vendor, and its index among them.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        boards: Sequence[EmulatedBoard],
+        clock: Clock,
+        hosts: Callable[[], Sequence[float]] = tuple,
+    ) -> None:
+        self.files: list[EmulatedGpus] = []
+        self.places: dict[int, tuple[EmulatedGpus, int]] = {}
+        for amd, name in ((False, NVIDIA_GPUS), (True, AMD_GPUS)):
+            own = [number for number, board in enumerate(boards) if board.is_amd is amd]
+            if own:
+                file = EmulatedGpus(directory / name, [boards[one] for one in own], clock, hosts)
+                self.files.append(file)
+                self.places |= {number: (file, index) for index, number in enumerate(own)}
+
+    def of(self, gpu: int) -> tuple[EmulatedGpus, int]:
+        """The boards of a GPU's vendor, and its index among them; ValueError without such a GPU."""
+        if gpu not in self.places:
+            raise ValueError(f"this host has no GPU {gpu}")
+        return self.places[gpu]
+
+    def start(self, every: float = 0.01) -> None:
+        for boards in self.files:
+            boards.start(every)
+
+    def close(self) -> None:
+        for boards in self.files:
+            boards.close()
 
 
 def _alive(pid: int) -> bool:

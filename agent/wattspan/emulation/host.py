@@ -14,7 +14,8 @@ from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable, ControlClient
-from wattspan.emulation.profiles import AMD_GPUS, NVIDIA_GPUS, HostProfile
+from wattspan.emulation.gpu_file import AMD_GPUS, NVIDIA_GPUS
+from wattspan.emulation.profiles import HostProfile
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 from wattspan.util.process import module_command

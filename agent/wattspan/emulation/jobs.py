@@ -38,7 +38,7 @@ from wattspan.util.process import module_command
 from wattspan.util.unix_sockets import unix_http_connection
 
 if TYPE_CHECKING:
-    from wattspan.emulation.host_gpus import HostGpus
+    from wattspan.emulation.gpus import HostGpus
     from wattspan.emulation.powercap_engine import CpuJobs
     from wattspan.emulation.profiles import DemoJob
 
@@ -115,8 +115,9 @@ class JobManager:
         self._processes[job.name], self._jobs[job.name] = process, job
         socket = self._socket_of_cpu[min(job.cpu or 0, len(self._socket_of_cpu) - 1)]
         for gpu, work in job.gpus.items():
-            self.gpus.attach(
-                gpu,
+            boards, index = self.gpus.of(gpu)
+            boards.attach(
+                index,
                 process.pid,
                 work,
                 memory=job.memory,
@@ -138,11 +139,15 @@ class JobManager:
         if gpu is None:
             self._cpus.change_work(pid, change)
         else:
-            self.gpus.change_work(gpu, pid, change)
+            boards, index = self.gpus.of(gpu)
+            boards.change_work(index, pid, change)
 
     def work_log(self, pid: int, gpu: int | None) -> WorkLog:
         """The finished work of a process, on a board or on the CPUs."""
-        return self._cpus.work_log(pid) if gpu is None else self.gpus.work_log(gpu, pid)
+        if gpu is None:
+            return self._cpus.work_log(pid)
+        boards, index = self.gpus.of(gpu)
+        return boards.work_log(index, pid)
 
     def finished(self, name: str, since: int | None = None) -> dict[str, Any]:
         """The totals of a job's finished units, and the units from number ``since`` on."""

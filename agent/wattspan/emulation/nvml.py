@@ -17,9 +17,7 @@ from typing import Any
 import pynvml
 
 from wattspan.emulation.boards import MIG_SLICES
-from wattspan.emulation.gpu_driver import EmulatedDriver
 from wattspan.emulation.gpu_file import (
-    FAULT_DEAF,
     FAULT_NO_COUNTER,
     FAULT_NO_GPM,
     FAULT_NO_PERMISSION,
@@ -27,13 +25,11 @@ from wattspan.emulation.gpu_file import (
     FAULT_NO_PROCESSES,
     KINDS,
     NO_INSTANCE,
+    CalledGpu,
+    EmulatedDriver,
     GpuFile,
-    GpuRecord,
-    GpuSnapshot,
-    Identity,
     InstanceEntry,
     Live,
-    TornStateError,
     counter_energy,
 )
 from wattspan.ports import Clock
@@ -50,6 +46,9 @@ class EmulatedNvml(EmulatedDriver):
 
     uninitialised = pynvml.NVML_ERROR_UNINITIALIZED
     not_loaded = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    not_supported = pynvml.NVML_ERROR_NOT_SUPPORTED
+    denied = pynvml.NVML_ERROR_NO_PERMISSION
+    torn = pynvml.NVML_ERROR_UNKNOWN
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         super().__init__(path, clock)
@@ -99,8 +98,7 @@ class EmulatedNvml(EmulatedDriver):
     ) -> Any:
         """Call with a GPU, or with a MIG instance if the function takes a ``part``."""
         instance, index = divmod(handle, _INSTANCE)
-        gpu = _Gpu(self._opened(), self._clock, index, instance)
-        self._await_gpu(gpu.record)
+        gpu = self._gpu(self._opened(), index, instance)
         if instance and not part:
             raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return call(gpu, *arguments)
@@ -114,37 +112,8 @@ class EmulatedNvml(EmulatedDriver):
     def _free_sample(self, sample: Any) -> None:
         self._samples.pop(ctypes.addressof(sample.contents), None)
 
-    def _failure(self, code: int) -> Exception:
+    def failure(self, code: int) -> Exception:
         return _error(code)
-
-
-class _Gpu:
-    """The GPU, or MIG instance (``instance`` > 0), that a call is about."""
-
-    def __init__(self, file: GpuFile, clock: Clock, index: int, instance: int) -> None:
-        self.file, self.clock, self.index, self.instance = file, clock, index, instance
-
-    @property
-    def record(self) -> GpuRecord:
-        return self.file.record(self.index)
-
-    @property
-    def identity(self) -> Identity:
-        return self.file.identity(self.index)
-
-    def snapshot(self) -> GpuSnapshot:
-        try:
-            return self.file.read(self.index, self.clock.monotonic)
-        except TornStateError:
-            raise _error(pynvml.NVML_ERROR_UNKNOWN) from None
-
-    @property
-    def live(self) -> Live:
-        return self.snapshot().live
-
-    def refuse_if(self, fault: int, code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> None:
-        if self.record.faults & fault:
-            raise _error(code)
 
 
 def _error(code: int) -> Exception:
@@ -185,33 +154,33 @@ def _entry(live: Live, instance: int) -> InstanceEntry:
     raise _error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
-def _name(gpu: _Gpu) -> str:
+def _name(gpu: CalledGpu) -> str:
     name = str(gpu.identity.name.decode())
-    if not gpu.instance:
+    if not gpu.part:
         return name
-    entry = _entry(gpu.live, gpu.instance)
+    entry = _entry(gpu.live, gpu.part)
     return f"{name} MIG {entry.slices}g.{entry.memory >> 30}gb"
 
 
-def _uuid(gpu: _Gpu) -> str:
+def _uuid(gpu: CalledGpu) -> str:
     uuid = str(gpu.identity.uuid.decode())
-    return f"MIG-{uuid[4:-2]}{gpu.instance:02x}" if gpu.instance else uuid
+    return f"MIG-{uuid[4:-2]}{gpu.part:02x}" if gpu.part else uuid
 
 
-def _mig_handle(gpu: _Gpu, index: int) -> int:
+def _mig_handle(gpu: CalledGpu, index: int) -> int:
     live = gpu.live
     if index >= live.instances:
         raise _error(pynvml.NVML_ERROR_NOT_FOUND)
     return gpu.index + int(live.instance[index].id) * _INSTANCE
 
 
-def _instance_id(gpu: _Gpu) -> int:
-    if not gpu.instance:
+def _instance_id(gpu: CalledGpu) -> int:
+    if not gpu.part:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return gpu.instance
+    return gpu.part
 
 
-def _attributes(gpu: _Gpu) -> Any:
+def _attributes(gpu: CalledGpu) -> Any:
     entry = _entry(gpu.live, _instance_id(gpu))
     return _structure(
         "c_nvmlDeviceAttributes",
@@ -222,12 +191,12 @@ def _attributes(gpu: _Gpu) -> Any:
     )
 
 
-def _max_instances(gpu: _Gpu) -> int:
+def _max_instances(gpu: CalledGpu) -> int:
     capable = (gpu.identity.compute_major, gpu.identity.compute_minor) in _WITH_MIG
     return MIG_SLICES if capable else 0
 
 
-def _mig_mode(gpu: _Gpu) -> list[int]:
+def _mig_mode(gpu: CalledGpu) -> list[int]:
     if not _max_instances(gpu):
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return [int(gpu.record.mig)] * 2  # present and pending mode
@@ -242,12 +211,12 @@ class _GpmSample(ctypes.Structure):
     _fields_ = (("at", ctypes.c_uint64), ("active", ctypes.c_uint64))
 
 
-def _gpm_support(gpu: _Gpu) -> Any:
+def _gpm_support(gpu: CalledGpu) -> Any:
     supported = gpu.identity.architecture >= _HOPPER and not gpu.record.faults & FAULT_NO_GPM
     return _structure("c_nvmlGpmSupport_t", isSupportedDevice=int(supported))
 
 
-def _sample_instance(gpu: _Gpu, instance: int, sample: Any) -> Any:
+def _sample_instance(gpu: CalledGpu, instance: int, sample: Any) -> Any:
     gpu.refuse_if(FAULT_NO_GPM)
     if gpu.identity.architecture < _HOPPER:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -280,8 +249,8 @@ def _gpm_metrics(_file: GpuFile, asked: Any) -> Any:
 # ----------------------------------------------------------------------------------- processes
 
 
-def _list_processes(kind: str) -> Callable[[_Gpu], list[Any]]:
-    def listed(gpu: _Gpu) -> list[Any]:
+def _list_processes(kind: str) -> Callable[[CalledGpu], list[Any]]:
+    def listed(gpu: CalledGpu) -> list[Any]:
         gpu.refuse_if(FAULT_NO_PROCESSES)
         live, wanted = gpu.live, KINDS.index(kind)
         return [
@@ -293,13 +262,13 @@ def _list_processes(kind: str) -> Callable[[_Gpu], list[Any]]:
                 computeInstanceId=NO_INSTANCE if entry.instance == NO_INSTANCE else 0,
             )
             for entry in live.process[: live.processes]
-            if entry.kind == wanted and gpu.instance in {0, entry.instance}
+            if entry.kind == wanted and gpu.part in {0, entry.instance}
         ]
 
     return listed
 
 
-def _process_utilisation(gpu: _Gpu, last_seen: int) -> list[Any]:
+def _process_utilisation(gpu: CalledGpu, last_seen: int) -> list[Any]:
     """Samples newer than ``last_seen``, of processes that used the GPU."""
     gpu.refuse_if(FAULT_NO_PROCESSES)
     if gpu.record.mig:
@@ -328,7 +297,7 @@ def _structure(kind: str, **values: int | bytes) -> Any:
 # ------------------------------------------------------------------------------------ readings
 
 
-def _energy(gpu: _Gpu) -> int:
+def _energy(gpu: CalledGpu) -> int:
     """Millijoules since the driver was loaded."""
     gpu.refuse_if(FAULT_NO_COUNTER)
     if not gpu.identity.counter_step:
@@ -336,28 +305,24 @@ def _energy(gpu: _Gpu) -> int:
     return counter_energy(gpu.identity, gpu.snapshot()) // 1000
 
 
-def _average_power(gpu: _Gpu) -> int:
+def _average_power(gpu: CalledGpu) -> int:
     gpu.refuse_if(FAULT_NO_POWER)
     if not gpu.identity.has_average:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return int(gpu.live.power_average)
 
 
-def _instant_power(gpu: _Gpu) -> int:
+def _instant_power(gpu: CalledGpu) -> int:
     gpu.refuse_if(FAULT_NO_POWER)
     return int(gpu.live.power_instant)
 
 
-def _power_usage(gpu: _Gpu) -> int:
+def _power_usage(gpu: CalledGpu) -> int:
     return _average_power(gpu) if gpu.identity.usage_is_average else _instant_power(gpu)
 
 
-def _requested_limit(gpu: _Gpu) -> int:
-    return int(gpu.record.limit_request & 0xFFFF_FFFF)
-
-
 _UINT, _ULONGLONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-_FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
+_FIELDS: dict[int, tuple[int, Callable[[CalledGpu], int]]] = {
     74: (_ULONGLONG, lambda gpu: gpu.live.capped_ns),
     83: (_ULONGLONG, _energy),
     185: (_UINT, _average_power),
@@ -367,7 +332,7 @@ _FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
     189: (_UINT, lambda gpu: gpu.identity.limit_default),
     190: (_UINT, lambda gpu: gpu.live.enforced),
     191: (_ULONGLONG, _energy),
-    192: (_UINT, _requested_limit),
+    192: (_UINT, lambda gpu: gpu.requested_limit),
     269: (_ULONGLONG, lambda gpu: gpu.live.sw_thermal_ns),
     270: (_ULONGLONG, lambda gpu: gpu.live.hw_thermal_ns),
     271: (_ULONGLONG, lambda gpu: gpu.live.power_brake_ns),
@@ -375,14 +340,14 @@ _FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
 """By NVML's field number: the type of the value and its reader."""
 
 
-def _field_values(gpu: _Gpu, fields: list[int | tuple[int, int]]) -> list[Any]:
+def _field_values(gpu: CalledGpu, fields: list[int | tuple[int, int]]) -> list[Any]:
     """Succeeds as a whole; each entry has a return code of its own."""
     return [
         _field_value(gpu, *(field if isinstance(field, tuple) else (field, 0))) for field in fields
     ]
 
 
-def _field_value(gpu: _Gpu, field: int, scope: int) -> Any:
+def _field_value(gpu: CalledGpu, field: int, scope: int) -> Any:
     entry = _structure("c_nvmlFieldValue_t", fieldId=field, scopeId=scope)
     entry.timestamp = gpu.clock.now().wall // 1000
     if field not in _FIELDS or scope:  # scope 0 is the GPU; module and memory are not emulated
@@ -396,7 +361,7 @@ def _field_value(gpu: _Gpu, field: int, scope: int) -> Any:
     return entry
 
 
-def _clock(gpu: _Gpu, kind: int, graphics: int) -> int:
+def _clock(gpu: CalledGpu, kind: int, graphics: int) -> int:
     if kind == pynvml.NVML_CLOCK_MEM:
         return int(gpu.identity.memory_clock)
     if kind not in {pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM}:
@@ -404,27 +369,27 @@ def _clock(gpu: _Gpu, kind: int, graphics: int) -> int:
     return graphics
 
 
-def _graphics_clocks(gpu: _Gpu, memory: int) -> list[int]:
+def _graphics_clocks(gpu: CalledGpu, memory: int) -> list[int]:
     identity = gpu.identity
     if memory != identity.memory_clock:
         raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return list(range(identity.clock_min, identity.clock_max + 1, identity.clock_step))[::-1]
 
 
-def _utilisation(gpu: _Gpu) -> Any:
+def _utilisation(gpu: CalledGpu) -> Any:
     if gpu.record.mig:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     live = gpu.live
     return _structure("c_nvmlUtilization_t", gpu=live.utilisation, memory=live.memory_utilisation)
 
 
-def _temperature(gpu: _Gpu, sensor: int) -> int:
+def _temperature(gpu: CalledGpu, sensor: int) -> int:
     if sensor != pynvml.NVML_TEMPERATURE_GPU:
         raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return int(gpu.live.temperature)
 
 
-def _memory_info(gpu: _Gpu) -> Any:
+def _memory_info(gpu: CalledGpu) -> Any:
     total, used = gpu.identity.memory_total, gpu.live.memory_used
     return _structure("c_nvmlMemory_t", total=total, used=used, free=total - used)
 
@@ -432,28 +397,23 @@ def _memory_info(gpu: _Gpu) -> Any:
 # ------------------------------------------------------------------------------------ controls
 
 
-def _set_limit(gpu: _Gpu, milliwatts: int) -> None:
-    identity, record = gpu.identity, gpu.record
-    gpu.refuse_if(FAULT_NO_PERMISSION, pynvml.NVML_ERROR_NO_PERMISSION)
-    if not identity.limit_min <= milliwatts <= identity.limit_max:
-        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    if not record.faults & FAULT_DEAF:
-        record.request_limit(milliwatts)
+def _set_limit(gpu: CalledGpu, milliwatts: int) -> None:
+    gpu.request_limit(milliwatts, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-def _lock_clocks(gpu: _Gpu, lowest: int, highest: int) -> None:
+def _lock_clocks(gpu: CalledGpu, lowest: int, highest: int) -> None:
     _refuse_locking(gpu)
     if not 0 < highest <= _LARGEST_CLOCK or lowest > highest:
         raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    gpu.record.clock_request = lowest << 24 | highest
+    gpu.request_clock(lowest, highest)
 
 
-def _reset_clocks(gpu: _Gpu) -> None:
+def _reset_clocks(gpu: CalledGpu) -> None:
     _refuse_locking(gpu)
-    gpu.record.clock_request = 0
+    gpu.request_clock(0, 0)
 
 
-def _refuse_locking(gpu: _Gpu) -> None:
+def _refuse_locking(gpu: CalledGpu) -> None:
     if gpu.identity.architecture < _VOLTA:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     gpu.refuse_if(FAULT_NO_PERMISSION, pynvml.NVML_ERROR_NO_PERMISSION)
@@ -499,7 +459,7 @@ _GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetProcessUtilization": _process_utilisation,
     "nvmlDeviceGetTotalEnergyConsumption": _energy,
     "nvmlDeviceGetPowerUsage": _power_usage,
-    "nvmlDeviceGetPowerManagementLimit": _requested_limit,
+    "nvmlDeviceGetPowerManagementLimit": lambda gpu: gpu.requested_limit,
     "nvmlDeviceGetFieldValues": _field_values,
     "nvmlDeviceGetSupportedGraphicsClocks": _graphics_clocks,
     "nvmlDeviceGetUtilizationRates": _utilisation,

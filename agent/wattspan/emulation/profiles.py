@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wattspan.emulation.boards import H100, MI300X, EmulatedBoard, Kernel
-from wattspan.emulation.power_meters import EmulatedMeter
 from wattspan.emulation.powercap_engine import CpuLaw
-from wattspan.emulation.powercap_tree import LAYOUTS, NO_COUNTERS, CounterScope, PowercapLayout
+from wattspan.emulation.powercap_tree import (
+    LAYOUTS,
+    NO_COUNTERS,
+    CounterScope,
+    EmulatedMeter,
+    PowercapLayout,
+)
 from wattspan.emulation.workloads import (
     DECODE,
     LARGE_MODEL,
@@ -46,10 +51,6 @@ class DemoJob:
     spans: Literal["", "steps", "requests"] = ""  # of the work on its first GPU
     work: GpuWork | None = None
     instance: int | None = None  # the number of its MIG instance, from 1
-
-
-NVIDIA_GPUS, AMD_GPUS = "gpus", "amd-gpus"
-"""Names of the files of emulated GPUs in the directory of an emulated host, by driver."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ of a step to the next, and ends in ``on_step_end`` if an evaluation or a checkpo
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from wattspan.integrations import lazy_class
 from wattspan.training.loop import TrainingCallback
 from wattspan.training.session import TrainingSession
 from wattspan.training.units import StepWork
@@ -123,8 +123,7 @@ if TYPE_CHECKING:
     class WattspanCallback(TrainerHooks, TrainerCallback): ...
 
 
-@functools.cache
-def _callback_class() -> type[TrainerHooks]:
+def _callback_base() -> type:
     try:
         from transformers import TrainerCallback
     except ImportError as error:
@@ -132,15 +131,8 @@ def _callback_class() -> type[TrainerHooks]:
             f"The Hugging Face callback needs transformers, which cannot be imported ({error}); "
             'run `pip install "wattspan[huggingface]"`.'
         ) from error
-
-    class WattspanCallback(TrainerHooks, TrainerCallback):
-        __doc__ = TrainerHooks.__doc__
-
-    WattspanCallback.__qualname__ = "WattspanCallback"  # so that it can be pickled
-    return WattspanCallback
+    base: type = TrainerCallback
+    return base
 
 
-def __getattr__(name: str) -> Any:
-    if name == "WattspanCallback":
-        return _callback_class()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_class("WattspanCallback", TrainerHooks, _callback_base)

@@ -12,12 +12,12 @@ begin of its first batch to the begin of the next unit's, and ends at a validati
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from wattspan.integrations import lazy_class
 from wattspan.training.loop import TrainingCallback
 from wattspan.training.units import batch_work
 
@@ -104,17 +104,6 @@ if TYPE_CHECKING:
     class WattspanCallback(LightningHooks, Callback): ...
 
 
-@functools.cache
-def _callback_class() -> type[LightningHooks]:
-    base: Any = _callback_base()
-
-    class WattspanCallback(LightningHooks, base):
-        __doc__ = LightningHooks.__doc__
-
-    WattspanCallback.__qualname__ = "WattspanCallback"  # so that it can be pickled
-    return WattspanCallback
-
-
 def _callback_base() -> type:
     """``Callback`` of the Lightning package that the program has imported, or that is installed."""
     loaded = [name for name in _PACKAGES if name in sys.modules]
@@ -130,7 +119,4 @@ def _callback_base() -> type:
     return base
 
 
-def __getattr__(name: str) -> Any:
-    if name == "WattspanCallback":
-        return _callback_class()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_class("WattspanCallback", LightningHooks, _callback_base)

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
 from wattspan.model import SECOND, HwType, Provenance, SourceHealth
-from wattspan.otlp.destination import SPANS, Signal, parse_destination
+from wattspan.otlp.destination import SPANS, Signal, forward_headers, parse_destination
 from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich
-from wattspan.otlp.headers_file import forward_headers
 from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.queue import AsyncSpool, QueuedRequest, RequestQueue
 from wattspan.otlp.spool import Spool
@@ -33,7 +32,7 @@ from wattspan.otlp.transport import (
 )
 from wattspan.ports import Clock
 from wattspan.spans.values import SpanEnergy
-from wattspan.util.restarting import report_failure
+from wattspan.util.process import report_failure
 from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -19,14 +18,11 @@ from wattspan.otlp.destination import LOGS
 from wattspan.otlp.forwarder import Forwarder
 from wattspan.otlp.transport import Transport
 from wattspan.ports import Clock
-from wattspan.util.protobuf import serialize
+from wattspan.util.protobuf import Attributes, add_attributes, serialize, valid_text
 from wattspan.util.throttle import RetryBackoff
 
 QUEUE_SIZE = Size.parse("1MiB")
 """The size of the queue, about a thousand records."""
-
-AttributeValue = str | bool | int | float | list[str] | list[float]
-LogAttributes = Mapping[str, AttributeValue]
 
 _INFO, _WARN = 9, 13  # SeverityNumber, the first of the four of each severity
 
@@ -42,21 +38,21 @@ class LogRecord:
     name: str
     wall: int
     body: str
-    attributes: LogAttributes
+    attributes: Attributes
     warns: bool = False
 
 
 class LogRecordEncoder:
     """Encodes ExportLogsServiceRequests of one record; concatenated they are one request."""
 
-    def __init__(self, resource: LogAttributes, version: str = "") -> None:
+    def __init__(self, resource: Attributes, version: str = "") -> None:
         """``resource`` are the attributes of the OpenTelemetry resource."""
         from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 
         self._request = logs_service_pb2.ExportLogsServiceRequest
         empty = self._request()
         resource_logs = empty.resource_logs.add()
-        _add_attributes(resource_logs.resource.attributes, resource)
+        add_attributes(resource_logs.resource.attributes, resource)
         scope = resource_logs.scope_logs.add().scope
         scope.name, scope.version = "wattspan", version
         self._empty = serialize(empty)
@@ -68,43 +64,16 @@ class LogRecordEncoder:
         log.time_unix_nano, log.observed_time_unix_nano = _time(record.wall), _time(now)
         log.severity_number = _WARN if record.warns else _INFO
         log.severity_text = "WARN" if record.warns else "INFO"
-        log.body.string_value = _text(record.body)
+        log.body.string_value = valid_text(record.body)
         if "event_name" in log.DESCRIPTOR.fields_by_name:
             log.event_name = record.name
         # The field is newer than the attribute, and some collectors read the attribute only.
-        _add_attributes(log.attributes, {"event.name": record.name, **record.attributes})
+        add_attributes(log.attributes, {"event.name": record.name, **record.attributes})
         return serialize(request)
-
-
-def _add_attributes(pairs: Any, attributes: LogAttributes) -> None:
-    for key, value in attributes.items():
-        pair = pairs.add(key=key)
-        if isinstance(value, list):
-            pair.value.array_value.SetInParent()  # keeps an empty list
-            for each in value:
-                _set(pair.value.array_value.values.add(), each)
-        else:
-            _set(pair.value, value)
-
-
-def _set(target: Any, value: str | bool | int | float) -> None:
-    if isinstance(value, bool):
-        target.bool_value = value
-    elif isinstance(value, int) and -(2**63) <= value < 2**63:
-        target.int_value = value
-    elif isinstance(value, float):
-        target.double_value = value
-    else:
-        target.string_value = _text(value)
 
 
 def _time(wall: int) -> int:
     return min(max(0, wall), 2**64 - 1)
-
-
-def _text(text: object) -> str:
-    """Valid Unicode for protobuf: names from applications may contain lone surrogates."""
-    return str(text).encode("utf-8", "replace").decode()
 
 
 class LogForwarder:
@@ -115,7 +84,7 @@ class LogForwarder:
         settings: SpansSettings,
         clock: Clock,
         log: Callable[[str], None],
-        resource: LogAttributes,
+        resource: Attributes,
         *,
         version: str = "",
         transport: Transport | None = None,

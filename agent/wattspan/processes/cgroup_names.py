@@ -22,7 +22,7 @@ from typing import NamedTuple
 from wattspan.model import Group, GroupKind
 from wattspan.model.consumers import SHORT_CONTAINER
 from wattspan.processes.procfs import ProcFs
-from wattspan.util.text import clean_label
+from wattspan.util.text import MAX_LABEL, clean_label
 
 
 class Guest(NamedTuple):
@@ -200,8 +200,6 @@ def unescaped(name: str) -> str:
 
 
 # -------------------------------------------------------------------------------- names of a path
-
-MAX_LABEL = 128
 
 
 class CgroupNames(NamedTuple):

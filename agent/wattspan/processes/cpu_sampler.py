@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from wattspan.clock import OWN_THREAD_CLOCK, SystemClock
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.processes.table import clock_id
-from wattspan.util.restarting import run_again
+from wattspan.util.process import run_again
 
 PERIOD = 10 * MILLISECOND
 

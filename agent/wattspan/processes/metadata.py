@@ -19,14 +19,12 @@ from wattspan.model import (
     ProcessRow,
 )
 from wattspan.ports import ProcessDirectory
-from wattspan.processes.cgroup_names import MAX_LABEL
 from wattspan.processes.principals import PrincipalResolver, owner_label
 from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.scripts import interpreter_of, script_of
-from wattspan.util.text import clean_label
-from wattspan.util.users import user_name
+from wattspan.util.text import MAX_COMMAND, MAX_LABEL, clean_label
+from wattspan.util.unix_sockets import user_name
 
-MAX_COMMAND = 64
 UNNAMED = "process"
 """Name of every process with `NamePolicy.NONE`."""
 

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wattspan.model import DevicePod, Failure, SourceHealth, Trouble
 from wattspan.processes.claimed_gpus import Claim, ClaimedGpus, DeviceKey, ResourceSlices
-from wattspan.util.encoding import FRAME_PREFIX, frame_message
+from wattspan.util.encoding import frame_message
 from wattspan.util.protobuf import parse_message
 from wattspan.util.text import clean_label
 
@@ -90,78 +90,40 @@ def list_allotments(path: Path, timeout: float = TIMEOUT) -> Allotments:
 
 def _call(path: Path, timeout: float) -> bytes:
     """The message that the kubelet answers to an empty request."""
-    from h2.config import H2Configuration
-    from h2.connection import H2Connection
-    from h2.exceptions import ProtocolError
+    from wattspan.util.grpc_client import GrpcConnection, ResponseTooLargeError
 
     deadline = monotonic() + timeout
-    http2 = H2Connection(H2Configuration(header_encoding="utf-8"))
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": METHOD,
-        ":authority": "localhost",
-        "te": "trailers",  # codespell:ignore te
-        "content-type": "application/grpc",
-    }
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout)
-        connection.connect(str(path))
-        http2.initiate_connection()
-        http2.send_headers(1, list(headers.items()))
-        http2.send_data(1, frame_message(b"", zipped=False), end_stream=True)
+
+    def timed(connection: socket.socket) -> socket.socket:
+        left = deadline - monotonic()
+        if left <= 0:
+            raise PodResourcesError("timed out")
+        connection.settimeout(left)
+        return connection
+
+    headers = {":scheme": "http", ":path": METHOD, ":authority": "localhost"}
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        timed(kubelet).connect(str(path))
         try:
-            return _answer(http2, connection, deadline)
-        except ProtocolError as error:
+            connection = GrpcConnection(
+                lambda: timed(kubelet).recv(65536),
+                lambda data: timed(kubelet).sendall(data),
+                MAX_BYTES,
+            )
+            reply = connection.call(headers, frame_message(b""))
+        except (PodResourcesError, OSError):
+            raise
+        except ResponseTooLargeError:
+            raise PodResourcesError("its answer is longer than 16 MiB") from None
+        except Exception as error:  # noqa: BLE001 - h2 and hpack have errors of their own
             raise PodResourcesError(f"its protocol is not gRPC: {error}") from None
-
-
-def _answer(http2: Any, connection: socket.socket, deadline: float) -> bytes:
-    from h2 import events
-
-    body, status = bytearray(), ""
-    while True:
-        connection.settimeout(_left(deadline))
-        connection.sendall(http2.data_to_send())
-        connection.settimeout(_left(deadline))
-        received = connection.recv(65536)
-        if not received:
-            raise PodResourcesError("it closed the connection")
-        for event in http2.receive_data(received):
-            match event:
-                case events.ResponseReceived() | events.TrailersReceived():
-                    fields: dict[str, str] = {str(k): str(v) for k, v in event.headers}
-                    status = fields.get("grpc-status", status)
-                    if status not in {"", "0"}:
-                        text = clean_label(fields.get("grpc-message", ""), _MAX_LABEL)
-                        raise PodResourcesError(f"it answers gRPC status {status} {text}".rstrip())
-                case events.DataReceived():
-                    http2.acknowledge_received_data(event.flow_controlled_length, 1)
-                    body += event.data
-                    if len(body) > MAX_BYTES:
-                        raise PodResourcesError("its answer is longer than 16 MiB")
-                case events.StreamEnded():
-                    return _message(bytes(body))
-                case events.StreamReset() | events.ConnectionTerminated():
-                    raise PodResourcesError("it ended the call")
-
-
-def _left(deadline: float) -> float:
-    left = deadline - monotonic()
-    if left <= 0:
-        raise PodResourcesError("timed out")
-    return left
-
-
-def _message(frame: bytes) -> bytes:
-    """The message in the frame of a reply; compression was not offered."""
-    if len(frame) < FRAME_PREFIX.size:
-        raise PodResourcesError("its answer is incomplete")
-    flag, length = FRAME_PREFIX.unpack_from(frame)
-    message = frame[FRAME_PREFIX.size :]
-    if flag or length != len(message):
-        raise PodResourcesError("its answer is incomplete or compressed")
-    return message
+    status, text = reply.status
+    if status:
+        text = clean_label(text, _MAX_LABEL)
+        raise PodResourcesError(f"it answers gRPC status {status:d} {text}".rstrip())
+    if reply.flag:  # compression was not offered
+        raise PodResourcesError("its answer is compressed")
+    return reply.message
 
 
 class PodResources:

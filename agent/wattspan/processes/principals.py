@@ -26,11 +26,8 @@ from wattspan.processes.cgroup_names import (
 )
 from wattspan.processes.cgroups import walk_cgroups
 from wattspan.processes.procfs import ProcFs
-from wattspan.util.text import clean_label
-from wattspan.util.users import user_name
-
-MAX_USER = 64
-"""Characters of the name of a user in labels."""
+from wattspan.util.text import MAX_USER, clean_label
+from wattspan.util.unix_sockets import user_name
 
 OVERFLOW_UID = 65534
 """The kernel's number for every user without one in this user namespace."""

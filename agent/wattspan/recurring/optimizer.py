@@ -29,7 +29,7 @@ from pathlib import Path
 from time import monotonic_ns, time
 from typing import Any, NamedTuple
 
-from wattspan.compat.zeus.indices import DeviceIndex
+from wattspan.compat.zeus.devices import DeviceIndex
 from wattspan.model.consumers import HOST_ROOT
 from wattspan.recurring.jobs import NamedTerms, RecurringJobTerms, TrainingRun, terms_facts
 from wattspan.recurring.run_book import (
@@ -42,8 +42,13 @@ from wattspan.recurring.run_book import (
 )
 from wattspan.recurring.search import TrialOutcome
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import Device, read_measurement, request_json
-from wattspan.sdk.devices import DeviceReader, read_devices
+from wattspan.sdk.client import (
+    Device,
+    DeviceReader,
+    read_devices,
+    read_measurement,
+    request_json,
+)
 
 READ_TIMEOUT = 5.0
 """Seconds to wait for the readings of a period that has just ended."""

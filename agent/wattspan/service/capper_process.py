@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from wattspan.config import without_settings
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SUSPENDED, Caps, CapsError, Clock
-from wattspan.util.process import module_command
-from wattspan.util.restarting import run_again
+from wattspan.util.process import module_command, run_again
 
 CHECK_INTERVAL = 0.5  # seconds
 FIRST_DELAY, MAX_DELAY = SECOND // 2, 60 * SECOND

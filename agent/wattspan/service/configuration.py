@@ -163,7 +163,7 @@ def forward_faults(config: Config) -> Iterator[str]:
     """A sentence for each error of the settings of forwarding; connects nowhere."""
     spans = config.spans
     if spans.enabled and spans.forward:
-        from wattspan.otlp.headers_file import can_examine, forward_headers
+        from wattspan.otlp.destination import can_examine, forward_headers
         from wattspan.otlp.http_transport import address_errors  # imports ssl
 
         yield from address_errors(spans.forward, spans.forward_headers)

@@ -18,9 +18,10 @@ import msgspec
 
 from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.model import SECOND, DecisionReason, Knob, RecordedDecision
-from wattspan.otlp.logs import AttributeValue, LogRecord
+from wattspan.otlp.logs import LogRecord
 from wattspan.ports import Clock
 from wattspan.tuning.serialization import setting_number, unit
+from wattspan.util.protobuf import AttributeValue
 from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:

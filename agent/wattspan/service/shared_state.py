@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattspan.processes.metadata import MAX_COMMAND
-from wattspan.util.text import clean_label
-from wattspan.util.users import user_name
+from wattspan.util.text import MAX_COMMAND, clean_label
+from wattspan.util.unix_sockets import user_name
 
 if TYPE_CHECKING:
     from wattspan.config import Config

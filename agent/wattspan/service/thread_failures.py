@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import Clock
-from wattspan.util.restarting import LONGEST_RESTART, thread_continues
+from wattspan.util.process import LONGEST_RESTART, thread_continues
 from wattspan.util.throttle import RateLimitedLog
 
 THREADS = "threads"  # the name of failed threads among the sources

@@ -350,7 +350,7 @@ class TuningAssembly:
         coordination = EtcdCoordination(fleet, core.clock)
         name = fleet.name_of(core.view().host)
         exchange = JobExchange(fleet.prefix, name, coordination, core.clock, core.log)
-        self.services.add(exchange.start, exchange.stop)
+        self.services.add_thread("wattspan-jobs", exchange.run, timeout=3.0)
         return exchange
 
 

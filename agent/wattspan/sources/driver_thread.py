@@ -23,7 +23,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import Batch, Clock
-from wattspan.util.restarting import run_again
+from wattspan.util.process import run_again
 
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 MAX_STATUSES = 3  # status intervals

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2s
 from operator import itemgetter, sub
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -33,9 +32,7 @@ from wattspan.model import (
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import Outcome, SpanColumns, SpanEnergy, SpanEnergyColumns
-
-MAX_NAME_LENGTH = 128
-"""Characters of a service or span name; a longer one is cut and marked with a digest."""
+from wattspan.util.text import MAX_LABEL, cut_with_digest
 
 EXEMPLAR_LIFETIME = 15 * SECOND
 """An exemplar is the span with the most energy in this time; any later span may replace it."""
@@ -401,11 +398,8 @@ def _share(owner: str) -> SharePath:
 
 
 def shortened_name(name: str) -> str:
-    """``name`` within ``MAX_NAME_LENGTH``; a cut name ends with a digest of the whole."""
-    if len(name) <= MAX_NAME_LENGTH:
-        return name
-    digest = blake2s(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{name[: MAX_NAME_LENGTH - 9]}~{digest}"
+    """``name`` as a label; a cut name ends with a digest of the whole."""
+    return cut_with_digest(name, MAX_LABEL)
 
 
 def _restored(row: SpanRow, now: int) -> _SpanNameAccount:

@@ -1,4 +1,4 @@
-"""The heap of this process, and the command lines of its child processes.
+"""This process: its heap, the command lines of its children, and threads that run again.
 
 glibc creates a heap for each thread, up to eight per CPU, so that threads do not wait for each
 other. Python's threads run one at a time, and many mostly empty heaps waste memory: two soaks of
@@ -12,7 +12,10 @@ import ctypes
 import gc
 import site
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic_ns  # noqa: TID251 - waits for events are in real time
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -65,3 +68,59 @@ def release_memory() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+# ------------------------------------------------------------ threads that run again after an error
+
+FIRST_RESTART, LONGEST_RESTART = 1.0, 60.0  # seconds until a failed thread runs again
+
+
+class _Report(threading.local):
+    continues = False
+
+
+_report = _Report()
+
+
+def run_again(
+    run: Callable[[threading.Event], object],
+    stop: threading.Event,
+    *,
+    wait: Callable[[float], bool] | None = None,
+    monotonic: Callable[[], int] = monotonic_ns,
+) -> None:
+    """Run until ``run`` returns; after an error report it, and run again after a delay.
+
+    The delay doubles, and is the first again after a run that was longer than the longest delay.
+    ``wait``, by default that of ``stop``, waits for seconds, and returns True to end.
+    """
+    wait = stop.wait if wait is None else wait
+    delay = FIRST_RESTART
+    while True:
+        begin = monotonic()
+        try:
+            run(stop)
+        except Exception as error:  # noqa: BLE001 - a failed part must not end the others
+            report_failure(error)
+        else:
+            return
+        if monotonic() - begin > LONGEST_RESTART * 1e9:
+            delay = FIRST_RESTART
+        if wait(delay):
+            return
+        delay = min(2 * delay, LONGEST_RESTART)
+
+
+def report_failure(error: BaseException) -> None:
+    """Report an error of the current thread, which continues, to the hook for failed threads."""
+    arguments = (type(error), error, error.__traceback__, threading.current_thread())
+    _report.continues = True
+    try:
+        threading.excepthook(threading.ExceptHookArgs(arguments))
+    finally:
+        _report.continues = False
+
+
+def thread_continues() -> bool:
+    """For the hook for failed threads: True if the thread continues, False if it ends."""
+    return _report.continues

@@ -183,6 +183,40 @@ def serialize(message: Any) -> bytes:
     return body
 
 
+# --------------------------------------------------------------------------------- attributes
+
+AttributeValue = str | bool | int | float | list[str] | list[float]
+Attributes = Mapping[str, AttributeValue]
+
+
+def add_attributes(pairs: Any, attributes: Attributes) -> None:
+    """Append ``attributes`` to ``pairs``, the KeyValues of a message of OpenTelemetry."""
+    for key, value in attributes.items():
+        pair = pairs.add(key=key)
+        if isinstance(value, list):
+            pair.value.array_value.SetInParent()  # keeps an empty list
+            for each in value:
+                _set(pair.value.array_value.values.add(), each)
+        else:
+            _set(pair.value, value)
+
+
+def _set(target: Any, value: str | bool | int | float) -> None:
+    if isinstance(value, bool):
+        target.bool_value = value
+    elif isinstance(value, int) and -(2**63) <= value < 2**63:
+        target.int_value = value
+    elif isinstance(value, float):
+        target.double_value = value
+    else:
+        target.string_value = valid_text(value)
+
+
+def valid_text(text: object) -> str:
+    """Valid Unicode for protobuf: names from applications may contain lone surrogates."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
 # ---------------------------------------------------------------------------- fields as bytes
 
 _LENGTH_DELIMITED = 2  # the wire type

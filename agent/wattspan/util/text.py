@@ -1,9 +1,17 @@
-"""Text from outside, made safe to print on a terminal, in a log or in a table."""
+"""Text from outside, made safe to print on a terminal, in a log or in a table, and bounded."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from hashlib import blake2s
+
+# The longest labels, in characters. Names are cut where they enter, and again, by the same
+# length, where an exporter writes them.
+MAX_LABEL = 128  # of groups, services and spans
+MAX_COMMAND = 64
+MAX_USER = 64
+MAX_JOB_NAME = 100
 
 
 def printable(text: str, instead: str = "?") -> str:
@@ -29,6 +37,19 @@ def clean_label(text: str, longest: int) -> str:
         return text
     head = (longest - 1) // 2
     return f"{text[:head]}…{text[-(longest - 1 - head) :]}"
+
+
+def cut_with_digest(text: str, longest: int, fit: str | None = None) -> str:
+    """``fit``, by default ``text`` itself, in at most ``longest`` characters.
+
+    A text that is changed ends in a digest of the whole, so that two names remain two.
+    """
+    if fit is None or fit == text:
+        if len(text) <= longest:
+            return text
+        fit = text
+    digest = blake2s(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{fit[: longest - 9]}~{digest}"
 
 
 _FORMULA_STARTS = frozenset("=+-@\t\r\n'＝＋－＠")

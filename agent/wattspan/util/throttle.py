@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 
 class RetryBackoff:
@@ -81,6 +80,6 @@ class RateLimitedLog:
         where = traceback.extract_tb(error.__traceback__)[-1]
         self.write(
             f"{task} failed: {type(error).__name__}: {error} "
-            f"({Path(where.filename).name}:{where.lineno}). Please report this; "
+            f"({where.filename.rpartition('/')[2]}:{where.lineno}). Please report this; "
             "energy measurement continues."
         )

@@ -1,4 +1,4 @@
-"""Unix sockets: the process and user at the other end, and HTTP/1.1 over one."""
+"""Unix sockets: the process and user at the other end, names of users, and HTTP/1.1 over one."""
 
 from __future__ import annotations
 
@@ -43,6 +43,17 @@ def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
             else:
                 unknown.append(name)
     return frozenset(uids), tuple(unknown)
+
+
+@functools.lru_cache(maxsize=1024)
+def user_name(user_id: int) -> str:
+    """The name of a user; the number without one."""
+    import pwd  # absent on some systems of applications that import this package
+
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except (KeyError, OverflowError):
+        return str(user_id)
 
 
 class _DeadlineSocket(socket.socket):

@@ -11,10 +11,9 @@ from wattspan.ports import ConfigError
 from wattspan_exporters.catalogue.agent import AGENT, FOOTPRINT, SOURCES
 from wattspan_exporters.catalogue.definition import Instrument, Metric
 from wattspan_exporters.catalogue.energy import ACCOUNTS, ENERGY, SPANS
-from wattspan_exporters.catalogue.fleet import FLEET
 from wattspan_exporters.catalogue.gpu import GPUS
 from wattspan_exporters.catalogue.inference import INFERENCE
-from wattspan_exporters.catalogue.tuning import TUNING
+from wattspan_exporters.catalogue.tuning import FLEET, TUNING
 
 CATALOGUE = (
     *ENERGY, *ACCOUNTS, *SPANS, *INFERENCE, *GPUS, *TUNING, *FLEET, *FOOTPRINT, *SOURCES, *AGENT,

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from wattspan.model import Snapshot, SourceHealth, Trouble
-from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, each, single
+from wattspan_exporters.catalogue.definition import (
+    Instrument,
+    Metric,
+    Sample,
+    each,
+    items_of,
+    single,
+)
 from wattspan_exporters.catalogue.energy import worst_provenance
 
 COUNTER, GAUGE, INFO = Instrument.COUNTER, Instrument.GAUGE, Instrument.INFO
@@ -52,11 +59,6 @@ def _agent(name: str, instrument: Instrument, unit: str, text: str, field: str) 
     return Metric(f"wattspan.agent.{name}", instrument, unit, text, (), draw)
 
 
-def exporter_drops(snapshot: Snapshot) -> Iterator[Sample]:
-    for exporter, drops in snapshot.stats.exporter_drops.items():
-        yield (exporter,), drops
-
-
 def host_info(snapshot: Snapshot) -> Iterator[Sample]:
     yield (snapshot.host, "true" if snapshot.emulated else "false"), 1
 
@@ -82,7 +84,7 @@ AGENT = (
     _agent("dropped.history", COUNTER, "",
            "Entries dropped from the in-memory history by its memory limit.", "dropped_history"),
     Metric("wattspan.agent.exporter.drops", COUNTER, "", "Items dropped by an exporter.",
-           ("exporter",), exporter_drops),
+           ("exporter",), items_of(attrgetter("stats.exporter_drops"))),
     Metric("wattspan.agent.refusals", COUNTER, "{request}",
            "Connections and requests rejected by a listener.",
            ("listener", "reason"), lambda snapshot: snapshot.stats.refusals.items()),
@@ -91,8 +93,7 @@ AGENT = (
            ("pool", "reason"), lambda snapshot: snapshot.stats.pool_refusals.items()),
     Metric("wattspan.pool.used", GAUGE, "1",
            "Used part of the limit of a bounded pool; of several pools of one name, the fullest.",
-           ("pool",), lambda snapshot: (
-               ((pool,), used) for pool, used in snapshot.stats.pools_used.items())),
+           ("pool",), items_of(attrgetter("stats.pools_used"))),
 )  # fmt: skip
 
 # ----------------------------------------------- cost and carbon: rates and totals in billionths

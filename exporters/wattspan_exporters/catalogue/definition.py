@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import blake2s
 from typing import NamedTuple, TypeVar
 
 from wattspan.model import Exemplar, Snapshot
+from wattspan.util.text import MAX_LABEL, cut_with_digest
 
 Labels = tuple[str, ...]
 """Label values of one series in the order of the metric's attributes; "" is absent."""
@@ -186,6 +186,27 @@ def each(
     return draw
 
 
+def each_item(
+    rows: Callable[[Snapshot], Iterable[Row]],
+    labels: Callable[[Row], Labels],
+    items: Callable[[Row], Mapping[str, int | float]],
+) -> Draw:
+    """Return a function that draws every value of a mapping of every row; its key is a label."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for row in rows(snapshot):
+            known = labels(row)
+            for key, figure in items(row).items():
+                yield (*known, key), figure
+
+    return draw
+
+
+def items_of(items: Callable[[Snapshot], Mapping[str, int | float]]) -> Draw:
+    """Return a function that draws every value of a mapping of the snapshot; its key is a label."""
+    return each_item(lambda snapshot: (snapshot,), lambda _: (), items)
+
+
 def single(value: Callable[[Snapshot], int | float | None]) -> Draw:
     """Return a function that draws one value without labels."""
     return each(lambda snapshot: (snapshot,), lambda _: (), value)
@@ -229,32 +250,18 @@ def _unit_word(unit: str, words: dict[str, str] = _UNIT_WORDS) -> str:
     return words.get(unit, re.sub(r"[^A-Za-z0-9]+", "_", unit).strip("_"))
 
 
-MAX_LABEL_LENGTH = 128
-"""Longest label value; longer values are cut and marked with a digest."""
-
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
-def sanitize(value: str, most: int = MAX_LABEL_LENGTH) -> str:
+def sanitize(value: str, most: int = MAX_LABEL) -> str:
     """Return ``value`` with replaced control characters and limited length.
 
     Control characters could manipulate a terminal or reverse the reading direction, and a lone
     surrogate (a file name that is not UTF-8) cannot be encoded.
     """
-    return truncate_with_digest(value, _UNPRINTABLE.sub("\ufffd", value), most)
-
-
-def truncate_with_digest(value: str, fit: str, most: int) -> str:
-    """Return ``fit``, the sanitized ``value``, in at most ``most`` characters.
-
-    A changed value ends in a digest of the original, so that two names remain two series.
-    """
-    if fit == value and len(value) <= most:
-        return value
-    digest = blake2s(value.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{fit[: most - 9]}~{digest}"
+    return cut_with_digest(value, most, _UNPRINTABLE.sub("\ufffd", value))
 
 
 CACHE_SLACK = 64

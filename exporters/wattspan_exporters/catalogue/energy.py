@@ -27,6 +27,8 @@ from wattspan_exporters.catalogue.definition import (
     Metric,
     Sample,
     each,
+    each_item,
+    items_of,
     single,
 )
 
@@ -376,13 +378,6 @@ def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
     }
 
 
-def span_tokens(snapshot: Snapshot) -> Iterator[Sample]:
-    """Yield tokens of names that have them."""
-    for row in snapshot.spans.rows:
-        for direction, count in row.tokens.items():
-            yield (*row.key, direction), count
-
-
 def energy_outside_spans(snapshot: Snapshot) -> Iterator[Sample]:
     provenance = provenances(snapshot)
     for (service, owner, hw_type), spent in snapshot.spans.outside.items():
@@ -403,11 +398,7 @@ def _total(name: str, instrument: Instrument, unit: str, text: str) -> Metric:
 
 def _by_reason(name: str, unit: str, text: str, field: str) -> Metric:
     """A counter of one field of SpanAccounts that counts by reason."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for reason, count in getattr(snapshot.spans, field).items():
-            yield (reason,), count
-
+    draw = items_of(attrgetter(f"spans.{field}"))
     return Metric(f"wattspan.{name}", COUNTER, unit, text, ("reason",), draw)
 
 
@@ -435,7 +426,9 @@ SPANS = (
     Metric("wattspan.span.tokens", COUNTER, "{token}",
            "Tokens of the spans of one name, at the innermost span that has them; without those of "
            "calls of a model elsewhere.",
-           (*_NAMES, "direction"), span_tokens, lasting=True),
+           (*_NAMES, "direction"),
+           each_item(attrgetter("spans.rows"), attrgetter("key"), attrgetter("tokens")),
+           lasting=True),
     Metric("wattspan.span.outside.energy", COUNTER, "J",
            "Energy of a service's processes outside of their spans.",
            ("hw.type", "service.name", "owner", "provenance"), energy_outside_spans, lasting=True),

@@ -16,7 +16,14 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
-from wattspan_exporters.catalogue.definition import Instrument, Labels, Metric, Sample, each
+from wattspan_exporters.catalogue.definition import (
+    Instrument,
+    Labels,
+    Metric,
+    Sample,
+    each,
+    each_item,
+)
 from wattspan_exporters.catalogue.energy import boot_start_times
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
@@ -110,12 +117,6 @@ def _limits(row: CapRow, scale: int, *, own: bool) -> Iterator[Sample]:
             yield (row.state.key.device, limit), value * scale
 
 
-def throttled_time(snapshot: Snapshot) -> Iterator[Sample]:
-    for gpu in snapshot.gpus:
-        for reason, nanoseconds in gpu.throttled.items():
-            yield (gpu.domain_id, reason), nanoseconds
-
-
 def throttling(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield 1 for active reasons and 0 for earlier ones."""
     for gpu in snapshot.gpus:
@@ -199,7 +200,9 @@ GPUS = (
     Metric("wattspan.gpu.clock", GAUGE, "Hz", "Current clock frequency.",
            (*NAME_ATTRIBUTES, "clock"), clocks),
     Metric("wattspan.gpu.throttled", COUNTER, "s", "Time of throttled clocks, by reason.",
-           ("hw.id", "reason"), throttled_time, begins=boot_start_times),
+           ("hw.id", "reason"),
+           each_item(attrgetter("gpus"), lambda gpu: (gpu.domain_id,), attrgetter("throttled")),
+           begins=boot_start_times),
     Metric("wattspan.gpu.throttling", GAUGE, "",
            "Throttling of the clocks for this reason: 1 while active, else 0.",
            ("hw.id", "reason"), throttling),

@@ -8,11 +8,14 @@ from operator import attrgetter
 from wattspan.model import REQUEST_ENERGY_BOUNDS, HwType, Snapshot
 from wattspan_exporters.catalogue.definition import (
     Distribution,
+    Draw,
     Histogram,
     Instrument,
     Labels,
     Metric,
     Sample,
+    each,
+    each_item,
     no_samples,
     single,
 )
@@ -30,18 +33,6 @@ def token_energy(snapshot: Snapshot) -> Iterator[Sample]:
             yield (*row.key, token_type, provenance), energy
 
 
-def tokens(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.spans.inference:
-        for token_type, count in row.tokens.items():
-            yield (*row.key, token_type), count
-
-
-def requests(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.spans.inference:
-        for division, count in row.requests.items():
-            yield (*row.key, division), count
-
-
 def request_energies(snapshot: Snapshot) -> Iterator[tuple[Labels, Distribution]]:
     provenance = provenances(snapshot).get(HwType.GPU, "")
     for row in snapshot.spans.inference:
@@ -55,15 +46,9 @@ def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
         yield (provenances(snapshot).get(HwType.GPU, ""),), snapshot.spans.inference_idle
 
 
-def unmetered_requests(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.spans.unmetered:
-        yield row.key, row.requests
-
-
-def unmetered_tokens(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.spans.unmetered:
-        for token_type, count in row.tokens.items():
-            yield (*row.key, token_type), count
+def _of_rows(rows: str, field: str) -> Draw:
+    """The items of a field of every row."""
+    return each_item(attrgetter(f"spans.{rows}"), attrgetter("key"), attrgetter(field))
 
 
 INFERENCE = (
@@ -72,10 +57,10 @@ INFERENCE = (
            (*_MODEL, "token_type", "provenance"), token_energy, lasting=True),
     Metric("wattspan.gen_ai.tokens", COUNTER, "{token}",
            "Tokens of requests to a language model with settled energy; cached ones included.",
-           (*_MODEL, "token_type"), tokens, lasting=True),
+           (*_MODEL, "token_type"), _of_rows("inference", "tokens"), lasting=True),
     Metric("wattspan.gen_ai.requests", COUNTER, "{request}",
            "Requests to a language model with settled energy, by the division of the energy.",
-           (*_MODEL, "division"), requests, lasting=True),
+           (*_MODEL, "division"), _of_rows("inference", "requests"), lasting=True),
     Metric("wattspan.gen_ai.request.energy", Instrument.HISTOGRAM, "J",
            "GPU energy of a request to a language model.",
            (*_MODEL, "provenance"), no_samples, lasting=True,
@@ -89,8 +74,10 @@ INFERENCE = (
     Metric("wattspan.gen_ai.unmetered.requests", COUNTER, "{request}",
            "Requests to a language model whose energy is unknown, by `role`: of a `client`, which "
            "calls a model elsewhere, or of an `engine` without known energy of a GPU for them.",
-           (*_MODEL, "role"), unmetered_requests, lasting=True),
+           (*_MODEL, "role"),
+           each(attrgetter("spans.unmetered"), attrgetter("key"), attrgetter("requests")),
+           lasting=True),
     Metric("wattspan.gen_ai.unmetered.tokens", COUNTER, "{token}",
            "Tokens of requests to a language model whose energy is unknown; cached ones included.",
-           (*_MODEL, "role", "token_type"), unmetered_tokens, lasting=True),
+           (*_MODEL, "role", "token_type"), _of_rows("unmetered", "tokens"), lasting=True),
 )  # fmt: skip

@@ -1,12 +1,12 @@
-"""Metrics of tuning and caps.
+"""Metrics of tuning, caps, and power budgets that several hosts share.
 
 Applications choose names of jobs; as labels they are printable and at most
-:data:`MAX_NAME_LENGTH` characters long.
+``MAX_JOB_NAME`` characters long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from operator import attrgetter
 
@@ -20,19 +20,19 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
+from wattspan.model.snapshot import FleetAccounts, FleetPlace
+from wattspan.util.text import MAX_JOB_NAME, cut_with_digest
 from wattspan_exporters.catalogue.definition import (
+    Draw,
     Instrument,
     Metric,
     Sample,
     each,
+    items_of,
     single,
-    truncate_with_digest,
 )
 from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
 from wattspan_exporters.catalogue.gpu import MEGAHERTZ, clock_limits
-
-MAX_NAME_LENGTH = 100
-"""Maximum characters of a job's name in a label."""
 
 _HARDWARE_TYPES = {
     Knob.GPU_POWER: HwType.GPU,
@@ -54,7 +54,7 @@ RELEASES = (
 def name_label(name: str) -> str:
     """The name of a job or of a cap's holder as a label value."""
     fit = "".join(c if c.isprintable() else "\ufffd" for c in name)
-    return truncate_with_digest(name, fit, MAX_NAME_LENGTH)
+    return cut_with_digest(name, MAX_JOB_NAME, fit)
 
 
 # --------------------------------------------------------------------------------------- jobs
@@ -114,44 +114,22 @@ def budgets(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def slo_misses(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.tuning.rows:
+    for row in _tracked(snapshot):
         for one in row.load.objectives if row.load is not None else ():
             if one.miss_ratio is not None:
                 yield (*_labels(row), one.name), one.miss_ratio
 
 
-def requests_in_flight(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.tuning.rows:
-        if row.load is not None:
-            yield _labels(row), row.load.load
+def _tracked(snapshot: Snapshot) -> Iterator[TuningRow]:
+    return (row for row in snapshot.tuning.rows if row.load is not None)
 
 
-def bin_bounds(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.tuning.rows:
-        if row.load is not None:
-            yield _labels(row), row.load.bin_bound
-
-
-def loads(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.tuning.rows:
-        if row.load is not None and row.load.used is not None:
-            yield _labels(row), row.load.used
+def _of_load(field: str) -> Draw:
+    """One field of the load of every tracked job."""
+    return each(_tracked, _labels, attrgetter(f"load.{field}"))
 
 
 # --------------------------------------------------------------------------------------- caps
-
-
-def forward_drops(snapshot: Snapshot) -> Iterator[Sample]:
-    for reason, count in snapshot.tuning.forward_drops.items():
-        yield (reason,), count
-
-
-def active_power_limits(snapshot: Snapshot) -> Iterator[Sample]:
-    yield from _active_limits(snapshot, "mW", 1)
-
-
-def active_clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
-    yield from _active_limits(snapshot, "MHz", MEGAHERTZ)
 
 
 def _active_limits(snapshot: Snapshot, unit: str, scale: int) -> Iterator[Sample]:
@@ -259,16 +237,17 @@ TUNING = (
     Metric("wattspan.autotune.load", GAUGE, "1",
            "Load of a tracked job relative to the largest one at which its present setting is "
            "certified (ratio); absent at the original setting.",
-           JOB_ATTRIBUTES, loads),
+           JOB_ATTRIBUTES, _of_load("used")),
     Metric("wattspan.autotune.load.requests", GAUGE, "{request}",
-           "Load of a tracked job: requests in flight.", JOB_ATTRIBUTES, requests_in_flight),
+           "Load of a tracked job: requests in flight.", JOB_ATTRIBUTES, _of_load("load")),
     Metric("wattspan.autotune.load.bin", GAUGE, "{request}",
            "Largest load of the present load bin of a tracked job, in requests in flight.",
-           JOB_ATTRIBUTES, bin_bounds),
+           JOB_ATTRIBUTES, _of_load("bin_bound")),
     Metric("wattspan.cap.power", GAUGE, "W", "Power cap of a device, by holder.",
-           (*CAP_ATTRIBUTES, "holder"), active_power_limits),
+           (*CAP_ATTRIBUTES, "holder"), lambda snapshot: _active_limits(snapshot, "mW", 1)),
     Metric("wattspan.cap.clock", GAUGE, "Hz", "Clock cap of a device, by holder.",
-           (*CAP_ATTRIBUTES, "holder"), active_clock_limits),
+           (*CAP_ATTRIBUTES, "holder"),
+           lambda snapshot: _active_limits(snapshot, "MHz", MEGAHERTZ)),
     Metric("wattspan.clock.limit", GAUGE, "Hz", "Clock limits of a device.",
            ("hw.id", "limit"), clock_limits),
     _cap("usable", "Access to the knob: 1 if the capper can write it, else 0.", "usable"),
@@ -291,5 +270,61 @@ TUNING = (
            (), single(attrgetter("tuning.forwarded"))),
     Metric("wattspan.logs.forward.drops", COUNTER, "{record}",
            "Log records of decisions and caps that the collector did not get, by reason.",
-           ("reason",), forward_drops),
+           ("reason",), items_of(attrgetter("tuning.forward_drops"))),
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------------------- fleet
+
+WHOLE_FLEET = "fleet"
+"""The label of the place that has all hosts."""
+
+
+def _host(name: str, unit: str, text: str, value: Callable[[FleetAccounts], int | None]) -> Metric:
+    """A metric of this host's part; absent outside a fleet."""
+
+    def draw(snapshot: Snapshot) -> int | None:
+        return None if snapshot.fleet is None else value(snapshot.fleet)
+
+    return Metric(f"wattspan.fleet.{name}", GAUGE, unit, text, (), single(draw))
+
+
+def _place(name: str, unit: str, text: str, value: Callable[[FleetPlace], int | None]) -> Metric:
+    """A metric of each place, which the leader alone has."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for one in () if snapshot.fleet is None else snapshot.fleet.places:
+            if (figure := value(one)) is not None:
+                yield (one.place or WHOLE_FLEET,), figure
+
+    said = f"{text} From the leader of the fleet only."
+    return Metric(f"wattspan.fleet.{name}", GAUGE, unit, said, ("place",), draw)
+
+
+FLEET = (
+    _host("host.allotment", "W", "Power limit that the fleet allots to this host.",
+          attrgetter("allotment")),
+    _host("host.safe", "W", "Power limit of this host without contact to the fleet, at most.",
+          attrgetter("safe")),
+    _host("host.demand", "W",
+          "Power for which this host asks; absent if it asks for that of all its devices.",
+          attrgetter("demand")),
+    _host("contact", "", "Contact of this host to the fleet: 1 in a session, else 0.",
+          lambda accounts: int(accounts.in_contact)),
+    _host("leader", "", "Leadership of the fleet: 1 if this host leads, else 0.",
+          lambda accounts: int(accounts.leads)),
+    _place("budget", "W", "Power budget of a place.", attrgetter("budget")),
+    _place("demand", "W", "Power for which the hosts of a place ask.", attrgetter("demand")),
+    _place("allotted", "W", "Sum of the power limits that the hosts of a place may enforce now.",
+           attrgetter("enforceable")),
+    _place("safe", "W", "Sum of the power limits of the hosts of a place without contact.",
+           attrgetter("safe")),
+    _place("headroom", "W", "Part of the budget of a place that no host may use now.",
+           attrgetter("headroom")),
+    _place("hosts", "{host}", "Registered hosts of a place.", attrgetter("hosts")),
+    _place("absent_hosts", "{host}", "Registered hosts of a place without contact.",
+           attrgetter("absent")),
+    _host("ended_hosts", "{host}",
+          "Hosts that are not counted any more because they were absent for too long. From the"
+          " leader of the fleet only.",
+          lambda accounts: accounts.ended if accounts.leads else None),
 )  # fmt: skip

@@ -22,10 +22,11 @@ from wattspan.otlp.destination import (
     METRICS,
     Destination,
     as_grpc,
+    can_examine,
     parse_destination,
     parse_headers,
+    read_headers,
 )
-from wattspan.otlp.headers_file import can_examine, read_headers
 from wattspan.otlp.http_transport import address_errors, open_transport
 from wattspan.otlp.transport import (
     MAX_BACKOFF,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import add, attrgetter, sub
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from wattspan.model import (
     NO_SPLIT,
@@ -108,23 +108,26 @@ class ProcessDelta(NamedTuple):
 class SpanDelta(NamedTuple):
     """The energy of the ended spans of one name."""
 
+    trace: str | None  # of the newest exemplar
     parts: EnergyByType
+    splits: tuple[int, ...]  # static and dynamic GPU energy, for each of STATIC_BASES
     calls: int
     time: int
     tokens: int  # of output
-    trace: str | None  # of the newest exemplar
-    splits: tuple[int, ...]  # static and dynamic GPU energy, for each of STATIC_BASES
-    bounded: int = 0  # calls whose energy is a lower bound
+    bounded: int  # calls whose energy is a lower bound
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (*self.parts, *self.splits, *self[3:])
+
+    def with_numbers(self, trace: str | None, numbers: tuple[int, ...]) -> SpanDelta:
+        """The same fields with other ``numbers``."""
+        parts, rest = numbers[: len(self.parts)], numbers[len(self.parts) :]
+        return SpanDelta(trace, parts, rest[: len(self.splits)], *rest[len(self.splits) :])
 
     def merged(self, later: SpanDelta) -> SpanDelta:
-        return SpanDelta(
-            add_energy(self.parts, later.parts),
-            self.calls + later.calls,
-            self.time + later.time,
-            self.tokens + later.tokens,
-            later.trace or self.trace,
-            add_energy(self.splits, later.splits),
-            self.bounded + later.bounded,
+        return self.with_numbers(
+            later.trace or self.trace, tuple(map(add, self.numbers, later.numbers))
         )
 
 
@@ -284,17 +287,10 @@ def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[Span
         now = _span_delta(row)
         if earlier is not None and row.count >= earlier.count:
             was = _span_delta(earlier)
-            now = SpanDelta(
-                tuple(map(sub, now.parts, was.parts)),
-                now.calls - was.calls,
-                now.time - was.time,
-                now.tokens - was.tokens,
-                now.trace if now.trace != was.trace else None,
-                tuple(map(sub, now.splits, was.splits)),
-                max(0, now.bounded - was.bounded),
-            )
+            newest = now.trace if now.trace != was.trace else None
+            now = now.with_numbers(newest, tuple(map(sub, now.numbers, was.numbers)))
         # A name that was evicted and returned began at zero.
-        if min(*now.parts, *now.splits, now.time, now.tokens) < 0:
+        if min(now.numbers) < 0:
             now = _span_delta(row)
         if any(now.parts) or now.calls:
             spans[service_label(row.service, row.owner), row.name] = now
@@ -308,7 +304,7 @@ def _span_delta(row: SpanRow) -> SpanDelta:
     splits = (row.splits.get(basis, NO_SPLIT) for basis in STATIC_BASES)
     parts = tuple(chain.from_iterable(splits))
     return SpanDelta(
-        _parts(row.energy), row.count, row.time, tokens, trace, parts, row.bounded_count
+        trace, _parts(row.energy), parts, row.count, row.time, tokens, row.bounded_count
     )
 
 
@@ -335,30 +331,16 @@ def merge_deltas(deltas: Iterable[SnapshotDelta]) -> SnapshotDelta:
     consecutive = list(deltas)
     if len(consecutive) == 1:
         return consecutive[0]
-    devices: dict[str, DeviceDelta] = {}
-    processes: dict[Payer, ProcessDelta] = {}
-    by_group: dict[Group | None, EnergyByType] = {}
-    spans: dict[SpanKey, SpanDelta] = {}
-    outside: dict[str, int] = {}
-    senders: dict[str, frozenset[Consumer]] = {}
+    sums: dict[str, dict[Any, Any]] = {name: {} for name in _MERGED}
     for one in consecutive:
-        merge_into(devices, one.devices, DeviceDelta.merged)
-        merge_into(processes, one.processes, ProcessDelta.merged)
-        merge_into(by_group, one.unlisted_by_group, add_energy)
-        merge_into(spans, one.spans, SpanDelta.merged)
-        merge_into(outside, one.outside, add)
-        merge_into(senders, one.senders, _union)
+        for name, merged in _MERGED.items():
+            merge_into(sums[name], getattr(one, name), merged)
     return SnapshotDelta(
         consecutive[0].start,
         consecutive[-1].end,
         sum(one.duration for one in consecutive),
-        devices,
-        processes,
-        by_group,
-        spans,
-        outside,
-        senders,
-        sum(one.agent_cpu for one in consecutive),
+        agent_cpu=sum(one.agent_cpu for one in consecutive),
+        **sums,
     )
 
 
@@ -370,6 +352,17 @@ def merge_into(into: dict[K, V], later: Mapping[K, V], merged: Callable[[V, V], 
 
 def _union(known: frozenset[Consumer], later: frozenset[Consumer]) -> frozenset[Consumer]:
     return known if known == later else known | later  # equal sets are kept once
+
+
+_MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "devices": DeviceDelta.merged,
+    "processes": ProcessDelta.merged,
+    "unlisted_by_group": add_energy,
+    "spans": SpanDelta.merged,
+    "outside": add,
+    "senders": _union,
+}
+"""The sum of two values of each field by name."""
 
 
 def _span_rank(name: SpanKey, spans: Mapping[SpanKey, SpanDelta]) -> tuple[bool, int]:

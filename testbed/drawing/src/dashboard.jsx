@@ -59,7 +59,6 @@ function Header({ given, theme }) {
     overflow: 'hidden',
   };
   const name = { background: theme.colors.background.secondary, padding: '4px 8px', fontWeight: 500 };
-  const muted = { color: theme.colors.text.secondary };
   return (
     <header style={{ alignItems: 'center', display: 'flex', flexWrap: 'wrap', gap: 12, marginBottom: 12, fontSize: 12 }}>
       <h1 style={{ fontSize: 20, margin: '0 8px 0 0' }}>{given.dashboard.title}</h1>
@@ -71,8 +70,7 @@ function Header({ given, theme }) {
             <span style={{ padding: '4px 8px' }}>{text}</span>
           </span>
         ))}
-      <span style={{ ...muted, marginLeft: 'auto' }}>{given.note}</span>
-      <span style={{ ...chip, padding: '4px 8px' }}>
+      <span style={{ ...chip, marginLeft: 'auto', padding: '4px 8px' }}>
         {time(given.from)} to {time(given.to)}
       </span>
     </header>

@@ -62,7 +62,7 @@ def test_agent_without_spans_and_rates_imports_no_library_for_them() -> None:
         "wattspan.ingest.listeners",
         "wattspan.service.span_joiner",
         "wattspan_exporters.prometheus.exporter",
-        "wattspan_exporters.prometheus.pages",
+        "wattspan_exporters.prometheus.exporter",
     )
     code = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from testbed.memory_cluster import MemoryCoordination
 from testbed.simulated_fleet import SimulatedFleet, W
 
 from wattspan.capper.protocol import RefusalReason, StateReply
@@ -36,7 +37,6 @@ from wattspan.fleet.coordination import (
 from wattspan.fleet.records import encode, read_state
 from wattspan.model import SECOND
 from wattspan.ports import CapsError
-from wattspan.testing import MemoryCoordination
 
 OK, NOTE, WARN, FAIL = Severity.OK, Severity.NOTE, Severity.WARN, Severity.FAIL
 NAME, PLACE, URL = "host0", "row-1", "http://127.0.0.1:2379"

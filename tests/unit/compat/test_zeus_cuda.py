@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from testbed.metered_devices import gpu
 
-from wattspan.compat.zeus.cuda import (
+from wattspan.compat.zeus.devices import (
     CudaEnvironment,
     DeviceMappingError,
     cuda_uuids,

@@ -1,4 +1,4 @@
-"""CarbonEmissionMonitor, EnergyCostMonitor, the pushed metrics and the aliases."""
+"""CarbonEmissionMonitor, EnergyCostMonitor, the pushed metrics and the zeus."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from testbed.metered_devices import MeteredDevices, gpu, package
 
-import wattspan.compat.zeus
-from wattspan.compat.zeus import aliases, metric
-from wattspan.compat.zeus.callback import Callback, CallbackSet
+from wattspan.compat import zeus
+from wattspan.compat.zeus import metric
 from wattspan.compat.zeus.footprint import (
     JOULES_PER_KILOWATT_HOUR,
     CarbonEmissionMonitor,
@@ -24,6 +23,7 @@ from wattspan.compat.zeus.footprint import (
     price_at,
 )
 from wattspan.compat.zeus.monitor import ZeusMonitor
+from wattspan.compat.zeus.optimizer import Callback, CallbackSet
 from wattspan.sdk import NotMeasuredError
 
 HOUR = timedelta(hours=1)
@@ -174,17 +174,17 @@ def test_metric_refuses_a_repeated_and_an_unknown_window(construct: Any, replace
 
 def test_aliases_stand_where_zeus_is_absent() -> None:
     modules: dict[str, ModuleType] = {}
-    assert aliases.install(modules, lambda name: None)
-    assert set(modules) == {"zeus", "zeus.optimizer", *aliases.ALIASES}
+    assert zeus.install(modules, lambda name: None)
+    assert set(modules) == {"zeus", "zeus.optimizer", *zeus.ALIASES}
     assert modules["zeus"].monitor.ZeusMonitor is ZeusMonitor
     assert modules["zeus"].monitor.energy is modules["zeus.monitor.energy"]
     assert modules["zeus.metric"].PowerGauge is metric.PowerGauge
-    assert aliases.install(modules, lambda name: pytest.fail("looked for Zeus again"))
+    assert zeus.install(modules, lambda name: pytest.fail("looked for Zeus again"))
 
 
 def test_aliased_class_that_needs_a_framework_is_found_at_its_use() -> None:
     modules: dict[str, ModuleType] = {}
-    assert aliases.install(modules, lambda name: None)
+    assert zeus.install(modules, lambda name: None)
     module = modules["zeus.optimizer.power_limit"]
     with pytest.raises(ImportError, match=r"wattspan\[huggingface\]"):
         _ = module.HFGlobalPowerLimitOptimizer
@@ -194,19 +194,19 @@ def test_aliased_class_that_needs_a_framework_is_found_at_its_use() -> None:
 
 def test_installed_zeus_is_left_alone() -> None:
     modules: dict[str, ModuleType] = {}
-    assert not aliases.install(modules, lambda name: "found")
+    assert not zeus.install(modules, lambda name: "found")
     assert modules == {}
     modules["zeus"] = ModuleType("zeus")
-    assert not aliases.install(modules, lambda name: None)
+    assert not zeus.install(modules, lambda name: None)
     assert list(modules) == ["zeus"]
 
 
 def test_package_exports_every_public_name() -> None:
-    for name in wattspan.compat.zeus.__all__:
-        assert getattr(wattspan.compat.zeus, name) is not None
-    assert {"ZeusMonitor", "install"} <= set(dir(wattspan.compat.zeus))
+    for name in zeus.__all__:
+        assert getattr(zeus, name) is not None
+    assert {"ZeusMonitor", "install"} <= set(dir(zeus))
     with pytest.raises(AttributeError, match="no attribute 'ZeusMonitors'"):
-        _ = wattspan.compat.zeus.ZeusMonitors  # type: ignore[attr-defined]
+        _ = zeus.ZeusMonitors  # type: ignore[attr-defined]
 
 
 # ----------------------------------------------------------------------------------- callbacks

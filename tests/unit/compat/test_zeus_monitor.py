@@ -19,11 +19,14 @@ import pytest
 from testbed.metered_devices import MeteredDevices, gpu, package, rough_energy
 from testbed.waiting import eventually
 
-from wattspan.compat.zeus.cuda import DeviceMappingError
-from wattspan.compat.zeus.indices import DeviceIndex
+from wattspan.compat.zeus.devices import DeviceIndex, DeviceMappingError
 from wattspan.compat.zeus.log_file import WindowLog
-from wattspan.compat.zeus.monitor import Measurement, WindowMeasurement, ZeusMonitor
-from wattspan.compat.zeus.synchronization import DeviceSynchronizer
+from wattspan.compat.zeus.monitor import (
+    DeviceSynchronizer,
+    Measurement,
+    WindowMeasurement,
+    ZeusMonitor,
+)
 from wattspan.sdk import AgentUnavailableError, NotMeasuredError
 
 GPUS = (gpu(0), gpu(1))

@@ -11,9 +11,9 @@ import pytest
 from testbed.training_spans import FakeDeclaration, RecordedTraining
 
 from wattspan.compat.zeus import optimizer
-from wattspan.compat.zeus.callback import CallbackSet
 from wattspan.compat.zeus.optimizer import (
     CUSTOM_SELECTOR,
+    CallbackSet,
     Energy,
     GlobalPowerLimitOptimizer,
     HFOptimizerHooks,

@@ -7,8 +7,13 @@ from time import monotonic_ns, time
 import pytest
 from testbed.metered_devices import MeteredDevices, gpu
 
-from wattspan.compat.zeus.power import PowerDomain, PowerMonitor, to_monotonic, to_unix
-from wattspan.compat.zeus.temperature import TemperatureMonitor
+from wattspan.compat.zeus.power import (
+    PowerDomain,
+    PowerMonitor,
+    TemperatureMonitor,
+    to_monotonic,
+    to_unix,
+)
 
 TICK = 10**8
 BOTH = (gpu(0), gpu(1))

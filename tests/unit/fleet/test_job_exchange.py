@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from testbed.memory_cluster import MemoryCluster, MemoryCoordination
 from testbed.waiting import eventually
 
 from wattspan.fleet.coordination import KeyWrite, RevisionCondition
@@ -24,7 +25,7 @@ from wattspan.fleet.job_records import (
     encode_record,
 )
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock
 
 JOB = "gpt/iteration step"
 PLACE = "/wattspan/fleet-jobs/gpt%2Fiteration%20step/"
@@ -308,13 +309,12 @@ def test_too_large_record_is_named_and_not_written(hosts: Hosts) -> None:
 def test_thread_exchanges_until_it_is_stopped() -> None:
     hosts = Hosts()
     exchange = hosts.exchanges["a"]
-    exchange.start()
+    stop = threading.Event()
+    thread = threading.Thread(target=exchange.run, args=(stop,))
+    thread.start()
     hosts.publish("a")
     eventually(lambda: bool(hosts.clients["b"].read(PLACE).entries), "the record is written")
-    exchange.stop(20)
+    stop.set()
+    thread.join(20)
     assert hosts.clients["b"].read(PLACE).entries == ()
-    assert not any(one.name == "wattspan-jobs" for one in threading.enumerate())
-
-
-def test_exchange_that_was_not_started_stops() -> None:
-    Hosts().exchanges["a"].stop()
+    assert not thread.is_alive()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from testbed.memory_cluster import MemoryCluster, MemoryCoordination
 from testbed.simulated_fleet import SimulatedFleet, SimulatedHost, W
 from testbed.waiting import eventually
 
@@ -17,7 +18,7 @@ from wattspan.capper.protocol import AllotmentRow
 from wattspan.fleet.coordination import Changes, KeyChange, KeyWrite
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock
 
 BUDGET = 3000 * W
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from testbed.memory_cluster import MemoryCluster, MemoryCoordination
 from testbed.simulated_fleet import W
 
 from wattspan.fleet.allotment import (
@@ -24,7 +25,7 @@ from wattspan.fleet.records import (
     read_state,
 )
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock
 
 KEYS = FleetKeys("/fleet/")
 

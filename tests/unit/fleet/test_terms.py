@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from testbed.memory_cluster import MemoryCluster
 from testbed.simulated_fleet import W
 
 from wattspan.fleet.allotment import (
@@ -18,7 +19,7 @@ from wattspan.fleet.allotment import (
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.records import FleetKeys, FleetState, Presence, encode, read_state
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 
 KEYS = FleetKeys("/fleet/")
 REPORT = HostReport(

@@ -8,10 +8,11 @@ import pytest
 from testbed.http2 import framed
 
 from wattspan.model import SECOND
-from wattspan.otlp.grpc_transport import GrpcReply, result_of_reply
+from wattspan.otlp.grpc_transport import result_of_reply
 from wattspan.otlp.transport import ExportStatus
 from wattspan.util.encoding import FRAME_PREFIX
 from wattspan.util.encoding import frame_message as ours
+from wattspan.util.grpc_client import GrpcReply
 from wattspan.util.protobuf import encode_status
 
 GRPC = {":status": "200", "content-type": "application/grpc"}

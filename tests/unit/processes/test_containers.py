@@ -3,8 +3,8 @@
 import pytest
 
 from wattspan.model import Group, GroupKind
-from wattspan.processes.cgroup_names import MAX_LABEL, container_ids, names_of
-from wattspan.util.text import clean_label
+from wattspan.processes.cgroup_names import container_ids, names_of
+from wattspan.util.text import MAX_LABEL, clean_label
 
 ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
 POD = "0a1b2c3d-1111-2222-3333-444455556666"

@@ -15,8 +15,7 @@ from testbed.waiting import eventually
 from wattspan.http.limits import ServerLimits
 from wattspan.model import GpuStatus, Instant
 from wattspan.sdk import AgentBusyError, AgentUnavailableError, RefusedError
-from wattspan.sdk.client import Device
-from wattspan.sdk.devices import read_devices
+from wattspan.sdk.client import Device, read_devices
 
 SECOND = 10**9
 

@@ -16,7 +16,7 @@ from wattspan.service.thread_failures import (
     report_thread_failures,
 )
 from wattspan.testing import ManualClock
-from wattspan.util.restarting import LONGEST_RESTART
+from wattspan.util.process import LONGEST_RESTART
 
 
 def run(work: Callable[[], object]) -> None:

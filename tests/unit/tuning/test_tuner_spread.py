@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from testbed.memory_cluster import MemoryCluster
 from testbed.ranks_on_hosts import JOB, RankedHosts, RankHost, place_of, searches, spread
 from testbed.tuned_host import DEFAULT, TICK, Host
 from testbed.tuned_ranks import train_together
@@ -13,7 +14,7 @@ from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.job_exchange import LEASE_SECONDS
 from wattspan.fleet.job_records import JobRecord, decode_record, encode_record
 from wattspan.model import SECOND, DecisionReason, Move, TuningRow
-from wattspan.testing import ManualClock, MemoryCluster
+from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import Observation
 from wattspan.tuning.host_turns import LONGEST_HOLD, host_part, kept
 

@@ -26,7 +26,6 @@ from wattspan.capper.actuators import (
 from wattspan.model import SECOND, CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock, SlottedActuator
 from wattspan.sources.gpu import calls
-from wattspan.sources.gpu.bound_devices import BoundDevices
 from wattspan.sources.gpu.calls import DriverError
 from wattspan.sources.gpu.port import (
     BoardPlace,
@@ -35,6 +34,7 @@ from wattspan.sources.gpu.port import (
     GpuIdentity,
     GpuVendor,
 )
+from wattspan.sources.gpu.session import BoundDevices
 
 REINITIALIZE_AFTER = 30 * SECOND
 """Interval of library initialisations for a lost board, where one may end the limits of all other
@@ -74,7 +74,8 @@ class GpuBoards:
         if self._bound is not None and self._bound.all_suspended():
             raise _suspended_error("the GPUs")
         self._places = self._list()
-        if not self._vendor.finds_again and len(self._places) < len(self._known):
+        missing = self._known.keys() - {place.domain_id for place in self._places}
+        if missing and not self._vendor.finds_again:
             self.close()  # an initialisation is all that finds a board that returned
             self._places = self._list()
         return len(self._places)

@@ -127,15 +127,10 @@ def price_at(prices: Mapping[str, Sequence[Any]], zone: tzinfo | None = None) ->
     return rate
 
 
-class _Totals:
-    """Energies of one kind and their weighed sums, by index."""
-
-    def __init__(self) -> None:
-        self.weighed: dict[int, float] = {}
-
-    def add(self, energies: Mapping[int, float] | None, rate: float) -> None:
-        for i, joules in (energies or {}).items():
-            self.weighed[i] = self.weighed.get(i, 0.0) + joules / JOULES_PER_KILOWATT_HOUR * rate
+_ByIndex = dict[int, float]
+_Weighed = tuple[
+    float, _ByIndex, _ByIndex, _ByIndex | None, _ByIndex | None, _ByIndex | None, _ByIndex | None
+]
 
 
 class _RatedMonitor:
@@ -158,22 +153,28 @@ class _RatedMonitor:
         self.zeus_monitor.begin_window(key, sync_execution)
 
     @staticmethod
-    def _weigh(measurement: WindowMeasurement, length: timedelta, rate: Rate) -> list[_Totals]:
-        """The weighed energies of GPUs, CPU packages and memory."""
-        start, end = measurement.period
+    def _weighed(window: WindowMeasurement, length: timedelta, rate: Rate) -> _Weighed:
+        """The fields of a measurement, in their order."""
+        start, end = window.period
         first, last = (datetime.fromtimestamp(to_unix(edge), UTC) for edge in (start, end))
-        totals = [_Totals(), _Totals(), _Totals()]
+        sums: tuple[_ByIndex, _ByIndex, _ByIndex] = {}, {}, {}
+        gpu, cpu, dram = sums
         for began, since, until in periods(first, last, length):
             # The window's own edges are exact; those of the hours are converted.
-            piece = measurement.part(
+            piece = window.part(
                 start if since == first else to_monotonic(since.timestamp()),
                 end if until == last else to_monotonic(until.timestamp()),
             )
-            price = rate(began)
+            price = rate(began) / JOULES_PER_KILOWATT_HOUR
             energies = (piece.gpu_energy, piece.cpu_energy, piece.dram_energy)
-            for total, joules in zip(totals, energies, strict=True):
-                total.add(joules, price)
-        return totals
+            for weighed, joules in zip(sums, energies, strict=True):
+                for i, energy in (joules or {}).items():
+                    weighed[i] = weighed.get(i, 0.0) + energy * price
+        return (
+            *(window.time, window.gpu_energy, gpu),
+            *(window.cpu_energy, cpu or None),
+            *(window.dram_energy, dram or None),
+        )
 
 
 class CarbonEmissionMonitor(_RatedMonitor):
@@ -198,16 +199,7 @@ class CarbonEmissionMonitor(_RatedMonitor):
         window = self.zeus_monitor.finish_window(key, sync_execution)
         provider = self.carbon_intensity_provider
         rate = intensity_at(provider.get_recent_carbon_intensity())
-        gpu, cpu, dram = self._weigh(window, provider.update_period, rate)
-        return CarbonEmissionMeasurement(
-            time=window.time,
-            gpu_energy=window.gpu_energy,
-            gpu_carbon_emission=gpu.weighed,
-            cpu_energy=window.cpu_energy,
-            cpu_carbon_emission=cpu.weighed or None,
-            dram_energy=window.dram_energy,
-            dram_carbon_emission=dram.weighed or None,
-        )
+        return CarbonEmissionMeasurement(*self._weighed(window, provider.update_period, rate))
 
 
 class EnergyCostMonitor(_RatedMonitor):
@@ -231,13 +223,4 @@ class EnergyCostMonitor(_RatedMonitor):
         """
         window = self.zeus_monitor.finish_window(key, sync_execution)
         rate = price_at(self.electricity_price_provider.get_current_electricity_prices())
-        gpu, cpu, dram = self._weigh(window, HOUR, rate)
-        return EnergyCostMeasurement(
-            time=window.time,
-            gpu_energy=window.gpu_energy,
-            gpu_energy_cost=gpu.weighed,
-            cpu_energy=window.cpu_energy,
-            cpu_energy_cost=cpu.weighed or None,
-            dram_energy=window.dram_energy,
-            dram_energy_cost=dram.weighed or None,
-        )
+        return EnergyCostMeasurement(*self._weighed(window, HOUR, rate))

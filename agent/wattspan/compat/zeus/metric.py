@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from wattspan import otel
-from wattspan.compat.zeus.synchronization import DeviceSynchronizer
+from wattspan.compat.zeus.monitor import DeviceSynchronizer
 
 _log = logging.getLogger("wattspan")
 
@@ -44,18 +44,18 @@ class _ScrapedMetric:
         weakref.finalize(self, provider.shutdown)  # at exit at the latest
         return tracer
 
-    def _begin(self, name: str, *, wait: bool) -> None:
-        """Open a window; ValueError if it is open."""
-        if wait and self.gpu_indices:
+    def begin_window(self, name: str, sync_execution: bool = False) -> None:
+        """Begin a window. ValueError if it is open."""
+        if sync_execution and self.gpu_indices:
             self._synchronizer.wait(self.gpu_indices)
         with self._lock:
             if name in self._windows:
                 raise ValueError(f"window {name!r} is open: end it, or use another name")
             self._windows[name] = None if self._tracer is None else self._tracer.start_span(name)
 
-    def _end(self, name: str, *, wait: bool) -> None:
-        """Close a window; ValueError if it is not open."""
-        if wait and self.gpu_indices:
+    def end_window(self, name: str, sync_execution: bool = False) -> None:
+        """End a window. ValueError if it is not open."""
+        if sync_execution and self.gpu_indices:
             self._synchronizer.wait(self.gpu_indices)
         with self._lock:
             if name not in self._windows:
@@ -92,11 +92,11 @@ class EnergyHistogram(_ScrapedMetric):
 
     def begin_window(self, name: str, sync_execution: bool = True) -> None:
         """Begin a window. ValueError if it is open."""
-        self._begin(name, wait=sync_execution)
+        super().begin_window(name, sync_execution)
 
     def end_window(self, name: str, sync_execution: bool = True) -> None:
         """End a window. ValueError if it is not open."""
-        self._end(name, wait=sync_execution)
+        super().end_window(name, sync_execution)
 
 
 class EnergyCumulativeCounter(_ScrapedMetric):
@@ -122,14 +122,6 @@ class EnergyCumulativeCounter(_ScrapedMetric):
             "wattspan_span_energy_joules_total for the windows, once they have ended.",
         )
 
-    def begin_window(self, name: str, sync_execution: bool = False) -> None:
-        """Begin a window. ValueError if it is open."""
-        self._begin(name, wait=sync_execution)
-
-    def end_window(self, name: str, sync_execution: bool = False) -> None:
-        """End a window. ValueError if it is not open."""
-        self._end(name, wait=sync_execution)
-
 
 class PowerGauge(_ScrapedMetric):
     """No window of its own: the agent has the power of each device at all times.
@@ -148,11 +140,3 @@ class PowerGauge(_ScrapedMetric):
 
     def _tracer_of(self, job: str) -> Any:
         return None
-
-    def begin_window(self, name: str, sync_execution: bool = False) -> None:
-        """Begin a window. ValueError if it is open."""
-        self._begin(name, wait=sync_execution)
-
-    def end_window(self, name: str, sync_execution: bool = False) -> None:
-        """End a window. ValueError if it is not open."""
-        self._end(name, wait=sync_execution)

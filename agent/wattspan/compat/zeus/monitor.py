@@ -7,24 +7,70 @@ read, and answers once the devices have a reading after the window.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from time import time
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-from wattspan.compat.zeus.indices import DeviceIndex
+from wattspan.compat.zeus.devices import DeviceIndex
 from wattspan.compat.zeus.log_file import WindowLog
-from wattspan.compat.zeus.synchronization import DeviceSynchronizer
 from wattspan.sdk import MeasurementError, NotMeasuredError
-from wattspan.sdk.client import Device, Energy
-from wattspan.sdk.devices import DeviceReader, read_devices
-from wattspan.sdk.window import RESULT_TIMEOUT, Window
+from wattspan.sdk.client import Device, DeviceReader, Energy, read_devices
+from wattspan.sdk.window import RESULT_TIMEOUT, Window, finish_jax
 
 Framework = Literal["torch", "jax", "cupy"]
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
+
+
+class DeviceSynchronizer:
+    """Waits for queued GPU work through a framework; warns once if there is none to wait with.
+
+    A framework that the program has not loaded has queued nothing, so none is imported.
+
+    ValueError for an unknown framework.
+    """
+
+    def __init__(self, framework: str, modules: Mapping[str, Any] = sys.modules) -> None:
+        if framework not in FRAMEWORKS:
+            raise ValueError(
+                f"sync_execution_with={framework!r} is not known: "
+                f"write one of {', '.join(FRAMEWORKS)}."
+            )
+        self.framework = framework
+        self._modules = modules
+        self._warned = False
+
+    def wait(self, devices: Sequence[int]) -> None:
+        """Return when the work queued on each of ``devices`` is done."""
+        module = self._modules.get(self.framework)
+        if module is None:
+            self._warn("the program has not imported it")
+        elif self.framework == "torch":
+            if not module.cuda.is_available():
+                self._warn("it has no CUDA device")
+            elif module.cuda.is_initialized():
+                for device in devices:
+                    module.cuda.synchronize(device)
+        elif self.framework == "cupy":
+            for device in devices:
+                module.cuda.Device(device).synchronize()
+        else:
+            finish_jax(module)
+
+    def _warn(self, cause: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"Windows do not wait for GPU work through {self.framework}: {cause}. Pass "
+                "sync_execution=False, or sync_execution_with= another framework.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 @dataclass

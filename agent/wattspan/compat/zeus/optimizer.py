@@ -1,28 +1,30 @@
-"""Zeus's power-limit optimizers, which ask the agent's tuner, and its optimum selectors.
+"""Zeus's callbacks and power-limit optimizers, which ask the agent's tuner.
 
-Names and signatures are those of ``zeus.optimizer.power_limit`` 0.16. The optimizers neither
-profile nor write a power limit: they report each step, and declare the job with the budget and the
-objective of the selector. The tuner of the agent decides within the operator's settings.
+Names and signatures are those of ``zeus.callback`` and ``zeus.optimizer.power_limit`` 0.16. The
+optimizers neither profile nor write a power limit: they report each step, and declare the job with
+the budget and the objective of the selector. The tuner of the agent decides within the operator's
+settings.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from wattspan.compat.zeus.callback import Callback
-from wattspan.compat.zeus.profile import ProfileExport, read_profile
-from wattspan.compat.zeus.selectors import (
+from wattspan.compat.zeus.profile import (
     Energy,
     MaxSlowdownConstraint,
     OptimumSelector,
     PowerLimitMeasurement,
+    ProfileExport,
     Time,
     ZeusCost,
+    read_profile,
 )
+from wattspan.integrations import lazy_class
 from wattspan.integrations.huggingface import TrainerHooks
 from wattspan.training.session import (
     TrainingSession,
@@ -32,6 +34,8 @@ from wattspan.training.session import (
 )
 
 __all__ = [
+    "Callback",
+    "CallbackSet",
     "Energy",
     "GlobalPowerLimitOptimizer",
     "HFOptimizerHooks",
@@ -43,6 +47,65 @@ __all__ = [
 ]
 
 _log = logging.getLogger("wattspan")
+
+
+class Callback:
+    """The base class of callbacks; each hook does nothing."""
+
+    def on_train_begin(self) -> None:
+        """Before the first step of training."""
+
+    def on_train_end(self) -> None:
+        """After the last step of training."""
+
+    def on_epoch_begin(self) -> None:
+        """Before the first step of an epoch."""
+
+    def on_epoch_end(self) -> None:
+        """After the last step of an epoch."""
+
+    def on_step_begin(self) -> None:
+        """Before a step."""
+
+    def on_step_end(self) -> None:
+        """After a step."""
+
+    def on_evaluate(self, metric: float) -> None:
+        """After an evaluation, with its result."""
+
+    def on_instruction_begin(self, name: str) -> None:
+        """Before an instruction of a pipeline, such as ``forward``."""
+
+    def on_instruction_end(self, name: str) -> None:
+        """After an instruction of a pipeline."""
+
+
+class CallbackSet(Callback):
+    """Calls each hook on several callbacks, in their order; once on one that is given twice."""
+
+    def __init__(self, callbacks: list[Callback]) -> None:
+        once = list({id(each): each for each in callbacks}.values())
+        if len(once) < len(callbacks):
+            _log.warning(
+                "A callback is attached twice to a CallbackSet; its hooks are called once. "
+                "Remove one of them."
+            )
+            callbacks = once
+        self.callbacks = callbacks
+
+
+def _on_each(hook: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(hook)
+    def call(self: CallbackSet, *arguments: Any, **options: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook.__name__)(*arguments, **options)
+
+    return call
+
+
+for _hook in (one for name, one in vars(Callback).items() if name.startswith("on_")):
+    setattr(CallbackSet, _hook.__name__, _on_each(_hook))
+
 
 NO_BUDGET = 1.0
 """The largest slowdown budget that an operator can allow."""
@@ -254,18 +317,11 @@ if TYPE_CHECKING:
     class HFGlobalPowerLimitOptimizer(HFOptimizerHooks, WattspanCallback): ...
 
 
-@functools.cache
-def _huggingface_class() -> type[HFOptimizerHooks]:
+def _huggingface_base() -> type:
     from wattspan.integrations.huggingface import WattspanCallback
 
-    class HFGlobalPowerLimitOptimizer(HFOptimizerHooks, WattspanCallback):
-        __doc__ = HFOptimizerHooks.__doc__
-
-    HFGlobalPowerLimitOptimizer.__qualname__ = "HFGlobalPowerLimitOptimizer"
-    return HFGlobalPowerLimitOptimizer
+    base: type = WattspanCallback
+    return base
 
 
-def __getattr__(name: str) -> Any:
-    if name == "HFGlobalPowerLimitOptimizer":
-        return _huggingface_class()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_class("HFGlobalPowerLimitOptimizer", HFOptimizerHooks, _huggingface_base)

@@ -1,4 +1,7 @@
-"""Profiles: energy and time by power limit, in Zeus's JSON, from the tuner or a frontier."""
+"""Profiles of energy and time by power limit, and Zeus's selectors, which choose from them.
+
+A profile is in Zeus's JSON, from the tuner or a frontier.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,109 @@ import contextlib
 import json
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from wattspan.compat.zeus.selectors import PowerLimitMeasurement
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
 if TYPE_CHECKING:
-    from wattspan.training.session import Declaration
+    from wattspan.sdk.jobs import JobDeclaration
 
 _log = logging.getLogger("wattspan")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLimitMeasurement:
+    """The energy and time of some steps at one power limit: watts, joules, seconds."""
+
+    power_limit: int
+    energy: float
+    time: float
+
+    def __post_init__(self) -> None:
+        for name in ("power_limit", "energy", "time"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value!r} is not positive: give a measured value")
+
+
+class OptimumSelector(ABC):
+    """Selects one power limit from measurements."""
+
+    @abstractmethod
+    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
+        """The power limit in watts."""
+
+
+class Energy(OptimumSelector):
+    """The least energy, at any slowdown.
+
+    The tuner keeps the operator's slowdown budget unless ``[autotune] declared = "allow"``.
+    """
+
+    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
+        """The power limit with the least energy."""
+        return min(measurements, key=lambda one: one.energy).power_limit
+
+
+class Time(OptimumSelector):
+    """The least time."""
+
+    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
+        """The power limit with the least time."""
+        return min(measurements, key=lambda one: one.time).power_limit
+
+
+class ZeusCost(OptimumSelector):
+    """The least cost: eta · energy + (1 - eta) · maximum power · time, as in Zeus (NSDI '23)."""
+
+    def __init__(self, eta_knob: float, world_size: int = 1) -> None:
+        """ValueError for ``eta_knob`` outside of 0 to 1, or a ``world_size`` below 1."""
+        if not 0 <= eta_knob <= 1:
+            raise ValueError(f"eta_knob={eta_knob!r} is not a weight: give a number from 0 to 1")
+        if world_size < 1:
+            raise ValueError(f"world_size={world_size!r} is no number of GPUs: give 1 or more")
+        self.eta_knob = eta_knob
+        self.world_size = world_size
+
+    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
+        """The power limit with the least cost."""
+        power = max(one.power_limit for one in measurements) * self.world_size
+        eta = self.eta_knob
+        return min(
+            measurements, key=lambda one: eta * one.energy + (1 - eta) * power * one.time
+        ).power_limit
+
+
+class MaxSlowdownConstraint(OptimumSelector):
+    """The least energy within a slowdown.
+
+    Zeus selects the lowest power limit within it, which can cost more energy than a higher one.
+    """
+
+    def __init__(self, factor: float) -> None:
+        """``factor`` is the time relative to the maximum power limit. ValueError below 1."""
+        if not (isfinite(factor) and factor >= 1):
+            raise ValueError(
+                f"factor={factor!r} is no slowdown factor: give 1 or more, 1.05 is 5 % slower"
+            )
+        self.factor = factor
+
+    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
+        """The power limit with the least energy of those within the factor."""
+        fastest = max(measurements, key=lambda one: one.power_limit).time
+        within = [one for one in measurements if one.time <= self.factor * fastest]
+        return min(within, key=lambda one: one.energy).power_limit
+
+
+# ----------------------------------------------------------------------------------- profiles
 
 _MEASUREMENTS = "measurements"  # the key of Zeus's file
 _MAX_BYTES = 64 << 20
@@ -100,7 +192,7 @@ class ProfileExport:
     def __init__(self, path: Path, steps: int) -> None:
         self.path, self._steps = path, steps
 
-    def write(self, declaration: Declaration | None) -> None:
+    def write(self, declaration: JobDeclaration | None) -> None:
         """Write the file, if a setting was compared. Never raises: the training goes on."""
         if declaration is None:
             return
@@ -114,7 +206,7 @@ class ProfileExport:
             _log.warning("The profile %s is not written: %s", self.path, error)
 
 
-def _is_own(job: Mapping[str, Any], declaration: Declaration) -> bool:
+def _is_own(job: Mapping[str, Any], declaration: JobDeclaration) -> bool:
     declared = job["declared"]
     return (
         declared is not None

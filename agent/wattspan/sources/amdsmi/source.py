@@ -19,8 +19,7 @@ from typing import Any
 
 from wattspan.ports import CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.amdsmi.device import AmdSmiSettings, AmdSmiVendor
-from wattspan.sources.gpu.bound_devices import SYSFS
-from wattspan.sources.gpu.session import open_gpus
+from wattspan.sources.gpu.session import SYSFS, open_gpus
 from wattspan.util.text import printable
 
 LIBRARY = "libamd_smi.so"

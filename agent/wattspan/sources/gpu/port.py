@@ -147,6 +147,9 @@ class GpuGauges(NamedTuple):
 class GpuUsage(Protocol):
     """The use of one board by its processes. Calls raise GpuLostError or SessionLostError."""
 
+    division: object
+    """A value that changes with ``parts``."""
+
     pace: CallInterval
     """The interval of ``measure`` with ``settle``, which measures the cost of its calls by it."""
 
@@ -180,11 +183,6 @@ class GpuUsage(Protocol):
 
     def parts(self, board: Domain) -> tuple[Domain, ...]:
         """The domains of the instances of a divided board."""
-        ...
-
-    @property
-    def division(self) -> object:
-        """A value that changes with ``parts``."""
         ...
 
     def failures(self, failure: FailureOf) -> Iterable[Failure]:
@@ -254,7 +252,10 @@ class GpuDevice(ABC):
 
     @property
     def changed(self) -> bool:
-        """True if the handles are no longer those of its partitions."""
+        """True if the handles are no longer those of its partitions.
+
+        Only a library that finds boards at its initialisation alone needs to tell.
+        """
         return False
 
     @property
@@ -277,6 +278,13 @@ class GpuClockReading(NamedTuple):
 
 class GpuControls(ABC):
     """The knobs of one board. Calls raise DriverErrors."""
+
+    def __init__(self, library: DriverLibrary, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The answer of the library's function ``name`` for this board."""
+        return self._library.call(name, self._handle, *arguments)
 
     @abstractmethod
     def power_limits(self) -> PowerLimits:
@@ -364,7 +372,7 @@ class GpuVendor(ABC):
                 return board
         raise DriverError(NOT_FOUND)
 
-    def unmatched(self, models: Sequence[str], settings: Any) -> Iterable[Failure]:
+    def unmatched(self, models: Iterable[str], settings: Any) -> Iterable[Failure]:
         """Failures of settings that match none of the boards' ``models``."""
         del models, settings
         return ()

@@ -131,7 +131,8 @@ class GpuSampler:
         if looks:
             with self._gauge_pace:
                 self._gauges = device.gauges()
-            self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
+            if self._gauges.module is not None:
+                self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
         self._count(at, energy, self._gauges.draw if looks else None, into)
         into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
         if status_due:
@@ -158,17 +159,20 @@ class GpuSampler:
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
     ) -> None:
-        if not self._scope.module:
-            busy = self._gauges.busy is None or self._gauges.busy > 0
-            duty = self.device.sensor_duty(self._gauges)
-            view = SensorView(duty, busy, self._ceiling or _DEFAULT_MAX_POWER)
-            compared = self._meter.integral.compared
-            self._check.observe(at.mono, compared, view, frozen=self._meter.frozen)
-        refused = self._refused or bool(self.device.counter_fault)
-        counter = self._meter.read(at, energy, power, refused=refused, trusted=self._trusted)
-        if energy is not None:
-            self._edges.observe(at.mono, energy)
-        made = at if self._meter.derived else self._value_time(at)
+        meter, device, gauges = self._meter, self.device, self._gauges
+        compared = meter.integral.compared
+        if compared is not None and not self._scope.module:
+            busy = gauges.busy is None or gauges.busy > 0
+            view = SensorView(device.sensor_duty(gauges), busy, self._ceiling or _DEFAULT_MAX_POWER)
+            self._check.observe(at.mono, compared, view, frozen=meter.frozen)
+        refused = self._refused or bool(device.counter_fault)
+        counter = meter.read(at, energy, power, refused=refused, trusted=self._trusted)
+        made: Instant | None = at
+        if device.has_steps:
+            if energy is not None:
+                self._edges.observe(at.mono, energy)
+            if not meter.derived and self._edges.period is not None:
+                made = self._value_time(at)
         self.near_an_edge = made is None
         if counter is not None and made is not None:
             into.readings.append(Reading(self.domain.id, made, counter, self.epoch))
@@ -186,8 +190,6 @@ class GpuSampler:
 
     def _value_time(self, at: Instant) -> Instant | None:
         """The time at which the counter took the value read at ``at``; None if it is ambiguous."""
-        if self._edges.period is None:
-            return at
         moved = self._edges.moved_at(at.mono)
         return None if moved is None else at.before(at.mono - moved)
 
@@ -231,18 +233,19 @@ class GpuSampler:
             self.parts = self.device.usage.parts(self.domain)
 
     def _domain_facts(self) -> _DomainFacts:
-        usage, derived = self.device.usage, bool(self._meter.derived)
-        step = None if derived else self._edges.step
+        device, usage, edges = self.device, self.device.usage, self._edges
+        derived = bool(self._meter.derived)
+        step = None if derived else edges.step
         return _DomainFacts(
             derived,
             self._ceiling,
             usage.method,
             self._meter.step.resolution if step is None else _rounded(step),
             usage.step,
-            self._edges.period is not None,
+            edges.period is not None,
             self.asleep,
             self._scope.module,
-            self.device.partitions,
+            device.partitions,
             usage.division,
         )
 
@@ -279,38 +282,44 @@ class GpuSampler:
 
     def failures(self) -> list[Failure]:
         """Everything that is wrong with this GPU, as long as it is."""
-        device, messages = self.device, self.device.messages
-        found = device.calls.failures(
-            lambda what, code: messages.failure(
-                f"{what} of {self.domain.name}", code, self.domain.id
-            )
-        )
-        counter = messages.counter
-        without_power = self._gauges.draw is None and self._refused
-        if without_power or self._meter.unmeasured:
-            cause = f"the GPU offers neither an {counter} nor its power"
-            remedy = messages.unmeasured
-            if not self._refused:
-                cause = f"its {counter} stays at 0, and it reports no power"
-                remedy = messages.motionless
-            if device.virtual is not None:
-                cause, remedy = device.virtual
-            found.append(self._failure("energy and power", Trouble.ABSENT, cause, remedy))
-        causes = [FROZEN] if self._meter.frozen else []
-        causes += [device.counter_fault] if device.counter_fault else []
-        misreports = self._check.misreports and self._choice == "auto"
-        causes += ["its energy differs from the power of the GPU"] if misreports else []
-        found += (
-            self._failure(counter, Trouble.MALFORMED, cause, messages.untrusted) for cause in causes
-        )
-        if self._check.finding and not misreports:
+        device, meter, check = self.device, self._meter, self._check
+        found = device.calls.failures(self._call_failure)
+        if (self._gauges.draw is None and self._refused) or meter.unmeasured:
+            found.append(self._without_figures())
+        doubts: list[tuple[str, str]] = []
+        distrust = device.messages.untrusted
+        if meter.frozen:
+            doubts.append((FROZEN, distrust))
+        if fault := device.counter_fault:
+            doubts.append((fault, distrust))
+        if check.misreports and self._choice == "auto":
+            doubts.append(("its energy differs from the power of the GPU", distrust))
+        elif finding := check.finding:
             remedy = (
-                f"The {self._meter.basis or 'counter'} counts; choose by"
-                f" [sources.{messages.source}] energy, after a comparison with a meter."
+                f"The {meter.basis or 'counter'} counts; choose by"
+                f" [sources.{device.messages.source}] energy, after a comparison with a meter."
             )
-            found.append(self._failure(counter, Trouble.MALFORMED, self._check.finding, remedy))
+            doubts.append((finding, remedy))
+        counter = device.messages.counter
+        found += (self._failure(counter, Trouble.MALFORMED, *doubt) for doubt in doubts)
         found.extend(device.usage.failures(self._failure))
         return found
+
+    def _without_figures(self) -> Failure:
+        """The failure of a GPU without energy and power."""
+        messages, counter = self.device.messages, self.device.messages.counter
+        cause = f"the GPU offers neither an {counter} nor its power"
+        remedy = messages.unmeasured
+        if not self._refused:
+            cause = f"its {counter} stays at 0, and it reports no power"
+            remedy = messages.motionless
+        if self.device.virtual is not None:
+            cause, remedy = self.device.virtual
+        return self._failure("energy and power", Trouble.ABSENT, cause, remedy)
+
+    def _call_failure(self, what: str, code: int) -> Failure:
+        domain = self.domain
+        return self.device.messages.failure(f"{what} of {domain.name}", code, domain.id)
 
     def _failure(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
         thing = f"{what} of {self.domain.name}"

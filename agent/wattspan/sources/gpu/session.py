@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import Batch, CounterSource, SourceContext
 from wattspan.sources.driver_thread import DriverThreadSource
-from wattspan.sources.gpu.bound_devices import SYSFS, BoundDevices
 from wattspan.sources.gpu.calls import (
     GPU_NOT_FOUND,
     NOT_FOUND,
@@ -30,6 +30,65 @@ from wattspan.util.throttle import RetryBackoff
 FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND
 """Limit for the delay of a retry: a GPU or driver that returns is measured within ten seconds."""
+
+
+SYSFS = Path("/sys")
+LOOK_INTERVAL = 5 * SECOND
+SETTLING = 30 * SECOND
+"""A driver has a device before it can be used: it is reported again after this time."""
+
+
+class BoundDevices:
+    """The devices of ``driver`` in ``<sysfs>/bus/pci/drivers``; none if it is not loaded.
+
+    A driver's library lists its boards when it is initialised. Without a board that is missing
+    there is no reason to initialise it again, so that a board which is added or bound later would
+    stay unknown.
+    """
+
+    def __init__(self, sysfs: Path, driver: str) -> None:
+        self._directory = sysfs / "bus/pci/drivers" / driver
+        self._present: frozenset[str] | None = None
+        self._due = 0
+        self._settled: int | None = None
+
+    def appeared(self, now: int) -> bool:
+        """True at the first look after a device was added, and once more after ``SETTLING``.
+
+        ``now`` is monotonic. The first call finds the devices that are there already.
+        """
+        if now < self._due:
+            return False
+        self._due = now + LOOK_INTERVAL
+        before, self._present = self._present, self._look()
+        if before is not None and self._present - before:
+            self._settled = now + SETTLING
+            return True
+        if self._settled is not None and now >= self._settled:
+            self._settled = None
+            return True
+        return False
+
+    def suspended(self, address: str) -> bool:
+        """True if the kernel has powered the device down: a call of its driver would wake it."""
+        if not address:
+            return False
+        try:
+            status = (self._directory / address / "power/runtime_status").read_text()
+        except OSError:
+            return False
+        return status.strip() in {"suspended", "suspending"}
+
+    def all_suspended(self) -> bool:
+        """True if there are devices, and all of them are suspended."""
+        present = self._look()
+        return bool(present) and all(map(self.suspended, present))
+
+    def _look(self) -> frozenset[str]:
+        try:
+            return frozenset(entry.name for entry in self._directory.iterdir() if ":" in entry.name)
+        except OSError:
+            return frozenset()
 
 
 def _new_backoff() -> RetryBackoff:
@@ -86,7 +145,7 @@ class GpuSession:
         if found.readings:
             self._backoff.reset()
             if not self._lost:
-                models = [gpu.identity.model for gpu in self._gpus.values()]
+                models = (gpu.identity.model for gpu in self._gpus.values())
                 found.failures.extend(self.vendor.unmatched(models, self._settings))
         if self._down is not None:
             found.failures.append(self._down)
@@ -213,8 +272,10 @@ class GpuSession:
 
     @property
     def _must_initialise(self) -> bool:
-        changed = any(gpu.device.changed for gpu in self._gpus.values())
-        return not self._initialised or self._appeared or changed
+        if not self._initialised or self._appeared:
+            return True
+        lists_once = not self.vendor.finds_again
+        return lists_once and any(gpu.device.changed for gpu in self._gpus.values())
 
     def _initialise(self, found: GpuFindings) -> None:
         """Initialise the library, again if it is; GPUs that stay keep their counters."""
@@ -244,8 +305,7 @@ class GpuSession:
                 code = code_of(error)
                 if code in SESSION_ERRORS:
                     raise
-                unnamed[place.name] = LostGpu(place, code, _new_backoff())
-                unnamed[place.name].backoff.failed(self._clock.monotonic())
+                unnamed[place.name] = self._unopened(place, code)
                 continue
             if board.identity.domain_id in self._gpus:
                 gpu.rebind(board)
@@ -257,6 +317,16 @@ class GpuSession:
         self._down = None
         if not gpus and not self._lost:
             self._down = self._unavailable(*self.vendor.messages.no_gpu)
+
+    def _unopened(self, place: BoardPlace, code: int) -> LostGpu:
+        """A GPU that never answered; its attempts become fewer through initialisations."""
+        lost = self._lost.get(place.name)
+        if lost is not None:
+            lost.known, lost.code = place, code
+            return lost
+        backoff = _new_backoff()
+        backoff.failed(self._clock.monotonic())
+        return LostGpu(place, code, backoff)
 
     def _still_lost(self, unnamed: dict[str, LostGpu]) -> dict[str, LostGpu]:
         """The lost GPUs. One that is known by its id is not listed a second time by its place."""

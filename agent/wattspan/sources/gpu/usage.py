@@ -170,7 +170,7 @@ class ProcessListUsage:
     """The GpuUsage of a board whose driver lists its processes with their activity."""
 
     step = 0
-    division = ()
+    division: object = ()
 
     def __init__(
         self, device: GpuDevice, settings: GpuSettings, method: str, processes: ProcessList

@@ -14,7 +14,7 @@ all that can restore it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from wattspan.model import (
@@ -195,12 +195,15 @@ class NvmlVendor(GpuVendor):
         return NvmlDevice(self, board, settings, context)
 
     def controls(self, board: GpuBoard) -> NvmlControls:
-        return NvmlControls(self, board)
+        return NvmlControls(self.library, board.handles[0])
 
-    def unmatched(self, models: Sequence[str], settings: NvmlSettings) -> Iterable[Failure]:
+    def unmatched(self, models: Iterable[str], settings: NvmlSettings) -> Iterable[Failure]:
         """The configured static powers that are of no board."""
+        if not settings.static_powers:
+            return
+        present = [model.casefold() for model in models]
         for name in settings.static_powers:
-            if not any(name.casefold() in model.casefold() for model in models):
+            if not any(name.casefold() in model for model in present):
                 yield Failure(
                     self.messages.source,
                     f"static_watts of {quoted(name)}",
@@ -225,6 +228,7 @@ class NvmlDevice(GpuDevice):
         super().__init__(vendor, board)
         architecture = self.library.optional("nvmlDeviceGetArchitecture", self.calls.handle)
         self._usage_is_instant = usage_is_instant(architecture, self.identity.model)
+        self._windowed = WINDOWED.search(self.identity.model) is not None
         self._static_power = settings.static_power(self.identity.model)
         self._virtualisation: int | None = None  # not asked yet
         processes = GpuProcesses(self.calls, self.clock, context.directory, nested=vendor.nested)
@@ -257,8 +261,7 @@ class NvmlDevice(GpuDevice):
         return GpuGauges(average, instant, draw, busy, memory, read_module_power(self.calls))
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
-        windowed = WINDOWED.search(self.identity.model) is not None
-        return WINDOW_DUTY if windowed or gauges.average is None else 1.0
+        return WINDOW_DUTY if self._windowed or gauges.average is None else 1.0
 
     @property
     def static_power(self) -> Milliwatts | None:
@@ -403,23 +406,17 @@ def _throttle_reasons(calls: GpuCalls) -> tuple[str, ...] | None:
 class NvmlControls(GpuControls):
     """The knobs of one board."""
 
-    def __init__(self, vendor: NvmlVendor, board: GpuBoard) -> None:
-        self._library, self._handle = vendor.library, board.handles[0]
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return self._library.call(name, self._handle, *arguments)
-
     def _call_maybe(self, name: str, *arguments: Any) -> Any:
         """The same, or None if this board does not support or permit the call."""
         try:
-            return self._call(name, *arguments)
+            return self.call(name, *arguments)
         except DriverError as error:
             if error.code in FIELD_ERRORS:
                 return None
             raise
 
     def power_limits(self) -> PowerLimits:
-        requested = int(self._call("nvmlDeviceGetPowerManagementLimit"))
+        requested = int(self.call("nvmlDeviceGetPowerManagementLimit"))
         enforced = self._call_maybe("nvmlDeviceGetEnforcedPowerLimit")
         default = self._call_maybe("nvmlDeviceGetPowerManagementDefaultLimit")
         limits = self._call_maybe("nvmlDeviceGetPowerManagementLimitConstraints")
@@ -433,10 +430,10 @@ class NvmlControls(GpuControls):
         )
 
     def set_power_limit(self, milliwatts: int) -> None:
-        self._call("nvmlDeviceSetPowerManagementLimit", milliwatts)
+        self.call("nvmlDeviceSetPowerManagementLimit", milliwatts)
 
     def clock_range(self) -> tuple[int | None, int]:
-        highest = self._call("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
+        highest = self.call("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
         memory = self._call_maybe("nvmlDeviceGetSupportedMemoryClocks")
         clocks = memory and self._call_maybe("nvmlDeviceGetSupportedGraphicsClocks", max(memory))
         return (min(clocks) if clocks else None), int(highest)
@@ -446,10 +443,10 @@ class NvmlControls(GpuControls):
         return GpuClockReading(None if clock is None else int(clock))
 
     def limit_clock(self, lowest: int, highest: int) -> None:
-        self._call("nvmlDeviceSetGpuLockedClocks", lowest, highest)
+        self.call("nvmlDeviceSetGpuLockedClocks", lowest, highest)
 
     def reset_clock(self) -> None:
-        self._call("nvmlDeviceResetGpuLockedClocks")
+        self.call("nvmlDeviceResetGpuLockedClocks")
 
     def odometer(self) -> int | None:
         energy: int | None = self._call_maybe(_ENERGY_CALL)

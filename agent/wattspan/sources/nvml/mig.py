@@ -434,6 +434,7 @@ class NvmlUsage:
         self._meter: UsageMeter | None = None
         self._present: frozenset[Payer] = frozenset()
         self._mig = self._vgpu_host = False
+        self.division: object = ()
 
     def see_mode(self, *, mig: bool, vgpu_host: bool) -> None:
         """``vgpu_host``: the board is divided among virtual machines."""
@@ -448,10 +449,6 @@ class NvmlUsage:
         if self._division.method:
             return self._division.step
         return 0 if self._meter is None else max(_GRAIN, round(self._meter.step / _GRAIN) * _GRAIN)
-
-    @property
-    def division(self) -> object:
-        return [one.key for one in self._division.instances]
 
     def measure(
         self, at: Instant, busy: int | None, *, looked: bool, settle: bool
@@ -504,6 +501,7 @@ class NvmlUsage:
         usages = self._of_instances(at) if division.instances else self._records(at)
         self._processes.retry()
         division.begin(listed, at)
+        self.division = tuple(one.key for one in listed.instances)
         self.resume(at)
         self._list_processes()
         return usages

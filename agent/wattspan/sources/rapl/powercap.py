@@ -6,13 +6,15 @@ every few seconds, or at once after a descriptor became invalid. A failing zone 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Failure, Microjoules, Reading
+from wattspan.attribution.metering import energy_between
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Interval, Microjoules, Reading
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.rapl.sysfs import (
@@ -27,7 +29,6 @@ from wattspan.sources.rapl.sysfs import (
     POWERCAP_CLASS,
     VANISHED,
     WITHOUT_CPUS,
-    CounterFile,
     RaplSource,
     ZoneProblem,
     ZoneScan,
@@ -39,6 +40,95 @@ from wattspan.sources.rapl.sysfs import (
 from wattspan.sources.rapl.topology import Zone, ZoneTopology
 
 _MIRROR_ROUNDS = 3  # of samples, to detect mirrored dies
+
+
+_UNBOUNDED = 2**64
+
+
+class CounterFile:
+    """One registration of one zone.
+
+    A zone that is registered anew has another inode, and is another counter that may start
+    anywhere: ``same_registration`` detects it. A counter that cannot be opened keeps its place and
+    is retried.
+    """
+
+    def __init__(self, path: Path, zone: Zone) -> None:
+        """OSError if there is no such file."""
+        self.path = path
+        self.zone = zone
+        self.fd: int | None = None
+        self.domain_id = ""
+        self.epoch = 0
+        self.failure: Failure | None = None  # why it is closed
+        self.readable_now = False  # it could not be read before, and can now
+        self._identity = _file_identity(path)
+        self._limit = _UNBOUNDED
+
+    def assign(self, domain: Domain, epoch: int) -> None:
+        """Set the domain of this counter."""
+        self.domain_id = domain.id
+        self.epoch = epoch
+        self._limit = _UNBOUNDED if domain.modulus is None else domain.modulus
+
+    def same_registration(self) -> bool:
+        """True if the path still leads to the file that this counter was made from."""
+        try:
+            if self.fd is not None and os.fstat(self.fd).st_nlink == 0:
+                return False  # an ordinary file system may give its inode to the next one
+            return _file_identity(self.path) == self._identity
+        except OSError:
+            return False
+
+    def open(self) -> OSError | None:
+        """Open it if it is closed; the error if that cannot be."""
+        if self.fd is None:
+            try:
+                self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:
+                return error
+            self.failure = None
+            self.readable_now = True
+        return None
+
+    def close_with(self, failure: Failure) -> bool:
+        """Close it because of ``failure``, which lasts until it is opened again. Always False."""
+        self.close()
+        self.failure = failure
+        return False
+
+    def parse(self, content: bytes) -> Microjoules | None:
+        """The counter value in ``content``; None if it is not a possible value of this counter."""
+        digits = content.strip()
+        if not digits.isdigit():
+            return None
+        value = int(digits)
+        return Microjoules(value) if value < self._limit else None
+
+    def sample(self) -> int | None:
+        """The value now; None if it cannot be read."""
+        if self.fd is None:
+            return None
+        try:
+            return self.parse(os.pread(self.fd, 64, 0))
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        if self.fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
+            self.fd = None
+
+
+def _file_identity(path: Path) -> tuple[int, ...]:
+    """The file at ``path`` and, if that is a link, the file behind it as well."""
+    status = path.lstat()
+    try:
+        behind = path.stat()
+    except OSError:  # a link to nowhere, or in a circle
+        return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, behind.st_dev, behind.st_ino
 
 
 class PowercapSource(RaplSource):
@@ -341,20 +431,15 @@ def cross_check(
 
 
 def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
-    """The energy of each domain between two batches of one reader, corrected for wraps."""
+    """The energy of each domain between two batches of one reader, without gaps."""
     domains = {domain.id: domain for domain in after.domains}
     start = {reading.domain_id: reading for reading in before.readings}
-    spent: dict[str, Microjoules] = {}
-    for end in after.readings:
-        begin = start.get(end.domain_id)
-        if begin is None or begin.epoch != end.epoch:
-            continue
-        energy = end.counter - begin.counter
-        if energy < 0:
-            energy += domains[end.domain_id].modulus or 0
-        if energy >= 0:
-            spent[end.domain_id] = Microjoules(energy)
-    return spent
+    spent = (
+        energy_between(domains[end.domain_id], start[end.domain_id], end)
+        for end in after.readings
+        if end.domain_id in start
+    )
+    return {one.domain_id: one.energy for one in spent if isinstance(one, Interval)}
 
 
 plugin = SourcePlugin(settings=RaplSettings, open=open_rapl, advice=rapl_advice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -14,9 +13,7 @@ from typing import NamedTuple
 from wattspan.model import (
     MILLISECOND,
     SECOND,
-    Domain,
     Failure,
-    Microjoules,
     Milliwatts,
     Provenance,
     Trouble,
@@ -287,92 +284,3 @@ class RaplSource:
             model=self._model,
             sockets_of=self._cpus.sockets_of_packages,
         )
-
-
-_UNBOUNDED = 2**64
-
-
-class CounterFile:
-    """One registration of one zone.
-
-    A zone that is registered anew has another inode, and is another counter that may start
-    anywhere: ``same_registration`` detects it. A counter that cannot be opened keeps its place and
-    is retried.
-    """
-
-    def __init__(self, path: Path, zone: Zone) -> None:
-        """OSError if there is no such file."""
-        self.path = path
-        self.zone = zone
-        self.fd: int | None = None
-        self.domain_id = ""
-        self.epoch = 0
-        self.failure: Failure | None = None  # why it is closed
-        self.readable_now = False  # it could not be read before, and can now
-        self._identity = _file_identity(path)
-        self._limit = _UNBOUNDED
-
-    def assign(self, domain: Domain, epoch: int) -> None:
-        """Set the domain of this counter."""
-        self.domain_id = domain.id
-        self.epoch = epoch
-        self._limit = _UNBOUNDED if domain.modulus is None else domain.modulus
-
-    def same_registration(self) -> bool:
-        """True if the path still leads to the file that this counter was made from."""
-        try:
-            if self.fd is not None and os.fstat(self.fd).st_nlink == 0:
-                return False  # an ordinary file system may give its inode to the next one
-            return _file_identity(self.path) == self._identity
-        except OSError:
-            return False
-
-    def open(self) -> OSError | None:
-        """Open it if it is closed; the error if that cannot be."""
-        if self.fd is None:
-            try:
-                self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError as error:
-                return error
-            self.failure = None
-            self.readable_now = True
-        return None
-
-    def close_with(self, failure: Failure) -> bool:
-        """Close it because of ``failure``, which lasts until it is opened again. Always False."""
-        self.close()
-        self.failure = failure
-        return False
-
-    def parse(self, content: bytes) -> Microjoules | None:
-        """The counter value in ``content``; None if it is not a possible value of this counter."""
-        digits = content.strip()
-        if not digits.isdigit():
-            return None
-        value = int(digits)
-        return Microjoules(value) if value < self._limit else None
-
-    def sample(self) -> int | None:
-        """The value now; None if it cannot be read."""
-        if self.fd is None:
-            return None
-        try:
-            return self.parse(os.pread(self.fd, 64, 0))
-        except OSError:
-            return None
-
-    def close(self) -> None:
-        if self.fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(self.fd)
-            self.fd = None
-
-
-def _file_identity(path: Path) -> tuple[int, ...]:
-    """The file at ``path`` and, if that is a link, the file behind it as well."""
-    status = path.lstat()
-    try:
-        behind = path.stat()
-    except OSError:  # a link to nowhere, or in a circle
-        return status.st_dev, status.st_ino
-    return status.st_dev, status.st_ino, behind.st_dev, behind.st_ino

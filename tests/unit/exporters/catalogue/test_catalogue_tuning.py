@@ -24,9 +24,10 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
+from wattspan.util.text import MAX_JOB_NAME
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Labels
-from wattspan_exporters.catalogue.tuning import MAX_NAME_LENGTH, RELEASES, name_label
+from wattspan_exporters.catalogue.tuning import RELEASES, name_label
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 METRICS = {metric.series: metric for metric in CATALOGUE}
@@ -158,12 +159,12 @@ def test_two_knobs_of_one_job_are_two_series_of_everything() -> None:
 def test_arbitrary_job_name_becomes_a_short_printable_label(name: str) -> None:
     fit = name_label(name)
     assert fit.isprintable()
-    assert len(fit) <= MAX_NAME_LENGTH
+    assert len(fit) <= MAX_JOB_NAME
     assert fit != name
     assert name_label(name + "!") != fit
 
 
-@pytest.mark.parametrize("name", ["trainer/train_step", "日本", "", "j" * MAX_NAME_LENGTH])
+@pytest.mark.parametrize("name", ["trainer/train_step", "日本", "", "j" * MAX_JOB_NAME])
 def test_valid_job_name_is_kept_as_label(name: str) -> None:
     assert name_label(name) == name
 

@@ -12,7 +12,7 @@ from testbed.snapshots import CPU, GPU, NOON
 from wattspan.model import Exemplar, Microjoules, Snapshot, SpanAccounts, SpanRow
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument
-from wattspan_exporters.prometheus.pages import ViewWithoutExemplars
+from wattspan_exporters.prometheus.exporter import ViewWithoutExemplars
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 SHOWN = Exemplar("ab" * 16, "cd" * 8, Microjoules(1_500_000), NOON)

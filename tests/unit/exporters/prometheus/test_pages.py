@@ -14,7 +14,7 @@ from wattspan.http.sockets import Peer
 from wattspan.model import MILLISECOND, Snapshot
 from wattspan.testing import ManualClock
 from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample
-from wattspan_exporters.prometheus.pages import QUICK, MetricsPages, SelfMetrics
+from wattspan_exporters.prometheus.exporter import QUICK, MetricsPages, SelfMetrics
 
 
 @dataclass

@@ -10,16 +10,16 @@ from testbed.scrapes import CATALOGUE_SERIES, GOLDEN, full_host, parse, total, v
 from testbed.snapshots import CPU, process
 
 from wattspan.model import Instant, Microjoules, ProcessRow, Snapshot
+from wattspan.util.text import MAX_LABEL
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
     CACHE_SLACK,
-    MAX_LABEL_LENGTH,
     Instrument,
     Metric,
     Sample,
     sanitize,
 )
-from wattspan_exporters.prometheus.pages import SelfMetrics
+from wattspan_exporters.prometheus.exporter import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, escape, format_number
 
 formats = pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_ordinary_label_is_unchanged(label: str) -> None:
 def test_invalid_label_is_sanitised_and_marked(label: str) -> None:
     fit = sanitize(label)
     assert fit.encode().decode().isprintable()
-    assert len(fit) <= MAX_LABEL_LENGTH
+    assert len(fit) <= MAX_LABEL
     assert fit[-9] == "~"
 
 

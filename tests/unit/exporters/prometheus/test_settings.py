@@ -6,7 +6,7 @@ import pytest
 
 from wattspan.model.settings import Listen, SettingError, convert
 from wattspan_exporters.prometheus import PrometheusSettings
-from wattspan_exporters.prometheus.pages import accepts_gzip, choose_format
+from wattspan_exporters.prometheus.exporter import accepts_gzip, choose_format
 from wattspan_exporters.prometheus.renderer import ExpositionFormat
 
 TEXT, OPENMETRICS = ExpositionFormat.TEXT, ExpositionFormat.OPENMETRICS

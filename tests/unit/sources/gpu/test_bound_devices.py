@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wattspan.model import SECOND
-from wattspan.sources.gpu.bound_devices import LOOK_INTERVAL, SETTLING, BoundDevices
+from wattspan.sources.gpu.session import LOOK_INTERVAL, SETTLING, BoundDevices
 
 
 def bind(sysfs: Path, address: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from wattspan.testing import ManualClock
-from wattspan.util.restarting import (
+from wattspan.util.process import (
     FIRST_RESTART,
     LONGEST_RESTART,
     report_failure,

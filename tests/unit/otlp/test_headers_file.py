@@ -8,7 +8,7 @@ import pytest
 
 from wattspan.config import SpansSettings
 from wattspan.http.access_policy import AccessError
-from wattspan.otlp.headers_file import forward_headers
+from wattspan.otlp.destination import forward_headers
 
 
 def settings(path: Path, inline: str = "") -> SpansSettings:
