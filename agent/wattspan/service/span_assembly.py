@@ -214,8 +214,7 @@ class SpanAssembly:
         from wattspan.ingest.export_request import RequestedAttributes
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
-        from wattspan.tuning.tracked_requests import latency_reports
-        from wattspan.tuning.work_units import instruction_reports
+        from wattspan.tuning.job_work import instruction_reports, latency_reports
 
         tuned = self._core.config.autotune
         jobs = tuned.job if tuned.mode != "off" else ()

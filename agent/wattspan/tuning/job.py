@@ -31,9 +31,8 @@ from wattspan.tuning.decisions.values import KnobRange, WorkloadKind
 from wattspan.tuning.host_view import HostView
 from wattspan.tuning.job_context import Strategy, TuningContext
 from wattspan.tuning.job_devices import JobDevices
+from wattspan.tuning.job_work import JobWork
 from wattspan.tuning.permissions import JobOwner, JobTerms, slowdown_budget
-from wattspan.tuning.tracked_requests import InFlightRequests, JobRequests
-from wattspan.tuning.work_units import AnnouncedSpans, JobUnits, RankInstructions, ReceivedSpans
 from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:
@@ -78,49 +77,6 @@ class CumulativeSavings:
         self._closed = self.saved, self.exploration, self.units
 
 
-class JobWork:
-    """The work of one job, from the spans of its processes: what its strategy reads.
-
-    A tracked job has ``requests`` and those ``in_flight``, other jobs have ``units``; a job with
-    ``pipeline`` has ``instructions`` as well.
-    """
-
-    units: JobUnits
-    requests: JobRequests
-    instructions: RankInstructions
-
-    def __init__(self, span: str, settings: TunedJobSettings, now: int) -> None:
-        self._span = span
-        self.in_flight = InFlightRequests(now)
-        self.use(settings)
-
-    def use(self, settings: TunedJobSettings) -> None:
-        """Continue by other settings, without the work that was not read yet."""
-        self._tracked, self._has_instructions = settings.tracked, bool(settings.pipeline)
-        self.units = JobUnits(self._span, settings)
-        self.requests = JobRequests(self._span, settings)
-        self.instructions = RankInstructions()
-
-    def __bool__(self) -> bool:
-        return bool(self.units or self.requests)
-
-    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
-        """Add the work among the spans of one of the job's processes."""
-        if self._tracked:
-            self.in_flight.watch(received.consumer, now)
-            for span in self.requests.add(received, now):
-                self.in_flight.received(received.consumer, span)
-            return
-        self.units.add(received, rank, now)
-        if self._has_instructions:
-            self.instructions.add(received, rank, now)
-
-    def discard(self) -> None:
-        self.units.drain()
-        self.requests.drain()
-        self.instructions.drain()
-
-
 class TuningJob:
     """Belongs to the tuner's thread.
 
@@ -149,7 +105,6 @@ class TuningJob:
         self.kind, self.context, self.terms, self.turns = kind, context, terms, turns
         self._leader: TuningJob | None = None  # whose search sets the devices that this job shares
         self.tenants: tuple[TuningJob, ...] = ()  # whose evidence counts in this job's search
-        self.ranks: dict[Consumer, int] = {}
         self.settings = terms.job or TunedJobSettings(service=service, span=span)
         self.work = JobWork(span, self.settings, now.mono)
         self.devices = JobDevices(owner, context, now.mono)
@@ -163,7 +118,6 @@ class TuningJob:
         self.savings.close()
         self.report = TuningFigures()
         self._since = now
-        self._last_alive = now.mono
         self.ended = False
         self.decision = Decision(
             Move.DECLINE,
@@ -202,27 +156,17 @@ class TuningJob:
 
     # ------------------------------------------------------------------------------- units
 
-    def add_spans(self, received: ReceivedSpans, now: int) -> None:
-        """Add the work among the spans of one of the job's processes."""
-        rank = self.ranks.setdefault(received.consumer, 1 + max(self.ranks.values(), default=-1))
-        self.work.add(received, rank, now)
-        if self.work:
-            self._last_alive = now
-
-    def add_announced(self, announced: AnnouncedSpans, now: int) -> None:
-        """Count announced starts and ends of spans, which only a tracked job needs."""
-        self.work.in_flight.add(announced.consumer, announced.records, now)
+    @property
+    def ranks(self) -> dict[Consumer, int]:
+        """The numbers of the living processes that send the job's spans."""
+        return self.work.ranks
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
-        """Remove the ranks of ended processes; the others keep their numbers."""
-        living = [one for one in self.ranks if directory.identify(one.pid) == one]
-        self.ranks = {one: self.ranks[one] for one in living}
-        if living:
-            self._last_alive = now
-        if not self.ended and now - self._last_alive > PROCESS_GONE_AFTER:
+        """Remove ended processes, and end after the last one."""
+        self.work.update_living(directory, now)
+        if not self.ended and now - self.work.latest > PROCESS_GONE_AFTER:
             self.ended = True
             self.strategy.store(None)
-        self.work.in_flight.keep(self.ranks)
 
     # ----------------------------------------------------------------------------- tenants
 

@@ -159,7 +159,7 @@ class Tuner:
             owner = self._context.owner_of(announced.consumer)
             for job in self._jobs.values():
                 if job.owner == owner:
-                    job.add_announced(announced, now.mono)
+                    job.work.in_flight.add(announced.consumer, announced.records, now.mono)
         for received in received_spans:
             try:
                 self._add_spans(received, now)
@@ -225,7 +225,7 @@ class Tuner:
             self._add_job(received.service, span, kind, owner, now)
         for job in self._jobs.values():
             if (job.service, job.owner) == (received.service, owner) and not job.ended:
-                job.add_spans(received, now.mono)
+                job.work.add(received, now.mono)
 
     def _add_job(
         self, service: str, span: str, kind: WorkloadKind, owner: JobOwner, now: Instant

@@ -1,4 +1,4 @@
-"""Units of work and instructions in received spans: their queue, and the detection of their span.
+"""Received spans for the tuner: their queue, and the search for the spans that are units of work.
 
 The joiner's thread appends received spans to the queue; the tuner's thread does everything else.
 """
@@ -11,19 +11,12 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.config import TunedJobSettings
-from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY
-from wattspan.ingest.export_request import InstructionReport
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
-from wattspan.tuning.decisions.values import WorkloadKind, WorkUnit
-from wattspan.tuning.pipeline.assembly import RankInstruction
-from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
+from wattspan.tuning.decisions.values import WorkloadKind
 
 T = TypeVar("T")
-
-_MAX_COMPUTE_SPANS = 4096
-"""Compute spans of ranks that wait for their unit of work."""
 
 _MAX_RECENT_UNITS = 2048
 """Units that are recognised when a sender repeats them: several batches."""
@@ -33,15 +26,6 @@ _MAX_FUTURE = SECOND
 
 MAX_WAITING_SPANS = 200_000
 """Spans in the queue; the oldest are dropped. The tuner has not run for minutes then."""
-
-_WORK_COUNT_UNITS = 200
-"""Units over which invalid work counts are counted."""
-
-_MAX_INVALID_COUNTS = 20
-"""Invalid counts among these that are no coincidence."""
-
-_MAX_WORK = 1e15
-"""Work of one unit that no job does; larger counts are invalid."""
 
 TOKENS = "tokens"
 """The work that is counted by the tokens of a span instead of an attribute of this name."""
@@ -149,121 +133,6 @@ class RepeatedSpans:
 def has_ended(span: Span, now: int) -> bool:
     """True if the times of a span are possible."""
     return span.start < span.end <= now + _MAX_FUTURE
-
-
-class JobUnits:
-    """The units of work of one job, from the spans of its processes."""
-
-    def __init__(self, span: str, settings: TunedJobSettings) -> None:
-        self._span, self._settings = span, settings
-        self._units: list[WorkUnit] = []
-        # by process and id of the unit's span
-        self._compute_times: OrderedDict[tuple[Consumer, bytes], int] = OrderedDict()
-        self._repeated = RepeatedSpans()
-        self._invalid: deque[bool] = deque(maxlen=_WORK_COUNT_UNITS)
-
-    def __len__(self) -> int:
-        return len(self._units)
-
-    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
-        """Add the units of one rank.
-
-        Units that end in the future, or were received before, are ignored.
-        """
-        compute_name = self._settings.compute
-        if compute_name:  # first: in a batch, units may precede their parts
-            for span in received.spans:
-                if span.name == compute_name:
-                    self._add_compute_time(received.consumer, span)
-        for span in received.spans:
-            if span.name != self._span or not has_ended(span, now):
-                continue
-            if self._repeated.add(received.consumer, span):
-                continue
-            work = self._work(span)
-            if work is not None:
-                key = received.consumer, span.id
-                compute = self._compute_times.pop(key, None) if compute_name else None
-                self._units.append(WorkUnit(span.start, span.end, work, rank, compute))
-
-    def drain(self) -> list[WorkUnit]:
-        """Remove and return the units in the order of their ends."""
-        units, self._units = self._units, []
-        return sorted(units, key=lambda unit: unit.end)
-
-    @property
-    def invalid(self) -> bool:
-        """True if so many units have no valid work count that their durations mean nothing."""
-        return sum(self._invalid) >= min(_MAX_INVALID_COUNTS, max(5, len(self._invalid) // 10))
-
-    def _add_compute_time(self, consumer: Consumer, span: Span) -> None:
-        times, key = self._compute_times, (consumer, span.parent)
-        times[key] = times.pop(key, 0) + span.end - span.start
-        if len(times) > _MAX_COMPUTE_SPANS:
-            times.popitem(last=False)
-
-    def _work(self, span: Span) -> int | None:
-        """The work of one unit, at least 1; None if its span has no valid count.
-
-        Attributes are counted in millionths: they may be fractions, and only ratios matter.
-        """
-        attribute = self._settings.work
-        if not attribute:
-            return 1
-        # Generating tokens takes much longer than reading them; without any, those read count.
-        work = (span.tokens_out or span.tokens_in) if attribute == TOKENS else span.work
-        # In this order: every comparison with NaN is false.
-        valid = work is not None and 0 < work < _MAX_WORK
-        millionths = round(work * 1_000_000) if work is not None and valid else 0
-        self._invalid.append(not millionths)
-        return millionths or None
-
-
-_MAX_WAITING_INSTRUCTIONS = 1 << 17
-"""Instructions between two steps of the tuner; the oldest are dropped."""
-
-
-class RankInstructions:
-    """The instructions of one job, from the spans of its processes.
-
-    ``replicas`` names the pipeline of each rank that has reported an instruction.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[RankInstruction] = deque(maxlen=_MAX_WAITING_INSTRUCTIONS)
-        self._repeated: dict[Consumer, RepeatedSpans] = {}
-        self.replicas: dict[int, str] = {}
-
-    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
-        """Add the instructions of one rank; those received before are ignored."""
-        if not any(received.spans.instruction):
-            return
-        repeated = self._repeated.setdefault(received.consumer, RepeatedSpans())
-        for span, one in zip(received.spans, received.spans.instruction, strict=True):
-            if one is None or not has_ended(span, now) or repeated.add(received.consumer, span):
-                continue
-            instruction = PipelineInstruction(one.stage, InstructionKind(one.kind), one.microbatch)
-            self.replicas[rank] = one.replica
-            self._waiting.append(RankInstruction(rank, instruction, span.start, span.end))
-
-    def drain(self) -> tuple[RankInstruction, ...]:
-        """Remove and return the instructions that have arrived since the last call."""
-        found = tuple(self._waiting)
-        self._waiting.clear()
-        return found
-
-
-def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionReport, ...]:
-    """The attributes by which the spans of pipelines report instructions."""
-    return tuple(
-        InstructionReport(
-            job.service,
-            replica=job.pipeline.get(REPLICA_KEY, ""),
-            **{key: job.pipeline[key] for key in PIPELINE_KEYS},
-        )
-        for job in jobs
-        if job.pipeline
-    )
 
 
 def matching_job(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from wattspan.config import TunedJobSettings
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns
-from wattspan.tuning.work_units import JobUnits, ReceivedSpans
+from wattspan.tuning.job_work import JobUnits
+from wattspan.tuning.work_units import ReceivedSpans
 
 TRACE, STEP, FORWARD = b"t" * 16, b"s" * 8, b"f" * 8
 FIRST, SECOND_RANK = Consumer(7, 1), Consumer(8, 1)

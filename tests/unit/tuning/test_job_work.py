@@ -19,7 +19,7 @@ from wattspan.spans.values import (
     SpanStart,
 )
 from wattspan.tuning.decisions.load_cells import RequestTimes
-from wattspan.tuning.tracked_requests import (
+from wattspan.tuning.job_work import (
     MAX_AGE,
     MAX_OPEN,
     InFlightRequests,

@@ -1,9 +1,9 @@
-"""Requests of a server whose load is tracked: latencies of ended ones, and the number in flight.
+"""The work of one job in received spans: units, instructions, and requests of a tracked server.
 
-The load must be known at once, so it is counted from the starts and ends that the server's
-processes announce. An announcement names no span: a *root* here is an announced span without a
-parent in its own process, and stands for one request. Latencies and tokens are those of ended
-spans, which an exporter sends seconds later.
+**Tracked requests.** The load must be known at once, so it is counted from the starts and ends that
+the server's processes announce. An announcement names no span: a *root* here is an announced span
+without a parent in its own process, and stands for one request. Latencies and tokens are those of
+ended spans, which an exporter sends seconds later.
 """
 
 from __future__ import annotations
@@ -12,12 +12,29 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 
 from wattspan.config import LatencySource, TunedJobSettings
-from wattspan.ingest.export_request import LatencyReport
+from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY
+from wattspan.ingest.export_request import InstructionReport, LatencyReport
 from wattspan.model import MILLISECOND, SECOND, Consumer
+from wattspan.ports import ProcessDirectory
 from wattspan.spans.values import Span, SpanEnd, SpanStart
 from wattspan.tuning.decisions.load import LoadSample
 from wattspan.tuning.decisions.load_cells import RequestTimes
-from wattspan.tuning.work_units import ReceivedSpans, RepeatedSpans, has_ended
+from wattspan.tuning.decisions.values import WorkUnit
+from wattspan.tuning.pipeline.assembly import RankInstruction
+from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
+from wattspan.tuning.work_units import TOKENS, ReceivedSpans, RepeatedSpans, has_ended
+
+_MAX_COMPUTE_SPANS = 4096
+"""Compute spans of ranks that wait for their unit of work."""
+
+_WORK_COUNT_UNITS = 200
+"""Units over which invalid work counts are counted."""
+
+_MAX_INVALID_COUNTS = 20
+"""Invalid counts among these that are no coincidence."""
+
+_MAX_WORK = 1e15
+"""Work of one unit that no job does; larger counts are invalid."""
 
 MAX_OPEN = 65_536
 """Requests in flight that are counted; the oldest are dropped."""
@@ -233,3 +250,175 @@ class JobRequests:
         children[key] = min(end, span.end), lasting + span.end - span.start
         if len(children) > _MAX_CHILDREN:
             children.popitem(last=False)
+
+
+# --------------------------------------------------------------------- units and instructions
+
+
+class JobUnits:
+    """The units of work of one job, from the spans of its processes."""
+
+    def __init__(self, span: str, settings: TunedJobSettings) -> None:
+        self._span, self._settings = span, settings
+        self._units: list[WorkUnit] = []
+        # by process and id of the unit's span
+        self._compute_times: OrderedDict[tuple[Consumer, bytes], int] = OrderedDict()
+        self._repeated = RepeatedSpans()
+        self._invalid: deque[bool] = deque(maxlen=_WORK_COUNT_UNITS)
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
+        """Add the units of one rank.
+
+        Units that end in the future, or were received before, are ignored.
+        """
+        compute_name = self._settings.compute
+        if compute_name:  # first: in a batch, units may precede their parts
+            for span in received.spans:
+                if span.name == compute_name:
+                    self._add_compute_time(received.consumer, span)
+        for span in received.spans:
+            if span.name != self._span or not has_ended(span, now):
+                continue
+            if self._repeated.add(received.consumer, span):
+                continue
+            work = self._work(span)
+            if work is not None:
+                key = received.consumer, span.id
+                compute = self._compute_times.pop(key, None) if compute_name else None
+                self._units.append(WorkUnit(span.start, span.end, work, rank, compute))
+
+    def drain(self) -> list[WorkUnit]:
+        """Remove and return the units in the order of their ends."""
+        units, self._units = self._units, []
+        return sorted(units, key=lambda unit: unit.end)
+
+    @property
+    def invalid(self) -> bool:
+        """True if so many units have no valid work count that their durations mean nothing."""
+        return sum(self._invalid) >= min(_MAX_INVALID_COUNTS, max(5, len(self._invalid) // 10))
+
+    def _add_compute_time(self, consumer: Consumer, span: Span) -> None:
+        times, key = self._compute_times, (consumer, span.parent)
+        times[key] = times.pop(key, 0) + span.end - span.start
+        if len(times) > _MAX_COMPUTE_SPANS:
+            times.popitem(last=False)
+
+    def _work(self, span: Span) -> int | None:
+        """The work of one unit, at least 1; None if its span has no valid count.
+
+        Attributes are counted in millionths: they may be fractions, and only ratios matter.
+        """
+        attribute = self._settings.work
+        if not attribute:
+            return 1
+        # Generating tokens takes much longer than reading them; without any, those read count.
+        work = (span.tokens_out or span.tokens_in) if attribute == TOKENS else span.work
+        # In this order: every comparison with NaN is false.
+        valid = work is not None and 0 < work < _MAX_WORK
+        millionths = round(work * 1_000_000) if work is not None and valid else 0
+        self._invalid.append(not millionths)
+        return millionths or None
+
+
+_MAX_WAITING_INSTRUCTIONS = 1 << 17
+"""Instructions between two steps of the tuner; the oldest are dropped."""
+
+
+class RankInstructions:
+    """The instructions of one job, from the spans of its processes.
+
+    ``replicas`` names the pipeline of each rank that has reported an instruction.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[RankInstruction] = deque(maxlen=_MAX_WAITING_INSTRUCTIONS)
+        self._repeated: dict[Consumer, RepeatedSpans] = {}
+        self.replicas: dict[int, str] = {}
+
+    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
+        """Add the instructions of one rank; those received before are ignored."""
+        if not any(received.spans.instruction):
+            return
+        repeated = self._repeated.setdefault(received.consumer, RepeatedSpans())
+        for span, one in zip(received.spans, received.spans.instruction, strict=True):
+            if one is None or not has_ended(span, now) or repeated.add(received.consumer, span):
+                continue
+            instruction = PipelineInstruction(one.stage, InstructionKind(one.kind), one.microbatch)
+            self.replicas[rank] = one.replica
+            self._waiting.append(RankInstruction(rank, instruction, span.start, span.end))
+
+    def drain(self) -> tuple[RankInstruction, ...]:
+        """Remove and return the instructions that have arrived since the last call."""
+        found = tuple(self._waiting)
+        self._waiting.clear()
+        return found
+
+
+def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionReport, ...]:
+    """The attributes by which the spans of pipelines report instructions."""
+    return tuple(
+        InstructionReport(
+            job.service,
+            replica=job.pipeline.get(REPLICA_KEY, ""),
+            **{key: job.pipeline[key] for key in PIPELINE_KEYS},
+        )
+        for job in jobs
+        if job.pipeline
+    )
+
+
+class JobWork:
+    """The work of one job, from the spans of its processes: what its strategy reads.
+
+    A tracked job has ``requests`` and those ``in_flight``, other jobs have ``units``; a job with
+    ``pipeline`` has ``instructions`` as well. ``ranks`` numbers the living processes, ``latest`` is
+    the last time at which one lived or had work.
+    """
+
+    units: JobUnits
+    requests: JobRequests
+    instructions: RankInstructions
+
+    def __init__(self, span: str, settings: TunedJobSettings, now: int) -> None:
+        self._span = span
+        self.in_flight = InFlightRequests(now)
+        self.ranks: dict[Consumer, int] = {}
+        self.latest = now
+        self.use(settings)
+
+    def use(self, settings: TunedJobSettings) -> None:
+        """Continue by other settings, without the work that was not read yet."""
+        self._tracked, self._has_instructions = settings.tracked, bool(settings.pipeline)
+        self.units = JobUnits(self._span, settings)
+        self.requests = JobRequests(self._span, settings)
+        self.instructions = RankInstructions()
+
+    def add(self, received: ReceivedSpans, now: int) -> None:
+        """Add the work among the spans of one of the job's processes."""
+        rank = self.ranks.setdefault(received.consumer, 1 + max(self.ranks.values(), default=-1))
+        if self._tracked:
+            self.in_flight.watch(received.consumer, now)
+            for span in self.requests.add(received, now):
+                self.in_flight.received(received.consumer, span)
+        else:
+            self.units.add(received, rank, now)
+        if self._has_instructions:
+            self.instructions.add(received, rank, now)
+        if self.units or self.requests:
+            self.latest = now
+
+    def update_living(self, directory: ProcessDirectory, now: int) -> None:
+        """Remove the ranks of ended processes; the others keep their numbers."""
+        living = [one for one in self.ranks if directory.identify(one.pid) == one]
+        self.ranks = {one: self.ranks[one] for one in living}
+        if living:
+            self.latest = now
+        self.in_flight.keep(living)
+
+    def discard(self) -> None:
+        self.units.drain()
+        self.requests.drain()
+        self.instructions.drain()
