@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -118,6 +119,15 @@ def test_user_without_a_journal_is_refused() -> None:
         require_right(of("/var/lib/wattspan"), "restore")
 
 
-@pytest.mark.usefixtures("nobody")
-def test_user_with_an_own_state_directory_may_restore(tmp_path_factory: object) -> None:
-    require_right(of("/tmp/state-of-nobody"), "restore")
+@pytest.fixture
+def directory_of_nobody() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, -1)
+        yield folder
+
+
+def test_user_with_an_own_state_directory_may_restore(
+    directory_of_nobody: str, nobody: None
+) -> None:
+    require_right(of(f"{directory_of_nobody}/state"), "restore")
