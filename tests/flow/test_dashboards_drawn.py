@@ -67,9 +67,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
             eventually(lambda: shown(prometheus, series) >= scrapes, f"{series} is there", 180)  # noqa: B023
         end = time.time()
         window = Window(end - SPAN, end, SCRAPE)
-        return {
-            name: answered(only_one(name), prometheus.get, window) for name in BOARDS
-        }
+        return {name: answered(only_one(name), prometheus.get, window) for name in BOARDS}
 
 
 def only_one(name: str) -> dict[str, Any]:
