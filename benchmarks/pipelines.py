@@ -25,6 +25,7 @@ from testbed.measured_pipeline import (
     model_of,
     small_case,
 )
+from testbed.pipelines import uniform_plan
 
 from wattspan.tuning.pipeline.costs import PipelineProfile
 from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
@@ -70,7 +71,7 @@ def print_plans(profile: PipelineProfile) -> None:
         limit = fastest.seconds * (1 + slowdown)
         wait = limit if slowdown == 0.2 else 0.0
         search = RankClocks(model, wait)
-        same, own = search.uniform(limit), search.best(limit)
+        same, own = uniform_plan(search, model, limit), search.best(limit)
         each = instruction_plan(model, frontier.at(target_iteration(frontier, limit, wait)), wait)
         point = frontier.at(limit)
         optimum = linear_program(model, limit)

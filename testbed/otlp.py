@@ -115,7 +115,7 @@ class Receiver:
 
     def take(self, body: bytes, peer: Peer, *, json: bool = False) -> RejectedSpans:
         """Decode and deliver a request, whatever its size, in this thread."""
-        return self.traces.deliver(self.traces.decoder.decode(body, json=json), len(body), peer)
+        return self.traces.deliver(self.traces.decoder().decode(body, json=json), len(body), peer)
 
     def ask(
         self,

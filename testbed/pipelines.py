@@ -19,6 +19,7 @@ from wattspan.tuning.pipeline.dag import (
 )
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
+from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePolicy, PipelineState, begin_session
@@ -74,6 +75,12 @@ def model(
 ) -> PipelineModel:
     dag = scheduled(schedule, len(bases), microbatches)
     return PipelineModel(dag, profile(bases), WATTS)
+
+
+def uniform_plan(search: RankClocks, model: PipelineModel, limit: float) -> ClockPlan:
+    """The best plan with one clock for all ranks within ``limit`` seconds."""
+    plans = [search.evaluated([mhz] * model.dag.rank_count) for mhz in model.clocks]
+    return min((one for one in plans if one.seconds <= limit), key=lambda one: one.joules)
 
 
 class RunningPipeline:

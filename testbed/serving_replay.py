@@ -22,6 +22,7 @@ from wattspan.tuning.decisions.load_tracking import (
     begin_tracking,
     track,
 )
+from wattspan.tuning.decisions.values import EnergyPoint
 
 TRACE = Path(__file__).parent / "data" / "azure_llm_conv.csv.gz"
 SIZE = 0.7
@@ -167,7 +168,7 @@ def tracking(*, every_bin: bool = False) -> Control:
 
     def control(sample: LoadSample, requests: Sequence[RequestTimes], energy: float) -> int:
         nonlocal state
-        meter = ((sample.end, energy * 1e6),)
+        meter = (EnergyPoint(sample.end, round(energy * 1e6)),)
         state = track(state, LoadObservation(sample.end, sample, requests, meter))
         return state.setting
 

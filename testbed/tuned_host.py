@@ -47,10 +47,10 @@ from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPolicy
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
+from wattspan.tuning.host_turns import JobRecords
 from wattspan.tuning.host_view import DeviceUsers, HostView
-from wattspan.tuning.job import JobRecords
-from wattspan.tuning.job_owners import JobOwner, job_owner
-from wattspan.tuning.permissions import GpuPermissions
+from wattspan.tuning.job_context import TuningContext
+from wattspan.tuning.permissions import GpuPermissions, JobOwner, ProcessOwners, job_owner
 from wattspan.tuning.pipeline.plan import ClockPlan
 from wattspan.tuning.pipeline.session_state import PlanTask
 from wattspan.tuning.tuner import Tuner
@@ -374,21 +374,21 @@ class Host:
             self.clock,
             self._settings,
             self.tap,
-            energies=self,
-            devices=self,
-            device_users=self.device_users,
-            snapshot=self.view,
+            TuningContext(
+                certified=self.memory,
+                owner_of=ProcessOwners(self),
+                accounts=self.accounts,
+                evidence=self.evidence,
+                plans=self.plans,
+                records=self._job_records,
+                command=lambda consumer: "python train.py",
+                seed=self.seed,
+            ),
+            host=self.host_view,
             directory=self,
             caps=self.capper if self._caps is None else self._caps(self.clock),
             decisions=self.book,
-            certified=self.memory,
-            accounts=self.accounts,
-            evidence=self.evidence,
-            plans=self.plans,
-            records=self._job_records,
             declared=self.declared.tuned,
-            command=lambda consumer: "python train.py",
-            seed=self.seed,
             log=self.logged.append,
         )
 

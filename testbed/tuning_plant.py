@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from wattspan.model import SECOND, Decision, DecisionReason
 from wattspan.tuning.decisions.search import TunerState
@@ -184,3 +185,12 @@ class SharedRun:
     def states(self) -> tuple[TunerState, ...]:
         assert self.state is not None
         return everyone(self.state)
+
+
+def with_fields(state: TunerState, **changes: Any) -> TunerState:
+    """The state with other values of these fields, of its own or of its parts."""
+    for part in ("search", "evidence"):
+        present = getattr(state, part)
+        own = {name: changes.pop(name) for name in present._fields if name in changes}
+        state = state._replace(**{part: present._replace(**own)})
+    return state._replace(**changes)

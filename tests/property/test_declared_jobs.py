@@ -18,7 +18,7 @@ from wattspan.tuning.declared_jobs import (
     DeclaredJobs,
     ProcessDeclaration,
 )
-from wattspan.tuning.job_owners import JobOwner
+from wattspan.tuning.permissions import JobOwner
 
 NAMES = ("a", "b", "c")
 names = st.sampled_from(NAMES)

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from testbed.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run, SharedRun
+from testbed.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run, SharedRun, with_fields
 
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.budget import allowance
@@ -90,10 +90,10 @@ def test_exploration_cost_stays_within_its_budget(plant: Plant) -> None:
     run = Run(plant)
     for _ in range(60):
         run.on(10)
-        told = report(run.state)
-        if told.lost is not None and told.allowance is not None:
+        figures = report(run.state)
+        if figures.lost is not None and figures.allowance is not None:
             # One probe may turn out dearer than anything that was known of the curve.
-            assert told.lost <= told.allowance + 30 * SECOND
+            assert figures.lost <= figures.allowance + 30 * SECOND
 
 
 @RUNS
@@ -129,13 +129,13 @@ def test_tuner_survives_invalid_observations(steps: list[tuple[object, ...]]) ->
     for passed, units, spent, level, obeyed, turn in steps:
         now += passed  # type: ignore[operator]
         energy += spent  # type: ignore[operator]
-        told = [
+        arrived = [
             WorkUnit(now + offset - lasts, now + offset, 1)
             for offset, lasts in units  # type: ignore[attr-defined]
         ]
         seen = Observation(
             now=now,
-            units=tuple(sorted(told, key=lambda unit: unit.end)),
+            units=tuple(sorted(arrived, key=lambda unit: unit.end)),
             energy=(EnergyPoint(now, energy),),
             in_force={} if obeyed else {GPU: level},  # type: ignore[dict-item]
             since=now,
@@ -212,17 +212,17 @@ def test_budget_holds_with_the_costliest_probe() -> None:
     run = Run(plant)
     run.on(1_500)
     assert run.state is not None
-    assert run.state.phase is TunerPhase.REST
-    told = report(run.state)
-    assert told.lost is not None
-    assert told.lost <= allowance(0.05, run.state.account.elapsed)
+    assert run.state.search.phase is TunerPhase.REST
+    figures = report(run.state)
+    assert figures.lost is not None
+    assert figures.lost <= allowance(0.05, run.state.account.elapsed)
 
 
 @given(st.floats(0.5, 0.999), st.integers(0, 200))
 def test_searches_in_a_row_share_the_declared_error(confidence: float, last: int) -> None:
     """All candidates of all searches together: the union bound."""
     state = begin(replace(QUICK, confidence=confidence), (KnobRange(GPU, TOP, FLOOR),), now=0)
-    spent = [MAX_CANDIDATES * state._replace(retries=retries).error for retries in range(last + 1)]
+    spent = [MAX_CANDIDATES * with_fields(state, retries=one).error for one in range(last + 1)]
     assert math.fsum(spent) <= (1 - confidence) * (1 + 1e-9)
 
 
@@ -252,7 +252,7 @@ def test_blocks_end_by_the_clock_only_while_the_setting_is_in_force(
     ends = plan_ends(run.state)
     if ends is not None:
         samples = run.state.samples
-        assert samples.level == run.state.plan.level
+        assert samples.level == run.state.search.plan.level
         assert ends >= samples.periods[-1].since + run.state.policy.settle_time
 
 
@@ -274,7 +274,7 @@ def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun
     for _ in range(700):
         decision = run.on(1)
         assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
-        level = run.states[0].certified
+        level = run.states[0].search.certified
         if level is not None and level != certified:
             for state in run.states:
                 time = state.estimates.at(level).time
@@ -282,7 +282,7 @@ def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun
                 assert time.upper(state.error) <= state.budget
         certified = level
         for state in run.states:
-            told = report(state)
-            if told.lost is not None and told.allowance is not None:
+            figures = report(state)
+            if figures.lost is not None and figures.allowance is not None:
                 # One probe may turn out dearer than anything that was known of the curve.
-                assert told.lost <= told.allowance + 30 * SECOND
+                assert figures.lost <= figures.allowance + 30 * SECOND

@@ -76,13 +76,13 @@ def test_more_requests_without_a_miss_tighten_the_bound(
     ).at_most(error)
 
 
-@given(allowed=st.floats(0, 1), told=st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1))))
-def test_alarm_accepts_any_input(allowed: float, told: list[tuple[int, float]]) -> None:
+@given(allowed=st.floats(0, 1), batches=st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1))))
+def test_alarm_accepts_any_input(allowed: float, batches: list[tuple[int, float]]) -> None:
     alarm = MissAlarm(allowed)
-    for requests, part in told:
+    for requests, part in batches:
         alarm = alarm.add(requests, round(requests * part))
     assert alarm.alarmed in (True, False)
-    if not any(round(requests * part) for requests, part in told):
+    if not any(round(requests * part) for requests, part in batches):
         assert not alarm.alarmed
 
 
@@ -133,13 +133,13 @@ def test_ratio_needs_equal_load_or_a_growing_queue(one: Block, other: Block) -> 
     assert alike or (other.rate < one.rate and other.concurrency > one.concurrency)
 
 
-@given(told=st.lists(st.tuples(blocks, st.booleans()), max_size=40))
-def test_blocks_are_paired_skipped_or_waiting(told: list[tuple[Block, bool]]) -> None:
+@given(served=st.lists(st.tuples(blocks, st.booleans()), max_size=40))
+def test_blocks_are_paired_skipped_or_waiting(served: list[tuple[Block, bool]]) -> None:
     serving = ServingComparison()
-    for block, capped in sorted(told):
+    for block, capped in sorted(served):
         serving = serving.add(block, capped)
     waiting = len(serving._waiting)
-    assert 2 * serving.ratios.pairs + waiting <= len(told)
+    assert 2 * serving.ratios.pairs + waiting <= len(served)
     policy = TunerPolicy(latency=5 * S)
     assert not (serving.passes(policy) and serving.fails(policy))
     if serving.passes(policy):

@@ -49,10 +49,10 @@ def test_decision_round_trips_through_json(one: RecordedDecision) -> None:
 
 @given(decided)
 def test_event_holds_the_decision(one: RecordedDecision) -> None:
-    told = decision_record(one)
-    devices = told.attributes["wattspan.autotune.devices"]
+    event = decision_record(one)
+    devices = event.attributes["wattspan.autotune.devices"]
     assert devices == sorted(one.decision.caps)
-    assert told.attributes["wattspan.autotune.reason"] == one.decision.reason
+    assert event.attributes["wattspan.autotune.reason"] == one.decision.reason
 
 
 @settings(max_examples=40, deadline=None)

@@ -29,7 +29,7 @@ from wattspan.tuning.declared_jobs import (
     DeclaredJobs,
     ProcessDeclaration,
 )
-from wattspan.tuning.job_owners import JobOwner, slurm_job
+from wattspan.tuning.permissions import JobOwner, slurm_job
 from wattspan.util.text import MAX_JOB_NAME
 
 JOBS_PATH = "/v1/jobs"

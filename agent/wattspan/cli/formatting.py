@@ -6,7 +6,7 @@ Tables are made with rich: aligned columns of plain text, never cut or coloured.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -162,26 +162,19 @@ def table_lines(
 
     Columns that are flush left are cut to ``max_width``.
     """
-    columns = list(columns)
-    heads = ([one.title for one in columns], [one.note for one in columns])
-    cells = [[str(one.cell(row)) for one in columns] for row in rows]
-    left = [place for place, one in enumerate(columns) if one.left]
-    return grid_lines([*filter(any, heads), *cells], left=left, max_width=max_width)
-
-
-def grid_lines(
-    rows: Iterable[Sequence[str]], *, left: Collection[int] = (0,), max_width: int | None = None
-) -> list[str]:
-    """As ``table_lines``, of rows of cells, those in the columns ``left`` flush left."""
+    columns, rows = list(columns), list(rows)
+    titled, noted = any(one.title for one in columns), any(one.note for one in columns)
     table, contents = Table.grid(padding=(0, 2, 0, 0)), []
-    for place, column in enumerate(zip(*rows, strict=True)):
-        if not any(column):
+    for column in columns:
+        head = [column.title] * titled + [column.note] * noted
+        cells = [*head, *(str(column.cell(row)) for row in rows)]
+        if not any(cells):
             continue
-        if place in left:
+        if column.left:
             table.add_column(no_wrap=True, max_width=max_width)
         else:
             table.add_column(no_wrap=True, justify="right")
-        contents.append(Text("\n".join(map(printable, column))))
+        contents.append(Text("\n".join(map(printable, cells))))
     table.add_row(*contents)  # one row of many lines: rich takes 0.2 ms for each cell
     return text_lines(table)
 

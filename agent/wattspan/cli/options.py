@@ -103,14 +103,18 @@ class ConfigurationOptions(NamedTuple):
         )
 
 
-_CONFIG_OPTIONS = (
-    click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Set one configuration key, such as agent.interval=50ms. Repeatable.",
-    ),
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Add ``options``, which are given in the order of the help."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+_config_options = with_options(
     click.option(
         "--config",
         "-c",
@@ -118,6 +122,13 @@ _CONFIG_OPTIONS = (
         type=click.Path(path_type=Path),
         envvar="WATTSPAN_CONFIG",
         help="Read this file instead of /etc/wattspan/config.toml.",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one configuration key, such as agent.interval=50ms. Repeatable.",
     ),
 )
 
@@ -137,9 +148,7 @@ def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
         chosen = ConfigurationOptions(config_file, flags | _assignments(settings))
         return function(*args, configuration=chosen, **others)
 
-    for option in _CONFIG_OPTIONS:
-        option(collected)
-    return collected
+    return _config_options(collected)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from wattspan.cli.formatting import UNKNOWN, TableColumn, joules_text, table_lines
-from wattspan.cli.options import FILE, F, echo_error, echo_result, json_option
+from wattspan.cli.options import FILE, echo_error, echo_result, json_option, with_options
 from wattspan.ports import WattspanError
 from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineSchedule, recognised, scheduled
 from wattspan.tuning.pipeline.files import (
@@ -61,33 +61,30 @@ output_option = click.option(
 )
 
 
-def model_options(function: F) -> F:
-    """The profile and the pipeline, which together are the model of a plan."""
-    for option in (
-        click.option(
-            "--ranks",
-            type=click.IntRange(min=1),
-            help="Ranks of an interleaved pipeline. [default: one for each stage]",
-        ),
-        click.option(
-            "--schedule",
-            type=click.Choice(("gpipe", "1f1b", "interleaved")),
-            help="Order of the instructions on a rank. [default: 1f1b]",
-        ),
-        click.option(
-            "--microbatches", type=click.IntRange(min=1), help="Micro-batches of one iteration."
-        ),
-        click.option(
-            "--spans",
-            type=FILE,
-            help="A table of executed instructions, from which the order is taken instead of "
-            "--schedule, --microbatches and --ranks.",
-        ),
-        watts_option,
-        files_argument,
-    ):
-        option(function)
-    return function
+model_options = with_options(
+    files_argument,
+    watts_option,
+    click.option(
+        "--spans",
+        type=FILE,
+        help="A table of executed instructions, from which the order is taken instead of "
+        "--schedule, --microbatches and --ranks.",
+    ),
+    click.option(
+        "--microbatches", type=click.IntRange(min=1), help="Micro-batches of one iteration."
+    ),
+    click.option(
+        "--schedule",
+        type=click.Choice(("gpipe", "1f1b", "interleaved")),
+        help="Order of the instructions on a rank. [default: 1f1b]",
+    ),
+    click.option(
+        "--ranks",
+        type=click.IntRange(min=1),
+        help="Ranks of an interleaved pipeline. [default: one for each stage]",
+    ),
+)
+"""The profile and the pipeline, which together are the model of a plan."""
 
 
 @click.group(name="pipeline")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from wattspan.cli.options import F, echo_json, echo_result, json_option
+from wattspan.cli.options import echo_json, echo_result, json_option, with_options
 from wattspan.installation import plan
 from wattspan.installation import program as checks
 from wattspan.installation.files import (
@@ -22,24 +22,21 @@ from wattspan.installation.files import (
 from wattspan.ports import WattspanError
 from wattspan.util.text import printable
 
-
-def _placing(function: F) -> F:
-    """Add ``--root`` and ``--program``."""
-    function = click.option(
-        "--program",
-        metavar="PATH",
-        help="Absolute path of the program that the services run.  [default: this program]",
-    )(function)
-    return click.option(
+_placing = with_options(
+    click.option(
         "--root",
         metavar="DIR",
         type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
         default=Path("/"),
         show_default=False,
         help="The root directory of another system: write its files, run no command.",
-    )(function)
-
-
+    ),
+    click.option(
+        "--program",
+        metavar="PATH",
+        help="Absolute path of the program that the services run.  [default: this program]",
+    ),
+)
 _dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Print the actions, and change nothing."
 )

@@ -61,7 +61,7 @@ class _Job:
 
 
 class JobExchange:
-    """The records of all jobs of this host. ``round`` is one pass, ``start`` a thread of them.
+    """The records of all jobs of this host. ``round`` is one pass, ``run`` repeats it.
 
     ``publish``, ``withdraw`` and ``view`` are for any thread, and never wait for the service.
     """
@@ -87,8 +87,6 @@ class JobExchange:
         self._due = 0
         self._succeeded: int | None = None  # time of the latest pass without an error
         self._trouble = ""
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="wattspan-jobs", daemon=True)
 
     # -------------------------------------------------------------------------- for the tuner
 
@@ -129,14 +127,14 @@ class JobExchange:
 
     # ---------------------------------------------------------------------------- the thread
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout: float = 3.0) -> None:
-        """Withdraw every record and end the thread; a call that hangs does not delay the end."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+    def run(self, stop: threading.Event) -> None:
+        """Exchange records until ``stop``, and withdraw every record then."""
+        while not stop.wait(RECORD_INTERVAL / SECOND / 4):
+            try:
+                self.round()
+            except Exception as error:  # noqa: BLE001 - jobs would never be exchanged again
+                self._log.failure("The exchange of jobs", error)
+        self.close()
 
     def round(self) -> None:
         """Write and read all records that are due. Never raises a WattspanError."""
@@ -164,14 +162,6 @@ class JobExchange:
         self._coordination.close()
 
     # --------------------------------------------------------------------------- inner workings
-
-    def _run(self) -> None:
-        while not self._stopped.wait(RECORD_INTERVAL / SECOND / 4):
-            try:
-                self.round()
-            except Exception as error:  # noqa: BLE001 - jobs would never be exchanged again
-                self._log.failure("The exchange of jobs", error)
-        self.close()
 
     def _place(self, job: str) -> str:
         return f"{self._prefix}{quote(job, safe='', errors='replace')}/"

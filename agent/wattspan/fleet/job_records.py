@@ -68,10 +68,7 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
     noise: _Part
     state: _Name
     waiting: Annotated[tuple[_Part, ...], msgspec.Meta(max_length=_MAX_RANKS)] = ()
-    clocks: Annotated[
-        tuple[_Clock, ...],
-        msgspec.Meta(max_length=_MAX_RANKS),
-    ] = ()
+    clocks: Annotated[tuple[_Clock, ...], msgspec.Meta(max_length=_MAX_RANKS)] = ()
 
     def finishes(self, start: int, end: int) -> int:
         """The end of its last instruction, at most, in an iteration as measured on another host.

@@ -117,7 +117,7 @@ class ConstantRate:
 
 
 class PolledRate:
-    """A rate per kilowatt-hour that a thread polls, at once and then at every interval."""
+    """A rate per kilowatt-hour that a thread polls (``run``)."""
 
     origin: RateOrigin
 
@@ -126,8 +126,6 @@ class PolledRate:
         self._interval = interval
         self._polls = self._failed = 0
         self._failure: Failure | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"wattspan-{name}", daemon=True)
 
     def at(self, now: Instant) -> int | None:
         """Return the rate in force in billionths, without blocking; None while it is unknown."""
@@ -143,13 +141,11 @@ class PolledRate:
             (failure,) if failure is not None else (),
         )
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread; a poll that hangs does not delay the end of the process."""
-        self._stop.set()
-        self._thread.join(1.0)
+    def run(self, stop: threading.Event) -> None:
+        """Poll at once and then at every interval, until ``stop``."""
+        while not stop.is_set():
+            self.poll()
+            stop.wait(self._interval / 1e9)
 
     def poll(self) -> None:
         """Poll once; ``health`` reports a failure."""
@@ -161,11 +157,6 @@ class PolledRate:
             self._failure = self._failure_of(error)
         else:
             self._failure = None
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self.poll()
-            self._stop.wait(self._interval / 1e9)
 
     def _poll(self) -> None:
         raise NotImplementedError

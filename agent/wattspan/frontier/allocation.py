@@ -14,7 +14,6 @@ settings that it lacks.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from math import floor, log, log1p, sqrt
 from random import Random
 
@@ -41,55 +40,41 @@ _WORSE = 1.0
 """Standard errors of energy, beyond the zone, from which a setting is not measured further."""
 
 
-@dataclass(frozen=True)
-class TrialAllocation:
-    """Chooses settings for the next block. No claim is made from its errors."""
+def undecided(
+    estimates: SettingEstimates, max_slowdown: float, out: Container[int] = ()
+) -> list[int]:
+    """The numbers of the settings to repeat, besides the baseline; none of those ``out``.
 
-    estimates: SettingEstimates
-    max_slowdown: float
-
-    def undecided(self, out: Container[int] = ()) -> list[int]:
-        """The numbers of the settings to repeat, besides the baseline; none of those ``out``."""
-        measured = self.estimates.measured
-        if 0 not in measured:
-            return []
-        energy = self.estimates.energy
-        best = self._best()
-        found = [
-            number
-            for number in measured
-            if number not in (0, best)
-            and number not in out
-            and self._excess(number) <= _OVER * self._time_error(number)
-            and energy.contrast(number, best)[0]
-            < log(1 - INDIFFERENCE) + _WORSE * _error(energy, number, best)
-        ]
-        doubtful = found or self._excess(best) > -_OVER * self._time_error(best)
-        if best != 0 and (doubtful or self.estimates.time.freedom < MIN_FREEDOM):
-            found.append(best)
-        return sorted(found)
-
-    # --------------------------------------------------------------------------- inner workings
-
-    def _best(self) -> int:
-        """The setting that would be recommended with the assumed noise."""
-        time, energy = self.estimates.time, self.estimates.energy
-        others = [number for number in self.estimates.measured if number]
-        errors = quantile(CONFIDENCE, _PRIOR_FREEDOM + max(0, time.freedom))
-        keeping = [
-            number
-            for number in others
-            if self._excess(number)
-            <= min(0.0, log1p(DEFAULT_TOLERANCE) - errors * self._time_error(number))
-        ]
-        return min([0, *keeping], key=lambda number: energy.value(number).value)
-
-    def _excess(self, number: int) -> float:
-        """How far the time is beyond the budget, as a logarithm."""
-        return self.estimates.time.contrast(number, 0)[0] - log1p(self.max_slowdown)
-
-    def _time_error(self, number: int) -> float:
-        return _error(self.estimates.time, number, 0)
+    No claim is made from the errors that it assumes.
+    """
+    measured = estimates.measured
+    if 0 not in measured:
+        return []
+    time, energy = estimates.time, estimates.energy
+    excess = {number: time.contrast(number, 0)[0] - log1p(max_slowdown) for number in measured}
+    errors = {number: _error(time, number, 0) for number in measured}
+    # The best one is that which would be recommended with the assumed noise.
+    deviations = quantile(CONFIDENCE, _PRIOR_FREEDOM + max(0, time.freedom))
+    keeping = [
+        number
+        for number in measured
+        if number
+        and excess[number] <= min(0.0, log1p(DEFAULT_TOLERANCE) - deviations * errors[number])
+    ]
+    best = min([0, *keeping], key=lambda number: energy.value(number).value)
+    found = [
+        number
+        for number in measured
+        if number not in (0, best)
+        and number not in out
+        and excess[number] <= _OVER * errors[number]
+        and energy.contrast(number, best)[0]
+        < log(1 - INDIFFERENCE) + _WORSE * _error(energy, number, best)
+    ]
+    doubtful = found or excess[best] > -_OVER * errors[best]
+    if best != 0 and (doubtful or time.freedom < MIN_FREEDOM):
+        found.append(best)
+    return sorted(found)
 
 
 def trial_variance(model: BlockModel) -> float:

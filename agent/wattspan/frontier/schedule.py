@@ -30,7 +30,7 @@ from math import log, sqrt
 from operator import attrgetter
 from typing import NamedTuple
 
-from wattspan.frontier.allocation import INDIFFERENCE, GainOrder, TrialAllocation, affordable_trials
+from wattspan.frontier.allocation import INDIFFERENCE, GainOrder, affordable_trials, undecided
 from wattspan.frontier.estimates import SettingEstimates, dominated
 from wattspan.frontier.selection import LogPoint
 from wattspan.frontier.settings import Setting
@@ -156,7 +156,7 @@ class TrialSchedule:
         """The rest of the present block of undecided settings with the baseline, or the next."""
         estimates = SettingEstimates(study.settings, study.usable())
         pruned = {number for number, one in enumerate(study.settings) if one in out}
-        numbers = TrialAllocation(estimates, max_slowdown).undecided(pruned)
+        numbers = undecided(estimates, max_slowdown, pruned)
         if not numbers:
             return
         wanted = [study.baseline, *(study.settings[number] for number in numbers)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan.http.limits import FairTurns
@@ -43,22 +43,6 @@ class RejectedSpans(NamedTuple):
 
     spans: int = 0
     reason: str = ""
-
-
-class LazyDecoder:
-    """The decoder of one thread, made on the first request.
-
-    Until then an agent that receives no spans does without protobuf, which takes 4 MB.
-    """
-
-    def __init__(self, make: Callable[[], TraceDecoder]) -> None:
-        self._make = make
-        self._decoder: TraceDecoder | None = None
-
-    def decode(self, body: bytes, *, json: bool = False) -> DecodedRequest:
-        if self._decoder is None:
-            self._decoder = self._make()
-        return self._decoder.decode(body, json=json)
 
 
 EXPECTED_WITHIN = 10_000
@@ -107,8 +91,9 @@ class TraceReceiver:
                 keep_message=keep,
             )
 
-        self.decoder = LazyDecoder(make)
-        self._thread_decoder = LazyDecoder(make)  # for large requests, in another thread
+        # Made on the first request: an agent without spans does without protobuf, 4 MB.
+        self.decoder = cache(make)
+        self._thread_decoder = cache(make)  # another one, for large requests in another thread
         self._lock = FairTurns(1)  # one large request is decoded at a time
         self._quota = (pools or Pools()).make(PoolName.LARGE_REQUESTS)
         self.forwards = False
@@ -199,12 +184,14 @@ class TraceReceiver:
             )
 
 
-def _decode(body: bytes, limit: int, decoder: LazyDecoder, *, json: bool, coding: str) -> _Outcome:
+def _decode(
+    body: bytes, limit: int, decoder: Callable[[], TraceDecoder], *, json: bool, coding: str
+) -> _Outcome:
     try:
         if coding:
             body = decompress(body, limit, coding)
         if len(body) <= limit:
-            return _Success(decoder.decode(body, json=json), len(body))
+            return _Success(decoder().decode(body, json=json), len(body))
         return too_many_bytes(limit)
     except Exception as error:  # noqa: BLE001 - `take` raises it again
         error.__traceback__ = error.__context__ = error.__cause__ = None

@@ -50,17 +50,23 @@ class ServiceGroup:
         """Append a part."""
         self.parts.append((start, stop))
 
-    def add_thread(self, name: str, run: Callable[[threading.Event], object]) -> None:
+    def add_thread(
+        self,
+        name: str,
+        run: Callable[[threading.Event], object],
+        timeout: float | None = None,
+    ) -> None:
         """Append a thread of ``run``, which returns once its event is set.
 
-        After an unexpected error, which is reported as that of any thread, it is run again.
+        After an unexpected error, which is reported as that of any thread, it is run again. A call
+        that hangs delays the end by ``timeout`` seconds at most.
         """
         stop = threading.Event()
         thread = threading.Thread(target=run_again, args=(run, stop), name=name, daemon=True)
 
         def end() -> None:
             stop.set()
-            thread.join()
+            thread.join(timeout)
 
         self.add(thread.start, end)
 

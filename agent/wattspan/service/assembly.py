@@ -61,7 +61,7 @@ from wattspan.service.configuration import (
 )
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.fleet_assembly import FleetAssembly
+from wattspan.service.fleet_assembly import add_fleet
 from wattspan.service.poller import (
     DEVICES,
     STATIC_POWERS,
@@ -206,7 +206,8 @@ def build_agent(
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, principals=principals)
         footprint = FootprintTracker(config, clock, checkpoint)
-        fleet = FleetAssembly(core, tuning, boot_id)
+        fleet = ServiceGroup("fleet")
+        fleet_accounts = add_fleet(fleet, core, tuning, boot_id)
         kubelet = ServiceGroup("pods")
         pods = (
             None
@@ -218,7 +219,7 @@ def build_agent(
         if pods is not None:
             kubelet.add_thread("wattspan-pods", pods.run)
             kubelet.health_checks.append(pods.health)
-        services = (footprint.services, kubelet, spans.services, tuning.services, fleet.services)
+        services = (footprint.services, kubelet, spans.services, tuning.services, fleet)
         poller = Poller(
             clock,
             ledger,
@@ -246,7 +247,7 @@ def build_agent(
                 footprint=footprint.report,
                 device_pods=pods.devices if pods is not None else tuple,
                 ramps=devices.ramps,
-                fleet=fleet.accounts,
+                fleet=fleet_accounts,
             ),
             observers={
                 DEVICES: devices.settle,
@@ -329,7 +330,7 @@ class FootprintTracker:
         for name, table in tables.items():
             rate = open_rate(name, table, clock)
             if isinstance(rate, PolledRate):
-                self.services.add(rate.start, rate.stop)
+                self.services.add_thread(f"wattspan-{name}", rate.run, timeout=1.0)
                 lookups.append(rate)
             if rate is not None:
                 total = RateAccumulator(table.unit, rate.origin, getattr(before, name))

@@ -35,8 +35,7 @@ from wattspan.service.poller import TUNING, TickObserver
 from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView
-from wattspan.tuning.job_owners import job_owner
-from wattspan.tuning.permissions import GpuPermissions
+from wattspan.tuning.permissions import GpuPermissions, ProcessOwners, job_owner
 
 if TYPE_CHECKING:
     from wattspan.capper.protocol import CapperClient
@@ -290,6 +289,7 @@ class TuningAssembly:
             RunningEvidence,
             decisions_path,
         )
+        from wattspan.tuning.job_context import TuningContext
         from wattspan.tuning.tuner import Tuner
 
         settings = self.core.config.autotune
@@ -304,28 +304,29 @@ class TuningAssembly:
         decisions = self.decisions = DecisionLog(
             decisions_path(state_dir, emulated=emulated), self.core.clock, log=self.core.log
         )
+        context = TuningContext(
+            certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
+            owner_of=ProcessOwners(self._directory),
+            accounts=RunningAccounts.open(state_dir, emulated=emulated, log=self.core.log),
+            evidence=RunningEvidence.open(state_dir, emulated=emulated, log=self.core.log),
+            plans=PlanProcesses(),
+            records=self._add_exchange(),
+            command=self._command_of,
+            floor=self.core.config.caps.floor_watts * 1000,
+            seed=uuid.getnode() & 0xFFFF,
+        )
         self.tuner = Tuner(
             self.core.clock,
             settings,
             spans,
-            energies=self.core.history,
-            devices=self.core.devices,
-            device_users=device_users,
-            snapshot=self.core.view,
+            context,
+            host=self._host_view,
             directory=self._directory,
             caps=self.capper_client() if self._needs_capper else None,
             decisions=decisions
             if self.records is None
             else ForwardedDecisions(decisions, self.records.offer),
-            certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
-            accounts=RunningAccounts.open(state_dir, emulated=emulated, log=self.core.log),
-            evidence=RunningEvidence.open(state_dir, emulated=emulated, log=self.core.log),
-            plans=PlanProcesses(),
-            records=self._add_exchange(),
             declared=self.declared.tuned,
-            command=self._command_of,
-            floor=self.core.config.caps.floor_watts * 1000,
-            seed=uuid.getnode() & 0xFFFF,
             pools=self.core.pools,
             log=self.core.log,
         )
@@ -349,7 +350,7 @@ class TuningAssembly:
         coordination = EtcdCoordination(fleet, core.clock)
         name = fleet.name_of(core.view().host)
         exchange = JobExchange(fleet.prefix, name, coordination, core.clock, core.log)
-        self.services.add(exchange.start, exchange.stop)
+        self.services.add_thread("wattspan-jobs", exchange.run, timeout=3.0)
         return exchange
 
 

@@ -87,14 +87,11 @@ class Columns(Sequence[Row], Generic[Row]):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
+        at = range(len(self))[index]
         if isinstance(index, slice):
-            return type(self)(*(getattr(self, name)[index] for name in self.row._fields))
-        index = range(len(self))[index]
-        columns = [(name, getattr(self, name)) for name in self.row._fields]
-        defaults = self.row._field_defaults
-        return self.row._make(
-            column[index] if column else defaults[name] for name, column in columns
-        )
+            return self.chosen(at)
+        (row,) = self.chosen([at])
+        return row
 
 
 class Outcome(ModelEnum):
@@ -395,21 +392,6 @@ class SpanEnergyColumns(Sequence[SpanEnergy]):
             for row, known in zip(rows, self.known, strict=True)
         )
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> SpanEnergy: ...
-    @overload
-    def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, slice):
-            at = range(len(self))[index]
-            (row,) = self[at : at + 1]
-            return row
-        return type(self)(
-            self.spans[index],
-            {kind: column[index] for kind, column in self.exclusive.items()},
-            None if self.known is None else self.known[index],
-            self.inclusive[index],
-            self.outcome[index],
-            self.static[index],
-            self.basis[index],
-        )
+        """The rows at ``index``; all rows are made."""
+        return list(self)[index]

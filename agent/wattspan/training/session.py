@@ -15,7 +15,7 @@ from contextvars import Token
 from functools import partial
 from pathlib import Path
 from time import time_ns
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current
@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from wattspan import otel
-from wattspan.sdk.jobs import UNAVAILABLE, check_terms, declare
+from wattspan.sdk.jobs import UNAVAILABLE, JobDeclaration, check_terms, declare
 from wattspan.sdk.span_processor import set_process_resource
 from wattspan.training.spans import (
     SCOPE,
@@ -84,25 +84,10 @@ class TuningRequest(NamedTuple):
         return self
 
 
-class Declaration(Protocol):
-    """The agent's answer to a declared job (``wattspan.sdk.jobs``)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def service(self) -> str: ...
-    @property
-    def decision(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    def renew(self) -> object: ...
-    def withdraw(self) -> object: ...
-
-
-Declare = Callable[..., Declaration]
+Declare = Callable[..., JobDeclaration]
 """Declares a job to the agent of this host, as ``declare``; without an agent it returns, too."""
 
-BeforeEnd = Callable[[Declaration], object]
+BeforeEnd = Callable[[JobDeclaration], object]
 
 _REFUSED = ("limited", "declined", "ignored")
 
@@ -115,10 +100,7 @@ class _OpenSpan(NamedTuple):
     token: Token[Context]
 
 
-class SpanStarter(Protocol):
-    """The part of a tracer that is used."""
-
-    def start_span(self, name: str, context: Context | None = None) -> trace.Span: ...
+SpanStarter = trace.Tracer | LightTracer
 
 
 class StepSpans:
@@ -200,7 +182,7 @@ class TrainingSession:
     def __init__(
         self,
         tracer: SpanStarter | None,
-        declaration: Declaration | None = None,
+        declaration: JobDeclaration | None = None,
         shutdown: Callable[[], object] = lambda: None,
         before_end: BeforeEnd | None = None,
     ) -> None:
@@ -229,7 +211,7 @@ class TrainingSession:
         )
 
     @property
-    def declaration(self) -> Declaration | None:
+    def declaration(self) -> JobDeclaration | None:
         """The agent's answer; None if another rank declares the job."""
         return self._declaration
 
@@ -289,7 +271,7 @@ class TrainingSession:
         self._works = False
         self._finish()
 
-    def _log_decision(self, declaration: Declaration) -> None:
+    def _log_decision(self, declaration: JobDeclaration) -> None:
         """Warn if the agent does not tune as asked, or does not answer, once for each decision."""
         before, self._decision = self._decision, declaration.decision
         if self._decision == UNAVAILABLE:
@@ -316,7 +298,7 @@ class TrainingSession:
 def _finish(
     tracker: StepTracker,
     spans: StepSpans,
-    declaration: Declaration | None,
+    declaration: JobDeclaration | None,
     before_end: BeforeEnd | None,
     shutdown: Callable[[], object],
     pid: int,

@@ -11,21 +11,30 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
-from wattspan.fleet.job_records import JobView, RankSetting, SeenRecord
-from wattspan.model import SECOND, JobPartner
+from wattspan.fleet.job_records import JobRecord, JobView, RankSetting, SeenRecord
+from wattspan.model import SECOND, JobPartner, TuningFigures
+from wattspan.tuning.decisions.report import setting_text
 from wattspan.tuning.decisions.safety import check_safety
 from wattspan.tuning.decisions.search import TunerPhase, TunerState
 from wattspan.tuning.decisions.step import observe, step
-from wattspan.tuning.decisions.values import Observation
+from wattspan.tuning.decisions.values import Observation, TunerPolicy
 
 HeldSetting = tuple[str, int]
 """The run of a host's tuner, and the time of its clock since which it holds its setting."""
 
 LONGEST_HOLD: Final = 2 * 3600 * SECOND
 """Time without a comparison after which a setting is certified again."""
+
+_ALONE: Final = "its ranks run on several hosts, and [fleet] names no service for their records."
+
+_LONGEST_TEXT: Final = 100
+"""Characters of a setting in words; other hosts refuse a record with too many."""
+
+_PAUSE: Final = 30 * SECOND
+"""Time for other hosts after a turn in which another job of this host explored."""
 
 
 def host_part(budget: float, hosts: int) -> float:
@@ -95,7 +104,7 @@ def advanced(
         return step(state, observation)[0], False
     if not later:
         following, _ = step(state, observation)
-        if can_keep(following) or following.phase is not TunerPhase.HOLD:
+        if can_keep(following) or following.search.phase is not TunerPhase.HOLD:
             return following, False
     return kept(state, observation), not later
 
@@ -108,24 +117,19 @@ def kept(state: TunerState, observation: Observation) -> TunerState | None:
     """
     state = observe(state, observation)
     held = observation.now - state.samples.periods[-1].since
-    if state.level_shift.changed or held > LONGEST_HOLD:
+    if state.evidence.level_shift.changed or held > LONGEST_HOLD:
         return None
     return check_safety(state, observation) or state
 
 
 def can_keep(state: TunerState) -> bool:
     """True if the held setting is requested: no comparison with the original one is running."""
-    return state.phase is TunerPhase.HOLD and state.plan.level == state.chosen
+    return state.search.phase is TunerPhase.HOLD and state.search.plan.level == state.chosen
 
 
 def is_in_force(state: TunerState) -> bool:
     """True if the held setting is requested and in force, so that another host may compare its."""
     return can_keep(state) and state.samples.level == state.chosen
-
-
-def is_searching(state: TunerState) -> bool:
-    """True if its evidence is of a setting that is not certified yet."""
-    return state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
 
 
 def _unused(seen: SeenRecord, now: int) -> str:
@@ -157,3 +161,132 @@ def _trouble(
         if holders.get(host) != setting:
             return f"{host} has another setting than in the comparisons of this host."
     return ""
+
+
+class JobRecords(Protocol):
+    """Records of jobs that run on several hosts. No call waits for another host."""
+
+    def view(self, job: str) -> JobView: ...
+
+    def publish(self, job: str, record: JobRecord, *, explores: bool) -> None: ...
+
+    def withdraw(self, job: str) -> None: ...
+
+
+class HostTurns:
+    """The turns of this host among the ``hosts`` at most with ranks of one synchronous ``job``.
+
+    Settings of earlier runs are not used: other hosts had theirs. The job explores with the
+    permission of this host and in the turn of this host among the others. It asks for the turn
+    first, because other jobs of this host can explore meanwhile.
+    """
+
+    def __init__(self, job: str, hosts: int, records: JobRecords | None) -> None:
+        self._job, self._hosts, self._records = job, hosts, records
+        self._turn = HostTurn()
+        self._asked = False  # for the turn, in the latest record
+        self._asks_from = 0
+        self._due = False  # the comparison of its held setting
+        self._before: Mapping[str, HeldSetting] | None = None  # the hosts before this one
+        self._place = 0  # the time since which it has its place in the sequence
+        self._undisturbed = 0  # the time since which no later host compares or holds a setting
+        self._session = ""
+
+    @property
+    def has_turn(self) -> bool:
+        """True if no other host compares settings until this one has left the turn."""
+        return self._asked and self._turn.may_explore
+
+    @property
+    def waits(self) -> str:
+        """The cause to wait for another host, as a clause; "" for none."""
+        return self._turn.waits
+
+    @property
+    def figures(self) -> tuple[JobPartner, ...]:
+        return self._turn.figures
+
+    def part(self, budget: float) -> float:
+        """This host's part of the slowdown budget."""
+        return host_part(budget, self._hosts)
+
+    def policy(self, policy: TunerPolicy) -> TunerPolicy:
+        """The policy of this host's search: its part of the budget and of the permitted error."""
+        error = (1 - policy.confidence) / self._hosts
+        return replace(policy, max_slowdown=self.part(policy.max_slowdown), confidence=1 - error)
+
+    def take_part(self, *, wanted: bool) -> bool:
+        """True if this host takes turns; if it is not ``wanted``, its record is withdrawn."""
+        if wanted and self._records is not None:
+            return True
+        self._turn, self._asked = HostTurn(trouble=_ALONE), False
+        if self._records is not None:
+            self._records.withdraw(self._job)
+        return False
+
+    def enter(self, now: int, *, claims: bool, may_explore: bool) -> bool:
+        """Judge the present records; True if the job may explore in this step.
+
+        ``claims`` is True if it claims to explore on this host, where it ``may_explore``.
+        """
+        assert self._records is not None  # noqa: S101 - it takes part
+        self._session = self._session or str(now)
+        if claims and not may_explore:  # another job of this host is in its turn
+            self._asks_from = now + _PAUSE
+        disturbed = self._turn.later
+        self._turn = judged(self._records.view(self._job), self._hosts, self._before, now)
+        if disturbed and not self._turn.later:
+            self._undisturbed = now
+        return may_explore and self.has_turn and (claims or self._turn.last)
+
+    def trouble_of(self, state: TunerState | None) -> str:
+        """A sentence why this host must have the original setting now; "" for none."""
+        compares = self._before is not None and state is not None and not can_keep(state)
+        if not self._turn.trouble and compares and self._turn.later:
+            return "the turn of this host to compare settings has ended."
+        return self._turn.trouble
+
+    def advance(self, state: TunerState, observation: Observation) -> TunerState | None:
+        """The next state; None if the held setting must be certified again."""
+        if observation.may_explore and self._before is None:
+            self._before, self._place = self._turn.holders, observation.now
+        # Work beside the comparisons of another host is compared with no other work.
+        observation = replace(observation, since=max(observation.since, self._undisturbed))
+        following, self._due = advanced(
+            state, observation, later=self._turn.later, has_turn=self.has_turn
+        )
+        return following
+
+    def leave(self) -> None:
+        """Leave the sequence, at the original setting."""
+        self._before, self._place = None, 0
+
+    def publish(
+        self, now: int, state: TunerState | None, figures: TuningFigures, *, explores: bool
+    ) -> None:
+        """Publish the part of this host, and ask for the turn if it is needed."""
+        assert self._records is not None  # noqa: S101 - it takes part
+        self._asked = self._asks(now, state, explores=explores)
+        part = self.rank_setting(state, figures, explores=explores)
+        record = JobRecord(session=self._session, sent=now, ranks=part)
+        self._records.publish(self._job, record, explores=self._asked)
+
+    def _asks(self, now: int, state: TunerState | None, *, explores: bool) -> bool:
+        """True if it needs the turn: to search, and to compare the setting that it holds.
+
+        The last host in the sequence keeps the turn, to compare and improve its setting.
+        """
+        if explores or self._before is None or state is None:
+            return explores and now >= self._asks_from
+        return self._turn.last or self._due or not is_in_force(state)
+
+    def rank_setting(
+        self, state: TunerState | None, figures: TuningFigures, *, explores: bool
+    ) -> RankSetting:
+        """The part of this host, for the other ones."""
+        bound = max(figures.slowdown_bound or 0.0, 0.0)
+        holds = state is not None and self._place and not explores
+        text = setting_text(state, state.chosen) if state is not None and holds else ""
+        return RankSetting(
+            since=self._place, setting=text[:_LONGEST_TEXT], lost=bound / (1 + bound)
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,15 +24,33 @@ from wattspan.model import (
 JsonObject = dict[str, Any]
 
 _MILLI = 1e3
+
+
+class _Scaled(NamedTuple):
+    """An attribute with another unit in JSON: its key there, and its units per one of it.
+
+    ``path`` are the keys to its object, or list of objects, in a row; ``scale`` is None for a
+    setting of the knob.
+    """
+
+    path: tuple[str, ...]
+    name: str
+    key: str
+    scale: float | None
+
+
 _ENERGIES = ("saved", "saved_low", "saved_high", "saved_surely", "unit_energy")
 _DURATIONS = ("exploration", "lost", "allowance", "committed", "unit_time")
-_SCALED = {
-    **{name: (f"{name}_joules", 1e6) for name in _ENERGIES},
-    **{name: (f"{name}_seconds", 1e9) for name in _DURATIONS},
-}
-"""Attributes of a row with another unit in JSON: their key there, and their units per one of it."""
-
 _PIPELINE_TIMES = ("unit_time", "original_time", "straggler_time")
+_SCALED = (
+    *(_Scaled((), name, f"{name}_joules", 1e6) for name in _ENERGIES),
+    *(_Scaled((), name, f"{name}_seconds", 1e9) for name in _DURATIONS),
+    *(_Scaled(("pipelines",), name, f"{name}_seconds", 1e9) for name in _PIPELINE_TIMES),
+    _Scaled(("pipelines", "ranks"), "saved", "saved_joules", 1e6),
+    _Scaled(("partners",), "age", "age_seconds", 1e9),
+    _Scaled(("tried",), "setting", "setting", None),
+    _Scaled(("load", "bins"), "setting", "setting", None),
+)
 
 _STATE_SETTINGS = ("minimum", "default", "maximum", "requested", "enforced")
 _CAP_SETTINGS = ("original", "wanted", "ceiling")
@@ -45,7 +63,11 @@ def unit(knob: Knob) -> str:
 
 def setting_number(knob: Knob, value: int) -> float:
     """A setting in the unit of JSON."""
-    return float(value) if knob is Knob.GPU_CLOCK else value / _MILLI
+    return value / _setting_scale(knob)
+
+
+def _setting_scale(knob: Knob) -> float:
+    return 1.0 if knob is Knob.GPU_CLOCK else _MILLI
 
 
 # ------------------------------------------------------------------------------------ accounts
@@ -91,19 +113,9 @@ def accounts_from_json(facts: Mapping[str, Any]) -> TuningAccounts:
 def row_to_json(row: TuningRow) -> JsonObject:
     knob, facts = row.knob, _to_builtins(row)
     del facts["since"]
-    for name, (key, scale) in _SCALED.items():
-        facts[key] = _divided(facts.pop(name), scale)
-    for tried in facts["tried"]:
-        tried["setting"] = setting_number(knob, tried["setting"])
-    for one in facts["load"]["bins"] if facts["load"] else ():
-        one["setting"] = setting_number(knob, one["setting"])
-    for pipeline in facts["pipelines"]:
-        for name in _PIPELINE_TIMES:
-            pipeline[f"{name}_seconds"] = _divided(pipeline.pop(name), 1e9)
-        for rank in pipeline["ranks"]:
-            rank["saved_joules"] = _divided(rank.pop("saved"), 1e6)
-    for partner in facts["partners"]:
-        partner["age_seconds"] = _divided(partner.pop("age"), 1e9)
+    for path, name, key, scale in _SCALED:
+        for one in _objects(facts, path):
+            one[key] = _divided(one.pop(name), scale or _setting_scale(knob))
     return facts | {
         "unit": unit(knob),
         "since_unix_ns": row.since.wall,
@@ -119,34 +131,28 @@ def row_to_json(row: TuningRow) -> JsonObject:
 
 def _row_from_json(facts: Mapping[str, Any]) -> TuningRow:
     knob = Knob(facts["knob"])
-    scaled = {name: _multiplied(facts[key], scale) for name, (key, scale) in _SCALED.items()}
-    converted: JsonObject = {
+    values: JsonObject = msgspec.to_builtins(facts)  # a copy
+    for path, name, key, scale in _SCALED:
+        for one in _objects(values, path):
+            # Earlier agents have not sent all attributes of nested objects.
+            value = one.pop(key, None) if path else one.pop(key)
+            one[name] = _multiplied(value, scale or _setting_scale(knob))
+    values |= {
         "since": (facts["since_mono_ns"], facts["since_unix_ns"]),
         "decision": _decision_from_json(knob, facts["decision"]),
         "original": _settings_from_json(knob, facts["original"]),
-        "tried": _with_settings(knob, facts["tried"]),
         "decisions": {(one["move"], one["reason"]): one["count"] for one in facts["decisions"]},
-        "pipelines": list(map(_pipeline_from_json, facts.get("pipelines", ()))),
-        "partners": [
-            one | {"age": _multiplied(one.get("age_seconds"), 1e9)}
-            for one in facts.get("partners", ())
-        ],
     }
-    load = facts.get("load")
-    if load is not None:
-        converted["load"] = load | {"bins": _with_settings(knob, load.get("bins", ()))}
-    return msgspec.convert({**facts, **scaled, **converted}, TuningRow)
+    return msgspec.convert(values, TuningRow)
 
 
-def _pipeline_from_json(facts: JsonObject) -> JsonObject:
-    """The attributes of a pipeline's figures."""
-    times = {name: _multiplied(facts[f"{name}_seconds"], 1e9) for name in _PIPELINE_TIMES}
-    ranks = [one | {"saved": _multiplied(one["saved_joules"], 1e6)} for one in facts["ranks"]]
-    return facts | times | {"ranks": ranks}
-
-
-def _with_settings(knob: Knob, facts: Iterable[JsonObject]) -> list[JsonObject]:
-    return [one | {"setting": _setting_from_json(knob, one["setting"])} for one in facts]
+def _objects(facts: JsonObject, path: Iterable[str]) -> list[JsonObject]:
+    """The objects at a path, in all lists on the way; none where it is null or missing."""
+    found = [facts]
+    for key in path:
+        values = [one.get(key) or () for one in found]
+        found = [one for value in values for one in ([value] if isinstance(value, dict) else value)]
+    return found
 
 
 def _cap_to_json(row: CapRow) -> JsonObject:
@@ -239,7 +245,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _setting_from_json(knob: Knob, value: float | None) -> int | None:
-    return _multiplied(value, 1 if knob is Knob.GPU_CLOCK else _MILLI)
+    return _multiplied(value, _setting_scale(knob))
 
 
 def _settings_to_json(knob: Knob, values: Mapping[str, int]) -> dict[str, float]:

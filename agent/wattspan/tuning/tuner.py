@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 from wattspan.config import AutotuneSettings
 from wattspan.model import (
     SECOND,
     CapKey,
     CapRow,
-    Consumer,
     DecisionReason,
     Failure,
     Instant,
     RecordedDecision,
-    Snapshot,
     SourceHealth,
     Trouble,
     TuningAccounts,
@@ -30,31 +29,26 @@ from wattspan.ports import (
     CapsError,
     CapTotals,
     Clock,
-    DeviceQueries,
-    EnergyQueries,
     ProcessDirectory,
 )
 from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.values import WorkloadKind
-from wattspan.tuning.declared_jobs import DeclaredJob
-from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
-from wattspan.tuning.job import (
-    AccountStore,
-    CertifiedStore,
-    EvidenceStore,
-    JobRecords,
-    PlanSearches,
+from wattspan.tuning.declared_jobs import DeclaredJob, MissingJobs
+from wattspan.tuning.host_view import HostView, refusal_reason
+from wattspan.tuning.job import TuningJob
+from wattspan.tuning.job_context import (
+    Strategy,
     TuningContext,
-    TuningJob,
 )
-from wattspan.tuning.job_owners import JobOwner, ProcessOwners
-from wattspan.tuning.missing_jobs import MissingJobs
-from wattspan.tuning.permissions import JobTerms, TuningPermissions
-from wattspan.tuning.sharing import share_devices
-from wattspan.tuning.tracked_job import TrackedJob
+from wattspan.tuning.permissions import JobOwner, JobTerms, TuningPermissions
+from wattspan.tuning.search_strategy import SearchStrategy, share_devices
+from wattspan.tuning.tracking_strategy import TrackingStrategy
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
+
+if TYPE_CHECKING:
+    pass
 
 TUNER_INTERVAL = SECOND // 2
 
@@ -84,43 +78,30 @@ class Tuner:
         clock: Clock,
         settings: AutotuneSettings,
         spans: ReceivedSpanQueue,
+        context: TuningContext,
         *,
-        energies: EnergyQueries,
-        devices: DeviceQueries,
-        device_users: DeviceUsers,
-        snapshot: Callable[[], Snapshot],
+        host: Callable[[], HostView],
         directory: ProcessDirectory,
         caps: Caps | None,
         decisions: DecisionStore,
-        certified: CertifiedStore,
-        accounts: AccountStore | None = None,
-        evidence: EvidenceStore | None = None,
-        plans: PlanSearches | None = None,
-        records: JobRecords | None = None,
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
-        command: Callable[[Consumer], str] = lambda _: "",
-        floor: int = 0,
-        seed: int = 0,
         pools: Pools | None = None,
         log: Log = lambda _: None,
     ) -> None:
+        """``host`` returns the present view, which needs no rows of the capper."""
         self._clock, self._settings, self._spans = clock, settings, spans
-        self._energies, self._devices = energies, devices
-        self._device_users, self._snapshot = device_users, snapshot
+        self._context, self._host, self._declared = context, host, declared
         self._directory, self._caps = directory, caps
         self._decisions, self._log = decisions, log
-        self._declared, self._owner_of = declared, ProcessOwners(directory)
         self._declarations: dict[tuple[JobOwner, str, str], DeclaredJob] = {}
         pools = pools or Pools()
         self._places = pools.make(PoolName.TUNED_JOBS)
         self._searching: FairPool[JobOwner] = pools.make(PoolName.JOB_SEARCHES)
         self._searches: dict[JobOwner, UnitSearch] = {}
-        self._context = TuningContext(
-            certified, accounts, evidence, plans, command, self._owner_of, floor, seed, records
-        )
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}
+        self._held: dict[str, Mapping[CapKey, int]] = {}  # by the capper, by the job's name
         self._explorer: TuningJob | None = None
         self._rows: Mapping[CapKey, CapRow] = {}
         self._trouble: DecisionReason | None = None
@@ -175,7 +156,7 @@ class Tuner:
         received_spans = self._spans.drain()
         # After the spans: every announcement of these spans is in the queue.
         for announced in self._spans.drain_announced():
-            owner = self._owner_of(announced.consumer)
+            owner = self._context.owner_of(announced.consumer)
             for job in self._jobs.values():
                 if job.owner == owner:
                     job.add_announced(announced, now.mono)
@@ -185,17 +166,7 @@ class Tuner:
             except Exception as error:  # noqa: BLE001 - one sender must not affect other jobs
                 self._failures.failure(f"Reading spans of {received.service}", error)
         self._read_capper()
-        snapshot = self._snapshot()
-        host = HostView(
-            now,
-            snapshot,
-            self._energies.domains(),
-            self._energies,
-            self._devices,
-            self._device_users,
-            self._rows,
-            self._trouble,
-        )
+        host = replace(self._host(), now=now, rows=self._rows, trouble=self._trouble)
         for job in self._jobs.values():
             job.update_living(self._directory, now.mono)
             # The terms of a job whose processes have ended stay, so that its setting is stored.
@@ -211,8 +182,8 @@ class Tuner:
     def finish(self) -> None:
         """Restore every original limit, and store certified settings and evidence."""
         for job in self._jobs.values():
-            job.store_certified()
-            job.held = {}
+            job.strategy.store(None)
+        self._held = {}
         if self._caps is not None:
             try:
                 self._caps.release()
@@ -229,11 +200,9 @@ class Tuner:
         admission = self._searching.admit(owner, share_path(owner.principal))
         for displaced in admission.displaced:
             del self._searches[displaced]
-        search = self._searches.get(owner) or UnitSearch(())
+        search = self._searches.get(owner) or UnitSearch()
         if admission:
             self._searches[owner] = search
-        declared = (one.settings for one in self._declarations.values() if one.owner == owner)
-        search.configured = (*declared, *self._settings.job)
         return search
 
     def _terms(self, owner: JobOwner, service: str, span: str) -> JobTerms:
@@ -246,11 +215,12 @@ class Tuner:
     def _add_spans(self, received: ReceivedSpans, now: Instant) -> None:
         """Add spans to the jobs of their process's owner; without an owner they steer nothing."""
         self._missing.add(received)
-        owner = self._owner_of(received.consumer)
+        owner = self._context.owner_of(received.consumer)
         if owner is None:
             return
         search = self._search(owner)
-        search.add(received, now.mono)
+        declared = (one.settings for one in self._declarations.values() if one.owner == owner)
+        search.add(received, (*declared, *self._settings.job), now.mono)
         for span, kind in search.of(received.service):
             self._add_job(received.service, span, kind, owner, now)
         for job in self._jobs.values():
@@ -271,15 +241,22 @@ class Tuner:
         if not name or not self._has_room(name, owner):
             return
         terms = self._terms(owner, service, span)
-        self._jobs[name] = _job_type(terms)(
+        strategy, turns = _strategy(terms), None
+        if strategy is SearchStrategy and terms.job is not None and terms.job.hosts > 1:
+            from wattspan.tuning.host_turns import HostTurns
+
+            turns = HostTurns(name, terms.job.hosts, self._context.records)
+        self._jobs[name] = TuningJob(
             name,
             service,
             span,
             terms,
             self._context,
+            strategy,
             kind=kind,
             now=now,
             owner=owner,
+            turns=turns,
             savings=previous.savings if previous is not None else None,
         )
 
@@ -315,13 +292,15 @@ class Tuner:
 
     def _remove(self, name: str) -> None:
         """Remove an ended job, and free its place."""
+        self._held.pop(name, None)
         self._places.release(share_path(self._jobs.pop(name).owner.principal))
 
     def _share_devices(self, host: HostView) -> None:
         """Let jobs that share their GPUs be tuned by one search."""
-        plain = [job for job in self._jobs.values() if type(job) is TuningJob]
         may: list[TuningJob] = []
-        for job in plain:
+        for job in self._jobs.values():
+            if not job.shares_devices:
+                continue
             refusal = self._permissions.refusal(job.name, job.ranks)
             if job.may_share(refusal, host.now.mono):
                 may.append(job)
@@ -360,18 +339,19 @@ class Tuner:
 
     def _apply(self, job: TuningJob, now: Instant) -> None:
         """Let the capper hold the job's caps, or restore the limits."""
-        caps, wanted, held = self._caps, job.caps, job.held
+        caps, wanted, held = self._caps, job.caps, self._held.get(job.name, {})
         if caps is None or (not wanted and not held):
             return
         try:
             if not wanted:
-                job.held = {}
+                self._held.pop(job.name)
                 caps.release(job.name)
             elif wanted != held or not self._is_reached(wanted):
-                job.held = wanted
+                self._held[job.name] = wanted
                 self._rows = _by_key(caps.hold(job.name, wanted, job.decision.sentence))
         except CapsError as error:
-            job.held = {}  # the end of the lease restores the other limits
+            # The end of the lease restores the other limits.
+            self._held.pop(job.name, None)
             # A capper that does not answer is retried anyway; one that refuses will do so again.
             back_off = error.refusal not in _TRANSIENT_REFUSALS
             job.fail(refusal_reason(error.refusal), str(error), now, back_off=back_off)
@@ -389,7 +369,7 @@ class Tuner:
             return
         try:
             # A pass that fails renews nothing, so that its caps expire.
-            renew = self._pass_completed and any(job.held for job in self._jobs.values())
+            renew = self._pass_completed and bool(self._held)
             self._pass_completed = False
             self._rows = _by_key(self._caps.rows(renew=renew))
         except CapsError as error:
@@ -421,21 +401,18 @@ class Tuner:
         )
 
 
-def _job_type(terms: JobTerms) -> type[TuningJob]:
-    spread = terms.job is not None and terms.job.hosts > 1
-    if terms.job is not None and terms.job.pipeline and spread:
-        from wattspan.tuning.spread_pipeline import SpreadPipelineJob
+def _strategy(terms: JobTerms) -> Callable[[TuningJob], Strategy]:
+    """The strategy of a job by its terms; those of pipelines are loaded if there are any."""
+    job = terms.job
+    if job is not None and job.pipeline and job.hosts > 1:
+        from wattspan.tuning.pipeline_hosts import SpreadPipelineStrategy
 
-        return SpreadPipelineJob
-    if terms.job is not None and terms.job.pipeline:
-        from wattspan.tuning.pipeline_job import PipelineJob
+        return SpreadPipelineStrategy
+    if job is not None and job.pipeline:
+        from wattspan.tuning.pipeline_strategy import PipelineStrategy
 
-        return PipelineJob
-    if spread:
-        from wattspan.tuning.spread_job import SpreadJob
-
-        return SpreadJob
-    return TrackedJob if terms.job is not None and terms.job.tracked else TuningJob
+        return PipelineStrategy
+    return TrackingStrategy if job is not None and job.tracked else SearchStrategy
 
 
 def _by_key(rows: Sequence[CapRow]) -> dict[CapKey, CapRow]:

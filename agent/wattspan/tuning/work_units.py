@@ -1,4 +1,4 @@
-"""Units of work in received spans: their queue, their work, and the detection of their span.
+"""Units of work and instructions in received spans: their queue, and the detection of their span.
 
 The joiner's thread appends received spans to the queue; the tuner's thread does everything else.
 """
@@ -17,6 +17,8 @@ from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
 from wattspan.tuning.decisions.values import WorkloadKind, WorkUnit
+from wattspan.tuning.pipeline.assembly import RankInstruction
+from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
 
 T = TypeVar("T")
 
@@ -217,6 +219,40 @@ class JobUnits:
         return millionths or None
 
 
+_MAX_WAITING_INSTRUCTIONS = 1 << 17
+"""Instructions between two steps of the tuner; the oldest are dropped."""
+
+
+class RankInstructions:
+    """The instructions of one job, from the spans of its processes.
+
+    ``replicas`` names the pipeline of each rank that has reported an instruction.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[RankInstruction] = deque(maxlen=_MAX_WAITING_INSTRUCTIONS)
+        self._repeated: dict[Consumer, RepeatedSpans] = {}
+        self.replicas: dict[int, str] = {}
+
+    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
+        """Add the instructions of one rank; those received before are ignored."""
+        if not any(received.spans.instruction):
+            return
+        repeated = self._repeated.setdefault(received.consumer, RepeatedSpans())
+        for span, one in zip(received.spans, received.spans.instruction, strict=True):
+            if one is None or not has_ended(span, now) or repeated.add(received.consumer, span):
+                continue
+            instruction = PipelineInstruction(one.stage, InstructionKind(one.kind), one.microbatch)
+            self.replicas[rank] = one.replica
+            self._waiting.append(RankInstruction(rank, instruction, span.start, span.end))
+
+    def drain(self) -> tuple[RankInstruction, ...]:
+        """Remove and return the instructions that have arrived since the last call."""
+        found = tuple(self._waiting)
+        self._waiting.clear()
+        return found
+
+
 def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionReport, ...]:
     """The attributes by which the spans of pipelines report instructions."""
     return tuple(
@@ -255,12 +291,10 @@ _DetectorKey = tuple[str, str, Consumer]  # service, span ("" for any), process
 class UnitSearch:
     """Determines the spans that are units of work, by configuration and by detection.
 
-    ``configured`` are the jobs whose spans are named, ``jobs`` those known so far, by service and
-    span.
+    ``jobs`` are those known so far, by service and span.
     """
 
-    def __init__(self, configured: Sequence[TunedJobSettings]) -> None:
-        self.configured = configured
+    def __init__(self) -> None:
         self._detectors: OrderedDict[_DetectorKey, UnitDetector] = OrderedDict()
         self._detected_at: dict[_DetectorKey, int] = {}
         self._cleared_at = 0
@@ -270,20 +304,25 @@ class UnitSearch:
         """The spans that are units of a service's jobs, and their kinds."""
         return [(span, kind) for (known, span), kind in self.jobs.items() if known == service]
 
-    def add(self, received: ReceivedSpans, now: int) -> None:
-        """Observe spans of one process, unless the service's job is known."""
+    def add(
+        self, received: ReceivedSpans, configured: Sequence[TunedJobSettings], now: int
+    ) -> None:
+        """Observe spans of one process, unless the service's job is known.
+
+        ``configured`` are the jobs whose spans are named.
+        """
         if now - self._cleared_at > DETECTOR_LIFETIME:
             self._detectors.clear()
             self._detected_at.clear()
             self._cleared_at = now
         service = received.service
         for name in set(received.spans.name):
-            job = matching_job(self.configured, service, name)
+            job = matching_job(configured, service, name)
             if job is not None and job.span and (service, name) not in self.jobs:
                 self._add_configured(received, job, name, now)
         if any(known == service for known, _ in self.jobs):
             return
-        if any(job.span and job.service in ("", service) for job in self.configured):
+        if any(job.span and job.service in ("", service) for job in configured):
             return  # the configuration names the units of this service
         if self._detect((service, "", received.consumer), received.spans, now) is not None:
             found = majority_result(

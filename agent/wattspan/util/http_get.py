@@ -34,10 +34,12 @@ def http_get(
     most: int,
     headers: Mapping[str, str] = MappingProxyType({}),
     trust: ssl.SSLContext | None = None,
+    proxies: bool = True,
 ) -> HttpAnswer:
     """The answer to a GET request, of any status, read up to ``most`` + 1 bytes; FetchError.
 
-    ``trust`` verifies the server's certificate; the system's authorities without it.
+    ``trust`` verifies the server's certificate; the system's authorities without it. ``proxies``
+    are those of the environment.
     ``timeout`` is the seconds for the whole answer, the connection included, however slowly a
     server sends it. The resolver has limits of its own.
     """
@@ -48,6 +50,7 @@ def http_get(
         HTTPHandler,
         HTTPRedirectHandler,
         HTTPSHandler,
+        ProxyHandler,
         Request,
         build_opener,
     )
@@ -91,7 +94,8 @@ def http_get(
 
     try:
         try:
-            opener = build_opener(NoRedirect, Plain, Encrypted)
+            proxy = ProxyHandler() if proxies else ProxyHandler({})
+            opener = build_opener(proxy, NoRedirect, Plain, Encrypted)
             with opener.open(Request(url, headers=dict(headers)), timeout=timeout) as answer:  # noqa: S310
                 return HttpAnswer(answer.status, answer.read(most + 1))
         except HTTPError as error:

@@ -35,7 +35,7 @@ from wattspan.model import Domain, HwType, Knob, Provenance, TuningAccounts
 from wattspan.model.settings import Table
 from wattspan.ports import SourceContext
 from wattspan.testing import ManualClock
-from wattspan.tuning.missing_jobs import MissingJobs
+from wattspan.tuning.declared_jobs import MissingJobs
 
 W = 1000
 GPU = "gpu:GPU-a"

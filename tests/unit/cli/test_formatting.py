@@ -65,3 +65,20 @@ def test_duration_has_two_units(seconds: float, text: str) -> None:
 
 def test_clock_time_is_in_utc() -> None:
     assert formatting.clock_time(1_700_000_000 * 10**9) == "22:13:20Z"
+
+
+def test_table_has_the_columns_that_are_declared_and_not_empty() -> None:
+    columns = (
+        formatting.TableColumn("name", lambda row: row[0], left=True),
+        formatting.TableColumn("", lambda row: "", left=True),
+        formatting.TableColumn("watts", lambda row: row[1], note="measured"),
+    )
+    rows = (("a longer\nname", 7), ("b", 1234))
+    assert formatting.table_lines(columns, rows, max_width=6) == [
+        "name       watts",
+        "        measured",
+        "a lon…         7",
+        "b           1234",
+    ]
+    untitled = [one._replace(title="", note="") for one in columns]
+    assert formatting.table_lines(untitled, rows[1:]) == ["b  1234"]

@@ -309,13 +309,12 @@ def test_too_large_record_is_named_and_not_written(hosts: Hosts) -> None:
 def test_thread_exchanges_until_it_is_stopped() -> None:
     hosts = Hosts()
     exchange = hosts.exchanges["a"]
-    exchange.start()
+    stop = threading.Event()
+    thread = threading.Thread(target=exchange.run, args=(stop,))
+    thread.start()
     hosts.publish("a")
     eventually(lambda: bool(hosts.clients["b"].read(PLACE).entries), "the record is written")
-    exchange.stop(20)
+    stop.set()
+    thread.join(20)
     assert hosts.clients["b"].read(PLACE).entries == ()
-    assert not any(one.name == "wattspan-jobs" for one in threading.enumerate())
-
-
-def test_exchange_that_was_not_started_stops() -> None:
-    Hosts().exchanges["a"].stop()
+    assert not thread.is_alive()

@@ -341,17 +341,12 @@ class Counting(PolledRate):
         self.looked += 1
 
 
-def test_poller_reads_immediately_and_periodically() -> None:
-    counting = Counting(interval=1_000_000)
-    counting.start()
-    eventually(lambda: counting.looked >= 3, "three looks")
-    counting.stop()
-    assert not counting._thread.is_alive()
-
-
-def test_stop_does_not_wait_for_the_next_read() -> None:
-    counting = Counting(interval=3600 * SECOND)
-    counting.start()
-    eventually(lambda: counting.looked == 1, "the first look")
-    counting.stop()
-    assert not counting._thread.is_alive()
+@pytest.mark.parametrize(("interval", "polls"), [(1_000_000, 3), (3600 * SECOND, 1)])
+def test_poller_reads_at_once_and_periodically_until_its_stop(interval: int, polls: int) -> None:
+    counting, stop = Counting(interval), threading.Event()
+    thread = threading.Thread(target=counting.run, args=(stop,))
+    thread.start()
+    eventually(lambda: counting.looked >= polls, "so many polls")
+    stop.set()
+    thread.join(20)
+    assert not thread.is_alive()

@@ -169,7 +169,7 @@ def test_small_body_may_have_any_ratio() -> None:
 @pytest.mark.parametrize("name", bombs(MIB))
 def test_body_with_a_wrong_encoding_is_refused(name: str) -> None:
     with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedRequestError)):
-        Receiver(4 * MIB).traces.decoder.decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
+        Receiver(4 * MIB).traces.decoder().decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
 
 
 # ------------------------------------------------------------------------ retained memory

@@ -20,12 +20,10 @@ SHOWN = "ends the thread; the source `threads` shows it until the parts are star
 APPLICATION = "ends the thread of a program other than the agent, which prints it"
 
 TREATMENT = {
-    "capper/fixed_lease.py:FixedLease.__init__": [TOLD],
+    "cli/frontier/measurement.py:FixedLease.__init__": [TOLD],
     "cli/measure/child.py:run_child": [TOLD],
     "compat/zeus/log_file.py:WindowLog._start": [APPLICATION],
-    "fleet/job_exchange.py:JobExchange.__init__": [GUARDED],
     "fleet/participant.py:FleetParticipant.__init__": [GUARDED],
-    "footprint/price_and_carbon.py:PolledRate.__init__": [GUARDED],
     "frontier/runner.py:TrialRunner._measure": [APPLICATION],
     "http/server.py:HttpServer.start": [SHOWN],
     "http/server.py:_DaemonPool.__init__": [TOLD],
@@ -34,12 +32,14 @@ TREATMENT = {
     "service/agent.py:Agent._in_time": [GUARDED],
     "service/agent.py:Agent._run": [ENDS_AGENT],
     "service/agent.py:ServiceGroup.add_thread": [AGAIN],
+    "service/assembly.py:FootprintTracker.__init__": [GUARDED],
     "service/assembly.py:build_agent": [AGAIN],
     "service/capper_process.py:CapperProcess.start": [AGAIN],
     "service/plan_processes.py:PlanProcesses.submit": [TOLD],
     "service/span_assembly.py:SpanAssembly._add_joiner": [AGAIN],
     "service/tuning_assembly.py:TuningAssembly.__post_init__": [AGAIN],
     "service/tuning_assembly.py:TuningAssembly._add_audit": [AGAIN],
+    "service/tuning_assembly.py:TuningAssembly._add_exchange": [GUARDED],
     "service/tuning_assembly.py:TuningAssembly._add_tuner": [AGAIN],
     "sources/driver_thread.py:DriverThreadSource.__init__": [AGAIN],
     "sources/nvml/dcgm.py:DcgmExporter.activity": [GUARDED],

@@ -148,8 +148,8 @@ def test_rate_follows_a_file(tmp_path: Path) -> None:
     assert prints.report(shot(7)).carbon == RatedEnergy(
         "g", RateOrigin.METRIC, None, 0, Microjoules(7)
     )
-    ((start, _),) = prints.services.parts
-    assert start.__self__.name == "carbon"  # type: ignore[attr-defined]
+    assert [one.source for one in prints.services.health()] == ["carbon"]
+    assert len(prints.services.parts) == 1
 
 
 # ------------------------------------------------------------------------- through the poller

@@ -81,7 +81,7 @@ def test_energy_is_not_credited_with_a_saving_of_other_times() -> None:
     assert high > 50 * 20
 
 
-def test_settling_time_saves_nothing_for_certain() -> None:
+def test_settling_time_adds_nothing_to_the_certain_saving() -> None:
     state = compared(worked(new(), 80, settling=1), SAVES)
     low, likely, high = joules(state)
     assert low < 20

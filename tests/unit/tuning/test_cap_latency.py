@@ -8,8 +8,7 @@ import pytest
 from testbed.tuning_plant import QUICK, TOP, Plant, Run
 
 from wattspan.model import SECOND
-from wattspan.tuning.decisions.cap_latency import CHANGES, MAX_LATENCY, CapLatency
-from wattspan.tuning.decisions.phases import measures_latency
+from wattspan.tuning.decisions.blocks import CHANGES, MAX_LATENCY, CapLatency
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import EnergyPoint
 
@@ -84,11 +83,11 @@ def ramped(turns: int) -> Run:
 def test_slow_caps_lengthen_the_settling_time() -> None:
     run = ramped(2_000)
     assert run.state is not None
-    assert not measures_latency(run.state)
+    assert run.state.latency.measured
     assert run.state.policy.settle_time > 1.5 * SECOND
 
 
 def test_latency_is_measured_from_the_beginning() -> None:
     run = ramped(10)
     assert run.state is not None
-    assert measures_latency(run.state)
+    assert not run.state.latency.measured

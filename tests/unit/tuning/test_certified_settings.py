@@ -166,7 +166,7 @@ def spoil(*path: str, value: object) -> Callable[[Any], None]:
         lambda entry: entry.clear(),
     ],
 )
-def test_entry_that_does_not_read_is_left_out_alone(damage: Callable[[Any], None]) -> None:
+def test_only_invalid_entries_are_left_out(damage: Callable[[Any], None]) -> None:
     facts = written(
         CertifiedSettings().certified(JOB, KNOB, SETTING).certified(job(1), KNOB, SETTING)
     )

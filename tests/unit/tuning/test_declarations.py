@@ -16,7 +16,7 @@ UNNAMED = OperatorTerms("tighten", "apply", False, replace(TERMS, mode="advise")
 ACCEPTED, LIMITED = DeclarationOutcome.ACCEPTED, DeclarationOutcome.LIMITED
 
 
-def test_silent_application_gets_the_terms_of_the_operator() -> None:
+def test_application_without_wishes_gets_the_terms_of_the_operator() -> None:
     found = decide_terms(RequestedTerms(), NAMED)
     assert (found.given, found.outcome) == (TERMS, ACCEPTED)
     assert found.reason == (

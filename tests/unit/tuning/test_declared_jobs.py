@@ -24,7 +24,7 @@ from wattspan.tuning.declared_jobs import (
     DeclaredJobs,
     ProcessDeclaration,
 )
-from wattspan.tuning.job_owners import JobOwner
+from wattspan.tuning.permissions import JobOwner
 
 ANN, BOB = 1000, 2000
 

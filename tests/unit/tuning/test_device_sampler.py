@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+from testbed.tuning_plant import with_fields
+
 from wattspan.model import (
     SECOND,
     CapKey,
@@ -87,7 +89,8 @@ def test_work_after_an_expired_lease_is_not_charged_to_the_cap() -> None:
     policy = TunerPolicy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
     state = begin(policy, (BOARD,), now=0, remembered=None)
     tape = set_level(state.samples, CAP, 0)
-    state = state._replace(samples=tape, plan=state.plan._replace(level=CAP, blocks=100))
+    plan = state.search.plan._replace(level=CAP, blocks=100)
+    state = with_fields(state, samples=tape, plan=plan)
     seen = sampler()
     seen.read_caps(host(last, CAP))
     seen.read_caps(host(end, ORIGINAL))

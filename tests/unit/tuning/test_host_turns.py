@@ -37,7 +37,7 @@ def test_parts_of_all_hosts_are_the_budget(hosts: int, budget: float) -> None:
     assert (1 + part) ** hosts <= 1 + budget + 1e-12
 
 
-def test_host_alone_has_the_turn_of_the_service() -> None:
+def test_only_host_gets_the_turn() -> None:
     assert turn() == HostTurn(may_explore=True)
     assert turn(may_explore=False) == HostTurn()
 

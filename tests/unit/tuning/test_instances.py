@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from testbed.tuned import TRACKED
 
 from wattspan.model import LoadFigures
-from wattspan.tuning.decisions.instances import best_range, instance_ranges
 from wattspan.tuning.decisions.load import bin_bound, load_bin
+from wattspan.tuning.decisions.tracking_report import best_range, instance_ranges
 
 assert TRACKED.load is not None
 LOAD = TRACKED.load  # 11.3 requests in flight

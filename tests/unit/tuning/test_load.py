@@ -127,7 +127,7 @@ def test_arrivals_after_idleness_are_not_compared() -> None:
     assert not steady(tracker, 1, 1.0, rate=50, at=120).arrival_test.surging
 
 
-def test_rise_from_nothing_is_no_surge() -> None:
+def test_first_load_is_no_surge() -> None:
     tracker = steady(LoadTracker(PERIOD), 10, 0.0, rate=0)
     assert steady(tracker, 3, 4.0, at=10).load < 4.0
 

@@ -207,10 +207,3 @@ def test_energy_per_token_is_unknown_without_tokens() -> None:
     for _ in range(30):
         cells = cells.add_energy(4, 0, 5.0, 0.0)
     assert cells.cell(4, 0).energy_per_token is None
-
-
-def test_miss_ratio_is_that_of_all_bins() -> None:
-    cells = fed(fed(LoadCells(GATES), 3, 0, 100), 5, 1, 100, 10)
-    assert cells.ratio(0) == pytest.approx(0.05)
-    assert cells.ratio(0, 1) == pytest.approx(0.1)
-    assert cells.ratio(0, 7) is None

@@ -7,7 +7,7 @@ from testbed.tuned_host import DEFAULT, Host, Job, quick
 
 from wattspan.model import Consumer, Group, GroupKind, PayerInfo, Principal
 from wattspan.testing import FakeDirectory
-from wattspan.tuning.job_owners import JobOwner, ProcessOwners, job_owner
+from wattspan.tuning.permissions import JobOwner, ProcessOwners, job_owner
 
 ANN, BOB = Principal(1000), Principal(2000)
 JOB = "trainer/train_step"
@@ -52,7 +52,7 @@ def test_units_of_another_owner_are_those_of_another_job(
 
 
 @pytest.mark.parametrize(("owner", "groups", "label"), OTHERS)
-def test_forged_units_change_nothing_in_the_job_whose_names_they_have(
+def test_units_of_another_owner_do_not_affect_the_job_of_these_names(
     owner: Principal, groups: tuple[Group, ...], label: str
 ) -> None:
     def outcome(*, forged: bool) -> tuple[int, str, int]:
@@ -69,7 +69,7 @@ def test_forged_units_change_nothing_in_the_job_whose_names_they_have(
     assert outcome(forged=True) == outcome(forged=False)
 
 
-def test_process_without_a_principal_steers_nothing() -> None:
+def test_process_without_a_principal_has_no_job() -> None:
     host = Host(2, settings=quick())
     claimed(host, None, gpu=0)
     host.run(60)

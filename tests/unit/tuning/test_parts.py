@@ -105,7 +105,7 @@ def units(start: float, count: int, lasts: float = 1.0, gap: float = 0.0) -> lis
     ]
 
 
-def told(
+def added(
     tape: SampleBuffer, some: list[WorkUnit], to: float = 1_000.0
 ) -> tuple[SampleBuffer, list[Block]]:
     points = [EnergyPoint(at * S, at * 100) for at in range(int(to))]
@@ -114,14 +114,14 @@ def told(
 
 
 def test_unit_counts_if_it_began_after_the_setting_settled() -> None:
-    _, blocks = told(empty_buffer(TOP, 0), units(0, 6))
+    _, blocks = added(empty_buffer(TOP, 0), units(0, 6))
     assert [(one.start // S, one.end // S, one.units) for one in blocks] == [(2, 4, 2), (4, 6, 2)]
     assert [one.energy for one in blocks] == [200, 200]
 
 
 def test_unit_counts_if_it_ended_before_the_setting_changed() -> None:
     tape = set_level(empty_buffer(TOP, 0), FLOOR, int(6.5 * S))
-    tape, blocks = told(tape, units(0, 12))
+    tape, blocks = added(tape, units(0, 12))
     assert [(one.level, one.start // S, one.end // S) for one in blocks] == [
         (TOP, 2, 4),
         (TOP, 4, 6),
@@ -133,15 +133,15 @@ def test_unit_counts_if_it_ended_before_the_setting_changed() -> None:
 
 def test_partial_block_counts_at_a_setting_change() -> None:
     tape = set_level(empty_buffer(TOP, 0), FLOOR, 5 * S)
-    _, blocks = told(tape, units(0, 6))
+    _, blocks = added(tape, units(0, 6))
     assert [one.units for one in blocks] == [2, 1]
 
 
 def test_partial_block_ends_with_its_last_unit() -> None:
     """The unit in which the setting changes is in neither block: its power is of both settings."""
     tape = set_level(empty_buffer(TOP, 0), FLOOR, int(3.5 * S))
-    tape, none = told(tape, units(0, 2), 2)
-    _, blocks = told(tape, units(2, 4), 6)
+    tape, none = added(tape, units(0, 2), 2)
+    _, blocks = added(tape, units(2, 4), 6)
     assert none == []
     assert [(one.level, one.start // S, one.end // S, one.energy) for one in blocks] == [
         (TOP, 2, 3, 100)
@@ -151,7 +151,7 @@ def test_partial_block_ends_with_its_last_unit() -> None:
 def test_units_under_an_unknown_setting_are_nobodys() -> None:
     tape = set_level(empty_buffer(TOP, 0), None, 0 * S + 1)
     tape = set_level(tape, FLOOR, 6 * S)
-    _, blocks = told(tape, units(1, 9))
+    _, blocks = added(tape, units(1, 9))
     assert {one.level for one in blocks} == {FLOOR}
 
 
@@ -161,20 +161,20 @@ def test_idle_time_has_no_effect() -> None:
 
 
 def test_pause_is_cut_out_and_energy_is_unknown_then() -> None:
-    _, blocks = told(empty_buffer(TOP, 0), [*units(0, 3), *units(60, 2)])
+    _, blocks = added(empty_buffer(TOP, 0), [*units(0, 3), *units(60, 2)])
     assert blocks[0].span == blocks[0].busy == 2 * S
     assert blocks[0].energy is None
 
 
 def test_short_gap_is_time_of_the_work() -> None:
-    _, blocks = told(empty_buffer(TOP, 0), units(0, 8, 1.0, 0.25))
+    _, blocks = added(empty_buffer(TOP, 0), units(0, 8, 1.0, 0.25))
     assert blocks[0].span == pytest.approx(2.5 * S)
     assert blocks[0].busy == 2 * S
 
 
 def test_concurrent_units_count_their_new_time() -> None:
     both = [one for unit in units(0, 6) for one in (unit,) * 3]
-    _, blocks = told(empty_buffer(TOP, 0), both)
+    _, blocks = added(empty_buffer(TOP, 0), both)
     assert blocks[0].span < blocks[0].busy
 
 
@@ -374,7 +374,7 @@ def test_jump_to_fifteen_percent_alarms_within_two() -> None:
     assert cusum.pairs == 2
 
 
-def test_one_pair_alone_never_alarms() -> None:
+def test_single_pair_never_alarms() -> None:
     assert not Cusum().add(3.0, 0.04, 0.05, 0.01).alarmed
     assert Cusum(inconclusive=True).suspicious
 
@@ -440,9 +440,9 @@ def test_rounding_by_the_device_is_obedience() -> None:
 
 
 def test_tuner_without_observations_has_an_empty_report() -> None:
-    told = report(begin(QUICK, RANGES, now=0))
-    assert (told.slowdown, told.saved, told.lost, told.committed) == (None,) * 4
-    assert told.units == told.pairs == 0
+    figures = report(begin(QUICK, RANGES, now=0))
+    assert (figures.slowdown, figures.saved, figures.lost, figures.committed) == (None,) * 4
+    assert figures.units == figures.pairs == 0
 
 
 def test_explanation_names_faster_and_costlier_settings() -> None:

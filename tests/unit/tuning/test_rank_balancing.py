@@ -6,27 +6,31 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from testbed.tuning_plant import with_fields
 
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
 from wattspan.tuning.decisions.phases import decide, relearn
-from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
-from wattspan.tuning.decisions.report import certified_levels, setting_text
-from wattspan.tuning.decisions.search import (
+from wattspan.tuning.decisions.rank_balancing import (
     BALANCING_DEPTH,
     BALANCING_TRIES,
-    MAX_CANDIDATES,
     SLACK_WINDOW,
-    ProbePlan,
-    TunerPhase,
-    TunerState,
     lower_waiting_ranks,
+    observe_steps,
     saves_energy,
     slack_outdated,
     step_time_certified,
 )
+from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.report import certified_levels, setting_text
+from wattspan.tuning.decisions.search import (
+    MAX_CANDIDATES,
+    ProbePlan,
+    TunerPhase,
+    TunerState,
+)
 from wattspan.tuning.decisions.sequential_test import Cusum, Evidence
-from wattspan.tuning.decisions.step import begin, observe_steps
+from wattspan.tuning.decisions.step import begin
 from wattspan.tuning.decisions.values import KnobRange, LevelLadder, Observation, TunerPolicy
 
 W = 1_000
@@ -58,7 +62,7 @@ def state(**more: object) -> TunerState:
     known = Estimates(
         levels=MappingProxyType({BASE: seen(0.03, -0.1), 500 * W: seen(0.1, -0.3, 3)})
     )
-    told: dict[str, object] = {
+    usual: dict[str, object] = {
         "phase": TunerPhase.HOLD,
         "candidate": BASE,
         "certified": BASE,
@@ -67,18 +71,19 @@ def state(**more: object) -> TunerState:
     }
     fresh = begin(policy, RANGES, now=0)
     stretches = (fresh.samples.periods[0]._replace(level=BASE),)
-    return fresh._replace(samples=fresh.samples._replace(periods=stretches), **(told | more))
+    samples = fresh.samples._replace(periods=stretches)
+    return with_fields(fresh, samples=samples, **(usual | more))
 
 
 def lowered() -> tuple[TunerState, int]:
     """The state with less for the last rank, held, of which nothing has been seen yet."""
     proposed = lower_waiting_ranks(state())
     assert proposed is not None
-    level = proposed.slack.lowered
+    level = proposed.evidence.slack.lowered
     assert level is not None
     stretches = (proposed.samples.periods[0]._replace(level=level),)
     tape = proposed.samples._replace(periods=stretches)
-    return proposed._replace(candidate=level, certified=level, samples=tape), level
+    return with_fields(proposed, candidate=level, certified=level, samples=tape), level
 
 
 # ----------------------------------------------------------------------------------- the ladder
@@ -113,9 +118,9 @@ def test_per_device_levels_are_distinct_within_capacity() -> None:
 def test_waits_are_observed_during_a_hold() -> None:
     before = state(slack=RankSlack())
     after = observe_steps(before, [step(1, 0.9, 0.8), step(2, 0.9, 0.8), step(3, 0.9, 0.8)])
-    assert after.slack.level == BASE
-    assert after.slack.waiting.steps == 2  # the first began before it had settled
-    assert observe_steps(after, [step(4, 0.9, 0.8)]).slack.waiting.steps == 3
+    assert after.evidence.slack.level == BASE
+    assert after.evidence.slack.waiting.steps == 2  # the first began before it had settled
+    assert observe_steps(after, [step(4, 0.9, 0.8)]).evidence.slack.waiting.steps == 3
 
 
 @pytest.mark.parametrize(
@@ -139,15 +144,15 @@ def test_absent_steps_have_no_effect() -> None:
 
 def test_waits_at_one_setting_do_not_apply_to_another() -> None:
     after = observe_steps(state(slack=RankSlack(waited(9, 0.9, 0.5), 500 * W)), [step(3, 0.9, 0.8)])
-    assert (after.slack.level, after.slack.waiting.steps) == (BASE, 1)
+    assert (after.evidence.slack.level, after.evidence.slack.waiting.steps) == (BASE, 1)
 
 
 def test_recent_waits_decide_with_lowered_ranks() -> None:
     before, level = lowered()
     long = [step(3 + at, 0.9, 0.9, 0.85) for at in range(SLACK_WINDOW)]
     after = observe_steps(before, long)
-    assert (after.slack.level, after.slack.waiting.steps) == (level, SLACK_WINDOW)
-    assert observe_steps(after, [step(200, 0.9, 0.9, 0.85)]).slack.waiting.steps == 1
+    assert (after.evidence.slack.level, after.evidence.slack.waiting.steps) == (level, SLACK_WINDOW)
+    assert observe_steps(after, [step(200, 0.9, 0.9, 0.85)]).evidence.slack.waiting.steps == 1
 
 
 # ---------------------------------------------------------------------------------- proposing
@@ -156,20 +161,20 @@ def test_recent_waits_decide_with_lowered_ranks() -> None:
 def test_only_waiting_ranks_are_lowered() -> None:
     proposed = lower_waiting_ranks(state())
     assert proposed is not None
-    assert proposed.slack.lowered is not None
-    caps = proposed.ladder.caps(proposed.slack.lowered)
+    assert proposed.evidence.slack.lowered is not None
+    caps = proposed.search.ladder.caps(proposed.evidence.slack.lowered)
     assert caps["GPU-0"] == caps["GPU-1"] == BASE
     assert BALANCING_DEPTH * BASE <= caps["GPU-2"] < BASE
-    assert (proposed.slack.critical, proposed.slack.tries) == (0, 1)
-    assert 0.03 < proposed.slack.remaining[2] < 0.1
+    assert (proposed.evidence.slack.critical, proposed.evidence.slack.tries) == (0, 1)
+    assert 0.03 < proposed.evidence.slack.remaining[2] < 0.1
 
 
 def test_ranks_are_lowered_to_their_floor_at_most() -> None:
     narrow = (*RANGES[:2], replace(RANGES[2], floor=595 * W))
     proposed = lower_waiting_ranks(state(ladder=LevelLadder.over(narrow)))
     assert proposed is not None
-    assert proposed.slack.lowered is not None
-    assert proposed.ladder.caps(proposed.slack.lowered)["GPU-2"] == 595 * W
+    assert proposed.evidence.slack.lowered is not None
+    assert proposed.search.ladder.caps(proposed.evidence.slack.lowered)["GPU-2"] == 595 * W
 
 
 @pytest.mark.parametrize(
@@ -202,7 +207,7 @@ def test_ranks_without_slack_keep_one_cap(more: dict[str, object]) -> None:
 def test_lowered_setting_is_not_lowered_again() -> None:
     before, level = lowered()
     slack = RankSlack(waited(STEPS, 0.9, 0.9, 0.8), level)
-    assert lower_waiting_ranks(before._replace(slack=slack)) is None
+    assert lower_waiting_ranks(with_fields(before, slack=slack)) is None
 
 
 def test_adjacent_settings_keep_one_cap() -> None:
@@ -277,46 +282,53 @@ def test_common_cap_is_not_released_for_waits() -> None:
 def changed(*, stage: TunerPhase) -> tuple[TunerState, int]:
     """Less for the last rank is in force, which waits no more."""
     before, level = lowered()
-    before = before._replace(phase=stage, plan=ProbePlan(level, 24))
+    before = with_fields(before, phase=stage, plan=ProbePlan(level, 24))
     return observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(SLACK_WINDOW)]), level
 
 
 @pytest.mark.parametrize("stage", [TunerPhase.HOLD, TunerPhase.PROVE])
 def test_changed_waits_release_all_then_one_cap(stage: TunerPhase) -> None:
     before, level = changed(stage=stage)
-    seen = Observation(now=200 * SECOND, in_force=before.ladder.caps(level))
+    seen = Observation(now=200 * SECOND, in_force=before.search.ladder.caps(level))
     after = decide(before, seen)
     assert (after.decision.move, after.decision.reason) == (Move.RELEASE, DecisionReason.CHANGED)
     assert not after.decision.caps
-    assert after.plan.level == TOP
-    assert (after.phase, after.candidate, after.certified) == (TunerPhase.HOLD, BASE, BASE)
+    assert after.search.plan.level == TOP
+    assert (after.search.phase, after.search.candidate, after.search.certified) == (
+        TunerPhase.HOLD,
+        BASE,
+        BASE,
+    )
 
 
 def test_original_stays_during_its_comparison() -> None:
     before, _ = changed(stage=TunerPhase.HOLD)
-    before = before._replace(plan=ProbePlan(TOP, 2))
+    before = with_fields(before, plan=ProbePlan(TOP, 2))
     after = decide(before, Observation(now=200 * SECOND))
-    assert (after.plan.level, after.candidate) == (TOP, BASE)
+    assert (after.search.plan.level, after.search.candidate) == (TOP, BASE)
     assert not after.decision.caps
 
 
 def test_waiting_rank_is_lowered_after_a_common_hold() -> None:
     before = state(plan=ProbePlan(BASE, 48), refinements=3)
-    after = decide(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
-    assert (after.phase, after.decision.reason) == (TunerPhase.PROVE, DecisionReason.CERTIFYING)
-    assert after.candidate == after.slack.lowered
-    assert after.certified == BASE
+    after = decide(before, Observation(now=200 * SECOND, in_force=before.search.ladder.caps(BASE)))
+    assert (after.search.phase, after.decision.reason) == (
+        TunerPhase.PROVE,
+        DecisionReason.CERTIFYING,
+    )
+    assert after.search.candidate == after.evidence.slack.lowered
+    assert after.search.certified == BASE
 
 
 def test_next_run_starts_with_the_common_cap() -> None:
     before, level = lowered()
-    told = certified_levels(before)
-    assert told is not None
-    assert (told.level, told.levels) == (BASE, before.ladder.caps(level))
-    assert relearn(before._replace(resume_level=level)).resume_level == BASE
+    certified = certified_levels(before)
+    assert certified is not None
+    assert (certified.level, certified.levels) == (BASE, before.search.ladder.caps(level))
+    assert relearn(with_fields(before, resume_level=level)).search.resume_level == BASE
 
 
 def test_lowered_ranks_are_reported_with_both_settings() -> None:
     before, level = lowered()
-    least = before.ladder.caps(level)["GPU-2"] / W
+    least = before.search.ladder.caps(level)["GPU-2"] / W
     assert setting_text(before, level) == f"600 W, {least:.0f} W where ranks wait"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from testbed.tuning_plant import GPU, QUICK, TOP, Plant, Run, gentle
+from testbed.tuning_plant import GPU, QUICK, TOP, Plant, Run, gentle, with_fields
 
 from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
 from wattspan.tuning.decisions.estimates import MAX_REACH, LevelEstimate
@@ -82,7 +82,7 @@ def test_rest_doubles_with_each_release_of_an_hour() -> None:
         run.on(1)
         run.plant.vetoes = frozenset()
         assert run.state is not None
-        waits.append(run.state.rest_until / SECOND - run.plant.now)
+        waits.append(run.state.search.rest_until / SECOND - run.plant.now)
     assert waits == [60, 120, 240]
 
 
@@ -100,7 +100,9 @@ def test_pause_releases_and_work_that_returns_is_tuned_again() -> None:
 @pytest.mark.parametrize("phase", [TunerPhase.SCREEN, TunerPhase.PROVE])
 def test_job_that_falls_silent_in_a_search_is_released(phase: TunerPhase) -> None:
     run = Run(Plant(), DWELL)
-    run.until(lambda one: bool(one.caps) and run.state is not None and run.state.phase is phase)
+    run.until(
+        lambda one: bool(one.caps) and run.state is not None and run.state.search.phase is phase
+    )
     run.plant.silent = True
     run.until(released, turns=400)
     assert run.decisions[-1].reason is DecisionReason.PAUSED
@@ -153,11 +155,11 @@ def test_changed_job_is_released_and_proved_again() -> None:
     run.until(released)
     assert run.decisions[-1].reason is DecisionReason.CHANGED
     assert run.until(held).caps
-    told = report(run.state)
-    assert told.slowdown is not None
-    assert told.slowdown < 0.05
-    assert told.saved is not None
-    assert told.saved > 0
+    figures = report(run.state)
+    assert figures.slowdown is not None
+    assert figures.slowdown < 0.05
+    assert figures.saved is not None
+    assert figures.saved > 0
 
 
 def test_false_spans_are_judged_by_the_gaps_between_them() -> None:
@@ -219,7 +221,7 @@ def test_failed_candidate_is_replaced_by_a_higher_one() -> None:
     decision = run.until(held)
     assert decision.caps[GPU] > level
     assert run.state is not None
-    assert run.state.failed_candidates >= 1
+    assert run.state.search.failed_candidates >= 1
     assert not any(one.move is Move.RELEASE for one in run.decisions)
 
 
@@ -251,8 +253,8 @@ def test_three_candidates_that_fail_end_the_search() -> None:
     ):
         state = run.state
         assert state is not None
-        if state.candidate is not None:
-            run.plant.curve = costing(state.candidate, 0.054)
+        if state.search.candidate is not None:
+            run.plant.curve = costing(state.search.candidate, 0.054)
     assert run.decisions[-1].reason is DecisionReason.TOO_NOISY
     assert not any(held(one) for one in run.decisions)
 
@@ -284,14 +286,14 @@ def test_certified_level_without_savings_is_followed_by_a_lower_one() -> None:
     level = TOP - 8_000
     shallow = LevelEstimate(time=Evidence(12, 0.001, 0.001), power=Evidence(12, -0.001, 0.001))
     estimates = replace(run.state.estimates, levels={**run.state.estimates.levels, level: shallow})
-    before = run.state._replace(estimates=estimates, candidate=level)
-    after = _certified(before, Observation(now=run.state.requested_at), level)
-    assert after.phase is TunerPhase.PROVE
-    assert after.candidate is not None
-    assert after.candidate < level
-    assert after.refinements == 1
+    before = with_fields(run.state, estimates=estimates, candidate=level)
+    after = _certified(before, Observation(now=run.state.search.requested_at), level)
+    assert after.search.phase is TunerPhase.PROVE
+    assert after.search.candidate is not None
+    assert after.search.candidate < level
+    assert after.search.refinements == 1
     last = _certified(
-        before._replace(refinements=3), Observation(now=run.state.requested_at), level
+        with_fields(before, refinements=3), Observation(now=run.state.search.requested_at), level
     )
     assert last.decision.reason is DecisionReason.NO_SAVING
 
@@ -302,9 +304,9 @@ def test_blocks_of_a_comparison_follow_settling_time_and_noise() -> None:
     assert run.state is not None
     slow = run.state._replace(policy=replace(run.state.policy, settle_time=60 * SECOND))
     assert comparison_blocks(slow) == (3, MAX_REACH)
-    assert comparison_blocks(slow._replace(certified=None)) == (1, 2)
+    assert comparison_blocks(with_fields(slow, certified=None)) == (1, 2)
     assert comparison_blocks(run.state) == (1, 2)
-    assert comparison_blocks(run.state._replace(certified=None)) == (1, 1)
+    assert comparison_blocks(with_fields(run.state, certified=None)) == (1, 1)
     noisy = run.state._replace(estimates=replace(run.state.estimates, variance=0.01))
     assert comparison_blocks(noisy) == (1, 4)
     assert (free_blocks(run.state), reach(run.state)) == (1, 2)

@@ -78,7 +78,7 @@ def test_server_is_held_where_its_latency_and_its_tail_hold() -> None:
     server = Server(little, limit=700_000_000)
     level = server.until(held).caps[GPU]
     assert little(level) < 1.05
-    assert server.state.serving[level].passes(POLICY)
+    assert server.state.evidence.serving[level].passes(POLICY)
 
 
 def test_latency_that_must_hold_is_learned_from_the_original_setting() -> None:

@@ -29,9 +29,9 @@ from wattspan.tuning.serialization import (
 
 
 def over_the_wire(facts: object) -> dict[str, object]:
-    told = msgspec.json.decode(msgspec.json.encode(facts))
-    assert isinstance(told, dict)
-    return told
+    encoded = msgspec.json.decode(msgspec.json.encode(facts))
+    assert isinstance(encoded, dict)
+    return encoded
 
 
 @pytest.mark.parametrize("accounts", [ACCOUNTS, TuningAccounts()], ids=["busy", "off"])
@@ -48,15 +48,15 @@ def test_serialised_power_is_in_watts_and_clocks_in_megahertz() -> None:
     watts = recorded_decision_to_json(decided(0, HOLD))
     assert (watts["unit"], watts["caps"]) == ("W", {"GPU-0": 560.0, "GPU-1": 560.0})
     clock = RecordedDecision(NOW, "job", Knob.GPU_CLOCK, replace(HOLD, caps={"GPU-0": 1410}), True)
-    told = recorded_decision_to_json(clock)
-    assert (told["unit"], told["caps"]) == ("MHz", {"GPU-0": 1410.0})
-    assert recorded_decision_from_json(over_the_wire(told)) == clock
+    encoded = recorded_decision_to_json(clock)
+    assert (encoded["unit"], encoded["caps"]) == ("MHz", {"GPU-0": 1410.0})
+    assert recorded_decision_from_json(over_the_wire(encoded)) == clock
 
 
 def test_unknown_value_serialises_as_null() -> None:
     row = replace(HELD, slowdown=None, saved=None, lost=None, saving=float("nan"))
-    told = row_to_json(row)
-    assert [told[name] for name in ("slowdown", "saved_joules", "lost_seconds", "saving")] == (
+    encoded = row_to_json(row)
+    assert [encoded[name] for name in ("slowdown", "saved_joules", "lost_seconds", "saving")] == (
         [None] * 4
     )
     assert row_to_json(replace(HELD, saved=Microjoules(0)))["saved_joules"] == 0.0
@@ -75,18 +75,18 @@ def test_unknown_enum_value_of_a_newer_agent_is_rejected() -> None:
         recorded_decision_from_json(facts)
 
 
-def test_names_that_are_no_unicode_do_not_stop_the_answer() -> None:
+def test_names_with_lone_surrogates_are_encoded() -> None:
     decision = Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, "odd \ud800 words")
-    told = over_the_wire(
+    encoded = over_the_wire(
         recorded_decision_to_json(
             RecordedDecision(NOW, "odd\udc80", Knob.GPU_POWER, decision, False)
         )
     )
-    assert told["job"] == "odd?"
+    assert encoded["job"] == "odd?"
     assert over_the_wire(row_to_json(replace(HELD, service="\ud800")))["service"] == "?"
 
 
-def test_facts_are_json_that_any_program_reads(tmp_path: Path) -> None:
+def test_accounts_are_plain_json(tmp_path: Path) -> None:
     text = msgspec.json.encode(accounts_to_json(ACCOUNTS)).decode()
     assert json.loads(text)["jobs"][0]["original"] == {"GPU-0": 700.0, "GPU-1": 700.0}
 
@@ -111,18 +111,18 @@ def test_pipelines_round_trip() -> None:
 
 
 def test_partners_of_an_earlier_agent_are_read() -> None:
-    told = accounts_to_json(TuningAccounts("apply", (PIPELINED,)))
-    for one in told["jobs"][0]["partners"]:
+    encoded = accounts_to_json(TuningAccounts("apply", (PIPELINED,)))
+    for one in encoded["jobs"][0]["partners"]:
         del one["age_seconds"], one["straggler"]
-    (row,) = accounts_from_json(over_the_wire(told)).rows
+    (row,) = accounts_from_json(over_the_wire(encoded)).rows
     assert [(one.age, one.straggler) for one in row.partners] == [(None, ""), (None, "")]
 
 
 def test_load_of_a_tracked_job_round_trips() -> None:
     accounts = TuningAccounts("apply", (TRACKED,))
     assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
-    told = row_to_json(TRACKED)
-    assert told["load"]["objectives"][0] == {
+    encoded = row_to_json(TRACKED)
+    assert encoded["load"]["objectives"][0] == {
         "name": "ttft_p99",
         "limit_seconds": 0.4,
         "allowed": 0.01,

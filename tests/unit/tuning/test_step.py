@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from testbed.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP, Plant, Run, gentle
+from testbed.tuning_plant import (
+    FLOOR,
+    GPU,
+    QUICK,
+    RANGES,
+    TOP,
+    Plant,
+    Run,
+    gentle,
+    with_fields,
+)
 
 from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
 from wattspan.tuning.decisions.report import certified_levels, report
@@ -35,25 +45,25 @@ def test_job_ends_capped_within_its_budget() -> None:
     run = Run(Plant())
     run.until(held)
     run.on(6_000)
-    told = report(run.state)
-    time, power = gentle(run.plant.level if run.plant.level != TOP else told.tried[-1].setting)
+    figures = report(run.state)
+    time, power = gentle(run.plant.level if run.plant.level != TOP else figures.tried[-1].setting)
     assert 1.02 < time < 1.05
-    assert told.held_slowdown == pytest.approx(time - 1, abs=0.006)
-    assert told.held_bound is not None
-    assert told.held_bound <= 0.05
-    assert told.saving == pytest.approx(1 - time * power, rel=0.03)
-    assert told.slowdown is not None
-    assert told.slowdown_bound is not None
-    assert 0 < told.slowdown < told.slowdown_bound < 0.05
-    assert told.saved_low is not None
-    assert told.saved is not None
-    assert told.saved_high is not None
-    assert 0 < told.saved_low <= told.saved <= told.saved_high
-    assert told.lost is not None
-    assert told.allowance is not None
-    assert 0 < told.exploration <= told.lost < told.allowance
-    assert told.committed
-    assert told.pairs >= 12
+    assert figures.held_slowdown == pytest.approx(time - 1, abs=0.006)
+    assert figures.held_bound is not None
+    assert figures.held_bound <= 0.05
+    assert figures.saving == pytest.approx(1 - time * power, rel=0.03)
+    assert figures.slowdown is not None
+    assert figures.slowdown_bound is not None
+    assert 0 < figures.slowdown < figures.slowdown_bound < 0.05
+    assert figures.saved_low is not None
+    assert figures.saved is not None
+    assert figures.saved_high is not None
+    assert 0 < figures.saved_low <= figures.saved <= figures.saved_high
+    assert figures.lost is not None
+    assert figures.allowance is not None
+    assert 0 < figures.exploration <= figures.lost < figures.allowance
+    assert figures.committed
+    assert figures.pairs >= 12
 
 
 def test_search_learns_screens_certifies_and_holds() -> None:
@@ -84,19 +94,19 @@ def test_certified_level_is_stored_and_proved_first() -> None:
     assert run.state is not None
     known = certified_levels(run.state)
     assert known is not None
-    assert known.level == run.state.certified
+    assert known.level == run.state.search.certified
     again = Run(Plant(seed=1), state=begin(QUICK, RANGES, now=0, remembered=known))
     again.until(held)
     assert DecisionReason.SCREENING not in again.reasons
     assert DecisionReason.RECERTIFYING in again.reasons
     assert again.state is not None
-    assert again.state.certified == known.level
+    assert again.state.search.certified == known.level
 
 
 @pytest.mark.parametrize("level", [TOP, TOP + 5_000])
 def test_stored_level_out_of_range_is_ignored(level: int) -> None:
     known = CertifiedLevels(level, level, 0.03, 0.1, 12)
-    assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
+    assert begin(QUICK, RANGES, now=0, remembered=known).search.resume_level is None
 
 
 def test_held_level_is_compared_with_the_original_now_and_then() -> None:
@@ -125,16 +135,16 @@ def test_lower_level_is_tried_with_more_evidence() -> None:
     first = run.until(held).caps[GPU]
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     assert run.state is not None
-    assert run.state.refinements == 1
-    assert run.state.candidate is not None
-    assert run.state.candidate < first
+    assert run.state.search.refinements == 1
+    assert run.state.search.candidate is not None
+    assert run.state.search.candidate < first
 
 
 def test_several_devices_get_one_level_within_each_ones_range() -> None:
     ranges = (KnobRange(GPU, TOP, FLOOR), KnobRange("GPU-2", 300_000, 290_000))
     state = begin(QUICK, ranges, now=0)
-    assert state.ladder.caps(350_000) == {GPU: 350_000}
-    assert state.ladder.caps(250_000) == {GPU: 250_000, "GPU-2": 290_000}
+    assert state.search.ladder.caps(350_000) == {GPU: 350_000}
+    assert state.search.ladder.caps(250_000) == {GPU: 250_000, "GPU-2": 290_000}
 
 
 def test_units_of_several_ranks_are_steps_of_one_job() -> None:
@@ -163,9 +173,7 @@ def test_units_of_several_ranks_are_steps_of_one_job() -> None:
         (Plant(metered=False), DecisionReason.NO_SIGNAL),
     ],
 )
-def test_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
-    plant: Plant, reason: DecisionReason
-) -> None:
+def test_untunable_job_is_declined_with_the_reason(plant: Plant, reason: DecisionReason) -> None:
     # Without published curves of the knob, so that more levels are tried.
     run = Run(plant, replace(QUICK, knob=Knob.CPU_POWER))
     plant.curve = plant.curve if reason is not DecisionReason.NOT_MONOTONE else _bumpy
@@ -216,7 +224,7 @@ def test_next_tuner_of_a_run_has_the_error_that_is_left(plant: Plant, spent: int
     searches = searches_without_result(run.state)
     after = begin(replace(QUICK, knob=Knob.GPU_CLOCK), RANGES, now=0, searches=searches)
     assert searches == spent
-    assert after.error == begin(QUICK, RANGES, now=0)._replace(retries=spent).error
+    assert after.error == with_fields(begin(QUICK, RANGES, now=0), retries=spent).error
 
 
 def _bumpy(level: float) -> tuple[float, float]:

@@ -36,8 +36,8 @@ def two(slope: float = 0.1, *, budget: float = 0.05, **other: object) -> SharedR
 
 def certified_level(run: SharedRun) -> int:
     assert run.state is not None
-    assert run.state.certified is not None
-    return run.state.certified
+    assert run.state.search.certified is not None
+    return run.state.search.certified
 
 
 @pytest.mark.parametrize(("slope", "budget"), [(0.1, 0.05), (0.2, 0.1), (0.3, 0.05), (0.01, 0.05)])
@@ -53,9 +53,9 @@ def test_certified_setting_keeps_the_budget_of_every_tenant(slope: float, budget
         assert time.upper(state.error) <= state.budget
     run.on(500)
     for state in run.states:
-        told = report(state)
-        assert told.slowdown_bound is not None
-        assert told.slowdown_bound <= state.policy.max_slowdown
+        figures = report(state)
+        assert figures.slowdown_bound is not None
+        assert figures.slowdown_bound <= state.policy.max_slowdown
 
 
 def test_sensitive_tenant_determines_the_setting() -> None:
@@ -108,8 +108,11 @@ def test_tenants_follow_the_search_of_the_leader() -> None:
         run.on(1)
         leader, other = run.states
         following = tenants.follow(other, leader)
-        assert (following.plan, following.phase) == (leader.plan, leader.phase)
-    assert run.states[0].phase in (TunerPhase.PROVE, TunerPhase.HOLD, TunerPhase.SCREEN)
+        assert (following.search.plan, following.search.phase) == (
+            leader.search.plan,
+            leader.search.phase,
+        )
+    assert run.states[0].search.phase in (TunerPhase.PROVE, TunerPhase.HOLD, TunerPhase.SCREEN)
 
 
 def test_tenants_with_steps_of_very_different_length_are_tuned() -> None:

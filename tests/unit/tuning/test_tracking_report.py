@@ -140,8 +140,8 @@ def test_external_reason_names_the_released_setting() -> None:
     assert released.move is Move.RELEASE
     assert released.sentence.startswith("Release 1590 MHz: another tenant")
     watts = begin_tracking(TrackingPolicy(OBJECTIVES, (700_000, 560_000), 5 * SECOND), 0)
-    told = refused_decision(watts, Knob.GPU_POWER, 1, DecisionReason.NO_SIGNAL, "it is silent")
-    assert told.sentence == "Release 560 W: it is silent."
+    released = refused_decision(watts, Knob.GPU_POWER, 1, DecisionReason.NO_SIGNAL, "it is silent")
+    assert released.sentence == "Release 560 W: it is silent."
     kept = refused_decision(state(), Knob.GPU_CLOCK, 0, DecisionReason.NO_DEVICE)
     assert kept.move is Move.DECLINE
     assert kept.sentence == "Keep the original setting: no device."

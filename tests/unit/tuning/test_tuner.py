@@ -423,9 +423,9 @@ def test_every_change_of_mind_is_written_down_once() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
-    told = [one.decision.same_as for one in host.book.decided]
-    assert len(told) >= 3
-    assert all(first != second for first, second in pairwise(told))
+    decided = [one.decision.same_as for one in host.book.decided]
+    assert len(decided) >= 3
+    assert all(first != second for first, second in pairwise(decided))
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from wattspan.model import (
 )
 from wattspan.sharing.pools import POOL_RULES, PoolName
 from wattspan.spans.values import Span, SpanColumns
+from wattspan.tuning.declared_jobs import MISSING_AFTER
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.missing_jobs import MISSING_AFTER
 
 HOUR = 3600
 MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
@@ -92,7 +92,7 @@ def test_missing_job_is_logged_once() -> None:
     assert line.startswith("trainer/train_step is not tuned. No span of the service")
 
 
-def test_job_that_is_heard_of_is_awaited_no_more() -> None:
+def test_row_of_a_missing_job_ends_with_its_first_spans() -> None:
     host = Host()
     host.run(1)
     host.train()
@@ -210,7 +210,7 @@ def test_short_lived_processes_leave_no_state() -> None:
         job.alive = False
         if number > 60:
             assert len(tuning_job(host).ranks) <= 2
-            assert len(tuning_job(host).units) < 100
+            assert len(tuning_job(host).work.units) < 100
     host.run(30)
     row = host.row()
     assert row is not None
@@ -223,7 +223,7 @@ def test_units_of_an_untunable_job_are_not_stored() -> None:
     host = Host(settings=quick(gpus=("7",)))
     host.train()
     host.run(300)
-    assert len(tuning_job(host).units) < 100
+    assert len(tuning_job(host).work.units) < 100
 
 
 # ------------------------------------------------------------------------------- too many of them

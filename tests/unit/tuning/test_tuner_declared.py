@@ -106,7 +106,7 @@ def test_declared_knobs_replace_those_of_the_configuration() -> None:
     assert row(host).knob is Knob.GPU_POWER
 
 
-def test_budget_of_zero_leaves_the_job_alone() -> None:
+def test_budget_of_zero_keeps_the_original_setting() -> None:
     host = Host()
     host.declare(owned(host), max_slowdown=0.0)
     host.run(120)
@@ -198,7 +198,7 @@ def test_limit_of_a_profile_over_the_budget_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("watts", [700.0, 900.0])
-def test_first_limit_that_is_no_cap_changes_nothing(watts: float) -> None:
+def test_first_limit_without_effect_is_ignored(watts: float) -> None:
     host = Host(settings=quick())
     host.declare(owned(host), first_watts=watts)
     host.run(600, until=lambda: row(host).decision.reason is DecisionReason.SCREENING)

@@ -290,7 +290,7 @@ def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
 
 
 @pytest.mark.slow
-def test_clock_that_cannot_be_written_is_told_to_the_planner() -> None:
+def test_unwritable_clock_is_reported_to_the_planner() -> None:
     hosts = planned()
     planner, other = roles(hosts)
     assert other.host.capper is not None

@@ -110,7 +110,7 @@ def test_job_that_joins_a_tuned_gpu_is_tuned_with_it_under_one_account() -> None
 
 
 @pytest.mark.parametrize("ending", ["a", "b"])
-def test_job_that_stays_alone_is_tuned_alone(ending: str) -> None:
+def test_job_without_partners_is_tuned_alone(ending: str) -> None:
     host = both()
     jobs = {name: host.train(name) for name in ("a", "b")}
     host.run(LIMIT, until=lambda: held(host))

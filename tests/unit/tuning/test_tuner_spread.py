@@ -7,6 +7,7 @@ from testbed.memory_cluster import MemoryCluster
 from testbed.ranks_on_hosts import JOB, RankedHosts, RankHost, place_of, searches, spread
 from testbed.tuned_host import DEFAULT, TICK, Host
 from testbed.tuned_ranks import train_together
+from testbed.tuning_plant import with_fields
 
 from wattspan.config import TunedJobSettings
 from wattspan.fleet.coordination import KeyWrite
@@ -16,7 +17,6 @@ from wattspan.model import SECOND, DecisionReason, Move, TuningRow
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import Observation
 from wattspan.tuning.host_turns import LONGEST_HOLD, host_part, kept
-from wattspan.tuning.spread_job import SpreadJob
 
 MINUTES = 1800
 EXPLORER = f"{place_of(JOB)}explorer"
@@ -36,7 +36,7 @@ def explores_locally(member: RankHost) -> bool:
 
 def evidence(member: RankHost) -> bool:
     """True if its tuner has compared settings."""
-    state = member.host.tuner._jobs[JOB]._state
+    state = member.host.tuner._jobs[JOB].strategy.state
     return state is not None and bool(state.estimates.levels)
 
 
@@ -145,7 +145,7 @@ def test_host_waits_for_the_comparison_of_a_held_setting() -> None:
     second.host.gpus[0].throttling = ("hw_slowdown",)
     ended = first.host.clock.monotonic()
     hosts.run(5)
-    state = first.host.tuner._jobs[JOB]._state
+    state = first.host.tuner._jobs[JOB].strategy.state
     assert state is not None
     # The next comparison has no work beside those of the second host.
     assert state.samples.periods[-1].since >= ended
@@ -168,21 +168,22 @@ def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
     hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
     host, first = hosts.hosts[0], hosts.members[0]
     hosts.run(MINUTES, until=lambda: first.holds)
-    state, now = host.tuner._jobs[JOB]._state, host.clock.monotonic()
+    state, now = host.tuner._jobs[JOB].strategy.state, host.clock.monotonic()
     assert state is not None
     in_force = {gpu.device: gpu.cap for gpu in host.gpus}
     assert kept(state, Observation(now, in_force=in_force)) is not None
     assert kept(state, Observation(now + LONGEST_HOLD, in_force=in_force)) is None
 
 
-def test_setting_in_many_words_is_told_in_a_readable_record() -> None:
+def test_long_text_of_a_setting_is_truncated_in_the_record() -> None:
     hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
     hosts.run(MINUTES, until=lambda: hosts.members[0].holds)
     job = hosts.hosts[0].tuner._jobs[JOB]
-    assert isinstance(job, SpreadJob)
-    assert job._state is not None
-    job._state = job._state._replace(candidate=10**300)  # milliwatts
-    record = JobRecord(session="a", sent=1, ranks=job._ranks())
+    assert job.turns is not None
+    assert job.strategy.state is not None
+    state = with_fields(job.strategy.state, candidate=10**300)  # milliwatts
+    ranks = job.turns.rank_setting(state, job.report, explores=False)
+    record = JobRecord(session="a", sent=1, ranks=ranks)
     assert decode_record(encode_record(record)) == record
     assert record.ranks is not None
     assert len(record.ranks.setting) == 100

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.cli.doctor.findings import Finding, note, ok, warning
+from wattspan.cli.doctor.host import file_text
 from wattspan.model import Domain
 from wattspan.sources.amdsmi.device import AMD
 from wattspan.sources.amdsmi.source import BindingError
@@ -96,7 +96,7 @@ def pci_gpus(root: Path = Path("/")) -> list[PciGpu]:
     ]
     for device in devices:
         place = device.resolve()
-        vendor = _text(place / "vendor")
+        vendor = file_text(place / "vendor")
         virtual = (place / "physfn").exists()  # a function for a virtual machine
         if vendor in {*_LIBRARIES, INTEL} and _is_gpu(place) and not virtual:
             driver = place / "driver"
@@ -203,7 +203,7 @@ def _power_meters(root: Path) -> Iterator[Finding]:
     """ACPI power meters of the firmware without a driver: those of Grace, for example."""
     meters = sorted(each.name for each in (root / "sys/bus/acpi/devices").glob("ACPI000D:*"))
     chips = (root / "sys/class/hwmon").glob("*/name")
-    if meters and not any(_text(chip) == "power_meter" for chip in chips):
+    if meters and not any(file_text(chip) == "power_meter" for chip in chips):
         yield warning(
             f"power meter {', '.join(meters)}",
             "not read: the driver acpi_power_meter is not loaded",
@@ -224,10 +224,4 @@ def _names(boards: Iterable[PciGpu]) -> str:
 
 def _is_gpu(device: Path) -> bool:
     """True for display controllers and processing accelerators (PCI classes 03 and 12)."""
-    return _text(device / "class")[:4] in {"0x03", "0x12"}
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(errors="replace").strip()
-    return ""
+    return file_text(device / "class")[:4] in {"0x03", "0x12"}

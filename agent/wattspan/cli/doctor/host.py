@@ -86,7 +86,7 @@ def examine_host(root: Path = Path("/"), euid: int | None = None) -> Iterator[Fi
 
 def capabilities(root: Path = Path("/")) -> list[str]:
     """The effective capabilities among ``_CAPABILITIES``."""
-    for line in _text(root / "proc/self/status").splitlines():
+    for line in file_text(root / "proc/self/status").splitlines():
         if line.startswith("CapEff:"):
             mask = int(line.split()[1], 16)
             return [name for bit, name in _CAPABILITIES.items() if mask >> bit & 1]
@@ -95,27 +95,27 @@ def capabilities(root: Path = Path("/")) -> list[str]:
 
 def hypervisor(root: Path = Path("/")) -> str:
     """The vendor of the hypervisor; empty on bare metal, as far as the guest can tell."""
-    flags = next(
-        (line for line in _text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), ""
-    )
-    kind = _text(root / "sys/hypervisor/type").strip()
+    lines = file_text(root / "proc/cpuinfo").splitlines()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    kind = file_text(root / "sys/hypervisor/type")
     if kind or "hypervisor" in flags.split():
-        return kind or _text(root / "sys/class/dmi/id/sys_vendor").strip() or "unknown hypervisor"
+        return kind or file_text(root / "sys/class/dmi/id/sys_vendor") or "unknown hypervisor"
     return ""
 
 
 def container(root: Path = Path("/")) -> str:
     """The runtime of the container this runs in; empty outside of one."""
-    if named := _text(root / "run/systemd/container").strip():
+    if named := file_text(root / "run/systemd/container"):
         return named
     if (root / ".dockerenv").exists():
         return "docker"
     return "podman" if (root / "run/.containerenv").exists() else ""
 
 
-def _text(path: Path) -> str:
+def file_text(path: Path) -> str:
+    """The text of a file without spaces around it; "" if it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 

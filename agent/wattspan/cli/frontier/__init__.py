@@ -42,11 +42,11 @@ from wattspan.cli.options import (
     DURATION,
     FILE,
     ConfigurationOptions,
-    F,
     config_options,
     echo_error,
     echo_json,
     json_option,
+    with_options,
 )
 from wattspan.clock import SystemClock
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Frontier
@@ -288,36 +288,29 @@ def show(file: Path, as_json: bool) -> None:
         click.echo("\n".join(study_lines(found)))
 
 
-def constraint_options(function: F) -> F:
-    """Add the options of a recommendation."""
-    for option in (
-        click.option(
-            "--max-slowdown",
-            type=float,
-            help="Longer than the baseline at most by this: 0.05 is 5 %.",
-        ),
-        click.option("--deadline", type=DURATION, help="Mean time of a unit at most."),
-        click.option(
-            "--energy-budget",
-            type=float,
-            metavar="JOULES",
-            help="Energy of a unit at most; the fastest setting is wanted.",
-        ),
-        click.option(
-            "--watts", type=float, help="Mean power at most; the fastest setting is wanted."
-        ),
-        click.option(
-            "--eta", type=float, help="Weight of energy against time, from 0 to 1, as in Zeus."
-        ),
-        click.option(
-            "--tolerance",
-            type=float,
-            default=DEFAULT_TOLERANCE,
-            help="Relative excess over a limit that the upper bound of an interval may have.",
-        ),
-    ):
-        function = option(function)
-    return function
+constraint_options = with_options(
+    click.option(
+        "--tolerance",
+        type=float,
+        default=DEFAULT_TOLERANCE,
+        help="Relative excess over a limit that the upper bound of an interval may have.",
+    ),
+    click.option(
+        "--eta", type=float, help="Weight of energy against time, from 0 to 1, as in Zeus."
+    ),
+    click.option("--watts", type=float, help="Mean power at most; the fastest setting is wanted."),
+    click.option(
+        "--energy-budget",
+        type=float,
+        metavar="JOULES",
+        help="Energy of a unit at most; the fastest setting is wanted.",
+    ),
+    click.option("--deadline", type=DURATION, help="Mean time of a unit at most."),
+    click.option(
+        "--max-slowdown", type=float, help="Longer than the baseline at most by this: 0.05 is 5 %."
+    ),
+)
+"""The options of a recommendation."""
 
 
 @command.command()

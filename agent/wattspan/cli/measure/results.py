@@ -6,12 +6,12 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
-from wattspan.cli.formatting import grid_lines
+from wattspan.cli.formatting import TableColumn, table_lines
 from wattspan.model import Certainty
 from wattspan.sdk.client import Device, Energy, Measurement
 from wattspan.util.text import printable
@@ -257,14 +257,18 @@ def result_lines(result: MeasurementResult) -> Iterator[str]:
     if last.emulated:
         yield " EMULATED HOST: no figure is of real hardware"
     yield ""
-    yield from grid_lines(_rows(result), left=(0, 5), max_width=_MAX_NAME)
+    titles = ("", "energy", "stdev" if len(result.runs) > 1 else "", "off by", "power", "how")
+    columns = [
+        TableColumn(title, itemgetter(place), left=place in (0, 5))
+        for place, title in enumerate(titles)
+    ]
+    yield from table_lines(columns, _rows(result), max_width=_MAX_NAME)
     yield ""
     yield from (f"  {line}" for line in _notes(result))
     yield ""
 
 
 def _rows(result: MeasurementResult) -> Iterator[_Row]:
-    yield "", "energy", "stdev" if len(result.runs) > 1 else "", "off by", "power", "how"
     yield " the command's processes", "", "", "", "", ""
     for kind in result.kinds:
         yield _row(result, kind, _COMMAND, kind, result.last.provenance.get(kind, ""))

@@ -22,6 +22,7 @@ from wattspan.cli.options import (
     echo_json,
     echo_lines,
     json_option,
+    with_options,
 )
 from wattspan.cli.tune.explanation import explain_all, explain_facts
 from wattspan.cli.tune.text import (
@@ -54,8 +55,9 @@ class TuningOffError(WattspanError):
     exit_code = 7
 
 
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("job", default="", required=False)(config_options(json_option(function)))
+_options = with_options(
+    click.argument("job", default="", required=False), config_options, json_option
+)
 
 
 @click.group(name="tune")

@@ -22,7 +22,7 @@ from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
 if TYPE_CHECKING:
-    from wattspan.training.session import Declaration
+    from wattspan.sdk.jobs import JobDeclaration
 
 _log = logging.getLogger("wattspan")
 
@@ -192,7 +192,7 @@ class ProfileExport:
     def __init__(self, path: Path, steps: int) -> None:
         self.path, self._steps = path, steps
 
-    def write(self, declaration: Declaration | None) -> None:
+    def write(self, declaration: JobDeclaration | None) -> None:
         """Write the file, if a setting was compared. Never raises: the training goes on."""
         if declaration is None:
             return
@@ -206,7 +206,7 @@ class ProfileExport:
             _log.warning("The profile %s is not written: %s", self.path, error)
 
 
-def _is_own(job: Mapping[str, Any], declaration: Declaration) -> bool:
+def _is_own(job: Mapping[str, Any], declaration: JobDeclaration) -> bool:
     declared = job["declared"]
     return (
         declared is not None

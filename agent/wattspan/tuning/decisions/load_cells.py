@@ -277,16 +277,6 @@ class LoadCells:
         cell = self.cell(number, setting)
         return cell.energy_per_token if cell.periods >= _MIN_COMPARED_PERIODS else None
 
-    def ratio(self, place: int, setting: int | None = None) -> float | None:
-        """The ratio of misses at a gate in all bins, of one setting or all; None if unknown."""
-        counts = [
-            cell.counts[place].missed
-            for (_, level), cell in self.cells.items()
-            if setting is None or level == setting
-        ]
-        requests = sum(one.requests for one in counts)
-        return sum(one.misses for one in counts) / requests if requests else None
-
     def _pools(self, number: int, setting: int) -> Iterator[tuple[GateCounts, ...]]:
         """The counts of a bin and of all bins above it, up to each of these."""
         pool: tuple[GateCounts, ...] = (GateCounts(),) * len(self.gates)

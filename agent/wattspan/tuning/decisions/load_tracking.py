@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from wattspan.model import SECOND, DecisionReason, Nanoseconds
+from wattspan.tuning.decisions.blocks import energy_at
 from wattspan.tuning.decisions.load import LoadSample, LoadTracker, bin_bound, load_bin
 from wattspan.tuning.decisions.load_cells import (
     LatencyObjective,
@@ -28,6 +29,7 @@ from wattspan.tuning.decisions.load_cells import (
     gates,
 )
 from wattspan.tuning.decisions.sequential_test import MissAlarm
+from wattspan.tuning.decisions.values import EnergyPoint
 
 LOWERING_TIME = 60 * SECOND
 """Smallest time between two steps down."""
@@ -76,14 +78,14 @@ class LoadAlarm(Enum):
 class LoadObservation(NamedTuple):
     """Input of one step. Requests occur once; their energy may arrive seconds later.
 
-    ``energy`` holds the microjoules and the end of each stretch of time whose energy has become
-    known, in order. ``in_force`` is true once the requested setting is.
+    ``energy`` are the points of energy that have become known, in order. ``in_force`` is true once
+    the requested setting is.
     """
 
     now: int
     sample: LoadSample | None = None
     requests: Sequence[RequestTimes] = ()
-    energy: Sequence[tuple[int, float]] = ()  # time and cumulative energy
+    energy: Sequence[EnergyPoint] = ()
     in_force: bool = True
 
 
@@ -108,7 +110,7 @@ class _Meter(NamedTuple):
 
 
 class TrackingTotals(NamedTuple):
-    """Totals since the start: time in nanoseconds, energy in microjoules, misses by objective.
+    """Totals since the start: energy in microjoules, misses by objective.
 
     ``saved`` compares each period with the energy per token of the original in the same load bin,
     where that is known; ``metered`` is the energy of these periods.
@@ -117,11 +119,8 @@ class TrackingTotals(NamedTuple):
     requests: int = 0
     misses: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
-    exploration: int = 0
     saved: float = 0.0
     metered: float = 0.0
-    raised: int = 0
-    alarms: int = 0
 
 
 class TrackingState(NamedTuple):
@@ -135,7 +134,6 @@ class TrackingState(NamedTuple):
     reason: DecisionReason = DecisionReason.BASELINE
     begun: int = 0
     changed_at: int = 0
-    lowered_at: int = 0
     may_lower_at: int = 0
     doublings: int = 0
     alarmed_at: int = 0
@@ -147,7 +145,7 @@ class TrackingState(NamedTuple):
     tallies: Mapping[tuple[int, int], MissTally] = {}
     tallied_at: int = 0
     meters: tuple[_Meter, ...] = ()
-    points: tuple[tuple[int, float], ...] = ()
+    points: tuple[EnergyPoint, ...] = ()
     totals: TrackingTotals = TrackingTotals()
     committed: Nanoseconds | None = None
 
@@ -210,7 +208,6 @@ def begin_tracking(
         cells,
         begun=now,
         changed_at=now,
-        lowered_at=now,
         may_lower_at=now + (policy.dwell << doublings),
         doublings=doublings,
         alarmed_at=now if doublings else 0,
@@ -297,9 +294,6 @@ def _mark(state: TrackingState, now: int, *, settled: bool) -> TrackingState:
     meters = state.meters
     if last is not None:
         meters = (*meters, _Meter(last.at, now, *last[1:]))[-_MAX_METERS:]
-        if not last.settled or last.setting > state.cells.lowest(last.number):
-            explored = state.totals.exploration + (now - last.at if last.setting else 0)
-            state = state._replace(totals=state.totals._replace(exploration=explored))
     return state._replace(marks=(*state.marks, mark)[-_MAX_MARKS:], meters=meters)
 
 
@@ -366,13 +360,13 @@ def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingS
     cells, totals = state.cells, state.totals
     left: list[_Meter] = []
     for one in state.meters:
-        known = points and points[-1][0] >= one.end
+        known = points and points[-1].at >= one.end
         if observation.now < one.end + _LATE or (
             not known and observation.now < one.end + _ENERGY_TIMEOUT
         ):
             left.append(one)
-        elif known and points[0][0] <= one.start and one.settled:
-            energy = _energy_at(points, one.end) - _energy_at(points, one.start)
+        elif known and points[0].at <= one.start and one.settled:
+            energy = energy_at(points, one.end) - energy_at(points, one.start)
             cells = cells.add_energy(one.number, one.setting, energy, one.tokens)
             original = cells.cell(one.number, 0).energy_per_token
             if original is not None:
@@ -384,15 +378,6 @@ def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingS
     keep = [place for place, (at, _) in enumerate(points) if at <= oldest]
     points = points[keep[-1] :] if keep else points
     return state._replace(cells=cells, totals=totals, meters=tuple(left), points=points)
-
-
-def _energy_at(points: Sequence[tuple[int, float]], at: int) -> float:
-    """Linear interpolation between two points of cumulative energy, of which one is after."""
-    place = next(place for place, (time, _) in enumerate(points) if time >= at)
-    if place == 0:
-        return points[0][1]
-    (before, low), (after, high) = points[place - 1], points[place]
-    return low + (high - low) * (at - before) / (after - before)
 
 
 # ---------------------------------------------------------------------------------- decision
@@ -418,7 +403,6 @@ def _restore(state: TrackingState, now: int, alarm: LoadAlarm) -> TrackingState:
         failed[number, state.setting] = now + (dwell << 2)
     if alarm is not LoadAlarm.MISSES or state.setting <= state.cells.lowest(state.bin):
         state = state._replace(doublings=min(state.doublings + 1, _MAX_DOUBLINGS))
-    totals = state.totals._replace(alarms=state.totals.alarms + 1)
     state = _set(state, now, 0, alarm.value)
     return state._replace(
         cells=cells,
@@ -426,7 +410,6 @@ def _restore(state: TrackingState, now: int, alarm: LoadAlarm) -> TrackingState:
         alarmed_at=now,
         may_lower_at=now + state.dwell,
         quiet_since=now,
-        totals=totals,
     )
 
 
@@ -475,8 +458,7 @@ def _raise(state: TrackingState, now: int, setting: int) -> TrackingState:
     certified = state.setting - state.trial
     before = max(state.before_surge, certified) if state.load.surging else 0
     state = _set(state, now, setting, DecisionReason.CERTIFIED)
-    totals = state.totals._replace(raised=state.totals.raised + 1)
-    return state._replace(before_surge=before, totals=totals)
+    return state._replace(before_surge=before)
 
 
 def _needed_bins(state: TrackingState) -> list[int]:
@@ -510,7 +492,6 @@ def _lower(state: TrackingState, now: int, setting: int, *, trial: bool) -> Trac
     return state._replace(
         trial=trial,
         alarm=_new_alarm(state, trial=trial),
-        lowered_at=now,
         may_lower_at=now + state.dwell,
     )
 

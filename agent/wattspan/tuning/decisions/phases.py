@@ -8,9 +8,15 @@ from wattspan.model import DecisionReason, Move, Nanoseconds
 from wattspan.tuning.decisions import report, safety, search, tenants
 from wattspan.tuning.decisions.blocks import ENERGY_TIMEOUT
 from wattspan.tuning.decisions.estimates import Estimates
+from wattspan.tuning.decisions.rank_balancing import (
+    lower_waiting_ranks,
+    saves_energy,
+    slack_outdated,
+    step_time_certified,
+)
 from wattspan.tuning.decisions.report import decline_decision, probe_decision, release_decision
 from wattspan.tuning.decisions.safety import SIGNAL_TIMEOUT, decline_and_pause, release_and_pause
-from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
+from wattspan.tuning.decisions.search import LevelEvidence, ProbePlan, TunerPhase, TunerState
 from wattspan.tuning.decisions.sequential_test import pairs_needed
 from wattspan.tuning.decisions.values import Observation, WorkloadKind
 
@@ -31,44 +37,39 @@ _LEAST_GAIN = 0.06
 _STEADY_COMPARISONS = 4
 """Comparisons of a held level after which they become half as frequent."""
 
-_EVIDENCE = (
-    *("pairing", "cusum", "level_shift", "serving", "slack", "miss_alarm", "unmatched"),
-    *("candidate", "certified", "recertifying", "failed_candidates", "refinements"),
-    *("judged_pairs", "refined_pairs"),
-)
-"""Fields of the state that are invalid after the job has changed."""
-
 _LOST_BLOCKS = 4
 """Blocks at the original setting without a comparison after which the probe is repeated."""
 
 
 def decide(state: TunerState, observation: Observation) -> TunerState:
     """The state after the decision of its phase."""
-    if state.phase is TunerPhase.REST:
-        rested = observation.now >= state.rest_until
-        return relearn(state) if rested and state.last_unit_end > state.requested_at else state
-    if state.phase is TunerPhase.LEARN:
+    if state.search.phase is TunerPhase.REST:
+        rested = observation.now >= state.search.rest_until
+        return (
+            relearn(state) if rested and state.last_unit_end > state.search.requested_at else state
+        )
+    if state.search.phase is TunerPhase.LEARN:
         return _learn(state, observation)
-    if state.phase is not TunerPhase.HOLD:
+    if state.search.phase is not TunerPhase.HOLD:
         if not observation.may_explore:
             return _return_to_original(state, observation)
         cause = _comparison_impossible(state, observation.now)
         if cause is not None:
             return decline_and_pause(state, observation.now, *cause)
-    if state.phase is TunerPhase.SCREEN:
+    if state.search.phase is TunerPhase.SCREEN:
         return _screen(state, observation)
-    if state.phase is TunerPhase.PROVE:
+    if state.search.phase is TunerPhase.PROVE:
         return _certify(state, observation)
     return _hold(state, observation)
 
 
 def _request_level(state: TunerState, now: int, level: int, blocks: int) -> TunerState:
-    if level == state.plan.level:
-        return state._replace(plan=ProbePlan(level, blocks))
+    search = state.search
+    plan, previous = ProbePlan(level, blocks), search.plan.level
+    if level == previous:
+        return state._replace(search=search._replace(plan=plan))
     return state._replace(
-        plan=ProbePlan(level, blocks),
-        previous_level=state.plan.level,
-        requested_at=now,
+        search=search._replace(plan=plan, previous_level=previous, requested_at=now),
         latency=state.latency.change(now),
     )
 
@@ -79,17 +80,15 @@ def plan_ends(state: TunerState) -> int | None:
     Units are known seconds after their end, because exporters send batches. Waiting for them
     would lengthen every block. Blocks of requests are periods of time anyway.
     """
-    if state.policy.kind is not WorkloadKind.STEPS or state.samples.level != state.plan.level:
+    if (
+        state.policy.kind is not WorkloadKind.STEPS
+        or state.samples.level != state.search.plan.level
+    ):
         return None
     if not state.account.units:
         return None
-    lasts = search.block_time(state) * state.plan.blocks + search.unit_time(state)
+    lasts = search.block_time(state) * state.search.plan.blocks + search.unit_time(state)
     return state.samples.periods[-1].since + state.policy.settle_time + round(lasts)
-
-
-def measures_latency(state: TunerState) -> bool:
-    """True if energy readings after each change are of use."""
-    return state.phase is not TunerPhase.REST and not state.latency.measured
 
 
 def _plan_complete(state: TunerState, now: int) -> bool:
@@ -97,10 +96,12 @@ def _plan_complete(state: TunerState, now: int) -> bool:
 
 
 def _blocks_complete(state: TunerState, now: int) -> bool:
-    if state.samples.level != state.plan.level:
+    if state.samples.level != state.search.plan.level:
         return False
     ends = plan_ends(state)
-    return state.samples.full_blocks >= state.plan.blocks or (ends is not None and now >= ends)
+    return state.samples.full_blocks >= state.search.plan.blocks or (
+        ends is not None and now >= ends
+    )
 
 
 def _probe(state: TunerState, reason: DecisionReason, level: int) -> TunerState:
@@ -124,15 +125,11 @@ def relearn(state: TunerState) -> TunerState:
         blocks=search.MIN_BASELINE_BLOCKS - 2,
         power=state.estimates.power,
     )
-    defaults = TunerState._field_defaults
     return tenants.each(state, relearn)._replace(
         account=search.closed_account(state),
-        phase=TunerPhase.LEARN,
-        plan=ProbePlan(state.top, 1),
+        search=state.search.restarted(ProbePlan(state.top, 1)),
         estimates=estimates,
-        ladder=state.ladder.plain(),
-        resume_level=None if state.resume_level is None else state.ladder.base(state.resume_level),
-        **{name: defaults[name] for name in _EVIDENCE},
+        evidence=LevelEvidence(),
     )
 
 
@@ -141,7 +138,7 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
     everyone = tenants.everyone(state)
     if not all(map(_has_units, everyone)):
         return state
-    if state.ladder.rungs < 1 or min(one.policy.max_slowdown for one in everyone) <= 0:
+    if state.search.ladder.rungs < 1 or min(one.policy.max_slowdown for one in everyone) <= 0:
         return decline_and_pause(state, now, DecisionReason.NO_ROOM)
     cause = _comparison_impossible(state, now)
     if cause is not None:
@@ -168,24 +165,22 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
     if not policy.apply:
         if state.decision.reason is DecisionReason.ADVICE:
             return state
-        first = state.resume_level or search.start_level(state)
+        first = state.search.resume_level or search.start_level(state)
         return state._replace(decision=report.advice_decision(state, first, max(needed, 12.0)))
     if not observation.may_explore:
         return _return_to_original(state, observation)
-    if state.resume_level is not None:
-        return _begin_certification(
-            state._replace(recertifying=True), observation, state.resume_level
-        )
+    if state.search.resume_level is not None:
+        again = state._replace(search=state.search._replace(recertifying=True))
+        return _begin_certification(again, observation, state.search.resume_level)
     level = search.start_level(state)
-    state = state._replace(
-        phase=TunerPhase.SCREEN, probe_level=level, wanted_pairs=tenants.screening_pairs(state)
-    )
-    return _screen(state, observation)
+    progress = state.search._replace(phase=TunerPhase.SCREEN, probe_level=level)
+    progress = progress._replace(wanted_pairs=tenants.screening_pairs(state))
+    return _screen(state._replace(search=progress), observation)
 
 
 def _draw_text(state: TunerState) -> str:
     cause = report.cause_text(DecisionReason.NOT_BINDING)
-    highest, lowest = max(state.estimates.draws) / 1000, state.ladder.bottom / 1000
+    highest, lowest = max(state.estimates.draws) / 1000, state.search.ladder.bottom / 1000
     return f"{cause}, {highest:.0f} W at most of {lowest:.0f} W"
 
 
@@ -203,17 +198,18 @@ def _comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason,
 
 
 def _screen(state: TunerState, observation: Observation) -> TunerState:
-    level, now = state.probe_level, observation.now
-    if state.plan.level == level:
+    level, now = state.search.probe_level, observation.now
+    if state.search.plan.level == level:
         if not _plan_complete(state, now):
             return state
         return _probe(_request_level(state, now, state.top, 1), DecisionReason.SCREENING, level)
-    if tenants.pairs(state, level) >= state.wanted_pairs:
+    if tenants.pairs(state, level) >= state.search.wanted_pairs:
         following = tenants.next_level(state)
         if following is None:
             return _choose_candidate(state, observation)
-        state = state._replace(probe_level=following, wanted_pairs=tenants.screening_pairs(state))
-        level = following
+        wanted = tenants.screening_pairs(state)
+        progress = state.search._replace(probe_level=following, wanted_pairs=wanted)
+        state, level = state._replace(search=progress), following
     elif not _compared(state, now):
         shown = state.decision.reason in (DecisionReason.SCREENING, DecisionReason.BASELINE)
         return state if shown else _probe(state, DecisionReason.SCREENING, level)
@@ -230,7 +226,7 @@ def _compared(state: TunerState, now: int) -> bool:
 
 
 def _blocks_compared(state: TunerState) -> bool:
-    present = state.pairing.present
+    present = state.evidence.pairing.present
     at_top = present is not None and present.head[0].level == state.top
     return (at_top and not state.samples.waiting) or state.samples.full_blocks >= _LOST_BLOCKS
 
@@ -266,21 +262,35 @@ def _monotone(state: TunerState) -> bool:
 
 
 def _begin_certification(state: TunerState, observation: Observation, level: int) -> TunerState:
-    state = tenants.fresh_comparison(state)._replace(
+    progress = state.search._replace(
         phase=TunerPhase.PROVE,
         candidate=level,
         resume_level=None,
-        judged_pairs=tenants.pairs(state, level),
-        recertifying=state.recertifying and state.candidate is None,
+        recertifying=state.search.recertifying and state.search.candidate is None,
     )
+    pairs = tenants.pairs(state, level)
+    state = _with_judged_pairs(tenants.fresh_comparison(state), pairs)._replace(search=progress)
     return _alternate(state, observation, level)
+
+
+def _with_judged_pairs(state: TunerState, pairs: int) -> TunerState:
+    return state._replace(evidence=state.evidence._replace(judged_pairs=pairs))
+
+
+def _with_refined_pairs(state: TunerState, pairs: int) -> TunerState:
+    return state._replace(evidence=state.evidence._replace(refined_pairs=pairs))
+
+
+def _refined(state: TunerState) -> TunerState:
+    """The state after one more try of a lower level."""
+    return state._replace(search=state.search._replace(refinements=state.search.refinements + 1))
 
 
 def _alternate(state: TunerState, observation: Observation, level: int) -> TunerState:
     """Alternate the level with the original, with as many blocks as the account permits."""
-    if not _plan_complete(state, observation.now) and state.plan.level in (level, state.top):
+    if not _plan_complete(state, observation.now) and state.search.plan.level in (level, state.top):
         return _show_certification(state)
-    if state.plan.level != state.top:
+    if state.search.plan.level != state.top:
         return _show_certification(
             _request_level(state, observation.now, state.top, search.free_blocks(state))
         )
@@ -295,10 +305,10 @@ def _alternate(state: TunerState, observation: Observation, level: int) -> Tuner
 
 def _show_certification(state: TunerState) -> TunerState:
     level, decision = state.chosen, state.decision
-    reason = DecisionReason.RECERTIFYING if state.recertifying else DecisionReason.CERTIFYING
+    reason = DecisionReason.RECERTIFYING if state.search.recertifying else DecisionReason.CERTIFYING
     if (
         decision.reason is reason
-        and decision.caps == state.ladder.caps(state.plan.level)
+        and decision.caps == state.search.ladder.caps(state.search.plan.level)
         and decision.shown.get("pairs") == state.estimates.at(level).time.n
     ):
         return state
@@ -313,9 +323,11 @@ def _safety_release(state: TunerState, observation: Observation) -> TunerState |
         return _release_over_budget(state, slow, observation)
     if any(map(safety.latency_missed, everyone)):
         return release_and_pause(state, observation.now, DecisionReason.TAIL)
-    if state.phase is TunerPhase.HOLD and any(one.level_shift.changed for one in everyone):
+    if state.search.phase is TunerPhase.HOLD and any(
+        one.evidence.level_shift.changed for one in everyone
+    ):
         return _restart_for_changed_job(state, observation)
-    if search.slack_outdated(state):
+    if slack_outdated(state):
         return _equalize_ranks(state, observation)
     return None
 
@@ -326,11 +338,11 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
         return released
     level = state.chosen
     pairs = tenants.pairs(state, level)
-    if pairs == state.judged_pairs:
+    if pairs == state.evidence.judged_pairs:
         return _alternate(state, observation, level)
-    state = state._replace(judged_pairs=pairs)
+    state = _with_judged_pairs(state, pairs)
     certain = tenants.certain(state, level) and tenants.latency_holds(state, level)
-    if certain and search.step_time_certified(state, level):
+    if certain and step_time_certified(state, level):
         return _certified(state, observation, level)
     if tenants.hopeless(state, level):
         return _next_candidate(state, observation)
@@ -345,18 +357,14 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
     value = search.objective_value(state, time, estimate.power.mean)
     error = math.hypot(estimate.time.deviation, estimate.power.deviation)
     error /= math.sqrt(estimate.time.n)
-    if value + 2 * error > -0.001 and state.certified is None:
+    if value + 2 * error > -0.001 and state.search.certified is None:
         lower = tenants.candidate(state, lambda one: 2.0 * one.estimates.at(level).time.n)
-        if lower is not None and lower < level and state.refinements < _MAX_REFINEMENTS:
-            state = state._replace(refinements=state.refinements + 1)
-            return _begin_certification(state, observation, lower)
-    if value + 2 * error > -0.001 or not search.saves_energy(state, level):
+        if lower is not None and lower < level and state.search.refinements < _MAX_REFINEMENTS:
+            return _begin_certification(_refined(state), observation, lower)
+    if value + 2 * error > -0.001 or not saves_energy(state, level):
         return _fall_back(state, observation, DecisionReason.NO_SAVING)
-    state = state._replace(
-        phase=TunerPhase.HOLD,
-        certified=level,
-        refined_pairs=estimate.time.n,
-        retries=0,
+    state = _with_refined_pairs(state, estimate.time.n)._replace(
+        search=state.search._replace(phase=TunerPhase.HOLD, certified=level, retries=0),
         committed=Nanoseconds(observation.now - state.begun)
         if state.committed is None
         else state.committed,
@@ -367,11 +375,15 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
 def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
     """The candidate failed: certify a higher one, or return to the certified one."""
     level = state.chosen
-    state = state._replace(failed_candidates=state.failed_candidates + 1)
+    progress = state.search
+    progress = progress._replace(failed_candidates=progress.failed_candidates + 1)
+    state = state._replace(search=progress)
     following = None
-    if state.certified is None and state.failed_candidates < search.MAX_CANDIDATES:
-        above = level + max(state.ladder.step, round(0.012 * level)) - state.ladder.step
-        judged = state.judged_pairs
+    if state.search.certified is None and state.search.failed_candidates < search.MAX_CANDIDATES:
+        above = (
+            level + max(state.search.ladder.step, round(0.012 * level)) - state.search.ladder.step
+        )
+        judged = state.evidence.judged_pairs
         following = tenants.candidate(
             state, lambda one: max(search.first_pairs(one), judged), above
         )
@@ -382,12 +394,11 @@ def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
 
 def _fall_back(state: TunerState, observation: Observation, reason: DecisionReason) -> TunerState:
     """Return to the level that was certified before, if there is one."""
-    if state.certified is None:
+    if state.search.certified is None:
         return decline_and_pause(state, observation.now, reason)
-    state = tenants.empty_comparison(state)._replace(
-        phase=TunerPhase.HOLD,
-        candidate=state.certified,
-        refined_pairs=max(state.estimates.at(state.certified).time.n, state.refined_pairs),
+    pairs = max(state.estimates.at(state.search.certified).time.n, state.evidence.refined_pairs)
+    state = _with_refined_pairs(tenants.empty_comparison(state), pairs)._replace(
+        search=state.search._replace(phase=TunerPhase.HOLD, candidate=state.search.certified)
     )
     return _hold(state, observation)
 
@@ -400,9 +411,10 @@ def _release_over_budget(
     recent = slow.estimates.at(level).pairs[-3:]
     slowdown = max(sum(max(one.busy, one.span) for one in recent) / len(recent), slow.budget)
     share = min(0.7 * slow.budget / slowdown, 0.9)
-    higher = state.ladder.level(state.top - (search.origin(state) - level) * share)
+    higher = state.search.ladder.level(state.top - (search.origin(state) - level) * share)
     state = release_and_pause(state, observation.now, DecisionReason.OVER_BUDGET)
-    return state._replace(resume_level=higher if higher < state.top else None, certified=None)
+    resumed = higher if higher < state.top else None
+    return state._replace(search=state.search._replace(resume_level=resumed, certified=None))
 
 
 # --------------------------------------------------------------------------------------- hold
@@ -411,12 +423,9 @@ def _release_over_budget(
 def _equalize_ranks(state: TunerState, observation: Observation) -> TunerState:
     """Set the same cap on all ranks again: their waiting has changed."""
     decision = release_decision(state, DecisionReason.CHANGED, state.chosen)
-    state = _fall_back(
-        state._replace(certified=state.ladder.base(state.chosen)),
-        observation,
-        DecisionReason.CHANGED,
-    )
-    return state._replace(decision=decision) if state.plan.level == state.top else state
+    progress = state.search._replace(certified=state.search.ladder.base(state.chosen))
+    state = _fall_back(state._replace(search=progress), observation, DecisionReason.CHANGED)
+    return state._replace(decision=decision) if state.search.plan.level == state.top else state
 
 
 def _hold(state: TunerState, observation: Observation) -> TunerState:
@@ -428,13 +437,13 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
     if observation.may_explore and _held_long(state, now):
         lower = tenants.lower_level(state, _lower_candidate)
         if lower is not None:
-            state = state._replace(refined_pairs=estimate.time.n, refinements=state.refinements + 1)
+            state = _refined(_with_refined_pairs(state, estimate.time.n))
             return _begin_certification(state, observation, lower)
-        lowered = None if state.tenants else search.lower_waiting_ranks(state)
-        if lowered is not None and lowered.slack.lowered is not None:
-            return _begin_certification(lowered, observation, lowered.slack.lowered)
+        lowered = None if state.tenants else lower_waiting_ranks(state)
+        if lowered is not None and lowered.evidence.slack.lowered is not None:
+            return _begin_certification(lowered, observation, lowered.evidence.slack.lowered)
     complete = _plan_complete(state, now)
-    if state.plan.level == state.top != level:
+    if state.search.plan.level == state.top != level:
         if not complete:
             return state
         state, extra = search.random_choice(state, 4)
@@ -443,7 +452,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         return state._replace(decision=report.hold_decision(state, level, estimate))
     suspected = any(map(_suspicious, tenants.everyone(state)))
     soon = suspected and state.samples.full_blocks >= 6 and state.samples.level == level
-    if state.plan.level != level or complete or soon:
+    if state.search.plan.level != level or complete or soon:
         state = _request_level(state, now, state.top, search.free_blocks(state))
         return _probe(state, DecisionReason.SENTINEL, level)
     if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == estimate.time.n:
@@ -452,35 +461,38 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
 
 
 def _suspicious(state: TunerState) -> bool:
-    return state.level_shift.suspected or state.cusum.suspicious
+    return state.evidence.level_shift.suspected or state.evidence.cusum.suspicious
 
 
 def _held_long(state: TunerState, now: int) -> bool:
     """True if the level was in force long enough since the last comparison to try another one."""
-    held = state.samples.level == state.plan.level == state.chosen
+    held = state.samples.level == state.search.plan.level == state.chosen
     lasts = _BLOCKS_BEFORE_REFINEMENT * search.block_time(state)
     return held and now - state.samples.periods[-1].since >= lasts
 
 
 def _hold_blocks(state: TunerState) -> int:
     """Blocks until the next comparison: fewer where the level is less certain or new."""
-    if state.cusum.suspicious or state.level_shift.suspected:
+    if state.evidence.cusum.suspicious or state.evidence.level_shift.suspected:
         return 6
     time = state.estimates.at(state.chosen).time
     margin = (state.budget - time.upper(state.error)) / state.budget
     blocks = 80 if margin > 0.03 and time.n >= 16 else 48
-    return 2 * blocks if state.cusum.pairs >= _STEADY_COMPARISONS else blocks
+    return 2 * blocks if state.evidence.cusum.pairs >= _STEADY_COMPARISONS else blocks
 
 
 def _lower_candidate(state: TunerState) -> int | None:
     """A lower level worth certifying, now that more is known."""
-    level = state.certified
-    if level is None or level <= state.ladder.bottom or level in state.ladder.lowered:
+    level = state.search.certified
+    if level is None or level <= state.search.ladder.bottom or level in state.search.ladder.lowered:
         return None
-    if state.failed_candidates >= search.MAX_CANDIDATES or state.refinements >= _MAX_REFINEMENTS:
+    if (
+        state.search.failed_candidates >= search.MAX_CANDIDATES
+        or state.search.refinements >= _MAX_REFINEMENTS
+    ):
         return None
     time = state.estimates.at(level).time
-    if state.cusum.suspicious or state.level_shift.suspected:
+    if state.evidence.cusum.suspicious or state.evidence.level_shift.suspected:
         return None
     target = search.certifiable_slowdown(state, max(2.0 * time.n, 32.0))
     gain = max(_LEAST_GAIN * state.budget, 0.0015)
@@ -495,9 +507,8 @@ def _lower_candidate(state: TunerState) -> int | None:
 
 def _restart_for_changed_job(state: TunerState, observation: Observation) -> TunerState:
     """The job has changed, so that nothing known of it holds: learn and certify again."""
-    level = state.ladder.base(state.chosen)
-    state = relearn(state._replace(resume_level=level))._replace(plan=ProbePlan(level, 1))
-    state = _request_level(state, observation.now, state.top, 1)
-    return state._replace(
-        decision=release_decision(state, DecisionReason.CHANGED, level), resume_level=level
-    )
+    level = state.search.ladder.base(state.chosen)
+    state = relearn(state)
+    progress = state.search._replace(plan=ProbePlan(level, 1), resume_level=level)
+    state = _request_level(state._replace(search=progress), observation.now, state.top, 1)
+    return state._replace(decision=release_decision(state, DecisionReason.CHANGED, level))

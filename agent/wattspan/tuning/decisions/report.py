@@ -31,8 +31,8 @@ def report(state: TunerState) -> TuningFigures:
     lost = account.lost(likely_slowdown)
     bound = account.bound(lambda level: search.slowdown_bound(state, level, shape))
     held = (
-        state.estimates.at(state.candidate)
-        if state.phase is TunerPhase.HOLD and state.candidate
+        state.estimates.at(state.search.candidate)
+        if state.search.phase is TunerPhase.HOLD and state.search.candidate
         else None
     )
     saved = zip(search.saved_energy(state), account.closed_saved, strict=True)
@@ -75,7 +75,7 @@ def _result(state: TunerState, level: int) -> SettingResult:
         _bound(state, estimate),
         -math.expm1(estimate.energy) if estimate.power.n else None,
         estimate.time.n,
-        level == state.certified,
+        level == state.search.certified,
     )
 
 
@@ -87,18 +87,18 @@ def _bound(state: TunerState, estimate: LevelEstimate) -> float | None:
 
 def certified_levels(state: TunerState) -> CertifiedLevels | None:
     """The certified setting, for the next run of the same job."""
-    level = state.certified
+    level = state.search.certified
     if level is None:
         return None
     estimate = state.estimates.at(level)
     return CertifiedLevels(
-        level=state.ladder.base(level),
+        level=state.search.ladder.base(level),
         original=state.top,
         slowdown=math.expm1(estimate.time.mean),
         saving=-math.expm1(estimate.energy),
         pairs=estimate.time.n,
         noise=state.estimates.noise,
-        levels=state.ladder.caps(level),
+        levels=state.search.ladder.caps(level),
     )
 
 
@@ -140,8 +140,8 @@ def cause_text(reason: DecisionReason) -> str:
 def setting_text(state: TunerState, level: int) -> str:
     """``"320 W"``, ``"1410 MHz"``; the lowest setting too where settings differ."""
     knob = state.policy.knob
-    if knob is not Knob.GPU_CLOCK and level in state.ladder.lowered:
-        base, settings = state.ladder.lowered[level]
+    if knob is not Knob.GPU_CLOCK and level in state.search.ladder.lowered:
+        base, settings = state.search.ladder.lowered[level]
         lowest = level_text(knob, min(settings.values()))
         return f"{level_text(knob, base)}, {lowest} where ranks wait"
     return level_text(knob, level)
@@ -176,7 +176,7 @@ def hold_decision(state: TunerState, level: int, estimate: LevelEstimate) -> Dec
         f"{100 * state.policy.max_slowdown:g} % budget, {saving_text(estimate.energy)}, "
         f"{estimate.time.n} pairs."
     )
-    caps = state.ladder.caps(level)
+    caps = state.search.ladder.caps(level)
     return Decision(Move.HOLD, DecisionReason.CERTIFIED, sentence, caps, _figures(state, level))
 
 
@@ -191,7 +191,7 @@ def probe_decision(state: TunerState, reason: DecisionReason, level: int) -> Dec
         DecisionReason.RECERTIFYING: f"Certify {name} again: {so_far}.",
         DecisionReason.SENTINEL: f"Compare {name} with the original setting: {so_far}.",
     }[reason]
-    caps = state.ladder.caps(state.plan.level)
+    caps = state.search.ladder.caps(state.search.plan.level)
     return Decision(Move.PROBE, reason, sentence, caps, _figures(state, level))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wattspan.model import SECOND, Decision, DecisionReason
 from wattspan.tuning.decisions.report import decline_decision, release_decision
-from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
+from wattspan.tuning.decisions.search import ProbePlan, SearchProgress, TunerPhase, TunerState
 from wattspan.tuning.decisions.serving import ServingComparison
 from wattspan.tuning.decisions.values import Observation, WorkloadKind
 
@@ -25,19 +25,19 @@ _MAX_UNMATCHED = 12
 
 def check_safety(state: TunerState, observation: Observation) -> TunerState | None:
     """The state after an external reason to stop; None to continue."""
-    if state.phase is TunerPhase.ENDED:
+    if state.search.phase is TunerPhase.ENDED:
         return state
     if observation.ended:
         return _end(state)
     now = observation.now
     if observation.vetoes:
         return _refuse(state, now, min(observation.vetoes))
-    if state.plan.level == state.top:
+    if state.search.plan.level == state.top:
         return None
     if any(_is_silent(one, now) for one in (state, *state.tenants)):
         return _pause(state, now, DecisionReason.PAUSED, rest_until=now)
     # A cap that expired after a long time in force is requested again, with a new timeout.
-    since = max(state.requested_at, state.samples.periods[-1].since)
+    since = max(state.search.requested_at, state.samples.periods[-1].since)
     if state.samples.level is None and now - since > ENFORCEMENT_TIMEOUT:
         return release_and_pause(state, now, DecisionReason.FOREIGN_WRITER)
     return None
@@ -54,12 +54,13 @@ def _end(state: TunerState) -> TunerState:
     if state.committed is None and state.account.units < state.policy.least_units:
         decision = decline_decision(DecisionReason.TOO_SHORT)
     else:
-        decision = release_decision(state, DecisionReason.ENDED, state.plan.level)
-    return state._replace(phase=TunerPhase.ENDED, plan=ProbePlan(state.top, 1), decision=decision)
+        decision = release_decision(state, DecisionReason.ENDED, state.search.plan.level)
+    ended = state.search._replace(phase=TunerPhase.ENDED, plan=ProbePlan(state.top, 1))
+    return state._replace(search=ended, decision=decision)
 
 
 def _refuse(state: TunerState, now: int, reason: DecisionReason) -> TunerState:
-    if state.plan.level != state.top:
+    if state.search.plan.level != state.top:
         return release_and_pause(state, now, reason)
     if state.decision.reason is reason:
         return state
@@ -68,40 +69,45 @@ def _refuse(state: TunerState, now: int, reason: DecisionReason) -> TunerState:
 
 def release_and_pause(state: TunerState, now: int, reason: DecisionReason) -> TunerState:
     """Release, and pause; the pause doubles with each release within an hour."""
-    releases = (*(one for one in state.releases if now - one < _HOUR), now)
+    releases = (*(one for one in state.search.releases if now - one < _HOUR), now)
     pause = state.policy.dwell << min(len(releases) - 1, _MAX_PAUSE_DOUBLINGS)
-    return _pause(state._replace(releases=releases[-8:]), now, reason, rest_until=now + pause)
+    state = state._replace(search=state.search._replace(releases=releases[-8:]))
+    return _pause(state, now, reason, rest_until=now + pause)
 
 
 def _pause(state: TunerState, now: int, reason: DecisionReason, rest_until: int) -> TunerState:
     """Release until ``rest_until``; a certified level is certified again afterwards."""
-    level = state.plan.level
+    level = state.search.plan.level
     released = level if level != state.top else state.held or level
     decision = release_decision(state, reason, released)
-    resume_level = state.certified if state.certified is not None else state.resume_level
-    return _rest(state, now, rest_until, decision)._replace(resume_level=resume_level)
+    resume_level = (
+        state.search.certified if state.search.certified is not None else state.search.resume_level
+    )
+    return _rest(state, now, rest_until, decision, state.search._replace(resume_level=resume_level))
 
 
 def decline_and_pause(
     state: TunerState, now: int, reason: DecisionReason, cause: str = ""
 ) -> TunerState:
     """End the search for a long time, because the reason will hardly change soon."""
-    pause = state.policy.dwell << min(state.retries + 1, _MAX_PAUSE_DOUBLINGS)
-    state = _rest(state, now, now + pause, decline_decision(reason, cause))
-    return state._replace(
-        retries=state.retries + 1, resume_level=None, candidate=None, certified=None
+    pause = state.policy.dwell << min(state.search.retries + 1, _MAX_PAUSE_DOUBLINGS)
+    progress = state.search._replace(
+        retries=state.search.retries + 1, resume_level=None, candidate=None, certified=None
     )
+    return _rest(state, now, now + pause, decline_decision(reason, cause), progress)
 
 
-def _rest(state: TunerState, now: int, until: int, decision: Decision) -> TunerState:
-    return state._replace(
+def _rest(
+    state: TunerState, now: int, until: int, decision: Decision, progress: SearchProgress
+) -> TunerState:
+    progress = progress._replace(
         phase=TunerPhase.REST,
         plan=ProbePlan(state.top, 1),
-        previous_level=state.plan.level,
+        previous_level=state.search.plan.level,
         requested_at=now,
-        decision=decision,
         rest_until=until,
     )
+    return state._replace(search=progress, decision=decision)
 
 
 # ----------------------------------------------------------------------------------- requests
@@ -111,7 +117,10 @@ def comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason, 
     """The reason why the arriving requests do not permit to compare settings, if any."""
     if state.policy.kind is WorkloadKind.STEPS:
         return None
-    if state.unmatched >= _MAX_UNMATCHED and state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE):
+    if state.evidence.unmatched >= _MAX_UNMATCHED and state.search.phase in (
+        TunerPhase.SCREEN,
+        TunerPhase.PROVE,
+    ):
         return DecisionReason.TOO_NOISY, "the load is hardly ever the same twice"
     elapsed, units = state.account.elapsed, state.account.units
     if state.latency_limit is None:
@@ -123,7 +132,7 @@ def comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason, 
 
 def latency_holds(state: TunerState, level: int) -> bool:
     """True if the latency certainly holds at a level; always for jobs without requests."""
-    serving = state.serving.get(level, ServingComparison())
+    serving = state.evidence.serving.get(level, ServingComparison())
     return state.policy.kind is WorkloadKind.STEPS or serving.passes(state.policy)
 
 
@@ -131,6 +140,6 @@ def latency_missed(state: TunerState) -> bool:
     """True if too many requests were late at the held level."""
     if state.policy.kind is WorkloadKind.STEPS or state.held is None:
         return False
-    if state.miss_alarm is not None and state.miss_alarm.alarmed:
+    if state.evidence.miss_alarm is not None and state.evidence.miss_alarm.alarmed:
         return True
-    return state.serving.get(state.held, ServingComparison()).fails(state.policy)
+    return state.evidence.serving.get(state.held, ServingComparison()).fails(state.policy)

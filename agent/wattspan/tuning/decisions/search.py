@@ -1,25 +1,16 @@
-"""State of a search, and the choice of its next level.
-
-**Rank balancing.** Once a common cap is certified, ranks with slack get lower caps. Slower
-computation uses the slack, so that steps do not become longer. Such settings are certified like
-others, against the original setting with the whole budget. In addition, steps must hardly be longer
-than under the common cap, and the saving must be larger. When slack changes, all ranks get the
-common cap again.
-"""
+"""State of a search, and the choice of its next level."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.model import Decision, DecisionReason, Knob, ModelEnum, Nanoseconds
-from wattspan.tuning.decisions.blocks import SampleBuffer, meter_error
+from wattspan.tuning.decisions.blocks import CapLatency, SampleBuffer, meter_error
 from wattspan.tuning.decisions.budget import LevelUse, SlowdownAccount, allowance, lost_part
-from wattspan.tuning.decisions.cap_latency import CapLatency
 from wattspan.tuning.decisions.estimates import (
     MAX_REACH,
     POWER_CAP_PRIOR,
@@ -30,13 +21,8 @@ from wattspan.tuning.decisions.estimates import (
     fit_curve,
 )
 from wattspan.tuning.decisions.ranks import (
-    SLACK_CHANGE_STEPS,
-    STEPS,
     Lockstep,
     RankSlack,
-    propose_rank_settings,
-    remaining_slack,
-    slack_changed,
 )
 from wattspan.tuning.decisions.sequential_test import Cusum, LevelShift, MissAlarm, half_width
 from wattspan.tuning.decisions.serving import ServingComparison
@@ -67,52 +53,79 @@ class ProbePlan(NamedTuple):
     blocks: int
 
 
+class SearchProgress(NamedTuple):
+    """The course of a search, which the leader determines for every tenant."""
+
+    ladder: LevelLadder
+    plan: ProbePlan
+    phase: TunerPhase = TunerPhase.LEARN
+    previous_level: int = 0  # requested before the present one
+    requested_at: int = 0
+    probe_level: int = 0  # that is screened
+    wanted_pairs: int = 0  # of it before the next decision
+    candidate: int | None = None
+    recertifying: bool = False  # the candidate was certified once
+    failed_candidates: int = 0  # since the job last changed
+    refinements: int = 0  # lower levels that were tried after a certification
+    certified: int | None = None
+    resume_level: int | None = None  # certified once, to be certified first
+    retries: int = 0
+    rest_until: int = 0
+    releases: tuple[int, ...] = ()
+
+    def restarted(self, plan: ProbePlan) -> SearchProgress:
+        """The beginning of another search, of a job that has changed."""
+        resume_level = self.resume_level
+        return self._replace(
+            ladder=self.ladder.plain(),
+            plan=plan,
+            phase=TunerPhase.LEARN,
+            candidate=None,
+            recertifying=False,
+            failed_candidates=0,
+            refinements=0,
+            certified=None,
+            resume_level=None if resume_level is None else self.ladder.base(resume_level),
+        )
+
+
+class LevelEvidence(NamedTuple):
+    """What comparisons have shown beside the estimates; it is invalid after the job has changed."""
+
+    pairing: Pairing = Pairing()
+    cusum: Cusum = Cusum()
+    level_shift: LevelShift = LevelShift()
+    judged_pairs: int = 0  # pairs of the candidate at its last judgement
+    refined_pairs: int = 0  # pairs of the certified level when a lower one was last considered
+    slack: RankSlack = RankSlack()
+    serving: Mapping[int, ServingComparison] = MappingProxyType({})  # of requests, by level
+    unmatched: int = 0  # comparisons in a row with different loads
+    miss_alarm: MissAlarm | None = None
+
+
 class TunerState(NamedTuple):
     """Immutable state of one knob of one job."""
 
     policy: TunerPolicy
-    ladder: LevelLadder
-    phase: TunerPhase
-    plan: ProbePlan
+    search: SearchProgress
     samples: SampleBuffer
     decision: Decision
     begun: int
-    pairing: Pairing = Pairing()
+    evidence: LevelEvidence = LevelEvidence()
     estimates: Estimates = Estimates()
     account: SlowdownAccount = SlowdownAccount()
     latency: CapLatency = CapLatency()
-    cusum: Cusum = Cusum()
-    level_shift: LevelShift = LevelShift()
-    previous_level: int = 0  # requested before the present one
-    requested_at: int = 0
     last_unit_end: int = 0
-    probe_level: int = 0  # that is screened
-    wanted_pairs: int = 0  # of it before the next decision
-    candidate: int | None = None
-    judged_pairs: int = 0  # pairs of the candidate at its last judgement
-    failed_candidates: int = 0  # since the job last changed
-    recertifying: bool = False  # the candidate was certified once
-    refinements: int = 0  # lower levels that were tried after a certification
-    certified: int | None = None
-    refined_pairs: int = 0  # pairs of the certified level when a lower one was last considered
-    resume_level: int | None = None  # certified once, to be certified first
     lockstep: Lockstep | None = None  # of several ranks
-    slack: RankSlack = RankSlack()
-    serving: Mapping[int, ServingComparison] = MappingProxyType({})  # of requests, by level
     latencies: tuple[WorkUnit, ...] = ()  # of requests, until the latency limit is known
     latency_limit: int | None = None
-    unmatched: int = 0  # comparisons in a row with different loads
-    miss_alarm: MissAlarm | None = None
-    rest_until: int = 0
-    releases: tuple[int, ...] = ()
-    retries: int = 0
     tenants: tuple[TunerState, ...] = ()  # of other jobs on the same devices
     committed: Nanoseconds | None = None
     random_state: int = 1
 
     @property
     def top(self) -> int:
-        return self.ladder.top
+        return self.search.ladder.top
 
     @property
     def budget(self) -> float:
@@ -131,26 +144,30 @@ class TunerState(NamedTuple):
 
         All searches in a row have at most that of the policy, because the sum of 1/n**2 is pi**2/6.
         """
-        searches = (math.pi * (1 + self.retries)) ** 2 / 6
+        searches = (math.pi * (1 + self.search.retries)) ** 2 / 6
         return (1 - self.policy.confidence) / MAX_CANDIDATES / searches
 
     @property
     def chosen(self) -> int:
         """The candidate, or the top while there is none."""
-        return self.top if self.candidate is None else self.candidate
+        return self.top if self.search.candidate is None else self.search.candidate
 
     @property
     def exploring(self) -> bool:
         """True if it needs permission to explore."""
         learned = self.estimates.blocks >= MIN_BASELINE_BLOCKS
-        return self.phase in (TunerPhase.SCREEN, TunerPhase.PROVE) or (
-            self.phase is TunerPhase.LEARN and learned
+        return self.search.phase in (TunerPhase.SCREEN, TunerPhase.PROVE) or (
+            self.search.phase is TunerPhase.LEARN and learned
         )
 
     @property
     def held(self) -> int | None:
         """The level that is certified or held now."""
-        return self.candidate if self.phase in (TunerPhase.PROVE, TunerPhase.HOLD) else None
+        return (
+            self.search.candidate
+            if self.search.phase in (TunerPhase.PROVE, TunerPhase.HOLD)
+            else None
+        )
 
 
 def random_choice(state: TunerState, sides: int) -> tuple[TunerState, int]:
@@ -199,17 +216,20 @@ def start_level(state: TunerState) -> int:
     """
     top = state.top
     if state.policy.knob is Knob.GPU_POWER:
-        shape, level = fitted_curve(state), state.ladder.level((1 - STEP / 2) * origin(state))
-        lowest = state.ladder.level((1 - _MAX_FIRST_DEPTH) * origin(state))
+        shape, level = (
+            fitted_curve(state),
+            state.search.ladder.level((1 - STEP / 2) * origin(state)),
+        )
+        lowest = state.search.ladder.level((1 - _MAX_FIRST_DEPTH) * origin(state))
         while level > lowest and shape.time(level) < _FIRST_AIM * state.budget:
-            level -= state.ladder.step
-        return min(level, state.ladder.level((1 - STEP / 2) * top))
+            level -= state.search.ladder.step
+        return min(level, state.search.ladder.level((1 - STEP / 2) * top))
     draws = sorted(state.estimates.draws)
     if state.policy.knob is not Knob.GPU_CLOCK and draws:
         peak = draws[min(len(draws) * 95 // 100, len(draws) - 1)]
         if 1.03 * peak < (1 - STEP / 2) * top:
-            return state.ladder.level(1.03 * peak)
-    return state.ladder.level((1 - STEP) * top)
+            return state.search.ladder.level(1.03 * peak)
+    return state.search.ladder.level((1 - STEP) * top)
 
 
 def origin(state: TunerState) -> float:
@@ -227,13 +247,17 @@ def cap_binds(state: TunerState) -> bool:
     they limit.
     """
     known = len(state.estimates.draws) >= _MIN_DRAWS
-    return not known or state.policy.knob is Knob.GPU_CLOCK or origin(state) > state.ladder.bottom
+    return (
+        not known
+        or state.policy.knob is Knob.GPU_CLOCK
+        or origin(state) > state.search.ladder.bottom
+    )
 
 
 def searches_without_result(state: TunerState) -> int:
     """Searches in a row that have spent error probability on candidates and certified none."""
-    unspent = state.retries > 0 and state.decision.reason in _BEFORE_CERTIFICATION
-    return state.retries - unspent
+    unspent = state.search.retries > 0 and state.decision.reason in _BEFORE_CERTIFICATION
+    return state.search.retries - unspent
 
 
 def fitted_curve(state: TunerState) -> ResponseCurve:
@@ -242,7 +266,7 @@ def fitted_curve(state: TunerState) -> ResponseCurve:
     levels = state.estimates.levels
     least, meter = pair_deviation(state), meter_error(block_time(state)) if levels else 0.0
     for level, estimate in levels.items():
-        if estimate.time.n and state.ladder.base(level) == level:
+        if estimate.time.n and state.search.ladder.base(level) == level:
             deviation = max(estimate.time.deviation, least)
             time, power = estimate.time, estimate.power
             points.append(
@@ -273,7 +297,7 @@ def comparison_blocks(state: TunerState) -> tuple[int, int]:
     settling takes longer than a block, more blocks cost little time.
     """
     short = block_time(state) < state.policy.settle_time
-    if state.certified is None:
+    if state.search.certified is None:
         return 1, 2 if short else 1
     if short:
         return 3, MAX_REACH
@@ -286,7 +310,7 @@ def free_blocks(state: TunerState) -> int:
     A held setting is rarely compared, so that the comparison is longer where units differ.
     """
     free = comparison_blocks(state)[0]
-    if state.phase is not TunerPhase.HOLD:
+    if state.search.phase is not TunerPhase.HOLD:
         return free
     deviation = state.estimates.deviation(0.6 / state.policy.block_units)
     return max(free, 1 if deviation <= _SMALL_NOISE else 2 if deviation <= 2 * _SMALL_NOISE else 4)
@@ -294,9 +318,9 @@ def free_blocks(state: TunerState) -> int:
 
 def reach(state: TunerState) -> int:
     """Capped blocks on each side of the next comparison."""
-    if state.phase is TunerPhase.SCREEN:
+    if state.search.phase is TunerPhase.SCREEN:
         return 1
-    if state.phase is TunerPhase.HOLD:
+    if state.search.phase is TunerPhase.HOLD:
         return 2 if drift_dominates(state) else 6
     return comparison_blocks(state)[1]
 
@@ -384,7 +408,7 @@ def screening_pairs(state: TunerState) -> int:
 
 def next_level(state: TunerState) -> int | None:
     """The next lower level to screen; None if screening has ended."""
-    ladder, level = state.ladder, state.probe_level
+    ladder, level = state.search.ladder, state.search.probe_level
     if level <= ladder.bottom:
         return None
     shape = fitted_curve(state)
@@ -428,8 +452,8 @@ def candidate(
     state: TunerState, target: float, above: int = 0, shape: ResponseCurve | None = None
 ) -> int | None:
     """The best level with a predicted log ratio of at most ``target``, higher than ``above``."""
-    shape, ladder, value = shape or fitted_curve(state), state.ladder, objective(state)
-    caution = _CAUTION if state.certified is None else 0.0
+    shape, ladder, value = shape or fitted_curve(state), state.search.ladder, objective(state)
+    caution = _CAUTION if state.search.certified is None else 0.0
     best, least = None, -0.004  # the smallest saving worth a search
     stride = max(ladder.rungs // 400, 1) * ladder.step
     # Further than one step below the tried levels, the curve may be much steeper.
@@ -490,89 +514,3 @@ def _compared_energy(
     )
     error = (error if time.n > 1 else 2 * error) + abs(compared.time - time.mean) / 2
     return (compared.time + time.mean) / 2 + compared.power, error
-
-
-# -------------------------------------------------------------------------- rank balancing
-
-MAX_STEP_SLOWDOWN = 0.01
-"""Permitted slowdown of a step relative to the common cap."""
-
-BALANCING_TRIES = 2
-"""Attempts until the job changes."""
-
-BALANCING_DEPTH = 0.8
-"""Lowest cap relative to the common cap: further below, the curve is inaccurate."""
-
-SLACK_WINDOW = 5 * SLACK_CHANGE_STEPS
-"""Steps over which a change of slack is judged."""
-
-_MIN_FURTHER_SAVING = 0.002  # log ratio: smallest further saving
-_SETTLED_PAIRS = 3  # further pairs of the common cap before balancing
-
-
-def lower_waiting_ranks(state: TunerState) -> TunerState | None:
-    """The state with a lowered level for ranks with slack, ``slack.lowered``; None without."""
-    base, slack = state.certified, state.slack
-    if base is None or base != slack.level or state.ladder.base(base) != base:
-        return None
-    if slack.tries >= BALANCING_TRIES:
-        return None
-    estimates = state.estimates.at(base).time
-    if slack.waiting.steps < STEPS or estimates.n < state.refined_pairs + _SETTLED_PAIRS:
-        return None
-    if state.cusum.suspicious or state.failed_candidates >= MAX_CANDIDATES:
-        return None
-    shape = fitted_curve(state)
-
-    def step_time(setting: int) -> float:
-        return math.exp(shape.time(setting))
-
-    floor = round(BALANCING_DEPTH * base)
-    ranges = [replace(one, floor=max(one.floor, floor)) for one in state.ladder.ranges]
-    levels = state.ladder.caps(base)
-    settings = propose_rank_settings(levels, ranges, slack.waiting, step_time)
-    if settings == levels:
-        return None
-    try:
-        ladder, level = state.ladder.with_lowered(base, settings)
-    except LookupError:
-        return None
-    critical = slack.waiting.critical
-    balanced = RankSlack(
-        lowered=level,
-        critical=critical if critical is not None else 0,
-        remaining=remaining_slack(levels, settings, ranges, slack.waiting, step_time),
-        tries=slack.tries + 1,
-    )
-    return state._replace(ladder=ladder, slack=balanced)
-
-
-def step_time_certified(state: TunerState, level: int) -> bool:
-    """True if a step is certainly hardly longer than under the common cap."""
-    base = state.ladder.base(level)
-    if base == level:
-        return True
-    error = state.error / 2
-    time, before = state.estimates.at(level).time, state.estimates.at(base).time
-    return time.upper(error) - before.lower(error) <= math.log1p(MAX_STEP_SLOWDOWN)
-
-
-def saves_energy(state: TunerState, level: int) -> bool:
-    """True if a lowered level saves more than the common cap; True for other levels."""
-    base = state.ladder.base(level)
-    if base == level:
-        return True
-    now, before = state.estimates.at(level), state.estimates.at(base)
-    parts = [now.time, now.power, before.time, before.power]
-    error = math.hypot(*(one.deviation / math.sqrt(max(one.n, 1)) for one in parts))
-    return before.energy - now.energy > _MIN_FURTHER_SAVING + error
-
-
-def slack_outdated(state: TunerState) -> bool:
-    """True if slack has changed since caps were lowered."""
-    slack = state.slack
-    if slack.lowered is None or not slack.lowered == slack.level == state.held:
-        return False
-    if slack.waiting.steps < SLACK_WINDOW:
-        return False
-    return slack_changed(slack.waiting, slack.critical, slack.remaining)

@@ -18,11 +18,12 @@ from wattspan.tuning.decisions.blocks import (
 from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.estimates import Pair, Pairing, add_block, with_block, with_pair
 from wattspan.tuning.decisions.phases import decide
-from wattspan.tuning.decisions.ranks import Lockstep, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.rank_balancing import observe_steps
+from wattspan.tuning.decisions.ranks import Lockstep, SynchronousStep
 from wattspan.tuning.decisions.safety import check_safety
 from wattspan.tuning.decisions.search import (
-    SLACK_WINDOW,
     ProbePlan,
+    SearchProgress,
     TunerPhase,
     TunerState,
     reach,
@@ -77,20 +78,21 @@ def begin(
     resume_level = ladder.level(remembered.level) if remembered is not None else ladder.top
     return TunerState(
         policy=policy,
-        ladder=ladder,
-        phase=TunerPhase.LEARN,
-        plan=ProbePlan(ladder.top, 1),
+        search=SearchProgress(
+            ladder,
+            ProbePlan(ladder.top, 1),
+            previous_level=ladder.top,
+            requested_at=now,
+            resume_level=None if resume_level == ladder.top else resume_level,
+            retries=searches,
+        ),
         samples=empty_buffer(ladder.top, now),
         decision=Decision(
             Move.DECLINE, DecisionReason.NO_SIGNAL, "No unit of work was received yet."
         ),
         begun=now,
-        previous_level=ladder.top,
-        requested_at=now,
         last_unit_end=now,
         account=account or SlowdownAccount(),
-        resume_level=None if resume_level == ladder.top else resume_level,
-        retries=searches,
         tenants=tuple(tenants),
         random_state=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
     )
@@ -120,11 +122,11 @@ def _observe_units(state: TunerState, observation: Observation) -> TunerState:
     level = _enforced_level(state, observation)
     samples = state.samples
     last = samples.periods[-1]
-    if last.level is not None and last.level != state.plan.level:
-        samples = set_level(samples, None, state.requested_at)
+    if last.level is not None and last.level != state.search.plan.level:
+        samples = set_level(samples, None, state.search.requested_at)
         last = samples.periods[-1]
     if level != last.level or observation.since > last.since:
-        samples = set_level(samples, level, max(observation.since, state.requested_at))
+        samples = set_level(samples, level, max(observation.since, state.search.requested_at))
     blocks: list[Block] = []
     times: list[LevelTime] = []
     steps: Sequence[SynchronousStep] = ()
@@ -149,9 +151,11 @@ def _observe_units(state: TunerState, observation: Observation) -> TunerState:
     account = state.account
     for time in times:
         charged = (
-            time.level if time.level is not None else min(state.plan.level, state.previous_level)
+            time.level
+            if time.level is not None
+            else min(state.search.plan.level, state.search.previous_level)
         )
-        held = state.phase is TunerPhase.HOLD and charged == state.candidate
+        held = state.search.phase is TunerPhase.HOLD and charged == state.search.candidate
         account = account.add_time(time, charged, state.top, held=held)
     for block in blocks:
         account = account.add_energy(block, state.top)
@@ -174,7 +178,10 @@ def _measure_latency(state: TunerState, points: Sequence[EnergyPoint]) -> TunerS
         return state
     if settle > _MUCH_LONGER * state.policy.settle_time:
         estimates = replace(state.estimates, levels={})
-        state = state._replace(estimates=estimates, pairing=Pairing(), judged_pairs=0)
+        state = state._replace(
+            estimates=estimates,
+            evidence=state.evidence._replace(pairing=Pairing(), judged_pairs=0),
+        )
     return state._replace(policy=replace(state.policy, settle_time=settle))
 
 
@@ -196,39 +203,41 @@ def _enforced_level(state: TunerState, observation: Observation) -> int | None:
     The previous level does not count after the request: the time of the change, between request
     and read-back, is unknown.
     """
-    level = state.plan.level
+    level = state.search.plan.level
     if not observation.in_force and level == state.top:
         return level
-    return level if state.ladder.is_in_force(level, observation.in_force) else None
+    return level if state.search.ladder.is_in_force(level, observation.in_force) else None
 
 
 def _update_estimates(state: TunerState, block: Block) -> TunerState:
     estimates = with_block(state.estimates, block, state.top)
-    screening = state.phase is TunerPhase.SCREEN
-    level_shift, before = state.level_shift, state.pairing
-    if state.phase is TunerPhase.HOLD and block.level == state.candidate:
+    screening = state.search.phase is TunerPhase.SCREEN
+    evidence = state.evidence
+    level_shift, before = evidence.level_shift, evidence.pairing
+    if state.search.phase is TunerPhase.HOLD and block.level == state.search.candidate:
         if block.arrived:
             level_shift = _update_load_shift(level_shift, state, block)
         else:
             level_shift = level_shift.add(block, estimates.deviation(1 / block.units))
-    pairing, pair = add_block(
-        state.pairing, block, state.top, reach=reach(state), screening=screening
-    )
-    state = state._replace(estimates=estimates, level_shift=level_shift, pairing=pairing)
+    pairing, pair = add_block(before, block, state.top, reach=reach(state), screening=screening)
+    evidence = evidence._replace(level_shift=level_shift, pairing=pairing)
+    state = state._replace(estimates=estimates, evidence=evidence)
     if block.arrived:
         state = _compare_latency(state, block)
         ended = pairing.compared and (not before.compared or pairing.middle is not before.middle)
         if ended:
-            state = state._replace(unmatched=0 if pair is not None else state.unmatched + 1)
+            unmatched = 0 if pair is not None else state.evidence.unmatched + 1
+            state = state._replace(evidence=state.evidence._replace(unmatched=unmatched))
     return _compare(state, pair) if pair is not None else state
 
 
 def _compare(state: TunerState, pair: Pair) -> TunerState:
-    cusum = state.cusum
+    evidence, cusum = state.evidence, state.evidence.cusum
     expected_side_ratio = state.estimates.deviation(2 * pair.weight)
     if abs(pair.side_ratio) > max(0.04, 4 * expected_side_ratio):
         # The job changed between the two sides, so that settings cannot be compared.
-        return state._replace(cusum=replace(cusum, inconclusive=True))
+        cusum = replace(cusum, inconclusive=True)
+        return state._replace(evidence=evidence._replace(cusum=cusum))
     if pair.level == state.held:
         usual = state.estimates.at(pair.level).time
         ratio = pair.span if state.estimates.at(pair.level).misleading else pair.busy
@@ -238,24 +247,8 @@ def _compare(state: TunerState, pair: Pair) -> TunerState:
     if pair.power is not None:
         time = pair.span if estimates.at(pair.level).misleading else pair.busy
         account = account.add_comparison(pair.level, time, pair.power)
-    return state._replace(estimates=estimates, account=account, cusum=cusum)
-
-
-# ------------------------------------------------------------------------------------- ranks
-
-
-def observe_steps(state: TunerState, steps: Sequence[SynchronousStep]) -> TunerState:
-    """Add the waiting in these steps, if the held level was in force."""
-    level, last = state.held, state.samples.periods[-1]
-    if not (steps and state.policy.slack) or level is None or last.level != level:
-        return state
-    slack = state.slack
-    fresh = slack.level != level or (level == slack.lowered and slack.waiting.steps >= SLACK_WINDOW)
-    waiting = RankWaits() if fresh else slack.waiting
-    for one in steps:
-        if one.start >= last.since + state.policy.settle_time:
-            waiting = waiting.add(one)
-    return state._replace(slack=slack._replace(waiting=waiting, level=level))
+    evidence = evidence._replace(cusum=cusum)
+    return state._replace(estimates=estimates, account=account, evidence=evidence)
 
 
 # ---------------------------------------------------------------------------------- requests
@@ -267,7 +260,7 @@ def _update_load_shift(shift: LevelShift, state: TunerState, block: Block) -> Le
     Time and power per request change with the load, which is the clients' choice. Only the effect
     of higher loads than compared is unknown.
     """
-    serving = state.serving.get(block.level)
+    serving = state.evidence.serving.get(block.level)
     covered = serving is not None and serving.covers(block)
     if shift.level != block.level:
         shift = LevelShift(block.level)
@@ -285,11 +278,12 @@ def _learn_latency_limit(state: TunerState, observation: Observation) -> TunerSt
         if len(latencies) < _SAMPLE_FACTOR * units_to_learn(state.policy):
             return state._replace(latencies=latencies)
         return state._replace(latencies=(), latency_limit=latency_limit(state.policy, latencies))
-    held = state.held is not None and state.samples.level == state.plan.level != state.top
-    if state.miss_alarm is None or not held:
+    held = state.held is not None and state.samples.level == state.search.plan.level != state.top
+    if state.evidence.miss_alarm is None or not held:
         return state
     late = sum(unit.end - unit.start > state.latency_limit for unit in units)
-    return state._replace(miss_alarm=state.miss_alarm.add(len(units), late))
+    alarm = state.evidence.miss_alarm.add(len(units), late)
+    return state._replace(evidence=state.evidence._replace(miss_alarm=alarm))
 
 
 def _add_request_units(
@@ -311,11 +305,14 @@ def _add_request_units(
 
 def _compare_latency(state: TunerState, block: Block) -> TunerState:
     """Add a block of requests to the latency comparison of the level in question."""
-    level = state.held if state.held is not None else state.probe_level
+    level = state.held if state.held is not None else state.search.probe_level
     if not level or block.level not in (level, state.top):
         return state
-    serving = state.serving.get(level, ServingComparison()).add(block, block.level != state.top)
-    alarm = state.miss_alarm
+    serving = state.evidence.serving.get(level, ServingComparison()).add(
+        block, block.level != state.top
+    )
+    alarm = state.evidence.miss_alarm
     if alarm is None or state.held is None:
         alarm = MissAlarm(serving.allowed(state.policy))
-    return state._replace(serving={**state.serving, level: serving}, miss_alarm=alarm)
+    compared = {**state.evidence.serving, level: serving}
+    return state._replace(evidence=state.evidence._replace(serving=compared, miss_alarm=alarm))

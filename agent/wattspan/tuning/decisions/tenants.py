@@ -21,12 +21,6 @@ _MIN_JUDGED_PAIRS = 6
 _MAX_TAIL_PAIRS = 64
 """Pairs after which a latency that is not certain to hold is taken as not holding."""
 
-_SEARCH = (
-    *("phase", "plan", "ladder", "previous_level", "requested_at", "probe_level", "retries"),
-    *("candidate", "certified", "failed_candidates", "refinements", "recertifying"),
-)
-"""Fields of the state that the leader determines for every tenant."""
-
 
 def everyone(state: TunerState) -> tuple[TunerState, ...]:
     """The states of all tenants, the leader's first."""
@@ -35,7 +29,7 @@ def everyone(state: TunerState) -> tuple[TunerState, ...]:
 
 def follow(tenant: TunerState, leader: TunerState) -> TunerState:
     """The state of another tenant, in the leader's search."""
-    return tenant._replace(**{name: getattr(leader, name) for name in _SEARCH})
+    return tenant._replace(search=leader.search)
 
 
 def each(state: TunerState, change: Callable[[TunerState], TunerState]) -> TunerState:
@@ -47,8 +41,9 @@ def fresh_comparison(state: TunerState) -> TunerState:
     """Begin the comparison of another level, for every tenant."""
 
     def begin(one: TunerState) -> TunerState:
-        pairing = Pairing(present=one.pairing.present)
-        return one._replace(cusum=Cusum(), miss_alarm=None, pairing=pairing)
+        pairing = Pairing(present=one.evidence.pairing.present)
+        evidence = one.evidence._replace(cusum=Cusum(), miss_alarm=None, pairing=pairing)
+        return one._replace(evidence=evidence)
 
     return begin(each(state, begin))
 
@@ -57,7 +52,7 @@ def empty_comparison(state: TunerState) -> TunerState:
     """Begin the comparison of a level from which another one was compared, for every tenant."""
 
     def empty(one: TunerState) -> TunerState:
-        return one._replace(cusum=Cusum(), pairing=Pairing())
+        return one._replace(evidence=one.evidence._replace(cusum=Cusum(), pairing=Pairing()))
 
     return empty(each(state, empty))
 
@@ -146,7 +141,7 @@ def over_budget(state: TunerState) -> TunerState | None:
     for one in everyone(state):
         time = one.estimates.at(one.chosen).time
         broken = time.lower(1 - one.policy.confidence) > one.budget
-        if one.cusum.alarmed or (one.phase is TunerPhase.HOLD and broken):
+        if one.evidence.cusum.alarmed or (one.search.phase is TunerPhase.HOLD and broken):
             return one
     return None
 

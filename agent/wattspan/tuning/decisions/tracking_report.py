@@ -1,8 +1,16 @@
-"""Reports of load tracking: settings to track, figures, and decisions as sentences."""
+"""Reports of load tracking: settings to track, figures, and decisions as sentences.
+
+The number of instances of a server follows from the energy of one instance at each load. Instances
+share the load equally, and the number of generated tokens does not depend on their number: E(n) is
+proportional to the joules per token of an instance at the load total / n. Only load bins that were
+met have figures: nothing is interpolated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from wattspan.model import (
     Decision,
@@ -15,7 +23,7 @@ from wattspan.model import (
     ObjectiveFigures,
     TuningFigures,
 )
-from wattspan.tuning.decisions.load import bin_bound
+from wattspan.tuning.decisions.load import BIN_RATIO, bin_bound
 from wattspan.tuning.decisions.load_cells import LoadCell
 from wattspan.tuning.decisions.load_tracking import LoadAlarm, TrackingState, headroom
 from wattspan.tuning.decisions.report import cause_text, level_text
@@ -152,3 +160,46 @@ def _misses_text(figures: LoadFigures) -> str:
         if (ratio := one.miss_ratio) is not None
     ]
     return ", ".join(known) or "no request has ended yet"
+
+
+# --------------------------------------------------------------------------------- instances
+
+_ROUNDING = 1e-9
+
+
+class InstanceRange(NamedTuple):
+    """Numbers of instances whose loads are in one bin; ``most`` is None without a limit.
+
+    ``change`` is the relative change of the energy against the present number, None if unknown.
+    """
+
+    least: int
+    most: int | None
+    bin: LoadBinFigures
+    change: float | None
+
+
+def instance_ranges(load: LoadFigures, instances: int) -> list[InstanceRange]:
+    """The numbers of instances with known figures, from the fewest.
+
+    ``load`` is that of one of ``instances`` (1 at least) with the same load.
+    """
+    total = load.load * instances
+    if total <= 0:
+        return []
+    now = next((one.joules_per_token for one in load.bins if one.bin == load.bin), None)
+    found = []
+    for one in sorted(load.bins, key=lambda one: -one.bin):
+        least = max(1, math.ceil(total / one.bin_bound - _ROUNDING))
+        most = math.ceil(total / one.bin_bound * BIN_RATIO - _ROUNDING) - 1 if one.bin else None
+        if most is None or most >= least:
+            energy = one.joules_per_token
+            change = energy / now - 1 if energy is not None and now else None
+            found.append(InstanceRange(least, most, one, change))
+    return found
+
+
+def best_range(ranges: Iterable[InstanceRange]) -> InstanceRange | None:
+    """The range with the least energy of those that certainly keep the limits, None without one."""
+    kept = [one for one in ranges if one.bin.kept and one.change is not None]
+    return min(kept, key=lambda one: one.change or 0.0, default=None)

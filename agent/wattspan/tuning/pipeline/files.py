@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -76,7 +76,8 @@ class StoredPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def read_profile(paths: Iterable[Path]) -> ReadProfile:
     """The profile in one or several files; PipelineFileError, BadPipelineError."""
     left_out: dict[str, None] = {}
-    files = [list(_rows(path, left_out)) for path in paths]
+    needed = "a stage from 0, a frequency in MHz, a time in seconds and an energy in joules"
+    files = [_table(path, COLUMNS, _row, needed, left_out) for path in paths]
     return ReadProfile(profile_of(files), tuple(left_out))
 
 
@@ -88,29 +89,17 @@ def read_spans(path: Path) -> list[InstructionSpan]:
     needed = (
         "an iteration, a rank, a stage and a micro-batch from 0, and a start and an end in seconds"
     )
-    return [
-        _parsed(path, line, _span, needed)
-        for line in _lines(path, SPAN_COLUMNS)
-        if line.row["instruction"] in _KINDS
-    ]
+    return _table(path, SPAN_COLUMNS, _span, needed, {})
 
 
-def _rows(path: Path, left_out: dict[str, None]) -> Iterator[ProfileRow]:
-    needed = "a stage from 0, a frequency in MHz, a time in seconds and an energy in joules"
-    for line in _lines(path, COLUMNS):
-        if line.row["instruction"] in _KINDS:
-            yield _parsed(path, line, _row, needed)
-        else:
-            left_out[str(line.row["instruction"])] = None
-
-
-class _CsvLine(NamedTuple):
-    number: int
-    row: dict[str, str]
-
-
-def _lines(path: Path, columns: Sequence[str]) -> Iterator[_CsvLine]:
-    """The lines of a table, by the names of its columns."""
+def _table(
+    path: Path,
+    columns: Sequence[str],
+    parse: Callable[[dict[str, str]], T],
+    needed: str,
+    left_out: dict[str, None],
+) -> list[T]:
+    """The rows of a table by the names of its columns, and in ``left_out`` other instructions."""
     try:
         text = _content(path).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
@@ -120,21 +109,23 @@ def _lines(path: Path, columns: Sequence[str]) -> Iterator[_CsvLine]:
                 f"Cannot read {path}: it has no column {', '.join(missing)}. The columns are"
                 f" {', '.join(columns)}."
             )
-        for row in reader:
-            yield _CsvLine(reader.line_num, row)
+        rows = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise PipelineFileError(
             f"Cannot read {path}: it is no table of comma-separated values ({error})."
         ) from None
-
-
-def _parsed(path: Path, line: _CsvLine, parse: Callable[[dict[str, str]], T], needed: str) -> T:
-    try:
-        return parse(line.row)
-    except (TypeError, ValueError) as error:
-        raise PipelineFileError(
-            f"Cannot read {path}: line {line.number} is invalid ({error}). It needs {needed}."
-        ) from None
+    found = []
+    for number, row in rows:
+        if row["instruction"] not in _KINDS:
+            left_out[str(row["instruction"])] = None
+            continue
+        try:
+            found.append(parse(row))
+        except (TypeError, ValueError) as error:
+            raise PipelineFileError(
+                f"Cannot read {path}: line {number} is invalid ({error}). It needs {needed}."
+            ) from None
+    return found
 
 
 def _span(row: dict[str, str]) -> InstructionSpan:

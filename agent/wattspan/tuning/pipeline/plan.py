@@ -82,13 +82,6 @@ class RankClocks:
         """The highest clock for every rank, which is the reference of savings and slowdowns."""
         return self._plan((len(self._model.clocks) - 1,) * self._model.dag.rank_count)
 
-    def uniform(self, limit: float) -> ClockPlan:
-        """The best clock that is the same for all ranks; BadPipelineError if none keeps ``limit``.
-
-        ``limit`` is the longest time of an iteration in seconds.
-        """
-        return self._plan(self._best_uniform(limit))
-
     def best(self, limit: float) -> ClockPlan:
         """The best clocks that were found within ``limit`` seconds; BadPipelineError if none is."""
         starts = [self._best_uniform(limit), self._balanced(limit)]

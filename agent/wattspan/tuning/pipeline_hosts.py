@@ -1,4 +1,4 @@
-"""A job whose one pipeline has its ranks on several hosts, one of which plans the clocks of all."""
+"""Tuning of one pipeline with its ranks on several hosts, one of which plans the clocks of all."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ from wattspan.fleet.job_records import (
     PlannedRanks,
     SeenRecord,
 )
-from wattspan.model import (
-    Decision,
-    DecisionReason,
-    JobPartner,
-    Move,
-    TuningFigures,
-    TuningRow,
-)
+from wattspan.model import Decision, DecisionReason, JobPartner, Move, TuningFigures, TuningRow
 from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.report import cause_text
 from wattspan.tuning.decisions.values import KnobRange
 from wattspan.tuning.host_view import HostView
+from wattspan.tuning.job import TuningJob
 from wattspan.tuning.pipeline.control import PipelineObservation
 from wattspan.tuning.pipeline.remote_ranks import (
     EXCHANGE_LAG,
@@ -35,8 +29,12 @@ from wattspan.tuning.pipeline.remote_ranks import (
     unready,
     unused,
 )
-from wattspan.tuning.pipeline.session_state import PipelinePolicy
-from wattspan.tuning.pipeline_job import PipelineJob, declined_session, pipeline_trouble
+from wattspan.tuning.pipeline_strategy import (
+    OwnRanks,
+    PipelineSessions,
+    pipeline_trouble,
+    range_trouble,
+)
 
 _ALONE: Final = "its ranks run on several hosts, and [fleet] names no service for their records"
 _ADVICE: Final = 'A pipeline on several hosts is planned with mode = "apply" only.'
@@ -44,95 +42,108 @@ _ONLY: Final = ""
 """The name of the only pipeline."""
 
 
-class SpreadPipelineJob(PipelineJob):
-    """A job with ``pipeline`` and ``hosts``.
+class SpreadPipelineStrategy:
+    """The strategy of ``pipeline`` with ``hosts``.
 
-    The host with the turn to explore plans for all. The others tell it their iterations, and give
+    The host with the turn to explore plans for all. The others publish their iterations, and give
     their ranks the clocks of its latest record.
     """
 
-    _history = RankHistory()
-    _gathered: GatheredRanks | None = None  # by the host that plans
-    _observes = False
-    _ordered: Mapping[str, int] = {}  # lower clocks by device, those of other hosts included
-    _figures_of_hosts: tuple[JobPartner, ...] = ()
+    clock_only = True
+    state = None
+    exploring = False
+
+    def __init__(self, job: TuningJob) -> None:
+        self._job = job
+        self._ranks: OwnRanks | None = None
+        self._history = RankHistory()
+        self._figures_of_hosts: tuple[JobPartner, ...] = ()
+        self._session = ""  # no other host has the same
+        # Of the host that plans, for the ranks of all hosts; ``_ordered`` are the lower clocks.
+        self._sessions: PipelineSessions | None = None
+        self._gathered: GatheredRanks | None = None
+        self._ordered: Mapping[str, int] = {}
 
     @property
-    def _running(self) -> bool:
-        return self._observes
+    def running(self) -> bool:
+        return self._ranks is not None
 
     @property
     def applied(self) -> bool:
-        return self._observes and self._apply
+        return self._ranks is not None and self._ranks.apply
 
-    def _drop_tuner(self) -> None:
-        super()._drop_tuner()
-        self._gathered, self._observes, self._history = None, False, RankHistory()
+    @property
+    def account(self) -> SlowdownAccount | None:
+        """The account of the run; of another host's plan, as it was published last."""
+        planned = None if self._sessions is None else self._sessions.group.closed_account
+        return planned or self._job.account
 
-    def _withdraw(self) -> None:
-        super()._withdraw()
-        self._figures_of_hosts = ()
-
-    def _closed_account(self) -> SlowdownAccount | None:
-        """The account of the run; of another host's plan, as it was told last."""
-        return super()._closed_account() or self._account
-
-    def row(self) -> TuningRow:
-        return replace(super().row(), partners=self._figures_of_hosts)
-
-    # ---------------------------------------------------------------------------- decisions
-
-    def _blocked(self, refusal: str, host: HostView) -> Decision | None:
-        blocked = super()._blocked(refusal, host)
-        if blocked is None and not self.terms.may_apply:
-            return self._decline(DecisionReason.ADVICE, _ADVICE)
-        if blocked is None and self._context.records is None:
-            return self._decline(DecisionReason.WAITING, f"{self.name} is not tuned: {_ALONE}.")
-        return blocked
-
-    def _begin_pipelines(
-        self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool
-    ) -> Decision | None:
+    def begin(self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool) -> Decision | None:
+        job = self._job
+        if not job.terms.may_apply:
+            return job.decline(DecisionReason.ADVICE, _ADVICE)
+        if job.context.records is None:
+            return job.decline(DecisionReason.WAITING, f"{job.name} is not tuned: {_ALONE}.")
+        trouble = range_trouble(job, ranges)
+        if trouble:
+            return job.decline(DecisionReason.NO_DEVICE, f"{job.name} is not tuned: {trouble}")
         by_rank = {one.rank: one for one in sorted(ranges, key=lambda one: one.rank)}
-        self._begin_observation(host, ranges, {_ONLY: by_rank}, apply=apply)
-        self._session = f"{self._session}-{self._context.seed}"  # no other host has the same
-        self._observes = True
+        self._ranks = OwnRanks(job, host, {_ONLY: by_rank}, apply=apply)
+        self._session = f"{self._ranks.session}-{job.context.seed}"
         return None
 
-    def _pipeline_policy(self, ranges: Sequence[KnobRange]) -> PipelinePolicy:
-        return replace(super()._pipeline_policy(ranges), lag=EXCHANGE_LAG)
-
-    def _advance(self, host: HostView, *, may_explore: bool) -> tuple[Decision, TuningFigures]:
-        """One step: plan the clocks of all hosts, or tell the own ranks and use the plan."""
-        records = self._context.records
-        assert records is not None  # noqa: S101 - it is blocked otherwise
-        view, now = records.view(self.name), host.now.mono
-        observation = self._observations(host)[_ONLY]
+    def step(self, host: HostView, *, may_explore: bool) -> tuple[Decision, TuningFigures]:
+        """Plan the clocks of all hosts, or publish the own ranks and use the plan."""
+        job, ranks, records = self._job, self._ranks, self._job.context.records
+        assert ranks is not None  # noqa: S101 - it is running
+        assert records is not None  # noqa: S101 - it does not begin without
+        view, now = records.view(job.name), host.now.mono
+        observation = ranks.observe(host)[_ONLY]
         self._history = self._history.add(observation)
-        refusal = self._refused(host)
-        plans = view.contact and view.may_explore and not self.ended
+        refusal = ranks.refusal(host)
+        if refusal is None and not ranks.apply:
+            refusal = host.trouble or DecisionReason.NO_PERMISSION
+        plans = view.contact and view.may_explore and not job.ended
         if plans:
             decision = self._plan(host, view, observation, refusal)
         else:
             self._end_plan()
             decision = self._use_plan(view, refusal, now)
-        if self.ended:
+        if job.ended:
             self._withdraw()
         else:
             record = self._record(host, decision, refusal, plans=plans)
-            records.publish(self.name, record, explores=True)
+            records.publish(job.name, record, explores=True)
             problems = [unused(seen, now) for seen in view.records]
             self._figures_of_hosts = view.figures(problems, _does, now)
-        if decision.caps != self._requested:
-            self._requested, self._requested_at = decision.caps, now
-        group = self._group
-        return decision, TuningFigures() if group is None else self._figures(group)
+        ranks.request(decision.caps, now)
+        sessions = self._sessions
+        return decision, TuningFigures() if sessions is None else sessions.figures()
 
-    def _refused(self, host: HostView) -> DecisionReason | None:
-        refused = super()._refused(host)
-        if refused is None and not self._apply:
-            return host.trouble or DecisionReason.NO_PERMISSION
-        return refused
+    def stop(self, *, forget: bool = False) -> None:
+        """Nothing is stored: the profile of a pipeline is measured in each run."""
+        self._ranks = self._sessions = self._gathered = None
+        self._history = RankHistory()
+        self._withdraw()
+
+    def describe(self, row: TuningRow) -> TuningRow:
+        pipelines = row.pipelines
+        if self._sessions is not None and not self._job.ended:
+            pipelines = self._sessions.row_figures(self._clock_of)
+        return replace(row, pipelines=pipelines, partners=self._figures_of_hosts)
+
+    def store(self, decision: Decision | None) -> None:
+        """Nothing: see ``stop``."""
+
+    def _withdraw(self) -> None:
+        self._figures_of_hosts = ()
+        if self._job.context.records is not None:
+            self._job.context.records.withdraw(self._job.name)
+
+    @property
+    def _own(self) -> Mapping[int, KnobRange]:
+        """The ranges of this host's ranks."""
+        return {} if self._ranks is None else self._ranks.pipelines[_ONLY]
 
     # ------------------------------------------------------------------- the host that plans
 
@@ -144,62 +155,52 @@ class SpreadPipelineJob(PipelineJob):
         refusal: DecisionReason | None,
     ) -> Decision:
         """The clocks of this host's ranks, and ``_ordered`` for all, by the iterations of all."""
-        gathered, where = self._gathered, ""
-        trouble = unready(view, self._settings.hosts, host.now)
+        job, gathered, where = self._job, self._gathered, ""
+        trouble = unready(view, job.settings.hosts, host.now)
         if gathered is not None:
             trouble = trouble or gathered.changed(view.records, host.now)
         if trouble:
             self._end_plan()
             return Decision(Move.DECLINE, DecisionReason.WAITING, _keep(trouble))
-        if gathered is None:
+        sessions = self._sessions
+        if gathered is None or sessions is None:
             gathered = GatheredRanks.begin(view.records)
-            ranks = {**self._pipelines[_ONLY], **gathered.ranges}
-            trouble = pipeline_trouble(tuple(ranks.values()))
+            ranges = {**self._own, **gathered.ranges}
+            trouble = pipeline_trouble(tuple(ranges.values()))
             if trouble:
-                sentence = f"{self.name} is not tuned: the pipeline has {trouble}"
+                sentence = f"{job.name} is not tuned: the pipeline has {trouble}"
                 return Decision(Move.DECLINE, DecisionReason.NO_DEVICE, sentence)
-            self._pipelines = {_ONLY: ranks}
-            self._begin_group()
+            sessions = PipelineSessions(job, {_ONLY: ranges}, apply=True, lag=EXCHANGE_LAG)
+            self._sessions = sessions
         self._gathered, whole = gathered.gather(observation, view.records, host.now)
-        group = self._group
-        assert group is not None  # noqa: S101 - begun with the gathered ranks
         if refusal is None and self._gathered.refusal is not None:
             other, refusal = self._gathered.refusal
             where = f"on {other}, "
-        if refusal is not None:
-            session = declined_session(group.controls[_ONLY].session, refusal, where)
-            group = group.ended({_ONLY: session}, {_ONLY: whole})
-        else:
-            group = group.step({_ONLY: whole})
-            session = self._searched(_ONLY, group.controls[_ONLY].session)
-            group = group.with_sessions({_ONLY: session})
-        self._group = group
-        decision = self._decision(group)
-        self._ordered = decision.caps
-        own = {device: mhz for device, mhz in decision.caps.items() if device in self.devices}
+        decision = sessions.step({_ONLY: whole}, refusal, where=where)
+        self._ordered, devices = decision.caps, job.devices.names
+        own = {device: mhz for device, mhz in decision.caps.items() if device in devices}
         return replace(decision, caps=own)
 
     def _end_plan(self) -> None:
         """Keep nothing of this host's plan but the account."""
-        if self._gathered is not None:
-            self.keep_account()
-            ranks = self._pipelines[_ONLY].items()
-            self._pipelines = {_ONLY: {rank: one for rank, one in ranks if rank in self._meters}}
-        self._group, self._gathered, self._searches, self._ordered = None, None, {}, {}
+        if self._sessions is not None:
+            self._job.keep_account()
+        self._sessions, self._gathered, self._ordered = None, None, {}
 
     def _clock_of(self, one: KnobRange) -> int | None:
         if self._gathered is not None and one.rank in self._gathered.ranges:
             return self._gathered.clocks.get(one.device)
-        return super()._clock_of(one)
+        return None if self._ranks is None else self._ranks.clock_of(one)
 
     # -------------------------------------------------------------------- the other hosts
 
     def _use_plan(self, view: JobView, refusal: DecisionReason | None, now: int) -> Decision:
         """The clocks of this host's ranks by the plan of another host."""
         if refusal is not None:
-            move = Move.RELEASE if self._requested else Move.DECLINE
-            if self.decision.reason is refusal:
-                move = self.decision.move
+            requested = self._ranks is not None and self._ranks.requested
+            move = Move.RELEASE if requested else Move.DECLINE
+            if self._job.decision.reason is refusal:
+                move = self._job.decision.move
             sentence = f"The ranks have the original clocks: {cause_text(refusal)}."
             return Decision(move, refusal, sentence)
         plan = _plan_of(view, now)
@@ -211,19 +212,22 @@ class SpreadPipelineJob(PipelineJob):
         self._continue_account(plan)
         caps = {
             one.device: max(clocks[rank], one.floor)
-            for rank, one in self._pipelines[_ONLY].items()
+            for rank, one in self._own.items()
             if clocks.get(rank, one.original) < one.original
         }
         return Decision(plan.move, plan.reason, sentence, caps)
 
     def _continue_account(self, plan: HostPlan) -> None:
         """Use the account of the run, which the planning host keeps."""
-        if self._account is None or plan.elapsed > self._account.elapsed:
-            self._account = SlowdownAccount(
-                elapsed=plan.elapsed,
-                units=plan.units,
-                closed_lost=plan.lost,
-                closed_bound=plan.lost_bound,
+        known = self._job.account
+        if known is None or plan.elapsed > known.elapsed:
+            self._job.keep_account(
+                SlowdownAccount(
+                    elapsed=plan.elapsed,
+                    units=plan.units,
+                    closed_lost=plan.lost,
+                    closed_bound=plan.lost_bound,
+                )
             )
 
     # ---------------------------------------------------------------------------- records
@@ -232,11 +236,11 @@ class SpreadPipelineJob(PipelineJob):
         self, host: HostView, decision: Decision, refusal: DecisionReason | None, *, plans: bool
     ) -> JobRecord:
         """The record of this host: its plan for the others, or its ranks for their plan."""
-        now, own = host.now, self._pipelines[_ONLY]
+        now = host.now
         if not plans:
-            stages = self._history.record(own, now, refusal)
+            stages = self._history.record(self._own, now, refusal)
             return JobRecord(session=self._session, sent=now.mono, stages=stages)
-        account = self._closed_account() or SlowdownAccount()
+        account = self.account or SlowdownAccount()
         plan = HostPlan(
             move=decision.move,
             reason=decision.reason,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 from testbed.waiting import eventually
 
-from wattspan.capper import fixed_lease
-from wattspan.capper.fixed_lease import FixedLease
+from wattspan.cli.frontier import measurement
+from wattspan.cli.frontier.measurement import FixedLease
 from wattspan.model import CapKey, CapRow, Knob, KnobState
 from wattspan.ports import CapsError, CapTotals
 
@@ -76,8 +76,8 @@ def test_row_reaches_a_limit_once_it_is_requested(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_lease, "RENEWAL_INTERVAL", 1_000_000)
-    monkeypatch.setattr(fixed_lease, "STEP_INTERVAL", 1_000_000)
+    monkeypatch.setattr(measurement, "RENEWAL_INTERVAL", 1_000_000)
+    monkeypatch.setattr(measurement, "STEP_INTERVAL", 1_000_000)
 
 
 def lease(caps: StepCaps, limit: int = 400_000) -> FixedLease:
@@ -90,7 +90,7 @@ def test_block_begins_once_the_limit_is_reached() -> None:
         assert caps.limit == 400_000
         eventually(lambda: caps.renewals > 2, "the lease is renewed")
         assert held.lost == ""
-        assert held.rows[KEY].state.enforced == 400_000
+        assert held.watts() == {KEY.device: 400}
 
 
 def test_original_limit_is_restored_after_the_block() -> None:
@@ -103,7 +103,7 @@ def test_original_limit_is_restored_after_the_block() -> None:
 def test_limit_below_the_floor_is_held_at_the_floor() -> None:
     caps = StepCaps(floor=500_000)
     with lease(caps) as held:
-        assert held.rows[KEY].state.enforced == 500_000
+        assert held.watts() == {KEY.device: 500}
         assert held.lost == ""
 
 
