@@ -21,7 +21,7 @@ from wattspan.http.sockets import listen_unix
 from wattspan.model import RecordedDecision, TuningAccounts
 from wattspan.storage.tuning import DecisionLog, decisions_path
 from wattspan.testing import ManualClock
-from wattspan.tuning.serialization import accounts_to_json
+from wattspan.tuning.serialization import tuning_document
 
 DECISIONS = (decided(900, PROBE), decided(700, HOLD), decided(10, RELEASE, PROBED.job))
 
@@ -260,8 +260,8 @@ def test_disabled_tuning_error_names_its_setting(command: str, tune: Tune, run_d
 
 
 def test_agent_of_another_version_is_reported(tune: Tune, run_dir: Path) -> None:
-    facts = accounts_to_json(ACCOUNTS)
-    facts["jobs"][0]["state"] = "dreaming"
+    facts = tuning_document(ACCOUNTS)
+    facts.jobs[0]["state"] = "dreaming"
 
     async def newer(request: HttpRequest) -> HttpResponse:
         return json_response(facts)

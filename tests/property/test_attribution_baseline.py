@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from testbed.watched_load import CPUS, show, watch
 
 from wattspan.attribution.baseline import FULL_CONFIDENCE_WEIGHT, MAX_WEIGHT, LoadIntercept
-from wattspan.attribution.settlement import attribute
+from wattspan.attribution.ledger import attribute
 from wattspan.model import SECOND, Instant, Interval, Microjoules, energy_at
 
 loads = st.floats(0.0, 1.0)

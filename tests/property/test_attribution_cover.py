@@ -117,7 +117,7 @@ class World:
             if self._listed.get(source) != domains:
                 self._listed[source] = domains
         readings = [one for m in self.meters.values() if (one := self.reading(m)) is not None]
-        changed = self.cover.update(now.mono, self._listed, readings)
+        changed = self.cover.update(now.mono, self._listed, {one.domain_id for one in readings})
         tick = Tick(now, {name: self.cover.domains[name] for name in changed}, readings, (), (), ())
         before = {one.domain.id: one.counted for one in self.ledger.snapshot(now, "h").domains}
         attributed = self.ledger.apply(tick)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.attribution.ledger import Ledger, LedgerSettings
+from wattspan.attribution.ledger import Ledger, LedgerSettings, attribute
 from wattspan.attribution.parts import REST, usage_of_parts
-from wattspan.attribution.settlement import Settlement, attribute
+from wattspan.attribution.settlement import Settlement
 from wattspan.model import (
     SECOND,
     Attribution,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.attribution.division import split
-from wattspan.attribution.settlement import attribute
+from wattspan.attribution.ledger import attribute
 from wattspan.model import (
     Consumer,
     IdlePolicy,

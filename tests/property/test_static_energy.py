@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wattspan.attribution.division import StaticDivider
-from wattspan.attribution.settlement import attribute
+from wattspan.attribution.ledger import attribute
 from wattspan.model import (
     Consumer,
     HwType,

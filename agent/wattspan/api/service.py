@@ -18,6 +18,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from wattspan.api import energy
 from wattspan.api.advice import ADVICE_PARAMETERS, ADVICE_PATH, AdviceFacts, advice_response
 from wattspan.api.authorization import Authorization, shown_user
@@ -72,7 +74,7 @@ from wattspan.processes.principals import PrincipalResolver
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
-from wattspan.tuning.serialization import accounts_to_json, recorded_decision_to_json
+from wattspan.tuning.serialization import recorded_decision_to_json, tuning_document
 
 T = TypeVar("T")
 
@@ -448,7 +450,7 @@ class QueryService:
                 "host_name": self._host,
                 "now_mono_ns": self._clock.monotonic(),
                 "emulated": self._emulated(),
-                **accounts_to_json(self._tuning_view()),
+                **msgspec.structs.asdict(tuning_document(self._tuning_view())),
             }
         )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -38,7 +37,7 @@ from wattspan.model import (
     UnmeteredRow,
     service_label,
 )
-from wattspan.tuning.serialization import accounts_to_json
+from wattspan.tuning.serialization import TuningDocument, tuning_document
 from wattspan.util.text import printable
 
 SCHEMA_VERSION = 1
@@ -254,7 +253,7 @@ class SnapshotDocument(Struct, frozen=True, kw_only=True):
     ended_joules: Joules  # of processes that are no longer listed
     groups: list[GroupEntry]
     spans: SpansEntry
-    tuning: dict[str, Any]  # the fields of GET /v1/tuning
+    tuning: TuningDocument
     sources: list[SourceEntry]
     agent: AgentEntry
     cost: RateEntry | None
@@ -305,7 +304,7 @@ def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
         ended_joules=_joules_by_type(snapshot.retired),
         groups=[_group(row, bounded) for row in snapshot.groups],
         spans=_spans(snapshot.spans),
-        tuning=accounts_to_json(snapshot.tuning),
+        tuning=tuning_document(snapshot.tuning),
         sources=[
             SourceEntry(
                 _text(source.source),

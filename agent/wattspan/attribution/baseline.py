@@ -16,12 +16,22 @@ withheld from processes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from wattspan.attribution.power_curve import Extrapolation, PowerCurve, largest_idle
-from wattspan.model import MILLISECOND, SECOND, HwType, Milliwatts, Usage
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Domain,
+    HwType,
+    Interval,
+    Milliwatts,
+    Usage,
+    energy_at,
+)
 
 WINDOW = SECOND
 """Shorter observations are added up to this for the means of bins: counters and clocks are read at
@@ -345,3 +355,76 @@ def _contradicts(learned: LearnedIdle, power: Milliwatts, error: float) -> bool:
     """True if two idle powers differ by more than equal devices do, with both errors."""
     tolerance = learned.error + error + EQUAL_DEVICES * max(learned.power, power)
     return abs(learned.power - power) > tolerance
+
+
+@dataclass(slots=True)
+class IdlePower:
+    """The idle power of one domain: as it is learned, and as far as it is accepted."""
+
+    model: IdleModel
+    earlier: Milliwatts | None = None  # of an earlier run
+    accepted: AcceptedIdle | None = None  # of a learned idle power
+    deficit: int = 0
+
+    @property
+    def error(self) -> float:
+        """Half-width of the 95 % range of the idle power in milliwatts."""
+        return self.model.error if self.accepted is None else self.accepted.error
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the learned idle power is contradicted."""
+        return self.accepted is not None and not self.accepted.firm
+
+    def due(self, interval: Interval, usage: Usage | None, resolution: int) -> tuple[int, int]:
+        """The idle energy of the interval, and the further energy that may be idle.
+
+        Each is a power × time, plus the deficit: the baseline, or its upper bound while it is
+        unknown; if it is doubtful, both. Without the capacity of a resource there is no load, and
+        all energy is active. ``resolution`` is the period of the counter's steps.
+        """
+        power = self.model.power
+        if power is not None:
+            above = 0 if self.accepted is None else self.accepted.above
+            return self._due(power, interval, resolution), energy_at(above, interval.duration)
+        if usage is None or not usage.capacity:
+            return 0, 0
+        upper = self.model.upper
+        most = int(interval.energy) if upper is None else self._due(upper, interval, resolution)
+        return 0, most
+
+    def _due(self, power: Milliwatts, interval: Interval, resolution: int) -> int:
+        """The energy at ``power`` in the interval, plus the deficit.
+
+        A counter that moves in steps shows no energy in one interval and twice as much in the
+        next. The deficit of the first interval is added to the second; otherwise half of the idle
+        energy would be charged to consumers. The deficit is at most that of two steps, so that a
+        device which draws less than its baseline for a while causes no later overcharge.
+        """
+        due = energy_at(power, interval.duration) + self.deficit
+        most = energy_at(power, 2 * resolution)
+        self.deficit = min(max(0, due - interval.energy), most)
+        return due
+
+
+def accept_idle_powers(devices: Iterable[tuple[Domain, IdlePower, bool]]) -> None:
+    """Compare the learned idle powers of equal devices, and of an earlier run.
+
+    The flag of a device is True if it is present.
+    """
+    equals: dict[tuple[str, ...], list[tuple[IdlePower, LearnedIdle, bool]]] = {}
+    for domain, idle, present in devices:
+        learned = idle.model.learned
+        idle.accepted = None
+        if learned is not None:
+            equals.setdefault(_device_class(domain), []).append((idle, learned, present))
+    for same in equals.values():
+        for idle, learned, _ in same:
+            others = [one for other, one, present in same if other is not idle and present]
+            idle.accepted = accept_idle(learned, others, idle.earlier)
+
+
+def _device_class(domain: Domain) -> tuple[str, ...]:
+    """Equal for devices that should have about the same idle power, such as two packages."""
+    kind = re.sub(r"\d+", "", domain.name)
+    return domain.source, domain.hw_type, domain.model, domain.provenance, domain.method, kind

@@ -33,7 +33,6 @@ from wattspan.model import (
     GpuStatus,
     HwType,
     Provenance,
-    Reading,
     Thing,
     ThingKind,
 )
@@ -278,14 +277,14 @@ class Cover:
         self,
         now: int,
         listed: Mapping[str, tuple[Domain, ...]],
-        readings: Iterable[Reading],
+        read: AbstractSet[str],
     ) -> frozenset[str]:
         """Decide anew at the monotonic time ``now``; returns the sources with changed domains.
 
         ``listed`` are the domains of all sources, the same tuples while they have not changed.
-        An id belongs to the first source that lists it.
+        An id belongs to the first source that lists it. ``read`` are the ids of the domains with
+        a reading in this tick.
         """
-        read = {reading.domain_id for reading in readings}
         changed = any(self._listed.get(source) is not own for source, own in listed.items())
         changed |= len(listed) != len(self._listed)
         appeared = not self._read.keys() >= read

@@ -10,22 +10,18 @@ settled, so that every snapshot balances; until then it is pending.
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import add
 
-from wattspan.attribution.baseline import (
-    AcceptedIdle,
-    IdleModel,
-    LearnedIdle,
-    accept_idle,
-    idle_model,
-)
+from wattspan.attribution.baseline import IdleModel, IdlePower, accept_idle_powers, idle_model
+from wattspan.attribution.division import divide_among_payers
 from wattspan.attribution.metering import CounterMeters, MeteredPeriod
 from wattspan.attribution.missing import MissingEnergy
-from wattspan.attribution.parts import WINDOW, PartPowers
-from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
+from wattspan.attribution.parts import WINDOW, PartPowers, attribute_parts
+from wattspan.attribution.settlement import SettledInterval, Settlement
 from wattspan.attribution.top_n import (
     EXIT_GRACE,
     AveragePower,
@@ -57,10 +53,10 @@ from wattspan.model import (
     ProcessRow,
     Provenance,
     Reading,
+    Share,
     Snapshot,
     Tick,
     Usage,
-    energy_at,
 )
 
 RANK_EVERY = 2 * SECOND
@@ -85,7 +81,7 @@ class _DomainState:
     """The account of one domain."""
 
     domain: Domain
-    idle_model: IdleModel
+    idle_power: IdlePower
     energy: int = 0
     consumers: int = 0
     idle: int = 0
@@ -97,56 +93,14 @@ class _DomainState:
     unsettled: deque[Reading] = field(default_factory=deque)
     present: bool = True
     uncounted: int = 0  # the part of the energy from outside the cover
-    idle_deficit: int = 0
     withheld: int = 0
     measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
-    earlier_idle: Milliwatts | None = None  # of an earlier run
-    accepted: AcceptedIdle | None = None  # of a learned idle power
-
-    @property
-    def idle_error(self) -> float:
-        """Half-width of the 95 % range of the idle power in milliwatts."""
-        return self.idle_model.error if self.accepted is None else self.accepted.error
-
-    @property
-    def doubtful(self) -> bool:
-        """True if the learned idle power is contradicted."""
-        return self.accepted is not None and not self.accepted.firm
-
-    def baseline_energy(self, interval: Interval, usage: Usage | None) -> tuple[int, int]:
-        """The idle energy of the interval, and the further energy that may be idle.
-
-        Each is a power × time, plus the deficit: the baseline, or its upper bound while it is
-        unknown; if it is doubtful, both. Without the capacity of a resource there is no load, and
-        all energy is active.
-        """
-        power = self.idle_model.power
-        if power is not None:
-            above = 0 if self.accepted is None else self.accepted.above
-            return self._due(power, interval), energy_at(above, interval.duration)
-        if usage is None or not usage.capacity:
-            return 0, 0
-        upper = self.idle_model.upper
-        return 0, int(interval.energy) if upper is None else self._due(upper, interval)
 
     def learnable(self, usage: Usage | None) -> Usage | None:
         """``usage``, if it is of parts and known often enough to learn their powers; else None."""
         slow = self.domain.usage_step > WINDOW
         return usage if usage is not None and usage.parts and not slow else None
-
-    def _due(self, power: Milliwatts, interval: Interval) -> int:
-        """The energy at ``power`` in the interval, plus the deficit.
-
-        A counter that moves in steps shows no energy in one interval and twice as much in the
-        next. The deficit of the first interval is added to the second; otherwise half of the idle
-        energy would be charged to consumers. The deficit is at most that of two steps, so that a
-        device which draws less than its baseline for a while causes no later overcharge.
-        """
-        due = energy_at(power, interval.duration) + self.idle_deficit
-        most = energy_at(power, 2 * self.domain.resolution)
-        self.idle_deficit = min(max(0, due - interval.energy), most)
-        return due
 
 
 class Ledger:
@@ -210,21 +164,9 @@ class Ledger:
         due = self._settlement.due(tick.at)
         if due and tick.at.mono - self._accepted >= ACCEPT_EVERY:
             self._accepted = tick.at.mono
-            self._accept_idle_powers()
+            states = self._domains.values()
+            accept_idle_powers((one.domain, one.idle_power, one.present) for one in states)
         return [self._settle(settled) for settled in due]
-
-    def _accept_idle_powers(self) -> None:
-        """Compare the learned idle powers of equal devices, and of an earlier run."""
-        equals: dict[tuple[str, ...], list[tuple[_DomainState, LearnedIdle]]] = {}
-        for state in self._domains.values():
-            learned = state.idle_model.learned
-            state.accepted = None
-            if learned is not None:
-                equals.setdefault(_device_class(state.domain), []).append((state, learned))
-        for same in equals.values():
-            for state, learned in same:
-                others = [one for other, one in same if other is not state and other.present]
-                state.accepted = accept_idle(learned, others, state.earlier_idle)
 
     def knows(self, payer: Payer) -> bool:
         """True if ``payer`` has been described."""
@@ -240,14 +182,13 @@ class Ledger:
         for domain in listed.values():
             known = self._domains.get(domain.id)
             if known is None:
-                self._domains[domain.id] = _DomainState(domain, self._idle_model(domain))
+                self._domains[domain.id] = _DomainState(domain, IdlePower(self._idle_model(domain)))
                 continue
             joins = domain.in_cover and not known.domain.in_cover
             if not _same_hardware(known.domain, domain):
-                known.idle_model = self._idle_model(domain)
-                known.accepted = known.earlier_idle = None
-            elif joins and known.idle_model.power is None:
-                known.idle_model = self._idle_model(domain)
+                known.idle_power = IdlePower(self._idle_model(domain))
+            elif joins and known.idle_power.model.power is None:
+                known.idle_power.model = self._idle_model(domain)
             known.domain, known.present = domain, True
 
     def _idle_model(self, domain: Domain, learned: Milliwatts | None = None) -> IdleModel:
@@ -284,8 +225,8 @@ class Ledger:
         interval, usage, covered = settled
         state = self._domains[interval.domain_id]
         if usage is not None and covered * 10 >= interval.duration * 9:
-            state.idle_model.observe(interval.energy, interval.duration, usage)
-        idle_due, withheld_due = state.baseline_energy(interval, usage)
+            state.idle_power.model.observe(interval.energy, interval.duration, usage)
+        idle_due, withheld_due = state.idle_power.due(interval, usage, state.domain.resolution)
         divided = state.learnable(usage) if not withheld_due else None
         if divided is not None:
             usage = state.part_powers.weighed(divided)
@@ -411,7 +352,7 @@ class Ledger:
             return account
         return replace(
             account,
-            idle_power=self._domains[account.domain.id].earlier_idle,
+            idle_power=self._domains[account.domain.id].idle_power.earlier,
             idle_power_error=None,
             idle_power_doubtful=False,
         )
@@ -420,7 +361,7 @@ class Ledger:
         """Half-widths of the 95 % ranges of idle powers in milliwatts, by domain."""
         if self._settings.idle is not IdlePolicy.SEPARATE:
             return {}
-        return {key: state.idle_error for key, state in self._domains.items()}
+        return {key: state.idle_power.error for key, state in self._domains.items()}
 
     def missing_until(self, payer: Payer) -> dict[HwType, int]:
         """The monotonic time until which energy of a payer was in gaps, by hardware type.
@@ -440,7 +381,7 @@ class Ledger:
         return self._groups.unnamed
 
     def _account(self, state: _DomainState) -> DomainAccount:
-        model = state.idle_model
+        idle, model = state.idle_power, state.idle_power.model
         idle_power = model.power if state.domain.resource is not None else None
         learned = idle_power is not None and not model.remembered
         return DomainAccount(
@@ -457,8 +398,8 @@ class Ledger:
             present=state.present,
             withheld=Microjoules(state.withheld),
             idle_power_remembered=model.remembered,
-            idle_power_error=Milliwatts(math.ceil(state.idle_error)) if learned else None,
-            idle_power_doubtful=learned and state.doubtful,
+            idle_power_error=Milliwatts(math.ceil(idle.error)) if learned else None,
+            idle_power_doubtful=learned and idle.doubtful,
             uncounted=Microjoules(state.uncounted),
             measured=state.measured,
             silent=self.meters.silent(state.domain.id),
@@ -519,7 +460,7 @@ class Ledger:
             self.meters.resume(domain, last)
             self._domains[domain.id] = _DomainState(
                 domain,
-                self._idle_model(domain, account.idle_power),
+                IdlePower(self._idle_model(domain, account.idle_power), account.idle_power),
                 account.energy,
                 account.consumers,
                 account.idle,
@@ -530,7 +471,6 @@ class Ledger:
                 withheld=account.withheld,
                 uncounted=account.energy - account.counted,
                 measured=account.measured and account.energy > 0,
-                earlier_idle=account.idle_power,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:
@@ -542,12 +482,6 @@ class Ledger:
         self._groups = GroupAccounts(self._settings.groups, checkpoint.groups, now)
 
 
-def _device_class(domain: Domain) -> tuple[str, ...]:
-    """Equal for devices that should have about the same idle power, such as two packages."""
-    kind = re.sub(r"\d+", "", domain.name)
-    return domain.source, domain.hw_type, domain.model, domain.provenance, domain.method, kind
-
-
 def _same_hardware(before: Domain, now: Domain) -> bool:
     """True if an idle power of ``before`` applies to ``now``.
 
@@ -555,3 +489,44 @@ def _same_hardware(before: Domain, now: Domain) -> bool:
     """
     models = {before.model, now.model} - {""}
     return before.provenance is now.provenance and len(models) <= 1
+
+
+def attribute(
+    interval: Interval,
+    usage: Usage | None,
+    *,
+    covered: int | None = None,
+    idle_due: int = 0,
+    withheld_due: int = 0,
+    policy: IdlePolicy = IdlePolicy.SEPARATE,
+) -> Attribution:
+    """Divide the energy of one interval among consumers, idle and unattributed.
+
+    Energy is divided by largest remainder in integer microjoules, so nothing is lost by rounding;
+    active energy without a known user is *unattributed*.
+
+    Idle energy is ``idle_due`` microjoules, at most the whole. Without a known baseline it is 0,
+    and ``withheld_due`` is the energy that may be idle: it is *unattributed*. Active energy, the
+    rest, is divided by ``spent``; the part of unclaimed use is unattributed, as is the active
+    energy of the time beyond the ``covered`` nanoseconds of ``usage``. Idle energy is an account of
+    its own, or is divided by ``policy`` among the present payers.
+    """
+    duration = interval.duration
+    idle = min(int(interval.energy), idle_due)
+    withheld = Microjoules(min(interval.energy - idle, withheld_due))
+    active = interval.energy - idle - withheld
+    if usage is None:
+        rest = Microjoules(active + withheld)
+        return Attribution(interval, (), Microjoules(idle), rest, withheld)
+
+    known = active if covered is None else active * min(covered, duration) // duration
+    if usage.parts:
+        return attribute_parts(
+            interval, usage, idle=idle, withheld=withheld, known=known, policy=policy
+        )
+    payers, energies, idles = divide_among_payers(usage, known, idle, policy)
+    unattributed = withheld + active - sum(energies)
+    if idles:
+        energies, idle = list(map(add, energies, idles)), 0
+    shares = tuple(map(Share._make, compress(zip(payers, energies, strict=True), energies)))
+    return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed), withheld)

@@ -1,7 +1,4 @@
-"""Settlement of intervals: exact shares of the energy once the usage is known.
-
-Energy is divided by largest remainder in integer microjoules, so nothing is lost by rounding;
-active energy without a known user is *unattributed*.
+"""Settlement of intervals: each waits until its usage is known.
 
 Energy is known at once, GPU utilisation up to a second later. An interval is *due* when the usage
 of its domain's resource reaches past its end, or when its wait has timed out. Usage that arrives
@@ -11,60 +8,15 @@ after that is counted as late and charged to nobody.
 from __future__ import annotations
 
 from collections import deque
-from itertools import compress
-from operator import add
 from typing import NamedTuple
 
-from wattspan.attribution.division import divide_among_payers
-from wattspan.attribution.parts import attribute_parts, merge_parts
+from wattspan.attribution.parts import merge_parts
 from wattspan.model import (
-    Attribution,
-    IdlePolicy,
     Instant,
     Interval,
-    Microjoules,
     Payer,
-    Share,
     Usage,
 )
-
-
-def attribute(
-    interval: Interval,
-    usage: Usage | None,
-    *,
-    covered: int | None = None,
-    idle_due: int = 0,
-    withheld_due: int = 0,
-    policy: IdlePolicy = IdlePolicy.SEPARATE,
-) -> Attribution:
-    """Divide the energy of one interval among consumers, idle and unattributed.
-
-    Idle energy is ``idle_due`` microjoules, at most the whole. Without a known baseline it is 0,
-    and ``withheld_due`` is the energy that may be idle: it is *unattributed*. Active energy, the
-    rest, is divided by ``spent``; the part of unclaimed use is unattributed, as is the active
-    energy of the time beyond the ``covered`` nanoseconds of ``usage``. Idle energy is an account of
-    its own, or is divided by ``policy`` among the present payers.
-    """
-    duration = interval.duration
-    idle = min(int(interval.energy), idle_due)
-    withheld = Microjoules(min(interval.energy - idle, withheld_due))
-    active = interval.energy - idle - withheld
-    if usage is None:
-        rest = Microjoules(active + withheld)
-        return Attribution(interval, (), Microjoules(idle), rest, withheld)
-
-    known = active if covered is None else active * min(covered, duration) // duration
-    if usage.parts:
-        return attribute_parts(
-            interval, usage, idle=idle, withheld=withheld, known=known, policy=policy
-        )
-    payers, energies, idles = divide_among_payers(usage, known, idle, policy)
-    unattributed = withheld + active - sum(energies)
-    if idles:
-        energies, idle = list(map(add, energies, idles)), 0
-    shares = tuple(map(Share._make, compress(zip(payers, energies, strict=True), energies)))
-    return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed), withheld)
 
 
 class SettledInterval(NamedTuple):

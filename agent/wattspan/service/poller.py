@@ -489,7 +489,7 @@ class Poller:
         changed = self._cover.update(
             self._clock.monotonic(),
             {name: batch.domains for name, batch in batches.items()},
-            itertools.chain.from_iterable(batch.readings for batch in batches.values()),
+            {reading.domain_id for batch in batches.values() for reading in batch.readings},
         )
         if self._cover.foreign:
             for source in self._sources:

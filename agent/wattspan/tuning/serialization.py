@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from wattspan.model import (
     CapRow,
@@ -73,40 +74,58 @@ def _setting_scale(knob: Knob) -> float:
 # ------------------------------------------------------------------------------------ accounts
 
 
-def accounts_to_json(accounts: TuningAccounts) -> JsonObject:
-    return {
-        "mode": accounts.mode,
-        "capper": {
-            "answers": accounts.capper,
-            "trouble": accounts.capper_trouble,
-            "shared": accounts.capper_shared,
-            "writes": accounts.writes,
-            "restores": accounts.restores,
-            "resets": accounts.resets,
-        },
-        "ceiling_watts": _divided(accounts.ceiling, _MILLI),
-        "jobs": [row_to_json(row) for row in accounts.rows],
-        "caps": [_cap_to_json(row) for row in accounts.caps],
-    }
+class CapperEntry(Struct, frozen=True, kw_only=True):
+    """The capper. ``answers`` is null if none is needed, ``shared`` a socket of another agent's."""
+
+    answers: bool | None
+    trouble: str
+    shared: str = ""
+    writes: int
+    restores: int
+    resets: int = 0
 
 
-def accounts_from_json(facts: Mapping[str, Any]) -> TuningAccounts:
-    """Inverse of :func:`accounts_to_json`; unknown keys are ignored.
+class TuningDocument(Struct, frozen=True):
+    """The state of tuning and of all caps; unknown fields of a newer agent are ignored."""
 
-    LookupError, TypeError or ValueError: invalid facts.
-    """
-    capper = facts["capper"]
+    mode: str
+    capper: CapperEntry
+    ceiling_watts: float | None
+    jobs: list[JsonObject]  # each of `row_to_json`
+    caps: list[JsonObject]
+
+
+def tuning_document(accounts: TuningAccounts) -> TuningDocument:
+    return TuningDocument(
+        accounts.mode,
+        CapperEntry(
+            answers=accounts.capper,
+            trouble=accounts.capper_trouble,
+            shared=accounts.capper_shared,
+            writes=accounts.writes,
+            restores=accounts.restores,
+            resets=accounts.resets,
+        ),
+        _divided(accounts.ceiling, _MILLI),
+        list(map(row_to_json, accounts.rows)),
+        list(map(_cap_to_json, accounts.caps)),
+    )
+
+
+def tuning_accounts(document: TuningDocument) -> TuningAccounts:
+    """Inverse of :func:`tuning_document`. LookupError, TypeError or ValueError: invalid facts."""
+    capper = document.capper
     return TuningAccounts(
-        mode=str(facts["mode"]),
-        rows=tuple(map(_row_from_json, facts["jobs"])),
-        caps=tuple(map(_cap_from_json, facts["caps"])),
-        capper=capper["answers"],
-        capper_trouble=capper["trouble"],
-        capper_shared=capper.get("shared", ""),
-        writes=capper["writes"],
-        restores=capper["restores"],
-        resets=capper.get("resets", 0),
-        ceiling=_multiplied(facts["ceiling_watts"], _MILLI),
+        mode=document.mode,
+        rows=tuple(map(_row_from_json, document.jobs)),
+        caps=tuple(map(_cap_from_json, document.caps)),
+        capper=capper.answers,
+        capper_trouble=capper.trouble,
+        capper_shared=capper.shared,
+        writes=capper.writes,
+        restores=capper.restores,
+        resets=capper.resets,
+        ceiling=_multiplied(document.ceiling_watts, _MILLI),
     )
 
 
@@ -203,7 +222,7 @@ def recorded_decision_to_json(recorded: RecordedDecision) -> JsonObject:
 
 
 def recorded_decision_from_json(facts: Mapping[str, Any]) -> RecordedDecision:
-    """Inverse of :func:`recorded_decision_to_json`; errors as in :func:`accounts_from_json`."""
+    """Inverse of :func:`recorded_decision_to_json`; errors as in :func:`tuning_accounts`."""
     knob, at = facts["knob"], (facts["at_mono_ns"], facts["at_unix_ns"])
     values = at, facts["job"], knob, _decision_from_json(Knob(knob), facts), facts["applied"]
     return msgspec.convert(values, RecordedDecision)

@@ -32,7 +32,7 @@ from wattspan.model import (
     RateOrigin,
     Snapshot,
 )
-from wattspan.tuning.serialization import accounts_from_json
+from wattspan.tuning.serialization import tuning_accounts
 
 ROOT = local_peer(9, 0)
 STRANGER = local_peer(55, 2000)
@@ -102,7 +102,7 @@ def test_snapshot_document_holds_spans() -> None:
 
 def test_snapshot_document_holds_the_tuning_of_the_tuning_api() -> None:
     document = document_of(replace(busy_host(), tuning=ACCOUNTS))
-    assert accounts_from_json(document.tuning).rows == ACCOUNTS.rows
+    assert tuning_accounts(document.tuning).rows == ACCOUNTS.rows
 
 
 def test_snapshot_reports_cost_with_its_hourly_rate() -> None:

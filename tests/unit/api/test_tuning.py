@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from testbed.constant_history import DRAM, Asked, local_peer
 from testbed.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
@@ -14,7 +15,11 @@ from wattspan.api.service import DEFAULT_DECISIONS, MAX_DECISIONS
 from wattspan.model import Domain, HwType, Provenance, RecordedDecision, TuningAccounts
 from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock
-from wattspan.tuning.serialization import accounts_from_json, recorded_decision_from_json
+from wattspan.tuning.serialization import (
+    TuningDocument,
+    recorded_decision_from_json,
+    tuning_accounts,
+)
 
 STRANGER = local_peer(55, 2000)
 
@@ -44,14 +49,14 @@ def told(asked: Asked, path: str = "/v1/tuning", **query: object) -> dict[str, A
 def test_jobs_are_listed_with_cap_holders() -> None:
     asked = Asked(tuning=lambda: ACCOUNTS)
     answer = told(asked)
-    assert accounts_from_json(answer) == ACCOUNTS
+    assert tuning_accounts(msgspec.convert(answer, TuningDocument)) == ACCOUNTS
     assert (answer["host_name"], answer["emulated"]) == ("testhost", False)
     assert answer["now_mono_ns"] == asked.clock.monotonic()
 
 
 def test_mode_without_a_tuner_is_off() -> None:
     answer = told(Asked())
-    assert accounts_from_json(answer) == TuningAccounts("off")
+    assert tuning_accounts(msgspec.convert(answer, TuningDocument)) == TuningAccounts("off")
     assert told(Asked(), "/v1/tuning/history")["decisions"] == []
 
 

@@ -13,9 +13,7 @@ from wattspan.model import (
     GpuStatus,
     HwType,
     Instant,
-    Microjoules,
     Provenance,
-    Reading,
     Thing,
     ThingKind,
 )
@@ -172,10 +170,6 @@ def test_cover_is_explained_by_thing() -> None:
 # ------------------------------------------------------------------------- in the course of time
 
 
-def reading(one: Domain, mono: int) -> Reading:
-    return Reading(one.id, Instant(mono, mono), Microjoules(mono))
-
-
 class Time:
     """A cover of a few sources, and the ids of its members after each turn."""
 
@@ -184,7 +178,7 @@ class Time:
 
     def turn(self, *read: Domain, seconds: float = 0.1) -> set[str]:
         self.now += round(seconds * SECOND)
-        self.cover.update(self.now, self.listed, [reading(one, self.now) for one in read])
+        self.cover.update(self.now, self.listed, {one.id for one in read})
         own = self.cover.domains.values()
         return {one.id for domains in own for one in domains if one.in_cover}
 
@@ -215,9 +209,9 @@ def test_domains_are_the_same_tuple_until_they_change() -> None:
     time = Time(estimate=(GUESS,), rapl=(PACKAGE,))
     time.turn(PACKAGE, GUESS)
     before = dict(time.cover.domains)
-    assert time.cover.update(time.now + 1, time.listed, [reading(PACKAGE, 9)]) == frozenset()
+    assert time.cover.update(time.now + 1, time.listed, {PACKAGE.id}) == frozenset()
     time.listed["estimate"] = (GUESS, DRAM)
-    assert time.cover.update(time.now + 2, time.listed, []) == {"estimate"}
+    assert time.cover.update(time.now + 2, time.listed, set()) == {"estimate"}
     assert time.cover.domains["rapl"] is before["rapl"]
 
 

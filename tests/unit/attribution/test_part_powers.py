@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from wattspan.attribution.ledger import attribute
 from wattspan.attribution.parts import MAX_PARTS, PartPowers, PowerOfUse, usage_of_parts
-from wattspan.attribution.settlement import attribute
 from wattspan.model import (
     SECOND,
     Consumer,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from wattspan.attribution.settlement import Settlement, attribute
+from wattspan.attribution.ledger import attribute
+from wattspan.attribution.settlement import Settlement
 from wattspan.model import SECOND, Consumer, Instant, Interval, Microjoules, Usage
 
 ME, YOU = Consumer(1, 1), Consumer(2, 2)

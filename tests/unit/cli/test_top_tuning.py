@@ -120,7 +120,9 @@ def test_job_name_cannot_command_the_terminal() -> None:
 
 
 def test_view_without_tuning_jobs_if_their_description_is_unknown() -> None:
-    unknown = msgspec.structs.replace(document(host()), tuning={"jobs": [{"knob": "fan"}]})
+    known = document(host())
+    newer = msgspec.structs.replace(known.tuning, jobs=[{"knob": "fan"}])
+    unknown = msgspec.structs.replace(known, tuning=newer)
     console = Console(width=80, color_system=None)
     with console.capture() as captured:
         console.print(render_snapshot(unknown, ViewOptions()))
@@ -130,4 +132,4 @@ def test_view_without_tuning_jobs_if_their_description_is_unknown() -> None:
 
 def test_json_has_the_tuning_jobs() -> None:
     told = document(host()).tuning
-    assert [job["job"] for job in told["jobs"]] == [row.job for row in ACCOUNTS.rows]
+    assert [job["job"] for job in told.jobs] == [row.job for row in ACCOUNTS.rows]

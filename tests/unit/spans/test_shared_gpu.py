@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from wattspan.attribution.settlement import Settlement, attribute
+from wattspan.attribution.ledger import attribute
+from wattspan.attribution.settlement import Settlement
 from wattspan.model import Consumer, Domain, HwType, Instant, Interval, Microjoules, Provenance
 from wattspan.sources.nvml.processes import ProcessSample, UsageMeter
 from wattspan.spans.energy_division import ProcessSpans

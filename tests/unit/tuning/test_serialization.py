@@ -20,11 +20,12 @@ from wattspan.model import (
     TuningAccounts,
 )
 from wattspan.tuning.serialization import (
-    accounts_from_json,
-    accounts_to_json,
+    TuningDocument,
     recorded_decision_from_json,
     recorded_decision_to_json,
     row_to_json,
+    tuning_accounts,
+    tuning_document,
 )
 
 
@@ -34,9 +35,13 @@ def over_the_wire(facts: object) -> dict[str, object]:
     return encoded
 
 
+def read_back(document: TuningDocument) -> TuningAccounts:
+    return tuning_accounts(msgspec.json.decode(msgspec.json.encode(document), type=TuningDocument))
+
+
 @pytest.mark.parametrize("accounts", [ACCOUNTS, TuningAccounts()], ids=["busy", "off"])
 def test_accounts_round_trip(accounts: TuningAccounts) -> None:
-    assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
+    assert read_back(tuning_document(accounts)) == accounts
 
 
 def test_decision_round_trips() -> None:
@@ -63,10 +68,10 @@ def test_unknown_value_serialises_as_null() -> None:
 
 
 def test_unknown_fields_of_a_newer_agent_are_ignored() -> None:
-    facts = over_the_wire(accounts_to_json(ACCOUNTS))
+    facts = over_the_wire(tuning_document(ACCOUNTS))
     facts["novelty"] = facts["jobs"][0]["novelty"] = facts["caps"][0]["novelty"] = 1  # type: ignore[index]
     facts["jobs"][0]["tried"][0]["novelty"] = 1  # type: ignore[index]
-    assert accounts_from_json(facts) == ACCOUNTS
+    assert tuning_accounts(msgspec.convert(facts, TuningDocument)) == ACCOUNTS
 
 
 def test_unknown_enum_value_of_a_newer_agent_is_rejected() -> None:
@@ -87,13 +92,13 @@ def test_names_with_lone_surrogates_are_encoded() -> None:
 
 
 def test_accounts_are_plain_json(tmp_path: Path) -> None:
-    text = msgspec.json.encode(accounts_to_json(ACCOUNTS)).decode()
+    text = msgspec.json.encode(tuning_document(ACCOUNTS)).decode()
     assert json.loads(text)["jobs"][0]["original"] == {"GPU-0": 700.0, "GPU-1": 700.0}
 
 
 def test_pipelines_round_trip() -> None:
     accounts = TuningAccounts("apply", (PIPELINED,))
-    assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
+    assert read_back(tuning_document(accounts)) == accounts
     first, second = row_to_json(PIPELINED)["pipelines"]
     assert (first["name"], first["reason"]) == ("dp-0", "straggler")
     assert first["unit_time_seconds"] == 1.16
@@ -111,16 +116,16 @@ def test_pipelines_round_trip() -> None:
 
 
 def test_partners_of_an_earlier_agent_are_read() -> None:
-    encoded = accounts_to_json(TuningAccounts("apply", (PIPELINED,)))
-    for one in encoded["jobs"][0]["partners"]:
+    encoded = tuning_document(TuningAccounts("apply", (PIPELINED,)))
+    for one in encoded.jobs[0]["partners"]:
         del one["age_seconds"], one["straggler"]
-    (row,) = accounts_from_json(over_the_wire(encoded)).rows
+    (row,) = read_back(encoded).rows
     assert [(one.age, one.straggler) for one in row.partners] == [(None, ""), (None, "")]
 
 
 def test_load_of_a_tracked_job_round_trips() -> None:
     accounts = TuningAccounts("apply", (TRACKED,))
-    assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
+    assert read_back(tuning_document(accounts)) == accounts
     encoded = row_to_json(TRACKED)
     assert encoded["load"]["objectives"][0] == {
         "name": "ttft_p99",

@@ -74,7 +74,8 @@ class GpuBoards:
         if self._bound is not None and self._bound.all_suspended():
             raise _suspended_error("the GPUs")
         self._places = self._list()
-        if not self._vendor.finds_again and len(self._places) < len(self._known):
+        missing = self._known.keys() - {place.domain_id for place in self._places}
+        if missing and not self._vendor.finds_again:
             self.close()  # an initialisation is all that finds a board that returned
             self._places = self._list()
         return len(self._places)

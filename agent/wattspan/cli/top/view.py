@@ -37,7 +37,7 @@ from wattspan.cli.top.tables import (
 )
 from wattspan.model import BaselineQuality, Certainty, TuningAccounts
 from wattspan.ports import Clock
-from wattspan.tuning.serialization import accounts_from_json
+from wattspan.tuning.serialization import tuning_accounts
 from wattspan.util.text import printable
 
 BANNER = "EMULATED HOST: no figure is of real hardware"
@@ -108,7 +108,7 @@ def _body(
 def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
     """The tuning jobs; none if a newer agent describes them with values unknown here."""
     try:
-        return accounts_from_json(document.tuning)
+        return tuning_accounts(document.tuning)
     except (LookupError, TypeError, ValueError, AttributeError):
         return TuningAccounts()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from wattspan.api.requests import TIME_FORMATS, parse_time
 from wattspan.api.snapshot_document import SNAPSHOT_PATH
@@ -40,10 +41,11 @@ from wattspan.sdk import AgentUnavailableError
 from wattspan.sdk.client import request_json
 from wattspan.service.configuration import agent_directories
 from wattspan.tuning.serialization import (
-    accounts_from_json,
+    TuningDocument,
     recorded_decision_from_json,
     recorded_decision_to_json,
     row_to_json,
+    tuning_accounts,
 )
 
 DEFAULT_LIMIT = 20
@@ -178,7 +180,7 @@ def _tuning(config: Config) -> tuple[dict[str, Any], TuningAccounts]:
             "emulated": snapshot["emulated"],
             **snapshot["tuning"],
         }
-        return answer, accounts_from_json(answer)
+        return answer, tuning_accounts(msgspec.convert(answer, TuningDocument))
 
 
 @contextmanager

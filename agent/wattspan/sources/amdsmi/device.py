@@ -475,20 +475,17 @@ class AmdSmiControls(GpuControls):
 
     def __init__(self, library: DriverLibrary, board: GpuBoard, wide: set[str]) -> None:
         """``wide``: the boards whose accumulator is known to have more than 32 bits."""
-        self._library, self._handle = library, board.handles[0]
+        super().__init__(library, board.handles[0])
         self._device, self._wide = board.identity.domain_id, wide
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return self._library.call(name, self._handle, *arguments)
-
     def power_limits(self) -> PowerLimits:
-        limits = power_limits(self._call("amdsmi_get_power_cap_info"))
+        limits = power_limits(self.call("amdsmi_get_power_cap_info"))
         if limits.requested is None:
             raise DriverError(calls.NOT_SUPPORTED)
         return limits
 
     def set_power_limit(self, milliwatts: int) -> None:
-        self._call("amdsmi_set_power_cap", _SENSOR, milliwatts * _MICROWATTS)
+        self.call("amdsmi_set_power_cap", _SENSOR, milliwatts * _MICROWATTS)
 
     def clock_range(self) -> tuple[int | None, int]:
         clocks = self._clocks()
@@ -511,16 +508,16 @@ class AmdSmiControls(GpuControls):
                 cause=f"another program has set its performance level to {level}",
                 remedy="Set it to auto: amd-smi set --perf-level auto.",
             )
-        self._call("amdsmi_set_gpu_perf_determinism_mode", highest)
+        self.call("amdsmi_set_gpu_perf_determinism_mode", highest)
 
     def reset_clock(self) -> None:
         level = _constant(self._library, "AmdSmiDevPerfLevel", _AUTO)
-        self._call("amdsmi_set_gpu_perf_level", level)
+        self.call("amdsmi_set_gpu_perf_level", level)
 
     def odometer(self) -> int | None:
         """The energy accumulator, once it is known not to be one of 32 bits, which wraps."""
         try:
-            answer = self._call("amdsmi_get_energy_count")
+            answer = self.call("amdsmi_get_energy_count")
         except DriverError as error:
             calls.raise_if_lost(error.code)
             return None
@@ -531,10 +528,10 @@ class AmdSmiControls(GpuControls):
 
     def _clocks(self) -> Mapping[str, Any]:
         kind = _constant(self._library, "AmdSmiClkType", "GFX")
-        answer: Mapping[str, Any] = self._call("amdsmi_get_clock_info", kind)
+        answer: Mapping[str, Any] = self.call("amdsmi_get_clock_info", kind)
         return answer
 
     def _level(self) -> str:
         """The performance level, as in "AUTO"."""
-        level = self._call("amdsmi_get_gpu_perf_level")
+        level = self.call("amdsmi_get_gpu_perf_level")
         return str(level).removeprefix("AMDSMI_DEV_PERF_LEVEL_")

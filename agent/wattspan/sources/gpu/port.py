@@ -279,6 +279,13 @@ class GpuClockReading(NamedTuple):
 class GpuControls(ABC):
     """The knobs of one board. Calls raise DriverErrors."""
 
+    def __init__(self, library: DriverLibrary, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The answer of the library's function ``name`` for this board."""
+        return self._library.call(name, self._handle, *arguments)
+
     @abstractmethod
     def power_limits(self) -> PowerLimits:
         """The limits; ``requested`` is known."""

@@ -305,8 +305,7 @@ class GpuSession:
                 code = code_of(error)
                 if code in SESSION_ERRORS:
                     raise
-                unnamed[place.name] = LostGpu(place, code, _new_backoff())
-                unnamed[place.name].backoff.failed(self._clock.monotonic())
+                unnamed[place.name] = self._unopened(place, code)
                 continue
             if board.identity.domain_id in self._gpus:
                 gpu.rebind(board)
@@ -318,6 +317,16 @@ class GpuSession:
         self._down = None
         if not gpus and not self._lost:
             self._down = self._unavailable(*self.vendor.messages.no_gpu)
+
+    def _unopened(self, place: BoardPlace, code: int) -> LostGpu:
+        """A GPU that never answered; its attempts become fewer through initialisations."""
+        lost = self._lost.get(place.name)
+        if lost is not None:
+            lost.known, lost.code = place, code
+            return lost
+        backoff = _new_backoff()
+        backoff.failed(self._clock.monotonic())
+        return LostGpu(place, code, backoff)
 
     def _still_lost(self, unnamed: dict[str, LostGpu]) -> dict[str, LostGpu]:
         """The lost GPUs. One that is known by its id is not listed a second time by its place."""

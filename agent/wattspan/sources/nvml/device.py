@@ -195,7 +195,7 @@ class NvmlVendor(GpuVendor):
         return NvmlDevice(self, board, settings, context)
 
     def controls(self, board: GpuBoard) -> NvmlControls:
-        return NvmlControls(self, board)
+        return NvmlControls(self.library, board.handles[0])
 
     def unmatched(self, models: Iterable[str], settings: NvmlSettings) -> Iterable[Failure]:
         """The configured static powers that are of no board."""
@@ -406,23 +406,17 @@ def _throttle_reasons(calls: GpuCalls) -> tuple[str, ...] | None:
 class NvmlControls(GpuControls):
     """The knobs of one board."""
 
-    def __init__(self, vendor: NvmlVendor, board: GpuBoard) -> None:
-        self._library, self._handle = vendor.library, board.handles[0]
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return self._library.call(name, self._handle, *arguments)
-
     def _call_maybe(self, name: str, *arguments: Any) -> Any:
         """The same, or None if this board does not support or permit the call."""
         try:
-            return self._call(name, *arguments)
+            return self.call(name, *arguments)
         except DriverError as error:
             if error.code in FIELD_ERRORS:
                 return None
             raise
 
     def power_limits(self) -> PowerLimits:
-        requested = int(self._call("nvmlDeviceGetPowerManagementLimit"))
+        requested = int(self.call("nvmlDeviceGetPowerManagementLimit"))
         enforced = self._call_maybe("nvmlDeviceGetEnforcedPowerLimit")
         default = self._call_maybe("nvmlDeviceGetPowerManagementDefaultLimit")
         limits = self._call_maybe("nvmlDeviceGetPowerManagementLimitConstraints")
@@ -436,10 +430,10 @@ class NvmlControls(GpuControls):
         )
 
     def set_power_limit(self, milliwatts: int) -> None:
-        self._call("nvmlDeviceSetPowerManagementLimit", milliwatts)
+        self.call("nvmlDeviceSetPowerManagementLimit", milliwatts)
 
     def clock_range(self) -> tuple[int | None, int]:
-        highest = self._call("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
+        highest = self.call("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
         memory = self._call_maybe("nvmlDeviceGetSupportedMemoryClocks")
         clocks = memory and self._call_maybe("nvmlDeviceGetSupportedGraphicsClocks", max(memory))
         return (min(clocks) if clocks else None), int(highest)
@@ -449,10 +443,10 @@ class NvmlControls(GpuControls):
         return GpuClockReading(None if clock is None else int(clock))
 
     def limit_clock(self, lowest: int, highest: int) -> None:
-        self._call("nvmlDeviceSetGpuLockedClocks", lowest, highest)
+        self.call("nvmlDeviceSetGpuLockedClocks", lowest, highest)
 
     def reset_clock(self) -> None:
-        self._call("nvmlDeviceResetGpuLockedClocks")
+        self.call("nvmlDeviceResetGpuLockedClocks")
 
     def odometer(self) -> int | None:
         energy: int | None = self._call_maybe(_ENERGY_CALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,9 @@ from wattspan.testing import FakeDirectory, ManualClock
 class Host:
     """One board and the session on it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, boards: int = 1) -> None:
         self.clock = ManualClock()
-        self.gpus = EmulatedGpus(path, [MI300X], self.clock)
+        self.gpus = EmulatedGpus(path, [MI300X] * boards, self.clock)
         self.faults = AmdFaults(self.gpus)
         self.smi = ScriptedAmdSmi(path, self.clock)
         context = SourceContext(self.clock, FakeDirectory())
@@ -148,6 +149,27 @@ def test_board_that_cannot_be_opened_is_reported_by_its_address(host: Host) -> N
     assert failure.thing == "AMD GPU 0000:60:00.0"
     host.smi.replies.clear()
     assert host.run(3).failures == ()
+
+
+def test_board_that_never_opens_is_tried_less_and_less(tmp_path: Path) -> None:
+    host = Host(tmp_path / "gpus", boards=2)
+    asked = itertools.count()
+
+    def first_refused(asic: dict[str, Any]) -> dict[str, Any]:
+        if next(asked) % 2 == 0:  # an initialisation asks both boards
+            raise AmdSmiLibraryException(31)
+        return asic
+
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = first_refused
+    failure = only(host.run(60))
+    assert failure.thing == "AMD GPU 0000:60:00.0"
+    assert next(asked) // 2 == 10  # at once, after 1, 3, 7 and 15 s, and from then on every 8
+    host.smi.replies.clear()
+    batch = host.run(8)
+    assert batch.failures == ()
+    assert [reading.epoch for reading in batch.readings] == [0, 0]
+    host.session.close()
+    host.gpus.close()
 
 
 def test_library_without_any_board_says_so(host: Host) -> None:
