@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
@@ -17,11 +17,10 @@ from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest
 from wattspan.model import HwType, Microjoules
 from wattspan.otlp.destination import parse_destination
-from wattspan.otlp.grpc_transport import GrpcTransport
-from wattspan.otlp.http_transport import HttpTransport
+from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.queue import AsyncSpool
 from wattspan.otlp.spool import Spool, SpooledRequest
-from wattspan.otlp.transport import ExportResult, ExportStatus
+from wattspan.otlp.transport import ExportResult, ExportStatus, Transport
 from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnergy
 
 MILLISECOND = 10**6
@@ -109,44 +108,12 @@ class ScriptedTransport:
 
 
 @contextlib.contextmanager
-def http_to(
-    url: str,
-    headers: dict[str, str] | None = None,
-    *,
-    trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
-    answer_within: float = 30,
-    compress: bool | None = None,
-) -> Iterator[HttpTransport]:
-    transport = HttpTransport(
-        parse_destination(url),
-        headers or {},
-        SystemClock(),
-        agent="wattspan/test",
-        trust=trust,
-        compress=compress,
-        answer_within=answer_within,
-    )
-    with contextlib.closing(transport):
-        yield transport
-
-
-@contextlib.contextmanager
-def grpc_to(
-    url: str,
-    headers: dict[str, str] | None = None,
-    *,
-    trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
-    answer_within: float = 30,
-    compress: bool | None = None,
-) -> Iterator[GrpcTransport]:
-    transport = GrpcTransport(
-        parse_destination(url),
-        headers or {},
-        SystemClock(),
-        agent="wattspan/test",
-        trust=trust,
-        answer_within=answer_within,
-        compress=compress,
+def transport_to(
+    url: str, headers: dict[str, str] | None = None, **options: Any
+) -> Iterator[Transport]:
+    """The transport of an address, with the ``options`` of a CollectorTransport."""
+    transport = open_transport(
+        parse_destination(url), headers or {}, SystemClock(), "test", **options
     )
     with contextlib.closing(transport):
         yield transport

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from testbed.collector import GrpcCollector
-from testbed.forwarding import grpc_to, request
+from testbed.forwarding import request, transport_to
 from testbed.grpc_wire import Told, WireServer, failing, saying
 from testbed.grpcio_collector import grpcio_collector
 from testbed.http2 import framed
@@ -44,7 +44,7 @@ def rejected(spans: int, why: str = "") -> bytes:
 
 
 def test_message_is_compressed_with_its_encoding():
-    with WireServer() as server, grpc_to(server.url, compress=True) as transport:
+    with WireServer() as server, transport_to(server.url, compress=True) as transport:
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
     (call,) = server.calls
     assert call.headers["grpc-encoding"] == "gzip"
@@ -56,7 +56,7 @@ def test_message_is_compressed_with_its_encoding():
 
 @pytest.mark.parametrize("compress", [None, False])
 def test_local_or_configured_messages_are_uncompressed(compress: bool | None):
-    with WireServer() as server, grpc_to(server.url, compress=compress) as transport:
+    with WireServer() as server, transport_to(server.url, compress=compress) as transport:
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
     (call,) = server.calls
     assert "grpc-encoding" not in call.headers
@@ -118,7 +118,7 @@ def test_forwarded_spans_are_compressed_on_their_way_to_another_machine():
 
 def test_server_without_gzip_receives_uncompressed_messages():
     refusal = failing(UNIMPLEMENTED, "no decompressor", grpc_accept_encoding="identity,deflate")
-    with WireServer(refusal) as server, grpc_to(server.url, compress=True) as transport:
+    with WireServer(refusal) as server, transport_to(server.url, compress=True) as transport:
         answers = [transport.send(MANY) for _ in range(3)]
     assert [answer.verdict for answer in answers] == [ExportStatus.TAKEN] * 3
     assert [answer.why for answer in answers] == [
@@ -131,7 +131,7 @@ def test_server_without_gzip_receives_uncompressed_messages():
 
 
 def test_grpclib_server_without_compression_receives_every_message():
-    with GrpcCollector() as collector, grpc_to(collector.url, compress=True) as transport:
+    with GrpcCollector() as collector, transport_to(collector.url, compress=True) as transport:
         answers = [transport.send(request(name).SerializeToString()) for name in "ab"]
     assert [answer.verdict for answer in answers] == [ExportStatus.TAKEN] * 2
     assert collector.names == ["a", "b"]
@@ -139,7 +139,7 @@ def test_grpclib_server_without_compression_receives_every_message():
 
 def test_server_advertising_gzip_is_trusted():
     refusal = failing(UNIMPLEMENTED, "no such service", grpc_accept_encoding="identity, gzip")
-    with WireServer(refusal) as server, grpc_to(server.url, compress=True) as transport:
+    with WireServer(refusal) as server, transport_to(server.url, compress=True) as transport:
         answer = transport.send(MANY)
     assert answer.verdict is ExportStatus.REFUSED
     assert len(server.calls) == 1
@@ -147,7 +147,10 @@ def test_server_advertising_gzip_is_trusted():
 
 def test_refusal_of_both_encodings_does_not_disable_gzip():
     refusal = failing(UNIMPLEMENTED, "unknown service")
-    with WireServer(refusal, refusal) as server, grpc_to(server.url, compress=True) as transport:
+    with (
+        WireServer(refusal, refusal) as server,
+        transport_to(server.url, compress=True) as transport,
+    ):
         first, second = transport.send(MANY), transport.send(MANY)
     assert (first.verdict, second.verdict) == (ExportStatus.REFUSED, ExportStatus.TAKEN)
     assert "unknown service" in first.why
@@ -157,7 +160,7 @@ def test_refusal_of_both_encodings_does_not_disable_gzip():
 
 @pytest.mark.parametrize("code", [UNKNOWN, UNIMPLEMENTED, INTERNAL])
 def test_refusal_after_accepted_gzip_is_final(code: int):
-    with WireServer(Told(), failing(code)) as server, grpc_to(server.url, compress=True) as it:
+    with WireServer(Told(), failing(code)) as server, transport_to(server.url, compress=True) as it:
         answers = [it.send(MANY) for _ in range(3)]
     verdicts = [answer.verdict for answer in answers]
     assert verdicts == [ExportStatus.TAKEN, ExportStatus.REFUSED, ExportStatus.TAKEN]
@@ -166,14 +169,14 @@ def test_refusal_after_accepted_gzip_is_final(code: int):
 
 @pytest.mark.parametrize("code", [INVALID_ARGUMENT, UNAUTHENTICATED, UNAVAILABLE])
 def test_other_failures_are_not_laid_to_gzip(code: int):
-    with WireServer(failing(code)) as server, grpc_to(server.url, compress=True) as transport:
+    with WireServer(failing(code)) as server, transport_to(server.url, compress=True) as transport:
         transport.send(MANY)
     assert [call.flag for call in server.calls] == [1]
 
 
 def test_busy_server_is_retried_without_gzip():
     refusal, busy = failing(UNIMPLEMENTED), failing(UNAVAILABLE, "busy")
-    with WireServer(refusal, busy) as server, grpc_to(server.url, compress=True) as transport:
+    with WireServer(refusal, busy) as server, transport_to(server.url, compress=True) as transport:
         first = transport.send(MANY)
         assert (first.verdict, first.perhaps_taken) == (ExportStatus.AGAIN, False)
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
@@ -184,7 +187,7 @@ def test_partial_rejection_is_reported_with_the_missing_gzip():
     partial = saying(framed(rejected(2, "too old")))
     with (
         WireServer(failing(UNIMPLEMENTED), partial) as server,
-        grpc_to(server.url, compress=True) as transport,
+        transport_to(server.url, compress=True) as transport,
     ):
         answer = transport.send(MANY)
     assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 2)
@@ -197,7 +200,7 @@ def test_partial_rejection_is_reported_with_the_missing_gzip():
 def test_early_grpc_refusal_is_read(code: int):
     large = request(*(os.urandom(50).hex() for _ in range(5000))).SerializeToString()
     early = replace(failing(code, "not so"), early=True)
-    with WireServer(early, early) as server, grpc_to(server.url, compress=True) as transport:
+    with WireServer(early, early) as server, transport_to(server.url, compress=True) as transport:
         answer = transport.send(large)
         assert (answer.perhaps_taken, answer.unfinished) == (False, False)
         assert "(not so)" in answer.why
@@ -211,7 +214,7 @@ def test_early_grpc_refusal_is_read(code: int):
 
 def test_compressed_response_is_read():
     zipped = saying(framed(gzip.compress(rejected(3)), compressed=1), grpc_encoding="gzip")
-    with WireServer(zipped) as server, grpc_to(server.url) as transport:
+    with WireServer(zipped) as server, transport_to(server.url) as transport:
         answer = transport.send(MANY)
     assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 3)
     assert server.calls[0].headers["grpc-accept-encoding"] == "identity,gzip"
@@ -232,7 +235,7 @@ BOMB = gzip.compress(bytes(100 * MAX_RESPONSE_SIZE))
     ids=["bomb", "no encoding", "another", "no gzip", "flags"],
 )
 def test_undecodable_response_keeps_its_status(told: Told, said: str):
-    with WireServer(told) as server, grpc_to(server.url) as transport:
+    with WireServer(told) as server, transport_to(server.url) as transport:
         answer = transport.send(MANY)
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
     assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 0)
@@ -242,7 +245,7 @@ def test_undecodable_response_keeps_its_status(told: Told, said: str):
 
 def test_failure_after_an_answer_that_cannot_be_read_is_a_failure():
     bad = saying(framed(b"x", compressed=1), code=UNAVAILABLE, grpc_encoding="gzip")
-    with WireServer(bad) as server, grpc_to(server.url) as transport:
+    with WireServer(bad) as server, transport_to(server.url) as transport:
         answer = transport.send(MANY)
     assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, False)
     assert server.calls
@@ -250,7 +253,7 @@ def test_failure_after_an_answer_that_cannot_be_read_is_a_failure():
 
 def test_oversized_response_is_not_read():
     endless = saying(struct.pack(">BI", 0, MAX_RESPONSE_SIZE + 1) + bytes(1000))
-    with WireServer(endless) as server, grpc_to(server.url) as transport:
+    with WireServer(endless) as server, transport_to(server.url) as transport:
         answer = transport.send(MANY)
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
     assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
@@ -260,7 +263,7 @@ def test_oversized_response_is_not_read():
 
 def test_truncated_response_has_unknown_delivery():
     half = saying(struct.pack(">BI", 0, 100) + b"half")
-    with WireServer(half) as server, grpc_to(server.url) as transport:
+    with WireServer(half) as server, transport_to(server.url) as transport:
         answer = transport.send(MANY)
     assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
     assert server.calls
@@ -271,7 +274,7 @@ def test_truncated_response_has_unknown_delivery():
 
 @pytest.mark.needs_apps
 def test_grpcio_server_reads_the_messages():
-    with grpcio_collector() as collector, grpc_to(collector.url, compress=True) as transport:
+    with grpcio_collector() as collector, transport_to(collector.url, compress=True) as transport:
         answers = [transport.send(MANY) for _ in range(2)]
         collector.has(MANY, MANY)
         sent = len(collector.relay.there)
@@ -283,7 +286,7 @@ def test_grpcio_server_reads_the_messages():
 def test_grpcio_server_without_gzip_receives_uncompressed_messages():
     with (
         grpcio_collector(knows_gzip=False) as collector,
-        grpc_to(collector.url, compress=True) as transport,
+        transport_to(collector.url, compress=True) as transport,
     ):
         answers = [transport.send(MANY) for _ in range(2)]
         collector.has(MANY, MANY)
@@ -299,7 +302,7 @@ def test_response_compressed_by_grpcio_is_read():
     why = "too old, " * 200
     with (
         grpcio_collector(zips=True, answer=rejected(3, why)) as collector,
-        grpc_to(collector.url) as transport,
+        transport_to(collector.url) as transport,
     ):
         answer = transport.send(MANY)
         collector.has(MANY)

@@ -12,7 +12,6 @@ program in any language could.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import random
@@ -23,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from wattspan.model import MILLISECOND, Instant
 from wattspan.ports import WattspanError
 from wattspan.sdk.jobs import JobDeclaration, declare
 from wattspan.util.process import module_command
-from wattspan.util.unix_sockets import unix_http_connection
+from wattspan.util.unix_sockets import unix_request
 
 if TYPE_CHECKING:
     from wattspan.emulation.gpus import HostGpus
@@ -218,17 +218,13 @@ class SpanSender:
         resource = {"attributes": [otlp_attribute("service.name", self._service)]}
         scopes = [{"scope": {"name": "wattspan.demo"}, "spans": list(self.waiting)}]
         body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
-        connection = unix_http_connection(self._path, _SEND_TIMEOUT)
-        try:
-            connection.request("POST", "/v1/traces", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            answer.read()
-            if answer.status == http.HTTPStatus.OK:
+        headers = {"Content-Type": "application/json"}
+        with contextlib.suppress(OSError):
+            status, _ = unix_request(
+                self._path, "POST", "/v1/traces", body, headers, patience=_SEND_TIMEOUT
+            )
+            if status == HTTPStatus.OK:
                 self.waiting.clear()
-        except (OSError, http.client.HTTPException):
-            return
-        finally:
-            connection.close()
 
     def _described(self, unit: CompletedUnit) -> tuple[str, dict[str, int | str]]:
         if self._kind == "steps":

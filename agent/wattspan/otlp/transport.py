@@ -26,7 +26,6 @@ from wattspan.ports import Clock
 from wattspan.util.encoding import GrpcStatus
 from wattspan.util.protobuf import parse_message, status_message
 from wattspan.util.text import printable
-from wattspan.util.unix_sockets import unix_http_connection
 
 CONNECT_TIMEOUT = 5
 """Seconds for a connection to be made."""
@@ -212,8 +211,8 @@ class CollectorTransport(ABC):
         destination = self._destination
         connection: http.client.HTTPConnection
         if destination.socket:
-            connection = unix_http_connection(destination.socket, CONNECT_TIMEOUT)
-        elif destination.tls:
+            return _connected(destination.socket)
+        if destination.tls:
             self._context = self._context or self._trust()
             self._context.set_alpn_protocols([self.alpn])
             connection = http.client.HTTPSConnection(
@@ -259,6 +258,17 @@ class CollectorTransport(ABC):
     def _read(self) -> bytes:
         """The next bytes of the collector; b"" at the end of the connection."""
         return self._timed_socket().recv(_READ_SIZE)
+
+
+def _connected(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(CONNECT_TIMEOUT)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 # ---------------------------------------------------------------------------------- responses

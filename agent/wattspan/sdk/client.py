@@ -18,7 +18,7 @@ from wattspan.sdk import (
     RefusedError,
     run_directories,
 )
-from wattspan.util.unix_sockets import unix_http_connection
+from wattspan.util.unix_sockets import unix_request
 
 
 class Energy(dict[str, float]):
@@ -236,36 +236,26 @@ def _request(
     socket_path: str, target: str, method: str, sent: Mapping[str, Any] | None, patience: float
 ) -> dict[str, Any]:
     Path(socket_path).stat()  # without a socket, the same error as by connecting, but at once
-    from http.client import OK, HTTPException  # imports ssl, which takes 10 ms
-
-    connection = unix_http_connection(socket_path, patience, clock=monotonic)
-    try:
-        encoded = None if sent is None else json.dumps(sent)
-        connection.request(method, target, encoded, headers={"connection": "close"})
-        response = connection.getresponse()
-        body = response.read()
-    except HTTPException as error:
-        raise ConnectionError(str(error) or type(error).__name__) from None
-    finally:
-        connection.close()
+    encoded = None if sent is None else json.dumps(sent)
+    status, body = unix_request(socket_path, method, target, encoded, patience=patience)
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
         content = None
-    if content is None and response.status in _OVERLOADED:
+    if content is None and status in _OVERLOADED:
         sentence = body.decode("utf-8", "replace").strip()
         raise AgentBusyError(f"The agent at {socket_path} refuses: {sentence}")
     if not isinstance(content, dict):
         raise MeasurementError(
-            f"The server at {socket_path} is no wattspan agent: status {response.status}, no JSON. "
+            f"The server at {socket_path} is no wattspan agent: status {status}, no JSON. "
             "Set WATTSPAN_RUN_DIR to the agent's run directory."
         )
-    if response.status != OK:
+    if status != _OK:
         raise RefusedError(f"The agent at {socket_path} refuses: {content.get('detail', content)}")
     return content
 
 
-_OVERLOADED = (429, 503)
+_OK, _OVERLOADED = 200, (429, 503)
 
 
 POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from http.client import OK, HTTPException
+from http.client import OK  # now: no thread may import while the program forks
 from time import time_ns
 from typing import Any
 
@@ -25,10 +25,10 @@ from opentelemetry.util.types import Attributes
 
 from wattspan import otel
 from wattspan.sdk import OTLP_HTTP_SOCKET, OTLP_TRACES_PATH, run_directories
-from wattspan.util.unix_sockets import unix_http_connection
+from wattspan.util.unix_sockets import unix_request
 
 _TIMEOUT = 2.0  # seconds for one request; an agent on the same host answers in milliseconds
-_HEADERS = {"content-type": "application/x-protobuf", "connection": "close"}
+_HEADERS = {"content-type": "application/x-protobuf"}
 
 Encoder = Callable[[Sequence[ReadableSpan]], bytes]
 
@@ -67,14 +67,13 @@ class AgentSpanExporter(SpanExporter):
 
 def _post(socket_path: str, body: bytes) -> bool:
     """True if the agent at ``socket_path`` has taken the request."""
-    connection = unix_http_connection(socket_path, _TIMEOUT)
     try:
-        connection.request("POST", OTLP_TRACES_PATH, body, _HEADERS)
-        return connection.getresponse().status == OK
-    except (OSError, HTTPException):
+        status, _ = unix_request(
+            socket_path, "POST", OTLP_TRACES_PATH, body, _HEADERS, patience=_TIMEOUT
+        )
+    except OSError:
         return False
-    finally:
-        connection.close()
+    return status == OK
 
 
 # ------------------------------------------------------------------------------------- light spans

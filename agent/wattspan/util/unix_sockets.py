@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import socket
 import struct
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from http.client import HTTPConnection
+from collections.abc import Iterable, Mapping
+from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _UNKNOWN_UID = -1
@@ -63,13 +62,13 @@ class _DeadlineSocket(socket.socket):
     exceed it.
     """
 
-    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
+    def __init__(self, patience: float) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._clock, self._deadline = clock, clock() + patience
+        self._deadline = monotonic() + patience
         self.settimeout(patience)
 
     def _limit(self) -> None:
-        left = self._deadline - self._clock()
+        left = self._deadline - monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
         self.settimeout(left)
@@ -83,38 +82,29 @@ class _DeadlineSocket(socket.socket):
         return super().recv_into(*arguments)
 
 
-def unix_http_connection(
-    path: str, timeout: float | None = None, *, clock: Callable[[], float] | None = None
-) -> HTTPConnection:
-    """A connection to the server that listens at ``path``.
+def unix_request(
+    path: str,
+    method: str,
+    target: str,
+    body: str | bytes | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    *,
+    patience: float,
+) -> tuple[int, bytes]:
+    """One HTTP request to the server that listens at ``path``: status and body of the answer.
 
-    ``timeout`` is in seconds and limits each operation; all of them together if a monotonic
-    ``clock`` is given.
+    All together takes ``patience`` seconds at most. OSError.
     """
-    return _connection_class()(path, timeout, clock)
+    from http.client import HTTPConnection, HTTPException  # imports ssl, which takes 10 ms and 4 MB
 
-
-@functools.cache
-def _connection_class() -> Callable[..., HTTPConnection]:
-    from http.client import HTTPConnection  # imports ssl, which takes 10 ms and 4 MB
-
-    class UnixHttpConnection(HTTPConnection):
-        def __init__(
-            self, path: str, timeout: float | None, clock: Callable[[], float] | None
-        ) -> None:
-            super().__init__("localhost", timeout=timeout)
-            self._path, self._clock = path, clock
-
-        def connect(self) -> None:
-            if self._clock is None or self.timeout is None:
-                self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            else:
-                self.sock = _DeadlineSocket(self.timeout, self._clock)
-            try:
-                self.sock.settimeout(self.timeout)
-                self.sock.connect(self._path)
-            except BaseException:
-                self.sock.close()
-                raise
-
-    return UnixHttpConnection
+    connection = HTTPConnection("localhost")
+    connection.sock = _DeadlineSocket(patience)
+    try:
+        connection.sock.connect(path)
+        connection.request(method, target, body, {"connection": "close", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except HTTPException as error:
+        raise ConnectionError(str(error) or type(error).__name__) from None
+    finally:
+        connection.close()
