@@ -18,7 +18,7 @@ RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 export PYTHON PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check environment tools all-tools lint types contracts format unit inner slow flow \
+.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner slow flow \
 	flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
 
 help: ## list these targets
@@ -29,7 +29,7 @@ demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, not
 	@exec $(BIN)/wattspan demo
 
 test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
-	@$(BOTH) tools lint types contracts
+	@$(BOTH) tools lint types contracts structure
 	@$(EACH) inner flow-and-slow coverage
 
 test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of ten minutes (over an hour)
@@ -37,7 +37,7 @@ test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of
 	@$(EACH) thorough search alone
 
 check: environment ## the inner loop: every check that takes seconds (2.5 minutes on 2 cores)
-	@$(BOTH) lint types contracts
+	@$(BOTH) lint types contracts structure
 	@$(MAKE) --no-print-directory unit
 
 environment:
@@ -60,6 +60,9 @@ types: ## mypy: the product strictly, names and calls of tests and benchmarks
 
 contracts: ## who may import whom
 	$(BIN)/lint-imports
+
+structure: ## size of the sources and stops of the data paths, compared with the ceilings in structure.toml
+	$(BIN)/python scripts/structure.py
 
 format: ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix

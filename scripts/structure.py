@@ -1,4 +1,4 @@
-"""Size and structure of the sources, compared with the ceilings in ``scripts/structure.toml``.
+"""Size and structure of the sources, compared with the ceilings in ``structure.toml``.
 
 ``.venv/bin/python scripts/structure.py`` prints each figure beside its ceiling, and exits with 1 if
 one is above it. Raising a ceiling is a commit of its own, with the reason.
@@ -116,14 +116,14 @@ def figures() -> Iterator[tuple[str, int]]:
 
 
 def main() -> int:
-    ceilings = tomllib.loads((ROOT / "scripts/structure.toml").read_text(encoding="utf-8"))
+    ceilings = tomllib.loads((ROOT / "structure.toml").read_text(encoding="utf-8"))
     measured = dict(figures())
     wrong = [f"{name}: no such figure" for name in ceilings if name not in measured]
     for name, value in measured.items():
         ceiling = ceilings.get(name)
         print(f"{name:36} {value:8,} of {'none' if ceiling is None else f'{ceiling:,}'}")
         if ceiling is None:
-            wrong.append(f"{name} has no ceiling in scripts/structure.toml")
+            wrong.append(f"{name} has no ceiling in structure.toml")
         elif value > ceiling:
             wrong.append(
                 f"{name} is {value:,}, above its ceiling of {ceiling:,}: remove what it replaces, "

@@ -162,6 +162,7 @@ def test_too_many_or_repeated_changes_are_refused(one: Coordination) -> None:
     assert values(one) == {}
 
 
+@pytest.mark.slow
 def test_keys_end_with_their_lease(service: Service, one: Coordination) -> None:
     lease = one.grant(LEASE_SECONDS)
     one.commit([KeyWrite("k", b"1", lease), KeyWrite("l", b"1")])
@@ -174,6 +175,7 @@ def test_keys_end_with_their_lease(service: Service, one: Coordination) -> None:
         one.commit([KeyWrite("k", b"2", lease)])
 
 
+@pytest.mark.slow
 def test_renewed_lease_keeps_its_keys(service: Service, one: Coordination) -> None:
     watched = one.watch("k", one.read("k").revision)
     lease = one.grant(LEASE_SECONDS)

@@ -257,6 +257,7 @@ def test_board_without_activity_is_divided_equally_by_slices(
     host.gpus.close()
 
 
+@pytest.mark.slow
 def test_refused_activity_falls_back_and_returns(host: Host) -> None:
     occupied(host, 0.9, 0.2)
     host.run(5)

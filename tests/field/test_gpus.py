@@ -208,6 +208,7 @@ def opened(case: FieldCase, root: Path) -> Iterator[Board]:
         board.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", field_cases("gpus"))
 def test_energy_of_a_board_is_judged_by_both_sensors(case: FieldCase, tmp_path: Path) -> None:
     with opened(case, tmp_path) as board:

@@ -79,6 +79,7 @@ def test_emulated_host_runs_until_its_capper_has_ended(tmp_path: Path) -> None:
         assert engine.wait(60) == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ended", [False, True])
 def test_fixed_cap_removed_from_the_file_is_lifted(tmp_path: Path, ended: bool) -> None:
     """By a reload, and by the next start of the agent on the same devices."""

@@ -151,6 +151,7 @@ def test_one_damaged_copy_of_the_journal_does_not_keep_a_cap(
     assert gpu.limit == ORIGINAL
 
 
+@pytest.mark.exhaustive
 def test_lost_journal_exits_with_6_until_the_device_is_accepted(
     capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
 ) -> None:

@@ -63,6 +63,7 @@ def test_killed_agent_has_its_caps_restored_and_the_next_caps_again(
     assert agent.journal() == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shares_run_dir", [True, False])
 def test_agent_started_at_once_after_a_kill_has_a_capper(
     tmp_path: Path, *, shares_run_dir: bool

@@ -182,6 +182,7 @@ def test_two_demos_use_different_ports(tmp_path: Path, free_port: Callable[[], i
             assert shown.process.wait(20) == 0, shown.printed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("after", ["EMULATED", "The host is idle", "Running jobs"])
 def test_interrupted_demo_exits_zero_and_cleans_up(tmp_path: Path, after: str) -> None:
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
@@ -193,6 +194,7 @@ def test_interrupted_demo_exits_zero_and_cleans_up(tmp_path: Path, after: str) -
         assert "Traceback" not in shown.printed
 
 
+@pytest.mark.exhaustive
 def test_killed_demo_leaves_no_job_and_no_file(tmp_path: Path) -> None:
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
         shown.prints("Running jobs")
@@ -332,6 +334,7 @@ def test_ctrl_c_ends_the_demo_with_success(terminal: Terminal, how: str) -> None
     assert b"Traceback" not in terminal.seen
 
 
+@pytest.mark.exhaustive
 def test_closed_terminal_ends_the_demo(terminal: Terminal) -> None:
     terminal.shows(b"EMULATED HOST")
     children = descendants(terminal.process.pid)

@@ -100,6 +100,7 @@ def started(agent: SpanAgent, file: Path, *options: str) -> subprocess.Popen[str
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_frontier_of_power_limits_is_measured_and_recommended(
     agent: SpanAgent, gpu: Gpu, tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def test_age_of_the_snapshot_is_in_a_header() -> None:
         assert served.ask("/live.json").headers["Age"] == "7"
 
 
+@pytest.mark.exhaustive
 def test_history_is_recorded_without_viewers() -> None:
     clock = ManualClock()
     world = World(Ledger(LedgerSettings(), now=0), clock)

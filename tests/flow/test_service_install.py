@@ -115,6 +115,7 @@ def test_administrator_changes_survive_install_and_uninstall(host: SystemdHost) 
     host.systemctl("daemon-reload")
 
 
+@pytest.mark.exhaustive
 def test_user_without_groups_finds_the_agent(host: SystemdHost) -> None:
     service(host, "install")
     host.inside("/etc/wattspan").mkdir(exist_ok=True)

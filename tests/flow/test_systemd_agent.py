@@ -134,6 +134,7 @@ def test_agent_that_finds_no_counter_yet_is_tried_until_there_is_one(it: Install
     assert it.metrics()
 
 
+@pytest.mark.exhaustive
 def test_hung_unit_is_restarted(it: Installed) -> None:
     it.drop_in(AGENT, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
     it.host.systemctl("start", AGENT)

@@ -142,6 +142,7 @@ def test_unprivileged_tuner_writes_through_the_capper(it: Installed, gpu: Gpu) -
         assert written["uid"] == int(it.host.run("id", "-u", "wattspan").stdout) != 0
 
 
+@pytest.mark.exhaustive
 def test_tuned_limit_is_restored_after_an_agent_kill(it: Installed, gpu: Gpu) -> None:
     with a_limit_is_tried(it, gpu):
         capper = it.main_pid(CAPPER)

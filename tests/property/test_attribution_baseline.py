@@ -18,6 +18,7 @@ quiet = st.lists(st.floats(0.0, 0.049), min_size=round(FULL_CONFIDENCE_WEIGHT) +
 spread = st.lists(st.floats(0.1, 0.9), max_size=150)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(quiet, spread, idles, per_cpus, loads, st.floats(0.0, 1.0), st.booleans())
 def test_low_window_moves_idle_power_by_its_weight_at_most(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from testbed.metered_curve import MeteredCurve
@@ -98,6 +99,7 @@ CELLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(CELLS, st.integers(8, 20))
 def test_cells_do_not_distinguish_loads_with_equal_energy_in_every_cell(
     cells: list[list[int]], limit: int

@@ -1,5 +1,6 @@
 """The ledger under generated events: invariants 1, 2, 3 and 8."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed.history import shares
@@ -115,6 +116,7 @@ def test_accounts_continue_from_a_checkpoint(history: list[object]) -> None:
     assert steps_back(before, after) == []
 
 
+@pytest.mark.slow
 @given(
     loads=st.dictionaries(pids, st.integers(1, 30), min_size=1, max_size=10),
     seconds=st.integers(3, 20),

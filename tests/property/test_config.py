@@ -133,6 +133,7 @@ def from_flags(flags: dict[str, FlagValue]) -> Config:
     return load(None, environ={}, flags=flags, schema=SCHEMA, default=NOWHERE)
 
 
+@pytest.mark.slow
 @given(flags=given_values(), origins=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_shown_configuration_reads_back_unchanged(
@@ -212,6 +213,7 @@ def file_of(rows: list[dict[str, Any]], array: str = "autotune.job") -> str:
     )
 
 
+@pytest.mark.slow
 @given(rows=jobs(), origins=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_arrays_of_tables_round_trip(
@@ -232,6 +234,7 @@ def test_arrays_of_tables_round_trip(
     assert load(path, environ={}, schema=SCHEMA).tables == config.tables
 
 
+@pytest.mark.slow
 @given(flags=given_values())
 def test_environment_and_flags_are_equivalent(flags: dict[str, FlagValue]) -> None:
     texts = {dotted: flag for dotted, flag in flags.items() if isinstance(flag.value, str)}

@@ -43,6 +43,7 @@ def seconds(run: Callable[[bytes], None], data: bytes) -> float:
     return time.thread_time() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_repeated_input_takes_linear_time(name: str) -> None:
     target = TARGETS[name]

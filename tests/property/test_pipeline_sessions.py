@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed.pipelines import RunningPipeline, RunningReplicas
@@ -16,6 +17,7 @@ FLOOR = 800
 BASES = st.lists(st.sampled_from([0.04, 0.07, 0.1]), min_size=2, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     BASES,
@@ -54,6 +56,7 @@ def test_session_keeps_the_budget(
             assert lost <= 1.2 * budget * elapsed
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(
     st.sampled_from([(0.1, 0.06), (0.06, 0.1)]),

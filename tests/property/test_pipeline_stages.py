@@ -46,6 +46,7 @@ class DisturbedPipeline(Disturbances[StageHost]):
         assert hosts.lost <= self.budget * hosts.usual + longest
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=5, deadline=None)
 @given(st.sampled_from([0.02, 0.05, 0.1]), st.sampled_from([0.0005, 0.004]), st.integers(0, 2**16))
 def test_disturbed_pipeline_keeps_its_budget(budget: float, noise: float, seed: int) -> None:

@@ -52,6 +52,7 @@ class DisturbedJob(Disturbances[RankHost]):
         assert job.lost <= self.budget * job.together.usual + REPORTED, job.elapsed
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=6, deadline=None)
 @given(
     st.integers(2, 4),

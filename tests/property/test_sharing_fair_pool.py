@@ -130,6 +130,7 @@ def test_units_are_taken_from_the_owner_that_is_named(
         assert min(held.values(), default=0) >= 0
 
 
+@pytest.mark.slow
 def test_flood_of_one_owner_costs_the_same_for_each_item() -> None:
     pool: FairPool[int] = FairPool(50_000, Overflow.REPLACE)
     for number in range(120_000):

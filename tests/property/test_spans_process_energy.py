@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ HOSTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(HOSTS)
 def test_merge_on_demand_equals_merge_at_each_step(host: Host) -> None:
     history = list(host.steps())

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from testbed.known_totals import Books, buckets, history, totals
@@ -102,6 +103,7 @@ class Agent:
                 self.restart(reboot=how == "reboot", crash=how == "crash")
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(bounds=bounds, top=st.integers(1, 4), story=st.lists(steps, min_size=8, max_size=30))
 def test_history_sums_to_the_totals_at_every_step(

@@ -58,6 +58,7 @@ plants = st.builds(
 )
 
 
+@pytest.mark.slow
 @RUNS
 @given(plants)
 def test_caps_are_between_floor_and_original(plant: Plant) -> None:
@@ -267,6 +268,7 @@ shared_runs = st.builds(
 )
 
 
+@pytest.mark.slow
 @RUNS
 @given(shared_runs)
 def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun) -> None:

@@ -118,6 +118,7 @@ def test_single_low_window_at_rest_is_limited_to_its_weight() -> None:
     assert model.power == pytest.approx(40_000, rel=0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "since", "half", "nearly"),
     [

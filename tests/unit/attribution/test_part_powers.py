@@ -84,6 +84,7 @@ def test_powers_of_independent_uses_are_found() -> None:
     assert all(one is not None and one.deviation < 0.02 for one in found)
 
 
+@pytest.mark.slow
 def test_stated_deviation_contains_the_power_of_noisy_work() -> None:
     inside = 0
     for seed in range(20):

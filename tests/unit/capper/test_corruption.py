@@ -99,6 +99,7 @@ class Killed:
         return whole
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 def test_corrupted_journal_restores_or_names_every_limit(part: int) -> None:
     outcomes: Counter[bool] = Counter()

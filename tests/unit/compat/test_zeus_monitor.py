@@ -304,6 +304,7 @@ def test_failing_synchronisation_leaves_no_window(meter: MeteredDevices) -> None
 # ------------------------------------------------------------------------ threads and forks
 
 
+@pytest.mark.slow
 def test_ten_thousand_nested_windows_in_eight_threads_are_exact() -> None:
     meter = MeteredDevices(GPUS, energy=rough_energy)
     monitor = monitor_of(meter)()

@@ -39,6 +39,7 @@ def said() -> str:
     return "\n".join(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sentence", quotations())
 def test_quoted_messages_match_the_program(sentence: str) -> None:
     parts = [part.strip() for part in re.split(r"…|; |\. ", sentence)]  # cause, remedy: two texts

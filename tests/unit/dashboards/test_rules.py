@@ -208,6 +208,7 @@ def test_duplicate_span_is_not_shown_as_loss(tmp_path: Path) -> None:
     assert_shown(tmp_path, "Without complete energy", outcomes, 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.needs_prometheus
 @pytest.mark.parametrize("panel", ["Spans with most energy", "Energy against latency"])
 def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> None:

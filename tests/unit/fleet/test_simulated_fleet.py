@@ -26,6 +26,7 @@ def test_simulated_fleet_is_within_its_budgets_and_uses_them() -> None:
         assert max(fleet.ratios.values()) <= 1
 
 
+@pytest.mark.exhaustive
 def test_power_of_hosts_that_join_or_leave_is_allotted_within_5_seconds() -> None:
     clock = ManualClock()
     with memory_service(clock) as service:

@@ -114,6 +114,7 @@ def test_trial_has_time_and_energy_of_whole_units() -> None:
     assert (limits.held, limits.released) == ([SETTING], 1)
 
 
+@pytest.mark.slow
 def test_command_and_its_workers_end_with_the_trial(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"(echo $$ > {pids}; trap '' TERM; while :; do :; done) & {STEPS}"
@@ -228,6 +229,7 @@ def of_spans(name: str, attribute: str = "") -> SpanReceiver:
     return SpanReceiver(UnitSpan(name, attribute), SystemClock())
 
 
+@pytest.mark.slow
 def test_work_is_counted_by_the_spans_of_a_running_command() -> None:
     units = of_spans("train_step", "samples")
     found = trial(sys.executable, "-c", SPANS, "{size}", "100000", units=units)
@@ -296,6 +298,7 @@ def test_spans_of_a_process_that_sends_late_count(tmp_path: Path) -> None:
     assert abs(found.units - sum(counts)) <= 4
 
 
+@pytest.mark.slow
 def test_command_that_closes_its_output_is_measured_by_its_spans() -> None:
     silent = ("sh", "-c", 'exec "$0" "$@" > /dev/null 2>&1')
     steps = (sys.executable, "-c", SPANS, "{size}", "9999")

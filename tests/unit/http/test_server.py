@@ -699,6 +699,7 @@ print("over")
 """
 
 
+@pytest.mark.slow
 def test_server_and_its_program_end_while_a_thread_works_aside(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUSY.format(directory=str(tmp_path))],

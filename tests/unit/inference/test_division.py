@@ -151,6 +151,7 @@ def test_first_requests_wait_for_long_ones() -> None:
     assert 10 * S <= division.hold("gpu") < 12 * S
 
 
+@pytest.mark.slow
 def test_late_requests_delay_no_engine_on_another_board() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     for engine, delay in (("prompt", 0), ("late", 100 * S)):
@@ -415,6 +416,7 @@ def _load(seconds: int, *, model: TokenPowerModel) -> tuple[list[RequestEnergy],
     return sorted(settled.requests, key=lambda each: each.request.id), truth
 
 
+@pytest.mark.slow
 def test_identified_model_divides_by_the_energy_of_work() -> None:
     found, truth = _load(150, model=TokenPowerModel())
 
@@ -433,6 +435,7 @@ def test_identified_model_divides_by_the_energy_of_work() -> None:
     assert sum(prompts) / len(prompts) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     model = TokenPowerModel()
     _load(60, model=model)
@@ -467,6 +470,7 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
     assert one.energy < other.energy
 
 
+@pytest.mark.slow
 def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> None:
     model = TokenPowerModel()
     _load(150, model=model)
@@ -490,6 +494,7 @@ def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> Non
     assert rest.uncertainty is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watts", [1, 0])
 def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
     model = TokenPowerModel()

@@ -10,6 +10,7 @@ from testbed.serving_engines import errors, pair, quantile, run, single
 from wattspan.inference.division import DivisionMethod
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "speed", "count"), [(1, 0.075, 200), (4, 0.28, 400), (16, 0.9, 900)]
@@ -25,6 +26,7 @@ def test_error_of_requests_is_small(slots: int, speed: float, count: int) -> Non
     assert quantile(errors(learned, "whole"), 0.95) > quantile(errors(learned), 0.95)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_models_on_two_boards_are_kept_apart() -> None:
     result = run(pair(400, 0.9, ("gpu-0", "gpu-1")))

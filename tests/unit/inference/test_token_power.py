@@ -161,6 +161,7 @@ def test_idle_energy_of_a_step_is_not_that_of_its_requests() -> None:
     assert model.coefficients("m") == pytest.approx(alone.coefficients("m"))
 
 
+@pytest.mark.slow
 def test_models_on_one_board_are_kept_apart() -> None:
     model, chance = TokenPowerModel(), random.Random(4)
     totals = {"large": NO_WORK, "small": NO_WORK}
@@ -237,6 +238,7 @@ def test_all_models_beyond_the_limit_share_the_pool() -> None:
     assert sum(model.place(str(i)) is POOL for i in range(200)) == 200 - MAX_MODELS
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [True, False])
 def test_work_of_a_displaced_model_is_that_of_the_pool(beside: bool) -> None:
@@ -260,6 +262,7 @@ def test_work_of_a_displaced_model_is_that_of_the_pool(beside: bool) -> None:
     assert model.identified([POOL])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_models_within_the_limit_keep_their_coefficients_beside_pooled_ones() -> None:
     alone, beside, chance = TokenPowerModel(), TokenPowerModel(), random.Random(14)
@@ -288,6 +291,7 @@ def test_models_within_the_limit_keep_their_coefficients_beside_pooled_ones() ->
             assert found == pytest.approx(truth.of(totals[name]), rel=0.1)
 
 
+@pytest.mark.slow
 def test_changed_coefficients_are_learned_anew() -> None:
     model = TokenPowerModel()
     _learn(model, 3000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ def test_chain_deeper_than_the_limit_counts_as_unknown() -> None:
     assert _repeated(traces, 1)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_owner() -> None:
     traces = TokenTraces()
     _add(traces, _span(1, 0, 10), _span(2, 1, 10))
@@ -132,6 +134,7 @@ def test_memory_is_bounded_by_owner() -> None:
     assert not _repeated(traces, 1)  # its trace was forgotten
 
 
+@pytest.mark.slow
 def test_flood_of_an_owner_forgets_no_trace_of_another() -> None:
     flood = [_span(n, 0, 10, trace=n) for n in range(1, MAX_SPANS)]
     victim, greedy = Principal(1000, "victim"), Principal(1000, "greedy")

@@ -185,6 +185,7 @@ def test_counts_of_attributes_come_before_json() -> None:
     assert _report({F.USAGE: b'{"input": 5}', F.INPUT: 7}).tokens_in == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("json", [False, True])
 def test_added_names_that_no_span_has_are_logged_once(*, json: bool) -> None:
     log: list[str] = []

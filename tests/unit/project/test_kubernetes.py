@@ -97,6 +97,7 @@ def containers(resources: list[Resource]) -> dict[str, Resource]:
 # ------------------------------------------------------------------------------------ validity
 
 
+@pytest.mark.exhaustive
 def test_resources_match_the_kubernetes_schema(resources: list[Resource]) -> None:
     # resources of the Prometheus operator are not part of Kubernetes
     own = [one for one in resources if not one["apiVersion"].startswith("monitoring.coreos.com/")]

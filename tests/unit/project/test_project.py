@@ -148,6 +148,7 @@ def test_every_link_in_a_document_leads_somewhere(path: Path) -> None:
     assert [link for link in local if not (path.parent / link).exists()] == []
 
 
+@pytest.mark.slow
 def test_every_test_that_a_document_names_is_there() -> None:
     files = {path.relative_to(ROOT / "tests"): path for path in python_files("tests")}
     named = [

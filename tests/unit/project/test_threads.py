@@ -73,6 +73,7 @@ def found() -> list[str]:
     return sorted(use for module in modules for use in uses(module))
 
 
+@pytest.mark.slow
 def test_every_thread_has_a_stated_treatment_of_errors() -> None:
     stated = sorted(use for use, treatments in TREATMENT.items() for _ in treatments)
     assert found() == stated

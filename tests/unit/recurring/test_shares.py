@@ -94,6 +94,7 @@ def test_greedy_user_keeps_no_modest_one_from_room(opened: Open) -> None:
     assert book.jobs(ADA).dropped == 200 - stored(book, ADA)
 
 
+@pytest.mark.slow
 def test_containers_share_the_part_of_their_user(opened: Open) -> None:
     containers = [Principal(1000, f"{number:064x}") for number in range(64)]
     book = opened(jobs=64, open_runs=64, size=200 * (RUN_BYTES + HOLDER_BYTES))

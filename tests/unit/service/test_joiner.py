@@ -651,6 +651,7 @@ def test_passes_are_rare_while_no_process_sends_spans() -> None:
     assert busy.timeouts[0] == JOIN_INTERVAL / 1e9
 
 
+@pytest.mark.slow
 def test_request_to_a_language_model_is_estimated_before_it_is_forwarded() -> None:
     agent = Agent()
     gpu = Domain("gpu0", HwType.GPU, "gpu0", "fake", Provenance.MEASURED, resource="gpu")

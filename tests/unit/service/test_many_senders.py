@@ -139,6 +139,7 @@ def test_join_merges_only_processes_with_waiting_spans() -> None:
     assert costs[0] == costs[1] <= 4
 
 
+@pytest.mark.slow
 def test_spans_of_others_are_unchanged_by_a_crowd_of_senders() -> None:
     found = []
     for crowd in ((), CROWD):
@@ -195,6 +196,7 @@ def test_sampled_processes_of_a_user_leave_a_place_to_another_users() -> None:
     assert host.accounts.outcomes["joined"] == 301
 
 
+@pytest.mark.slow
 def test_displaced_process_loses_no_span() -> None:
     host = Host(busy=CROWD[:4])
     host.run(5)

@@ -108,6 +108,7 @@ def test_processes_of_a_user_displace_none_of_another() -> None:
     assert len(families) == MAX_PROCESSES
 
 
+@pytest.mark.slow
 def test_short_lived_processes_displace_no_running_one_of_their_user() -> None:
     families, api, worker = serving()
     for pid in range(2 * MAX_PROCESSES):
@@ -120,6 +121,7 @@ def test_short_lived_processes_displace_no_running_one_of_their_user() -> None:
     assert families.known({api, worker, SHELL}) == {api, worker}
 
 
+@pytest.mark.slow
 def test_ended_processes_beyond_the_limit_are_removed_before_their_time() -> None:
     families = ProcessFamilies(LIFETIME)
     ended = [Consumer(100 + pid, pid) for pid in range(5 * MAX_PROCESSES)]

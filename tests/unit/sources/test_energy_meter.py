@@ -87,6 +87,7 @@ def test_ramp_is_integrated_as_a_trapezoid() -> None:
     assert integral.energy == 200_000_000
 
 
+@pytest.mark.slow
 def test_power_integration_has_no_rounding_loss() -> None:
     integral = PowerIntegral()
     for step in range(1_000_001):

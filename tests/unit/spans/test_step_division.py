@@ -91,6 +91,7 @@ def errors(results: Sequence[tuple[SpanEnergy, int]]) -> list[float]:
     return [result.exclusive[GPU] / truth - 1 for result, truth in results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "most"), [(30, 0.15), (100, 0.15), (1000, 0.05)])
 def test_recurring_spans_have_their_true_energy(length: int, most: float) -> None:
     load = bursts(length, 250)

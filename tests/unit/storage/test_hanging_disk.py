@@ -95,6 +95,7 @@ def test_recovered_disk_is_waited_for_again(disk: Disk) -> None:
         assert disk.written[-1] is opening
 
 
+@pytest.mark.slow
 def test_close_writes_pending_data_except_on_a_hanging_disk() -> None:
     disk = Disk()
     disk.hang()

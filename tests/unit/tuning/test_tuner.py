@@ -138,6 +138,7 @@ def test_only_one_job_of_a_host_explores_at_a_time() -> None:
     assert host.gpus[1].cap < DEFAULT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["found", "throttled"])
 def test_job_that_cannot_explore_does_not_keep_another_one_from_it(other: str) -> None:
     job = {"span": "train_step", "kind": "steps"}
@@ -226,6 +227,7 @@ def test_held_setting_is_released_when_the_partition_mode_changes() -> None:
     assert sentence in explained(host, row)
 
 
+@pytest.mark.slow
 def test_work_in_another_partition_mode_is_not_compared() -> None:
     host = divided_host()
     host.run(HOUR, until=lambda: comparing(host))
@@ -243,6 +245,7 @@ def test_work_in_another_partition_mode_is_not_compared() -> None:
     assert host.gpus[0].slowdown < 1.05
 
 
+@pytest.mark.slow
 def test_setting_of_another_partition_mode_is_not_recalled() -> None:
     host = divided_host()
     host.run(HOUR, until=lambda: held(host))

@@ -6,6 +6,7 @@ import pytest
 from testbed.tuner.clock_knob import BUDGET, clock_curves, run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_clock_is_held_within_the_budget_without_a_trial_of_caps() -> None:
     curve = clock_curves()[0]

@@ -218,6 +218,7 @@ def test_own_result_precedes_the_limit_of_a_profile() -> None:
     assert row(host).decision.sentence.startswith(f"Certify {held / 1000:.0f} W again")
 
 
+@pytest.mark.slow
 def test_job_never_gets_less_than_its_lowest_limit() -> None:
     host, lowest = Host(settings=quick(max_slowdown=0.1)), DEFAULT
     host.declare(owned(host), floor_watts=600.0, first_watts=600.0)
@@ -446,6 +447,7 @@ def test_board_with_mig_is_tuned_if_all_its_tenants_belong_to_the_declared_job()
     assert host.gpus[0].cap == DEFAULT
 
 
+@pytest.mark.slow
 def test_limit_is_released_with_the_reason_when_mig_is_turned_on() -> None:
     host = Host(settings=quick())
     host.train()

@@ -73,6 +73,7 @@ def test_figures_of_a_held_plan(held: Host) -> None:
     assert (shown["ranks"], shown["stages"]) == (3.0, 3.0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_run_keeps_the_budget_and_saves_energy() -> None:
     host, _ = train_pipeline()

@@ -54,6 +54,7 @@ def straggling() -> TrainedHosts:
     return trained
 
 
+@pytest.mark.slow
 def test_hosts_show_each_other_and_the_reason_of_the_clocks(straggling: TrainedHosts) -> None:
     host, other = straggling.hosts
     found = row(host)
@@ -97,6 +98,7 @@ def test_ended_job_is_withdrawn() -> None:
     assert row(first).partners == ()
 
 
+@pytest.mark.slow
 def test_host_without_the_service_is_tuned_alone() -> None:
     trained = TrainedHosts()
     for client in trained.clients:
@@ -109,6 +111,7 @@ def test_host_without_the_service_is_tuned_alone() -> None:
         assert "No endpoint answers" in figures.sentence
 
 
+@pytest.mark.slow
 def test_throttled_host_is_not_tuned_and_is_followed() -> None:
     trained = all_planned(TrainedHosts())
     host, other = trained.hosts

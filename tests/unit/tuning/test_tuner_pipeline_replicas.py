@@ -65,6 +65,7 @@ def straggling() -> Trained:
     return host, one, other
 
 
+@pytest.mark.slow
 def test_each_replica_has_a_plan_of_its_own(held: Trained) -> None:
     host, *_ = held
     found = row(host)
@@ -102,6 +103,7 @@ def test_figures_of_ranks_are_measured(held: Trained) -> None:
         assert slack.saved > 0
 
 
+@pytest.mark.slow
 def test_faster_pipeline_gets_the_clocks_of_a_straggler(straggling: Trained) -> None:
     host, *_ = straggling
     found = row(host)

@@ -50,6 +50,7 @@ def holding() -> StagedHosts:
     return planned()
 
 
+@pytest.mark.slow
 def test_one_host_plans_the_clocks_of_all_ranks(holding: StagedHosts) -> None:
     planner = holding.planner
     assert planner is not None
@@ -84,6 +85,7 @@ def test_other_host_shows_the_decision_of_the_planner(holding: StagedHosts) -> N
     assert figures.sentence.endswith("of this pipeline.")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_pipeline_on_two_hosts_saves_energy_within_its_budget() -> None:
     hosts = planned()

@@ -40,6 +40,7 @@ def test_server_ends_capped_within_throughput_and_tail_limits() -> None:
     assert row.units > 0
 
 
+@pytest.mark.slow
 def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
@@ -53,6 +54,7 @@ def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
     assert len(server.latencies) < 300
 
 
+@pytest.mark.slow
 def test_unjudged_load_is_compared_then_held() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)

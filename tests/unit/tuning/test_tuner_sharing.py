@@ -93,6 +93,7 @@ def test_stranger_ends_the_common_cap_at_once() -> None:
     assert reason(host, A) is DecisionReason.SHARED
 
 
+@pytest.mark.slow
 def test_job_that_joins_a_tuned_gpu_is_tuned_with_it_under_one_account() -> None:
     host = both()
     host.train("a")
@@ -138,6 +139,7 @@ def test_jobs_that_share_one_of_two_gpus_are_declined() -> None:
     assert host.gpus[0].cap == DEFAULT
 
 
+@pytest.mark.slow
 def test_shared_tuning_survives_a_restart_with_every_account() -> None:
     host = both()
     host.train("a")

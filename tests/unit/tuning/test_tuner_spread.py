@@ -55,6 +55,7 @@ def certified() -> RankedHosts:
     return hosts
 
 
+@pytest.mark.slow
 def test_hosts_of_a_job_certify_settings_one_after_another() -> None:
     hosts = RankedHosts((0.1, 0.1), noise=0.002)
     first, second = hosts.members
@@ -84,6 +85,7 @@ def test_hosts_of_a_job_certify_settings_one_after_another() -> None:
         assert (partner.host, partner.used) == (other, True)
 
 
+@pytest.mark.slow
 def test_later_host_is_compared_and_the_one_before_it_is_not() -> None:
     hosts = certified()
     hosts.run(5)
@@ -101,6 +103,7 @@ def test_later_host_is_compared_and_the_one_before_it_is_not() -> None:
     assert partner.sentence.startswith(f"It holds {hosts.members[0].cap / 1000:.0f} W, which has")
 
 
+@pytest.mark.slow
 def test_last_host_improves_its_setting() -> None:
     hosts = certified()
     caps = [one.cap for one in hosts.members]
@@ -111,6 +114,7 @@ def test_last_host_improves_its_setting() -> None:
     assert hosts.together.slowdown <= 1.05
 
 
+@pytest.mark.slow
 def test_held_setting_is_compared_in_the_turn_of_its_host_only() -> None:
     hosts = RankedHosts((0.1, 0.1), spread(3), later=(1,), noise=0.002)
     first = hosts.members[0]
@@ -131,6 +135,7 @@ def test_held_setting_is_compared_in_the_turn_of_its_host_only() -> None:
     assert first.holds
 
 
+@pytest.mark.slow
 def test_host_waits_for_the_comparison_of_a_held_setting() -> None:
     hosts = RankedHosts((0.1, 0.1), spread(3, settle=3 * SECOND), noise=0.002)
     first, second = hosts.members
@@ -189,6 +194,7 @@ def test_long_text_of_a_setting_is_truncated_in_the_record() -> None:
     assert len(record.ranks.setting) == 100
 
 
+@pytest.mark.slow
 def test_changed_job_is_certified_again() -> None:
     hosts = certified()
     hosts.together.loads = [0.13, 0.13]
@@ -199,6 +205,7 @@ def test_changed_job_is_certified_again() -> None:
     assert not any(one.holds for one in hosts.members)
 
 
+@pytest.mark.slow
 def test_released_host_ends_the_setting_of_the_later_one() -> None:
     hosts = certified()
     first, second = hosts.members
@@ -211,6 +218,7 @@ def test_released_host_ends_the_setting_of_the_later_one() -> None:
     assert first.cap == DEFAULT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_host_without_contact_has_the_original_setting(lost: int) -> None:
     hosts = certified()
@@ -229,6 +237,7 @@ def test_host_without_contact_has_the_original_setting(lost: int) -> None:
     assert all_hold(hosts)
 
 
+@pytest.mark.slow
 def test_turn_of_a_host_that_vanishes_while_it_compares_passes_on() -> None:
     hosts = RankedHosts((0.1, 0.1), noise=0.002)
     first, second = hosts.members
@@ -290,6 +299,7 @@ def test_host_that_cannot_compare_settings_leaves_the_turn(cause: str) -> None:
     assert not evidence(first)  # the other host may have another setting afterwards
 
 
+@pytest.mark.slow
 def test_other_jobs_of_a_host_explore_while_it_waits_for_another_host() -> None:
     hosts = RankedHosts((0.1, 0.1), spread(2, LOCAL), gpus=2, noise=0.002)
     first, second = hosts.members
@@ -310,6 +320,7 @@ def test_other_jobs_of_a_host_explore_while_it_waits_for_another_host() -> None:
     assert explores_locally(second)
 
 
+@pytest.mark.slow
 def test_turn_that_another_job_of_the_host_keeps_from_use_is_left() -> None:
     jobs = tuple(
         TunedJobSettings(service=service, span="train_step", kind="steps", hosts=2)

@@ -66,6 +66,7 @@ def explorers(job: RunningJob) -> list[JobHost]:
     ]
 
 
+@pytest.mark.slow
 def test_one_host_explores_at_a_time() -> None:
     job = RunningJob(POLICY, BASES, (*STARTS, 5.0))
     explored: set[str] = set()
@@ -109,6 +110,7 @@ def test_turn_that_is_taken_away_restores_the_original_clocks() -> None:
     assert "while host-9 measures lower ones" in host.session.decision.sentence
 
 
+@pytest.mark.slow
 def test_plan_leaves_half_of_the_allowance_to_a_host_that_explores() -> None:
     job = planned()
     host, _ = job.hosts
@@ -123,6 +125,7 @@ def test_plan_leaves_half_of_the_allowance_to_a_host_that_explores() -> None:
     until(job, lambda: bool(host.clocks))  # nobody explores
 
 
+@pytest.mark.slow
 def test_straggler_on_another_host_is_followed_until_it_recovers() -> None:
     job = following()
     host, straggler = job.hosts
@@ -142,6 +145,7 @@ def test_straggler_on_another_host_is_followed_until_it_recovers() -> None:
     assert host.session.partner == ""
 
 
+@pytest.mark.slow
 def test_expired_record_restores_the_original_clocks_without_an_iteration() -> None:
     job = following()
     host, _ = job.hosts
@@ -154,6 +158,7 @@ def test_expired_record_restores_the_original_clocks_without_an_iteration() -> N
     assert restored.controls[host.name].session.phase is PipelinePhase.HOLD
 
 
+@pytest.mark.slow
 def test_lost_contact_restores_the_original_clocks_after_the_lifetime() -> None:
     job = following()
     host, _ = job.hosts
@@ -189,6 +194,7 @@ def lying() -> tuple[RunningJob, JobHost]:
     return job, host
 
 
+@pytest.mark.slow
 def test_lying_host_is_refuted_by_longer_iterations() -> None:
     job, host = lying()
     until(job, lambda: host.session.phase is PipelinePhase.STRAGGLE)
@@ -208,6 +214,7 @@ def test_lying_host_is_refuted_by_longer_iterations() -> None:
     assert job.number - third >= 40
 
 
+@pytest.mark.slow
 def test_straggler_that_explores_is_not_followed() -> None:
     job = planned()
     host, _ = job.hosts
@@ -229,6 +236,7 @@ def test_lying_host_does_not_exceed_the_budget() -> None:
     assert job.lost <= 1.1 * POLICY.max_slowdown * job.usual
 
 
+@pytest.mark.slow
 def test_loss_of_another_host_counts_in_the_account() -> None:
     job = RunningJob(POLICY, BASES, STARTS, joins=(0, 10_000))
     host, _ = job.hosts
@@ -248,6 +256,7 @@ def test_loss_of_another_host_counts_in_the_account() -> None:
         assert account.elapsed > 0
 
 
+@pytest.mark.slow
 def test_group_that_goes_on_does_not_count_other_hosts_twice() -> None:
     host = planned().hosts[0]
     before = host.group.running_account[1]
@@ -260,6 +269,7 @@ def test_group_that_goes_on_does_not_count_other_hosts_twice() -> None:
     assert again.running_account[1].lost == pytest.approx(before.lost)
 
 
+@pytest.mark.slow
 def test_host_that_is_not_tuned_tells_its_iterations() -> None:
     job = planned()
     host, other = job.hosts

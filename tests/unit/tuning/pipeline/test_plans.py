@@ -31,6 +31,7 @@ def saving(joules: float, found: PipelineModel) -> float:
     return 100 * (1 - joules / RankClocks(found).fastest.joules)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_optimum_of_the_measured_profile_is_that_of_the_linear_program(
     measured: tuple[PipelineModel, PipelineFrontier],
