@@ -50,7 +50,7 @@ class UserProcess(Closeable):
         words = [sys.executable, "-m", "testbed.user_process", str(user), *map(str, cgroups)]
         self._process = subprocess.Popen(
             words,
-            cwd=ROOT / "tests",
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

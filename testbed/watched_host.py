@@ -72,7 +72,7 @@ def watched_host(folder: Path) -> Iterator[WatchedHost]:
     with (folder / "host.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "testbed.watched_host", str(folder)],
-            env={**ENVIRONMENT, "PYTHONPATH": str(ROOT / "tests")},
+            env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -19,7 +19,7 @@ from typing import Any
 from testbed.spans.agent import SpanAgent
 from testbed.spans.collector import Collector
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 PROFILE = "one-socket-h100"
 WANDERING = "two-socket"  # of one CPU each on a machine with two: processes change sockets often

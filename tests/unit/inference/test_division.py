@@ -435,7 +435,6 @@ def test_identified_model_divides_by_the_energy_of_work() -> None:
     assert sum(prompts) / len(prompts) == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.slow
 def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     model = TokenPowerModel()
     _load(60, model=model)
@@ -470,7 +469,6 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
     assert one.energy < other.energy
 
 
-@pytest.mark.slow
 def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> None:
     model = TokenPowerModel()
     _load(150, model=model)
@@ -494,7 +492,6 @@ def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> Non
     assert rest.uncertainty is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("watts", [1, 0])
 def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
     model = TokenPowerModel()

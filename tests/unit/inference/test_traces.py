@@ -124,7 +124,6 @@ def test_chain_deeper_than_the_limit_counts_as_unknown() -> None:
     assert _repeated(traces, 1)
 
 
-@pytest.mark.slow
 def test_memory_is_bounded_by_owner() -> None:
     traces = TokenTraces()
     _add(traces, _span(1, 0, 10), _span(2, 1, 10))

@@ -476,7 +476,6 @@ def test_abandoned_child_leaves_later_time_to_its_parent() -> None:
     assert process.outside(profile, 400 * MS)[CPU] == pytest.approx(400_000 - given, abs=5)
 
 
-@pytest.mark.slow
 def test_announcements_use_bounded_memory() -> None:
     process, profile = ProcessSpans(announced=200), known(10_000)
     alive = started(1, 0)

@@ -64,9 +64,9 @@ def test_latency_is_bounded_and_final() -> None:
     assert latency.add([EnergyPoint(1, 1)]) is latency
 
 
-def ramped(turns: int) -> Run:
+def ramped(turns: int, settle_time: int = SECOND) -> Run:
     """A search on a device whose caps take 4 s, with readings twice a second."""
-    run = Run(Plant(turn=0.5, cv=0.002), replace(QUICK, settle_time=SECOND))
+    run = Run(Plant(turn=0.5, cv=0.002), replace(QUICK, settle_time=settle_time))
     state = begin(run.policy, run.ranges, now=0)
     lag, spent = TOP, 0.0
     for _ in range(turns):
@@ -85,6 +85,15 @@ def test_slow_caps_lengthen_the_settling_time() -> None:
     assert run.state is not None
     assert run.state.latency.measured
     assert run.state.policy.settle_time > 1.5 * SECOND
+
+
+def test_slightly_slower_caps_lengthen_the_settling_time() -> None:
+    known = ramped(2_000).state
+    assert known is not None
+    settle_time = known.policy.settle_time * 9 // 10
+    state = ramped(2_000, settle_time).state
+    assert state is not None
+    assert settle_time < state.policy.settle_time < 1.5 * settle_time
 
 
 def test_latency_is_measured_from_the_beginning() -> None:

@@ -218,7 +218,6 @@ def test_own_result_precedes_the_limit_of_a_profile() -> None:
     assert row(host).decision.sentence.startswith(f"Certify {held / 1000:.0f} W again")
 
 
-@pytest.mark.slow
 def test_job_never_gets_less_than_its_lowest_limit() -> None:
     host, lowest = Host(settings=quick(max_slowdown=0.1)), DEFAULT
     host.declare(owned(host), floor_watts=600.0, first_watts=600.0)

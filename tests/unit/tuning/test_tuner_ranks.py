@@ -34,7 +34,6 @@ def test_ranks_of_a_job_get_one_cap_that_keeps_the_step_of_all_within_the_budget
     assert row.units == pytest.approx(job.steps, abs=20)
 
 
-@pytest.mark.slow
 def test_waiting_rank_is_lowered_without_longer_steps() -> None:
     host = Host(gpus=2, settings=synchronous())
     job = train_together(host, UNEVEN)

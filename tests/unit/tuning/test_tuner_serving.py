@@ -54,7 +54,6 @@ def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
     assert len(server.latencies) < 300
 
 
-@pytest.mark.slow
 def test_unjudged_load_is_compared_then_held() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)

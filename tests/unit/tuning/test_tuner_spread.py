@@ -320,7 +320,6 @@ def test_other_jobs_of_a_host_explore_while_it_waits_for_another_host() -> None:
     assert explores_locally(second)
 
 
-@pytest.mark.slow
 def test_turn_that_another_job_of_the_host_keeps_from_use_is_left() -> None:
     jobs = tuple(
         TunedJobSettings(service=service, span="train_step", kind="steps", hosts=2)

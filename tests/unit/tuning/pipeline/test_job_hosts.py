@@ -110,7 +110,6 @@ def test_turn_that_is_taken_away_restores_the_original_clocks() -> None:
     assert "while host-9 measures lower ones" in host.session.decision.sentence
 
 
-@pytest.mark.slow
 def test_plan_leaves_half_of_the_allowance_to_a_host_that_explores() -> None:
     job = planned()
     host, _ = job.hosts
@@ -125,7 +124,6 @@ def test_plan_leaves_half_of_the_allowance_to_a_host_that_explores() -> None:
     until(job, lambda: bool(host.clocks))  # nobody explores
 
 
-@pytest.mark.slow
 def test_straggler_on_another_host_is_followed_until_it_recovers() -> None:
     job = following()
     host, straggler = job.hosts
@@ -214,7 +212,6 @@ def test_lying_host_is_refuted_by_longer_iterations() -> None:
     assert job.number - third >= 40
 
 
-@pytest.mark.slow
 def test_straggler_that_explores_is_not_followed() -> None:
     job = planned()
     host, _ = job.hosts
