@@ -200,7 +200,7 @@ class Ledger:
 
     def _book(self, metered: MeteredPeriod) -> None:
         """Book a gap or an interval of an unattributed domain; others wait for settlement."""
-        domain, period, reading, _ = metered
+        domain, period, reading, *_ = metered
         state = self._domains[domain.id]
         if isinstance(period, Gap):
             state.gaps[period.reason] = state.gaps.get(period.reason, 0) + period.duration
@@ -218,7 +218,8 @@ class Ledger:
             state.energy += period.energy
             state.uncounted += 0 if metered.counts else period.energy
             state.settled = period.end
-        if reading is not None and not state.unsettled:
+        stands = metered.resumes and period is None  # the earlier run's reading stays the last one
+        if reading is not None and not state.unsettled and not stands:
             state.settled_reading = reading
 
     def _settle(self, settled: SettledInterval) -> Attribution:

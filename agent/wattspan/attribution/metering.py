@@ -152,6 +152,9 @@ class MeteredPeriod(NamedTuple):
     period: Interval | Gap | None
     reading: Reading | None
     counts_from: int | None
+    resumes: bool = False
+    """True if the period begins with the last reading of an earlier run of the agent; without a
+    period, the counter has not moved since then."""
 
     @property
     def counts(self) -> bool:
@@ -171,10 +174,11 @@ class _Metered:
     joins_after: int = 0  # only intervals that begin later are of the cover, monotonic time
     resumed: bool = False  # the last reading of the meter is from an earlier run
 
-    def measured(self, period: Interval | Gap | None, reading: Reading | None) -> MeteredPeriod:
-        return MeteredPeriod(
-            self.domain, period, reading, self.joins_after if self.member else None
-        )
+    def measured(
+        self, period: Interval | Gap | None, reading: Reading | None, *, resumes: bool = False
+    ) -> MeteredPeriod:
+        counts_from = self.joins_after if self.member else None
+        return MeteredPeriod(self.domain, period, reading, counts_from, resumes)
 
 
 class CounterMeters:
@@ -269,12 +273,18 @@ class CounterMeters:
             self._left = max(self._left, known.meter.last.at.mono)
 
     def _read(self, readings: Iterable[Reading]) -> list[MeteredPeriod]:
-        return [
-            known.measured(known.meter.advance(reading), reading)
-            for reading in readings
-            if (known := self._domains.get(reading.domain_id)) is not None
-            and self._continues(known, reading)
-        ]
+        found = []
+        for reading in readings:
+            known = self._domains.get(reading.domain_id)
+            if known is None:
+                continue
+            resumes = known.resumed
+            if self._continues(known, reading):
+                period = known.meter.advance(reading)
+                found.append(known.measured(period, reading, resumes=resumes))
+            else:
+                found.append(known.measured(None, reading, resumes=True))
+        return found
 
     def _continues(self, known: _Metered, reading: Reading) -> bool:
         """False for a counter that has not moved since an earlier run: it measures nothing yet."""

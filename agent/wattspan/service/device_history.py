@@ -83,6 +83,7 @@ class _Device:
     curve: EnergyCurve
     since: int
     present: bool = True
+    absent: bool = False  # a part without energy for longer than the patience
     status: GpuStatus | None = None
     temperatures: _Temperatures = field(default_factory=_Temperatures)
 
@@ -91,9 +92,12 @@ class _Device:
         return _is_division(self.domain)
 
     def add(self, metered: MeteredPeriod) -> None:
-        """Add a period of the device's counter; energy from outside the cover counts elsewhere."""
+        """Add a period of the device's counter; energy from outside the cover counts elsewhere.
+
+        So does the time before the start of the agent, of which only the mean power is known.
+        """
         period, reading = metered.period, metered.reading
-        if metered.counts and isinstance(period, Interval):
+        if metered.counts and isinstance(period, Interval) and not metered.resumes:
             self.curve.add(period.start.mono, period.end.mono, period.energy)
         elif reading is None:
             if self.domain.in_cover and period is not None:
@@ -148,6 +152,7 @@ class DeviceHistory:
                 for part in attribution.parts:
                     if (device := self._devices.get(part.domain_id)) is not None:
                         device.curve.add(start, end, part.energy)
+                        device.absent = False
             return
         at, domains = tick.metered.tick.at, tick.metered.tick.domains
         self._now = at.mono
@@ -162,8 +167,10 @@ class DeviceHistory:
                 device.add(metered)
         for device in self._devices.values():
             known = device.curve.known
-            if device.is_part and known is not None and at.mono - known > self._absence:
-                device.curve.skip(at.mono)
+            if device.is_part and known is not None:
+                device.absent |= at.mono - known > self._absence
+                if device.absent:
+                    device.curve.skip(at.mono)
         for status in tick.gpus:
             self._add_status(status)
 

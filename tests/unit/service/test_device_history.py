@@ -41,12 +41,18 @@ PACKAGE_POWER, GPU_POWER = 5_000_000, 40_000_000  # microjoules a tick
 class Host:
     """A package and a GPU, whose readings are stamped 30 ms before the tick."""
 
-    def __init__(self, interval: int = TICK) -> None:
+    def __init__(self, interval: int = TICK, resumed: int | None = None) -> None:
+        """``resumed`` is the time of an earlier run's readings, of a tenth of a joule more."""
         self.devices = DeviceHistory(interval, 10 * SECOND, cell=SECOND)
-        self._meter = TickMeter(CounterMeters(10 * SECOND))
+        meters = CounterMeters(10 * SECOND)
+        if resumed is not None:
+            for domain in (PACKAGE, GPU):
+                last = Reading(domain.id, Instant(resumed, 0), Microjoules(-100_000))
+                meters.resume(domain, last)
+        self._meter = TickMeter(meters)
         self.now = START
         self._listed: dict[str, Sequence[Domain]] = {"rapl": (PACKAGE, CORE), "nvml": (GPU,)}
-        self._counters = {PACKAGE.id: 0, GPU.id: 0}
+        self.counters = {PACKAGE.id: 0, GPU.id: 0}
         self.powers = {PACKAGE.id: PACKAGE_POWER, GPU.id: GPU_POWER}
 
     def second(self, silent: tuple[str, ...] = ()) -> dict[int, int]:
@@ -60,10 +66,10 @@ class Host:
         for _ in range(ticks):
             self.now += TICK
             for key, power in self.powers.items():
-                self._counters[key] += power
+                self.counters[key] += power
             readings = [
                 Reading(key, Instant(self.now - 30 * MILLISECOND, 0), Microjoules(counter))
-                for key, counter in self._counters.items()
+                for key, counter in self.counters.items()
                 if key not in silent
             ]
             readings.append(Reading("unlisted", Instant(self.now, 0), Microjoules(1)))
@@ -337,6 +343,27 @@ def test_power_of_a_device_that_vanishes_is_no_ramp() -> None:
     assert {one[SECOND] for one in ramps_per_second(host)} == {0}
 
 
+def test_restart_makes_no_ramp_and_no_energy_before_it() -> None:
+    """The energy of the time without an agent is known as a sum only, which the ledger counts."""
+    host = Host(resumed=START - 600 * SECOND)
+    ramps = [host.second() for _ in range(3)]
+    fresh = Host()
+    assert ramps == [fresh.second() for _ in range(3)]
+    spent = host.devices.device(GPU.id, START - 700 * SECOND, host.now)
+    assert spent == fresh.devices.device(GPU.id, START - 700 * SECOND, host.now)
+
+
+def test_counter_that_has_not_moved_since_a_restart_is_not_silent() -> None:
+    host = Host(resumed=START - 5 * SECOND)
+    standing = replace(GPU, moves_with=HwType.CPU)
+    host.list("nvml", standing)
+    host.powers[GPU.id], host.counters[GPU.id] = 0, -100_000
+    host.run(30)
+    assert host.devices.known(GPU.id) == host.now - 30 * MILLISECOND
+    assert host.devices.device(GPU.id, START, host.now).covered == 0
+    assert not host.devices.silent(GPU.id)
+
+
 def test_window_of_less_than_two_readings_has_no_ramp() -> None:
     host = Host(interval=SECOND)
     for _ in range(30):
@@ -388,6 +415,20 @@ def test_time_without_attribution_is_no_energy_of_an_instance() -> None:
     settle(host, 4, 5, 5_000, 10_000)
     spent = host.devices.device(MIG.id, START, START + 5 * SECOND)
     assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+
+
+def test_instance_without_attribution_is_known_at_every_tick_after_the_wait() -> None:
+    host = Host()
+    host.list("nvml", GPU, MIG)
+    host.run(1)
+    settle(host, 0, 1, 3_000, 10_000)
+    host.run(120)
+    for _ in range(30):
+        host.run(1)
+        assert host.devices.known(MIG.id) == host.now
+    settle(host, 16, 17, 3_000, 10_000)
+    host.run(20)
+    assert host.devices.known(MIG.id) == START + 17 * SECOND
 
 
 def test_instance_is_awaited_for_longer_and_counts_in_no_ramp() -> None:
