@@ -189,7 +189,7 @@ def measure(senders: int, *, again: bool, seconds: float, arrive: float) -> Cost
 @contextmanager
 def crowd(where: Path, senders: int, period: float) -> Iterator[None]:
     """Processes that send spans to a socket, once all have begun."""
-    script = ROOT / "benchmarks" / "spans" / "crowd.py"
+    script = ROOT / "testbed" / "spans" / "crowd.py"
     with piped([sys.executable, script, where, str(senders), str(period)]) as (_, output):
         output.readline()
         yield

@@ -30,7 +30,7 @@ JOINED_WITHIN = 30.0
 def lateness(agent: SpanAgent, seconds: float, threads: int, delay: int) -> tuple[int, float]:
     """The number of spans, and the part of them that was late; ``delay`` in milliseconds."""
     before = {reason: agent.total(OUTCOMES, reason=reason) for reason in ("joined", "late")}
-    script = ROOT / "benchmarks" / "spans" / "exporter.py"
+    script = ROOT / "testbed" / "spans" / "exporter.py"
     url = f"http://127.0.0.1:{agent.http_port}/v1/traces"
     setting = f"OTEL_BSP_SCHEDULE_DELAY={delay}"
     command = ["env", setting, sys.executable, script, url, str(seconds), str(threads)]

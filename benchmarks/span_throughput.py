@@ -62,7 +62,7 @@ def flooded(way: str, where: str, agent: SpanAgent, seconds: float) -> Result:
     used, began = agent.cpu_seconds(), time.monotonic()
     sender = subprocess.Popen(
         ["taskset", "--cpu-list", str(OTHERS_CPU), sys.executable,
-         str(ROOT / "benchmarks" / "spans" / "batches.py"), where, str(seconds)],
+         str(ROOT / "testbed" / "spans" / "batches.py"), where, str(seconds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -108,7 +108,7 @@ def floor(seconds: float = 3.0) -> float:
 @contextmanager
 def sink() -> Iterator[str]:
     """A collector in a process of its own, on the others' core; its URL."""
-    script = ROOT / "benchmarks" / "spans" / "sink.py"
+    script = ROOT / "testbed" / "spans" / "sink.py"
     command = ["taskset", "--cpu-list", str(OTHERS_CPU), sys.executable, script]
     with piped(command) as (_, output):
         yield f"http://127.0.0.1:{output.readline().strip()}"

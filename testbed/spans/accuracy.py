@@ -157,7 +157,7 @@ def _judge(
 
 def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One process of the workload from start to end; its reported spans."""
-    script = ROOT / "benchmarks" / "spans" / "workload.py"
+    script = ROOT / "testbed" / "spans" / "workload.py"
     command: list[str] = [sys.executable, str(script)]
     environ = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:

@@ -6,10 +6,11 @@ import contextlib
 import http.client
 import socket
 import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import responses
 
 import msgspec
 
@@ -25,7 +26,6 @@ from wattspan.ports import Clock, WattspanError
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 from wattspan.util.files import read_regular
-from wattspan.util.http_get import FetchError, http_get
 
 LOCAL_TIMEOUT = 1.0  # seconds
 SNAPSHOT_TIMEOUT = 5.0  # seconds
@@ -171,33 +171,27 @@ def _snapshot_url(address: str) -> str:
 
 def http_fetch(credentials: AgentCredentials) -> Fetch:
     """Fetches URLs over HTTP or HTTPS with ``credentials``."""
-    headers = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
+    # Agents are on this host or near it: the proxy of the environment is not used.
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if credentials.context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=credentials.context))
+    opener = urllib.request.build_opener(*handlers)
 
     def fetch(url: str) -> bytes:
         if not url.startswith(("http://", "https://")):
             raise AgentReadError(f"Cannot read {url}: not an http or https address.")
-        remedy = _REMEDY
         try:
-            status, body = http_get(
-                url,
-                timeout=SNAPSHOT_TIMEOUT,
-                most=MAX_BODY_BYTES,
-                headers=headers,
-                trust=credentials.context,
-                proxies=False,  # agents are on this host or near it
-            )
-        except FetchError as error:
-            cause = str(error)
-            if "timed out" in cause:
-                cause = f"no answer within {SNAPSHOT_TIMEOUT:.0f} s"
-        else:
-            if len(body) > MAX_BODY_BYTES:
-                raise AgentReadError(f"Cannot read {url}: it answers more than 64 MiB.")
-            if status == HTTPStatus.OK:
-                return body
-            cause = f"it answers {status} {responses.get(status, '')}".rstrip()
-            remedy = _REMEDIES.get(status, _REMEDY)
-        raise AgentReadError(f"Cannot read {url}: {cause}. {remedy}")
+            request = urllib.request.Request(url)  # noqa: S310 - the scheme is checked above
+            if credentials.token:
+                request.add_unredirected_header("Authorization", f"Bearer {credentials.token}")
+            with opener.open(request, timeout=SNAPSHOT_TIMEOUT) as answer:
+                body: bytes = answer.read(MAX_BODY_BYTES + 1)
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            remedy = _REMEDIES.get(getattr(error, "code", 0), _REMEDY)
+            raise AgentReadError(f"Cannot read {url}: {_cause(error)}. {remedy}") from None
+        if len(body) > MAX_BODY_BYTES:
+            raise AgentReadError(f"Cannot read {url}: it answers more than 64 MiB.")
+        return body
 
     return fetch
 
@@ -227,3 +221,13 @@ _REMEDIES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "It requires a token: run this as a user who may read token_file.",
     HTTPStatus.NOT_FOUND: "Check that it is an agent, of this release of wattspan or a later one.",
 }
+
+
+def _cause(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {SNAPSHOT_TIMEOUT:.0f} s"
+    if isinstance(error, urllib.error.HTTPError):
+        return f"it answers {error.code} {error.reason}"
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return str(text[:1].lower() + text[1:])

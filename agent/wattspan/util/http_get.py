@@ -34,12 +34,10 @@ def http_get(
     most: int,
     headers: Mapping[str, str] = MappingProxyType({}),
     trust: ssl.SSLContext | None = None,
-    proxies: bool = True,
 ) -> HttpAnswer:
     """The answer to a GET request, of any status, read up to ``most`` + 1 bytes; FetchError.
 
-    ``trust`` verifies the server's certificate; the system's authorities without it. ``proxies``
-    are those of the environment.
+    ``trust`` verifies the server's certificate; the system's authorities without it.
     ``timeout`` is the seconds for the whole answer, the connection included, however slowly a
     server sends it. The resolver has limits of its own.
     """
@@ -50,7 +48,6 @@ def http_get(
         HTTPHandler,
         HTTPRedirectHandler,
         HTTPSHandler,
-        ProxyHandler,
         Request,
         build_opener,
     )
@@ -94,8 +91,7 @@ def http_get(
 
     try:
         try:
-            proxy = ProxyHandler() if proxies else ProxyHandler({})
-            opener = build_opener(proxy, NoRedirect, Plain, Encrypted)
+            opener = build_opener(NoRedirect, Plain, Encrypted)
             with opener.open(Request(url, headers=dict(headers)), timeout=timeout) as answer:  # noqa: S310
                 return HttpAnswer(answer.status, answer.read(most + 1))
         except HTTPError as error:
