@@ -28,7 +28,7 @@ demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, not
 	@scripts/environment run
 	@exec $(BIN)/wattspan demo
 
-test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
+test: environment ## set up and run every check and test of a change (at most 12 minutes on 2 cores)
 	@$(BOTH) tools lint types contracts structure
 	@$(EACH) inner flow-and-slow coverage
 
@@ -36,7 +36,7 @@ test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of
 	@$(BOTH) soak exhaustive
 	@$(EACH) thorough search alone
 
-check: environment ## the inner loop: every check that takes seconds (2.5 minutes on 2 cores)
+check: environment ## the inner loop: every check that takes seconds (two minutes on 2 cores)
 	@$(BOTH) lint types contracts structure
 	@$(MAKE) --no-print-directory unit
 
@@ -77,9 +77,9 @@ inner:
 	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed -m 'not slow and not exhaustive' $(RECORD) $(INNER)
 
 slow:
-	nice $(BIN)/python -m pytest --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(INNER)
+	nice $(BIN)/python -m pytest -n logical --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(INNER)
 
-# One process simulates while flow tests wait.
+# Simulations take the time in which flow tests wait.
 flow-and-slow:
 	@$(BOTH) flow slow
 

@@ -192,7 +192,7 @@ def lying() -> tuple[RunningJob, JobHost]:
     return job, host
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lying_host_is_refuted_by_longer_iterations() -> None:
     job, host = lying()
     until(job, lambda: host.session.phase is PipelinePhase.STRAGGLE)

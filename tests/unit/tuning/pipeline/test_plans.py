@@ -44,7 +44,7 @@ def test_optimum_of_the_measured_profile_is_that_of_the_linear_program(
         assert 0 <= point.joules / point.bound - 1 < 0.001
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rank_clocks_of_the_measured_profile_save_what_was_computed_before(
     measured: tuple[PipelineModel, PipelineFrontier],
 ) -> None:
