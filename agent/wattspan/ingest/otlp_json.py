@@ -262,7 +262,7 @@ class JsonRequests:
 
     def _fields(self, kind: Any, decoder: Any, raw: Any, what: str) -> list[tuple[int, bytes]]:
         """The first field of a message, without an empty one."""
-        payload = self._message(kind, decoder, raw, what)
+        payload = self._message(kind, decoder, raw, what) if raw else b""
         return [(1, payload)] if payload else []
 
     def _message(self, kind: Any, decoder: Any, raw: Any, what: str) -> bytes:
