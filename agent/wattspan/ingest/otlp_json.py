@@ -73,6 +73,9 @@ class _LongBits(msgspec.Struct, gc=False):
 _Whole = int | float | _LongBits
 """A whole number; clients whose only numbers are doubles write 1.7e18."""
 
+_EnumValue = int | float | str
+"""The number or the name of an enum value."""
+
 
 class _Message(msgspec.Struct, rename="camel", gc=False):
     """Fields have their protobuf names, in JSON lowerCamelCase. A null field is absent."""
@@ -125,7 +128,7 @@ class _Link(_Resource):
 
 class _Status(_Message):
     message: str | None = None
-    code: int | str | None = None  # the number or the name of an enum value
+    code: _EnumValue | None = None
 
 
 class _Span(_Resource):
@@ -135,7 +138,7 @@ class _Span(_Resource):
     parent_span_id: _Id | None = None
     flags: _Whole | None = None
     name: str | None = None
-    kind: int | str | None = None
+    kind: _EnumValue | None = None
     start_time_unix_nano: _Whole | None = None
     end_time_unix_nano: _Whole | None = None
     events: list[_Event] | None = None
@@ -259,7 +262,7 @@ class JsonRequests:
 
     def _fields(self, kind: Any, decoder: Any, raw: Any, what: str) -> list[tuple[int, bytes]]:
         """The first field of a message, without an empty one."""
-        payload = self._message(kind, decoder, raw, what)
+        payload = self._message(kind, decoder, raw, what) if raw else b""
         return [(1, payload)] if payload else []
 
     def _message(self, kind: Any, decoder: Any, raw: Any, what: str) -> bytes:
@@ -317,20 +320,19 @@ def _whole(value: _Whole | None) -> int | None:
     return value or 0
 
 
-_INT64 = 1 << 63
-_MAX_UINT32 = (1 << 32) - 1
 _MESSAGE_FIELDS = frozenset(
     ("attributes", "events", "links", "status", "value", "values", "array_value", "kvlist_value")
 )
-
-
-_WHOLE_FIELDS = frozenset(
-    field.name
-    for kind in (_AnyValue, _Scope, _Event, _Link, _Span)
-    for field in msgspec.structs.fields(kind)
-    if field.type == _Whole | None
-)
 _TIMES = {"start_time_unix_nano": "startTimeUnixNano", "end_time_unix_nano": "endTimeUnixNano"}
+_COUNTS = ("dropped_attributes_count", "dropped_events_count", "dropped_links_count")
+_WIDTHS = {
+    **dict.fromkeys((*_TIMES, "time_unix_nano"), range(1 << 64)),
+    **dict.fromkeys((*_COUNTS, "flags"), range(1 << 32)),
+    **dict.fromkeys(("kind", "code"), range(-(1 << 31), 1 << 31)),
+    "int_value": range(-(1 << 63), 1 << 63),
+}
+"""The numbers that fit into each field of a number."""
+
 _PATH = " - at `$"  # between cause and path in an error of msgspec
 _ENUMS = {
     "kind": trace_pb2.Span.SpanKind,
@@ -338,24 +340,26 @@ _ENUMS = {
 }
 
 
-def _checked(name: str, value: Any) -> Any:
-    """A field as protobuf takes it; ValueError if it is no whole number.
+def _checked(name: str, value: Any) -> int | None:
+    """A field as protobuf takes it; ValueError for a time of a span that is none.
 
-    The name of an enum value that this version of OTLP does not have is unspecified, 0.
+    Energy needs no other number: one that is not whole or not within the width of its field is
+    None, an absent field. The name of an enum value that this version of OTLP does not have is
+    unspecified, 0.
     """
+    if isinstance(value, str):
+        # A double holds every value of an enum, and any number of digits becomes one.
+        value = float(value) if value.isdecimal() else dict(_ENUMS[name].items()).get(value, 0)
+    number, width = _whole(value), _WIDTHS[name]
+    if number is not None:  # a range looks for anything but an integer in all of its numbers
+        if name in _COUNTS:
+            return min(max(number, 0), width[-1])
+        if number in width:
+            return number
     if name in _TIMES:
-        time = _whole(value)
-        if time is None or not 0 <= time < 1 << 64:
-            path = f"{_PATH}.{_TIMES[name]}`"
-            raise ValueError(f"Expected a whole number from 0 to 2^64 - 1{path}")
-        return time
-    if name in _WHOLE_FIELDS:
-        if (number := _whole(value)) is None:
-            raise ValueError(f"Expected a whole number as {name}, got {value}")
-        return min(max(number, 0), _MAX_UINT32) if name.startswith("dropped_") else number
-    if name in _ENUMS and isinstance(value, str):
-        return int(value) if value.isdecimal() else dict(_ENUMS[name].items()).get(value, 0)
-    return value
+        path = f"{_PATH}.{_TIMES[name]}`"
+        raise ValueError(f"Expected a whole number from 0 to 2^64 - 1{path}")
+    return None
 
 
 @functools.cache
@@ -367,8 +371,7 @@ def _message_fields(kind: type[_Message]) -> tuple[str, ...]:
 @functools.cache
 def _checked_fields(kind: type[_Message]) -> tuple[str, ...]:
     """The fields of a struct that are whole numbers or enum values."""
-    names = _WHOLE_FIELDS | _ENUMS.keys()
-    return tuple(name for name in kind.__struct_fields__ if name in names)
+    return tuple(name for name in kind.__struct_fields__ if name in _WIDTHS)
 
 
 def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
@@ -378,7 +381,8 @@ def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
     if type(message) is _AnyValue:
         if message.string_value is not None:
             return {"string_value": message.string_value}  # the most frequent value
-        if (number := _whole(message.int_value)) is not None and not -_INT64 <= number < _INT64:
+        number = _whole(message.int_value)
+        if number is not None and number not in _WIDTHS["int_value"]:
             return {"string_value": str(number)}
     arguments = msgspec.structs.asdict(message)  # None is an absent field
     for name in _checked_fields(type(message)):

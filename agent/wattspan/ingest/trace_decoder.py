@@ -343,7 +343,9 @@ class TraceDecoder:
             return None
         self._claim, asked = claim, self._requested_of(claim.service)
         records = [
-            self._scope((number, place), raw, spans, asked, budget) for place, raw, spans in scopes
+            self._scope((number, place), raw, spans, asked, budget)
+            for place, raw, spans in scopes
+            if spans
         ]
         joined = SpanColumns.joined(records)
         return ResourceSpans(claim, joined) if joined else None

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 LARGE_REQUEST = 256 * 1024
 """Bytes that occupy the listeners' thread for a few hundredths of a second."""
 
+LARGE_JSON_REQUEST = 32 * 1024
+"""The same of OTLP/JSON, which becomes protobuf first: 11,000 spans of `{}` take 0.05 s."""
+
 _BYTES_PER_SPAN, _MIN_SPANS = 256, 8192
 _BYTES_PER_FIELD, _MIN_FIELDS = 16, 1 << 17
 
@@ -117,12 +120,13 @@ class TraceReceiver:
         """
         limit = self.max_request
         decode = partial(_decode, body, json=json, coding=coding)
-        large = len(body) > LARGE_REQUEST
+        at_once = LARGE_JSON_REQUEST if json else LARGE_REQUEST
+        large = len(body) > at_once
         del body
         outcome = None
         if not large:
-            outcome = decode(min(LARGE_REQUEST, limit), self.decoder)
-        if outcome is None or (isinstance(outcome, BodyTooLongError) and limit > LARGE_REQUEST):
+            outcome = decode(min(at_once, limit), self.decoder)
+        if outcome is None or (isinstance(outcome, BodyTooLongError) and limit > at_once):
             outcome = await self._decode_large(
                 partial(decode, limit, self._thread_decoder), peer.quota_owner
             )

@@ -49,7 +49,7 @@ class Columns(Sequence[Row], Generic[Row]):
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all parts, of which there is at least one, in order."""
+        """The rows of all parts in order."""
         if len(parts) == 1:
             return parts[0]
         return cls(

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ import msgspec
 from wattspan.model import (
     Checkpoint,
     Consumer,
+    DomainAccount,
     Group,
+    GroupRow,
     HwType,
     Microjoules,
     Payer,
     PayerInfo,
     ProcessRow,
+    Reading,
     Remainder,
 )
 
@@ -63,9 +66,14 @@ class _OutsideSpansDocument(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _CheckpointDocument(Checkpoint):
-    """A checkpoint as in the file. Older releases wrote fewer fields: the others are empty."""
+    """A checkpoint as in the file. A field without a default was in those of the first release."""
 
-    processes: tuple[_ProcessDocument, ...] = ()  # type: ignore[assignment]
+    accounts: tuple[DomainAccount, ...] = field()
+    readings: tuple[Reading, ...] = field()
+    groups: tuple[GroupRow, ...] = field()
+    processes: tuple[_ProcessDocument, ...] = field()  # type: ignore[assignment]
+    other: Mapping[HwType, Microjoules] = field()
+    retired: Mapping[HwType, Microjoules] = field()
     outside: tuple[_OutsideSpansDocument, ...] = ()  # type: ignore[assignment]
 
 

@@ -25,7 +25,7 @@ from wattspan.ingest.request_limits import (
     RequestTooLargeError,
     count_fields,
 )
-from wattspan.ingest.trace_receiver import LARGE_REQUEST, TraceReceiver
+from wattspan.ingest.trace_receiver import LARGE_JSON_REQUEST, LARGE_REQUEST, TraceReceiver
 from wattspan.testing import ManualClock
 from wattspan.util.encoding import (
     MAX_COMPRESSION_RATIO,
@@ -170,6 +170,57 @@ def test_small_body_may_have_any_ratio() -> None:
 def test_body_with_a_wrong_encoding_is_refused(name: str) -> None:
     with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedRequestError)):
         Receiver(4 * MIB).traces.decoder().decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
+
+
+# ------------------------------------------------------------------- the listeners' thread
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    ("size", "json", "at_once"),
+    [
+        (LARGE_JSON_REQUEST, True, True),
+        (LARGE_JSON_REQUEST + 1, True, False),
+        (LARGE_JSON_REQUEST + 1, False, True),
+        (LARGE_REQUEST + 1, False, False),
+    ],
+)
+def test_large_request_leaves_the_turn_to_others(
+    size: int, json: bool, at_once: bool, zipped: bool
+) -> None:
+    whole = request(span(1)).SerializeToString()
+    body = whole + length_delimited(15, bytes(size - len(whole) - 4))  # an unknown field
+    if json:
+        fields = (
+            b'"traceId":"0af7651916cd43dd8448eb211c80319c","spanId":"b7ad6b7169203331",'
+            b'"startTimeUnixNano":1,"endTimeUnixNano":2'
+        )
+        text = b'{"resourceSpans":[{"scopeSpans":[{"spans":[{%b}]}]}]}' % fields
+        body = text.ljust(size)
+    assert len(body) == size
+    sink = KeptSink()
+    reader = TraceReceiver(sink, ManualClock(), max_request=MIB)
+    sent = gzip.compress(body) if zipped else body
+
+    async def send() -> None:
+        task = asyncio.create_task(reader.receive(sent, PEER, json=json, coding="gzip" * zipped))
+        await asyncio.sleep(0)  # one turn of the loop
+        assert sink.count == at_once
+        await task
+
+    asyncio.run(send())
+    assert sink.count == 1
+
+
+def test_scope_without_spans_delivers_nothing() -> None:
+    whole = request(span(1))
+    whole.resource_spans[0].scope_spans.add()
+    receiver = Receiver(MIB)
+    receiver.take(whole.SerializeToString(), PEER)
+    assert receiver.sink.count == 1
+    del whole.resource_spans[0].scope_spans[0]
+    receiver.take(whole.SerializeToString(), PEER)
+    assert receiver.sink.count == 1
 
 
 # ------------------------------------------------------------------------ retained memory

@@ -1,5 +1,6 @@
 """The newest checkpoint survives any kill, and is never confused with an older one."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint, InferenceRow, Instant, Microjoules
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
+    CheckpointError,
+    checkpoint_from_json,
     latest_checkpoint,
     pack_checkpoint,
     unpack_checkpoint,
@@ -92,6 +95,24 @@ def test_checkpoint_keeps_the_totals_of_requests_to_language_models() -> None:
     )
     checkpoint = Checkpoint(Instant(1, 2), "boot", inference=(row,), inference_idle=Microjoules(7))
     assert unpack_checkpoint(pack_checkpoint(checkpoint)) == checkpoint
+
+
+FIRST_RELEASE = {
+    **{"accounts": [], "readings": [], "groups": [], "processes": []},
+    **{"other": {}, "retired": {}},
+}
+"""The fields of every checkpoint of the first release, beside its time and boot."""
+
+
+@pytest.mark.parametrize("missing", [*FIRST_RELEASE, "at", "boot_id", None])
+def test_incomplete_checkpoint_is_none(missing: str | None) -> None:
+    whole = {"at": [5, 7], "boot_id": "b", **FIRST_RELEASE}
+    text = json.dumps({name: value for name, value in whole.items() if name != missing}).encode()
+    if missing is None:
+        assert checkpoint_from_json(text) == Checkpoint(Instant(5, 7), "b")
+        return
+    with pytest.raises(CheckpointError, match=missing):
+        checkpoint_from_json(text)
 
 
 def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:
