@@ -335,6 +335,9 @@ class GpuSession:
             for domain_id, entry in self._lost.items()
             if entry.gpu is not None and domain_id not in self._gpus
         }
+        for entry in lost.values():
+            if entry.code in SESSION_ERRORS:  # of the last session; this one works
+                entry.code = GPU_NOT_FOUND
         return {**lost, **dict(list(unnamed.items())[len(lost) :])}
 
     def _fail(self, code: int, found: GpuFindings, failure: Failure | None = None) -> None:
