@@ -175,14 +175,17 @@ class GpuBoards:
         return self._bound is not None and self._bound.suspended(identity.pci)
 
     def _is_void(self, device: str, error: DriverError) -> bool:
-        """True if ``error`` means that the handle is void; then it is dropped."""
+        """True if ``error`` means that the handle is void; then it is dropped.
+
+        Where only an initialisation finds boards, the session ends: the old list has old handles.
+        """
         # A getter has no argument to reject but its handle.
         stale = error.code == calls.INVALID_ARGUMENT and error.bare
         session = error.code in calls.SESSION_ERRORS
-        if session:
-            self.close()
-        elif not stale and error.code not in _VOID_HANDLE_ERRORS:
+        if not session and not stale and error.code not in _VOID_HANDLE_ERRORS:
             return False
+        if session or not self._vendor.finds_again:
+            self.close()  # an initialisation returns new handles, of all boards
         self._boards.pop(device, None)
         # The generation counts sessions where their begin may reset settings; elsewhere each begin
         # makes older handles stale, which is no loss.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
@@ -95,6 +96,23 @@ def test_board_that_returned_is_found_when_boards_are_counted(host: Host) -> Non
     assert [host.power.id_at(slot) for slot in (0, 1)] == ["gpu:0000:61:00.0", None]
     host.faults.lost(0, 0)
     assert host.power.slots() == 2
+
+
+@pytest.mark.parametrize("code", [1, 31, 43])
+def test_board_with_a_void_handle_is_found_by_an_initialisation(host: Host, code: int) -> None:
+    host.power.read(DEVICE)
+    other = host.power.read("gpu:0000:61:00.0").presence
+    valid = host.smi.begun + 1
+
+    def answer_new_handles(told: Any) -> Any:
+        if host.smi.begun < valid:
+            raise AmdSmiLibraryException(code)
+        return told
+
+    host.smi.replies["amdsmi_get_power_cap_info"] = answer_new_handles
+    assert host.power.read(DEVICE).requested == 750_000
+    assert host.power.read("gpu:0000:61:00.0").presence == other
+    assert host.smi.begun == valid
 
 
 def test_board_that_does_not_tell_its_identity_is_left_out(host: Host) -> None:
