@@ -115,9 +115,9 @@ def test_board_with_a_void_handle_is_found_by_an_initialisation(host: Host, code
     assert host.smi.begun == valid
 
 
-def test_board_that_does_not_tell_its_identity_is_left_out(host: Host) -> None:
+def test_board_that_is_lost_while_it_is_identified_is_left_out(host: Host) -> None:
     def refused(_: object) -> object:
-        raise AmdSmiLibraryException(30)
+        raise AmdSmiLibraryException(31)
 
     host.smi.replies["amdsmi_get_gpu_asic_info"] = refused
     assert host.power.devices() == ()

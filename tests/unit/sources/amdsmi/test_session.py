@@ -136,6 +136,15 @@ def test_text_that_the_package_cannot_parse_leaves_the_board_without_a_name(host
     assert batch.failures == ()
 
 
+@pytest.mark.parametrize("code", [1, 8, 9, 11, 17, 30, 43])
+@pytest.mark.parametrize("what", ["asic_info", "device_uuid", "driver_info"])
+def test_board_whose_identity_cannot_be_read_is_measured(host: Host, what: str, code: int) -> None:
+    host.smi.replies[f"amdsmi_get_gpu_{what}"] = refuse(code)
+    batch = host.run(0.2)
+    assert [reading.domain_id for reading in batch.readings] == ["gpu:0000:60:00.0"]
+    assert batch.failures == ()
+
+
 def test_board_of_another_vendor_is_left_to_its_own_library(host: Host) -> None:
     host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda asic: {**asic, "vendor_id": "0x10de"}
     batch = host.run(0.2)
