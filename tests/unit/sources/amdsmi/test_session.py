@@ -29,12 +29,12 @@ from wattspan.testing import FakeDirectory, ManualClock
 class Host:
     """One board and the session on it."""
 
-    def __init__(self, path: Path, boards: int = 1) -> None:
+    def __init__(self, path: Path, boards: int = 1, sysfs: Path | None = None) -> None:
         self.clock = ManualClock()
         self.gpus = EmulatedGpus(path, [MI300X] * boards, self.clock)
         self.faults = AmdFaults(self.gpus)
         self.smi = ScriptedAmdSmi(path, self.clock)
-        context = SourceContext(self.clock, FakeDirectory())
+        context = SourceContext(self.clock, FakeDirectory(), sysfs=sysfs)
         self.session = amdsmi_session(self.smi, AmdSmiSettings(), context)
 
     def run(self, seconds: float) -> Batch:
@@ -177,6 +177,30 @@ def test_board_that_never_opens_is_tried_less_and_less(tmp_path: Path) -> None:
     batch = host.run(8)
     assert batch.failures == ()
     assert [reading.epoch for reading in batch.readings] == [0, 0]
+    host.session.close()
+    host.gpus.close()
+
+
+def test_lost_board_does_not_wake_the_suspended_ones(tmp_path: Path) -> None:
+    device = tmp_path / "bus/pci/drivers/amdgpu/0000:61:00.0"
+    status = device / "power/runtime_status"
+    status.parent.mkdir(parents=True)
+    status.write_text("active\n")
+    host = Host(tmp_path / "gpus", boards=2, sysfs=tmp_path)
+    host.run(1)
+    host.faults.lost(0, 31)
+    host.run(0.3)
+    begun = host.smi.begun
+    status.write_text("suspended\n")
+    batch = host.run(30)
+    assert host.smi.begun == begun
+    assert "all GPUs are suspended" in batch.failures[0].cause
+    assert [one.domain_id for one in batch.failures[1:]] == ["gpu:0000:60:00.0"]
+    host.faults.lost(0, 0)
+    status.write_text("active\n")
+    batch = host.run(10)
+    assert len(batch.readings) == 2
+    assert batch.failures == ()
     host.session.close()
     host.gpus.close()
 
