@@ -24,13 +24,13 @@ DEVICE = "gpu:0000:60:00.0"
 class Host:
     """Two boards, and both actuators on one session."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sysfs: Path | None = None) -> None:
         clock = ManualClock()
         self.gpus = EmulatedGpus(path, [MI300X, MI300X], clock)
         clock.on_sleep = lambda _: self.gpus.step()
         self.faults = AmdFaults(self.gpus)
         self.smi = ScriptedAmdSmi(path, clock)
-        boards = GpuBoards(AmdSmiVendor(self.smi, clock))
+        boards = GpuBoards(AmdSmiVendor(self.smi, clock), sysfs)
         self.power, self.clock = GpuPower(boards, clock), GpuClock(boards, clock)
 
 
@@ -113,6 +113,20 @@ def test_board_with_a_void_handle_is_found_by_an_initialisation(host: Host, code
     assert host.power.read(DEVICE).requested == 750_000
     assert host.power.read("gpu:0000:61:00.0").presence == other
     assert host.smi.begun == valid
+
+
+def test_first_read_of_a_suspended_board_does_not_wake_it(tmp_path: Path) -> None:
+    status = tmp_path / "bus/pci/drivers/amdgpu/0000:60:00.0/power/runtime_status"
+    status.parent.mkdir(parents=True)
+    status.write_text("suspended\n")
+    host = Host(tmp_path / "gpus", tmp_path)
+    with pytest.raises(ActuatorError, match="it is suspended"):
+        host.power.read(DEVICE)
+    assert host.smi.begun == 0
+    status.write_text("active\n")
+    assert host.power.read(DEVICE).requested == 750_000
+    host.power.close()
+    host.gpus.close()
 
 
 def test_board_that_is_lost_while_it_is_identified_is_left_out(host: Host) -> None:
