@@ -294,6 +294,8 @@ def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
 class AmdSmiDevice(GpuDevice):
     """One board, read by the handles of its partitions, the first one first."""
 
+    overshoots = True
+
     def __init__(
         self,
         vendor: GpuVendor,

@@ -235,6 +235,16 @@ def test_counter_that_does_not_fit_the_power_is_replaced_by_its_integral(host: H
     assert after.epoch == 1
 
 
+def test_counter_of_a_board_that_overshoots_its_limit_does_not_disagree(host: Host) -> None:
+    """Peaks above the limit may be in the time that the power sensor does not see."""
+    host.smi.replies["amdsmi_get_energy_count"] = lambda told: {
+        **told,
+        "counter_resolution": told["counter_resolution"] * 1.25,
+    }
+    host.gpus.attach(0, 1, SteadyLoad(1.0))
+    assert host.run(70).failures == ()
+
+
 def test_resolution_that_is_none_is_reported_and_power_integrated(host: Host) -> None:
     host.smi.replies["amdsmi_get_energy_count"] = lambda told: {**told, "counter_resolution": 0.0}
     batch = host.run(1)
