@@ -27,11 +27,19 @@ class AmdFaults(GpuFaults):
 
 
 class ScriptedAmdSmi(EmulatedAmdSmi):
-    """Emulated AMD SMI with other answers: ``replies[name]`` gets the true one, and may raise."""
+    """Emulated AMD SMI with other answers: ``replies[name]`` gets the true one, and may raise.
+
+    ``begun`` is the number of initialisations.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.replies: dict[str, Callable[[Any], Any]] = {}
+        self.begun = 0
+
+    def amdsmi_init(self, *arguments: Any) -> None:
+        self.begun += 1
+        super().amdsmi_init(*arguments)
 
     def __getattr__(self, name: str) -> Any:
         true = super().__getattr__(name)

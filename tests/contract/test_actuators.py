@@ -145,9 +145,7 @@ class PluginBench(Bench):
         monkeypatch.setitem(sys.modules, "lumen_gpus", lumen.load(monkeypatch, self.binding))
         entry = EntryPoint("lumen", "lumen_gpus:actuators", ACTUATORS)
         plugins = load_actuators(["lumen"], lambda group: [entry] if group == ACTUATORS else [])
-        opened = open_actuators(
-            [knob], clock=clock, sysfs=root, emulated=True, plugins=plugins.values()
-        )
+        opened = open_actuators([knob], clock=clock, sysfs=root, emulated=True, plugins=plugins)
         (self.actuator,) = opened
         self.ids = ("gpu:0000:0a:00.0", "gpu:0000:0b:00.0")
         self.lower = 300_000 if knob is Knob.GPU_POWER else 1_200

@@ -225,6 +225,22 @@ def test_unloaded_driver_is_retried(host: Host) -> None:
     assert host.batch.failures == ()
 
 
+def test_board_missing_after_a_reload_does_not_affect_the_other(host: Host) -> None:
+    host.run(1)
+    host.faults.driver_error(host.not_loaded)
+    host.run(3)
+    host.faults.error(0, host.losses[-1])
+    host.faults.driver_error(0)
+    host.run(20)
+    assert [reading.domain_id for reading in host.batch.readings] == [host.id(1)]
+    (failure,) = host.batch.failures
+    assert (failure.domain_id, failure.trouble) == (host.id(0), Trouble.RETRY)
+    host.faults.error(0, 0)
+    host.run(10)
+    assert len(host.batch.readings) == 2
+    assert host.batch.failures == ()
+
+
 def test_board_without_counter_is_integrated(host: Host) -> None:
     host.faults.no_energy_counter(0)
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))

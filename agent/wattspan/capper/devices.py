@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from wattspan.attribution.metering import SUSPENDED
@@ -22,6 +23,7 @@ from wattspan.model import (
     ModelEnum,
     Trouble,
 )
+from wattspan.model.settings import quoted
 from wattspan.ports import (
     Actuator,
     ActuatorContext,
@@ -29,6 +31,7 @@ from wattspan.ports import (
     ActuatorPlugin,
     CapsError,
     Clock,
+    ConfigError,
     SlottedActuator,
 )
 from wattspan.sources.amdsmi.device import AmdSmiVendor
@@ -38,6 +41,7 @@ from wattspan.sources.gpu.port import GpuVendor
 from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.sources.nvml.source import load_binding
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
+from wattspan.util.text import printable
 
 SYSFS = Path("/sys")
 EMULATED_RESPONSE_TIME = 50 * MILLISECOND
@@ -52,7 +56,7 @@ def open_actuators(
     sysfs: Path = SYSFS,
     emulated: bool = False,
     amdsmi: Any = None,
-    plugins: Iterable[ActuatorPlugin] = (),
+    plugins: Mapping[str, ActuatorPlugin] = MappingProxyType({}),
 ) -> tuple[SlottedActuator, ...]:
     """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
 
@@ -60,7 +64,8 @@ def open_actuators(
     instead of the modules ``pynvml`` and ``amdsmi``, of which none is loaded then, nor for an
     ``emulated`` host, so that no real GPU is ever set instead of an emulated one. GPUs are
     included while the driver is not loaded: they appear once it is. No device is used before the
-    first call. ``plugins`` are those that the configuration names.
+    first call. ``plugins`` are those that the configuration names, by name; ConfigError for one
+    that fails.
     """
     found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
@@ -74,8 +79,15 @@ def open_actuators(
         delay = EMULATED_RESPONSE_TIME if emulated else 0
         found.append(CpuPower(sysfs, clock, answers_after=delay))
     context = ActuatorContext(clock, knobs, sysfs)
-    for plugin in plugins:
-        found += plugin.open(context)
+    for name, plugin in plugins.items():
+        try:
+            found += plugin.open(context)
+        except Exception as error:
+            cause = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".:")
+            raise ConfigError(
+                f"Cannot open the actuators {quoted(name)}: {printable(cause)}. Report it to the"
+                " authors of the plugin, or remove it from caps.actuators."
+            ) from error
     return tuple(found)
 
 

@@ -196,7 +196,7 @@ def open_isolated_actuators(
     from wattspan.plugins import load_actuators
 
     if emulated is None:
-        named = load_actuators(plugins).values()
+        named = load_actuators(plugins)
         return isolate_actuators(open_actuators(knobs, clock=clock, plugins=named), clock)
     from wattspan.emulation.amdsmi import EmulatedAmdSmi
     from wattspan.emulation.gpu_file import AMD_GPUS, NVIDIA_GPUS

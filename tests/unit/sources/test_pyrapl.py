@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from testbed.powercap_host import PowercapHost, counters, epochs
 
-from wattspan.model import Microjoules, Trouble
+from wattspan.model import Instant, Microjoules, Trouble
 from wattspan.sources.rapl.powercap import PowercapSource, ReaderComparison, cross_check
 from wattspan.sources.rapl.pyrapl import (
     PyRaplError,
     PyRaplSensor,
     PyRaplSource,
 )
+from wattspan.testing import ManualClock
 
 
 def source_on(host: PowercapHost) -> PyRaplSource:
@@ -147,6 +148,46 @@ def test_wrap_during_the_check_disturbs_neither_reader(tmp_path: Path) -> None:
         check = cross_check(host.tree.root, host.clock, emulated=True)
         assert all(comparison.agrees for comparison in check.comparisons)
         assert check.comparisons[0].powercap == pytest.approx(42_000_000, abs=200)
+
+
+@pytest.mark.parametrize("jump", [100_000_000_000, -200_000_000])
+def test_energy_that_is_implausible_is_compared(tmp_path: Path, jump: int) -> None:
+    with PowercapHost(tmp_path) as host:
+
+        def step(_: object) -> None:
+            host.engine.step()
+            host.engine.rewind("intel-rapl:0", -jump)
+
+        host.clock.on_sleep = step
+        check = cross_check(host.tree.root, host.clock, emulated=True)
+        assert "rapl:package-0" in {comparison.domain_id for comparison in check.comparisons}
+
+
+class JumpingClock(ManualClock):
+    """The counter of ``host`` jumps after one reader has read it."""
+
+    def __init__(self, host: PowercapHost) -> None:
+        super().__init__()
+        self.on_sleep = self._pass_time
+        self._host, self._stamps = host, 0
+
+    def _pass_time(self, _: object) -> None:
+        self._host.pass_time(1)
+        self._stamps = 1
+
+    def now(self) -> Instant:
+        self._stamps += bool(self._stamps)
+        if self._stamps == 3:
+            self._host.engine.rewind("intel-rapl:0", -100_000_000_000)
+        return super().now()
+
+
+def test_energy_that_is_implausible_to_one_reader_is_a_disagreement(tmp_path: Path) -> None:
+    with PowercapHost(tmp_path) as host:
+        check = cross_check(host.tree.root, JumpingClock(host), emulated=True)
+        (different,) = (one for one in check.comparisons if not one.agrees)
+        assert different.domain_id == "rapl:package-0"
+        assert different.difference == pytest.approx(100_000_000_000, rel=0.001)
 
 
 def test_domain_of_one_reader_is_not_compared(tmp_path: Path) -> None:

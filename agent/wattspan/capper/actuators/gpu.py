@@ -83,7 +83,7 @@ class GpuBoards:
     def id_at(self, slot: int) -> str | None:
         """The id of the board in ``slot``; None if it cannot be identified."""
         for device, identity in self._known.items():
-            if identity.index == slot and self._is_suspended(identity):
+            if identity.index == slot and self._is_suspended(device):
                 return device
         self._begin()
         try:
@@ -171,18 +171,24 @@ class GpuBoards:
         """The name of ``device`` for people; its id if it was never found."""
         return self._known[device].name if device in self._known else device
 
-    def _is_suspended(self, identity: GpuIdentity) -> bool:
-        return self._bound is not None and self._bound.suspended(identity.pci)
+    def _is_suspended(self, device: str) -> bool:
+        """True if the board is suspended, as far as it or its id tells its address."""
+        known = self._known.get(device)
+        address = device.removeprefix("gpu:") if known is None else known.pci
+        return self._bound is not None and self._bound.suspended(address)
 
     def _is_void(self, device: str, error: DriverError) -> bool:
-        """True if ``error`` means that the handle is void; then it is dropped."""
+        """True if ``error`` means that the handle is void; then it is dropped.
+
+        Where only an initialisation finds boards, the session ends: the old list has old handles.
+        """
         # A getter has no argument to reject but its handle.
         stale = error.code == calls.INVALID_ARGUMENT and error.bare
         session = error.code in calls.SESSION_ERRORS
-        if session:
-            self.close()
-        elif not stale and error.code not in _VOID_HANDLE_ERRORS:
+        if not session and not stale and error.code not in _VOID_HANDLE_ERRORS:
             return False
+        if session or not self._vendor.finds_again:
+            self.close()  # an initialisation returns new handles, of all boards
         self._boards.pop(device, None)
         # The generation counts sessions where their begin may reset settings; elsewhere each begin
         # makes older handles stale, which is no loss.
@@ -190,7 +196,7 @@ class GpuBoards:
         return True
 
     def _board(self, device: str) -> GpuBoard:
-        if device in self._known and self._is_suspended(self._known[device]):
+        if self._is_suspended(device):
             raise _suspended_error(self._name(device))
         self._begin()
         return self._boards.get(device) or self._find(device)

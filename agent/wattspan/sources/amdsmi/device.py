@@ -241,11 +241,14 @@ class AmdSmiVendor(GpuVendor):
         return GpuBoard(identity, handles)
 
     def _identity_field(self, name: str, handle: Any) -> Any:
-        """The answer of a call; None if the driver does not have it. DriverError."""
+        """The answer of a call; None if it fails.
+
+        DriverError if the board or the session is lost.
+        """
         try:
             return self.library.call(name, handle)
         except DriverError as error:
-            if error.code not in calls.FIELD_ERRORS:
+            if error.code in calls.GPU_ERRORS | calls.SESSION_ERRORS:
                 raise
         except ValueError:  # the package cannot parse what the library tells
             pass
@@ -290,6 +293,8 @@ def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
 
 class AmdSmiDevice(GpuDevice):
     """One board, read by the handles of its partitions, the first one first."""
+
+    overshoots = True
 
     def __init__(
         self,

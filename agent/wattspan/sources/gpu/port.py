@@ -203,6 +203,9 @@ class GpuDevice(ABC):
     has_steps: ClassVar[bool] = False
     """True if the counter moves so seldom that the time of its moves is searched for."""
 
+    overshoots: ClassVar[bool] = False
+    """True if the board may exceed its limit in the time that the power sensor does not see."""
+
     usage: GpuUsage
 
     def __init__(self, vendor: GpuVendor, board: GpuBoard) -> None:

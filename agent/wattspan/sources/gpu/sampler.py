@@ -163,7 +163,9 @@ class GpuSampler:
         compared = meter.integral.compared
         if compared is not None and not self._scope.module:
             busy = gauges.busy is None or gauges.busy > 0
-            view = SensorView(device.sensor_duty(gauges), busy, self._ceiling or _DEFAULT_MAX_POWER)
+            limit = self._ceiling or _DEFAULT_MAX_POWER
+            most = self._max_power if device.overshoots else limit
+            view = SensorView(device.sensor_duty(gauges), busy, most)
             self._check.observe(at.mono, compared, view, frozen=meter.frozen)
         refused = self._refused or bool(device.counter_fault)
         counter = meter.read(at, energy, power, refused=refused, trusted=self._trusted)

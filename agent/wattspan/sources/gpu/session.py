@@ -131,13 +131,15 @@ class GpuSession:
         found = GpuFindings()
         now = self._clock.monotonic()
         self._appeared |= self._bound.appeared(now)
-        if self._must_initialise and self._backoff.is_due(now):
-            if not self._initialised and self._bound.all_suspended():
-                self._down = self._unavailable(*_ASLEEP)
-            else:
-                self._initialise(found)
+        due = self._must_initialise and self._backoff.is_due(now)
+        asleep = (due or bool(self._lost)) and self._must_sleep
+        if asleep or self._initialised:
+            self._down = self._unavailable(*_ASLEEP) if asleep else None
+        if due and not asleep:
+            self._initialise(found)
         if self._initialised:
-            self._recover_lost(now, found)
+            if not asleep:
+                self._recover_lost(now, found)
             self._ask_all(found)
         if self._initialised and not self._gpus:
             self._shut_down()
@@ -277,6 +279,12 @@ class GpuSession:
         lists_once = not self.vendor.finds_again
         return lists_once and any(gpu.device.changed for gpu in self._gpus.values())
 
+    @property
+    def _must_sleep(self) -> bool:
+        """True if boards are found by an initialisation, which would wake all of them."""
+        initialises = not self._initialised or not self.vendor.finds_again
+        return initialises and self._bound.all_suspended()
+
     def _initialise(self, found: GpuFindings) -> None:
         """Initialise the library, again if it is; GPUs that stay keep their counters."""
         self._shut_down()
@@ -335,6 +343,9 @@ class GpuSession:
             for domain_id, entry in self._lost.items()
             if entry.gpu is not None and domain_id not in self._gpus
         }
+        for entry in lost.values():
+            if entry.code in SESSION_ERRORS:  # of the last session; this one works
+                entry.code = GPU_NOT_FOUND
         return {**lost, **dict(list(unnamed.items())[len(lost) :])}
 
     def _fail(self, code: int, found: GpuFindings, failure: Failure | None = None) -> None:

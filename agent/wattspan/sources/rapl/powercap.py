@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from wattspan.attribution.metering import energy_between
-from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Interval, Microjoules, Reading
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Microjoules, Reading
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.rapl.sysfs import (
@@ -431,15 +430,20 @@ def cross_check(
 
 
 def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
-    """The energy of each domain between two batches of one reader, without gaps."""
-    domains = {domain.id: domain for domain in after.domains}
+    """The energy of each domain between two batches of one reader, corrected for wraps.
+
+    Implausible energy is included, since the readers are compared: one of them may be wrong.
+    """
+    moduli = {domain.id: domain.modulus for domain in after.domains}
     start = {reading.domain_id: reading for reading in before.readings}
-    spent = (
-        energy_between(domains[end.domain_id], start[end.domain_id], end)
-        for end in after.readings
-        if end.domain_id in start
-    )
-    return {one.domain_id: one.energy for one in spent if isinstance(one, Interval)}
+    spent: dict[str, Microjoules] = {}
+    for end in after.readings:
+        begin = start.get(end.domain_id)
+        if begin is not None and begin.epoch == end.epoch:
+            energy = end.counter - begin.counter
+            wrapped = (moduli[end.domain_id] or 0) if energy < 0 else 0
+            spent[end.domain_id] = Microjoules(energy + wrapped)
+    return spent
 
 
 plugin = SourcePlugin(settings=RaplSettings, open=open_rapl, advice=rapl_advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
@@ -23,13 +24,13 @@ DEVICE = "gpu:0000:60:00.0"
 class Host:
     """Two boards, and both actuators on one session."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sysfs: Path | None = None) -> None:
         clock = ManualClock()
         self.gpus = EmulatedGpus(path, [MI300X, MI300X], clock)
         clock.on_sleep = lambda _: self.gpus.step()
         self.faults = AmdFaults(self.gpus)
         self.smi = ScriptedAmdSmi(path, clock)
-        boards = GpuBoards(AmdSmiVendor(self.smi, clock))
+        boards = GpuBoards(AmdSmiVendor(self.smi, clock), sysfs)
         self.power, self.clock = GpuPower(boards, clock), GpuClock(boards, clock)
 
 
@@ -97,9 +98,40 @@ def test_board_that_returned_is_found_when_boards_are_counted(host: Host) -> Non
     assert host.power.slots() == 2
 
 
-def test_board_that_does_not_tell_its_identity_is_left_out(host: Host) -> None:
+@pytest.mark.parametrize("code", [1, 31, 43])
+def test_board_with_a_void_handle_is_found_by_an_initialisation(host: Host, code: int) -> None:
+    host.power.read(DEVICE)
+    other = host.power.read("gpu:0000:61:00.0").presence
+    valid = host.smi.begun + 1
+
+    def answer_new_handles(told: Any) -> Any:
+        if host.smi.begun < valid:
+            raise AmdSmiLibraryException(code)
+        return told
+
+    host.smi.replies["amdsmi_get_power_cap_info"] = answer_new_handles
+    assert host.power.read(DEVICE).requested == 750_000
+    assert host.power.read("gpu:0000:61:00.0").presence == other
+    assert host.smi.begun == valid
+
+
+def test_first_read_of_a_suspended_board_does_not_wake_it(tmp_path: Path) -> None:
+    status = tmp_path / "bus/pci/drivers/amdgpu/0000:60:00.0/power/runtime_status"
+    status.parent.mkdir(parents=True)
+    status.write_text("suspended\n")
+    host = Host(tmp_path / "gpus", tmp_path)
+    with pytest.raises(ActuatorError, match="it is suspended"):
+        host.power.read(DEVICE)
+    assert host.smi.begun == 0
+    status.write_text("active\n")
+    assert host.power.read(DEVICE).requested == 750_000
+    host.power.close()
+    host.gpus.close()
+
+
+def test_board_that_is_lost_while_it_is_identified_is_left_out(host: Host) -> None:
     def refused(_: object) -> object:
-        raise AmdSmiLibraryException(30)
+        raise AmdSmiLibraryException(31)
 
     host.smi.replies["amdsmi_get_gpu_asic_info"] = refused
     assert host.power.devices() == ()

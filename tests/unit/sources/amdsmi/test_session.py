@@ -29,12 +29,12 @@ from wattspan.testing import FakeDirectory, ManualClock
 class Host:
     """One board and the session on it."""
 
-    def __init__(self, path: Path, boards: int = 1) -> None:
+    def __init__(self, path: Path, boards: int = 1, sysfs: Path | None = None) -> None:
         self.clock = ManualClock()
         self.gpus = EmulatedGpus(path, [MI300X] * boards, self.clock)
         self.faults = AmdFaults(self.gpus)
         self.smi = ScriptedAmdSmi(path, self.clock)
-        context = SourceContext(self.clock, FakeDirectory())
+        context = SourceContext(self.clock, FakeDirectory(), sysfs=sysfs)
         self.session = amdsmi_session(self.smi, AmdSmiSettings(), context)
 
     def run(self, seconds: float) -> Batch:
@@ -136,6 +136,15 @@ def test_text_that_the_package_cannot_parse_leaves_the_board_without_a_name(host
     assert batch.failures == ()
 
 
+@pytest.mark.parametrize("code", [1, 8, 9, 11, 17, 30, 43])
+@pytest.mark.parametrize("what", ["asic_info", "device_uuid", "driver_info"])
+def test_board_whose_identity_cannot_be_read_is_measured(host: Host, what: str, code: int) -> None:
+    host.smi.replies[f"amdsmi_get_gpu_{what}"] = refuse(code)
+    batch = host.run(0.2)
+    assert [reading.domain_id for reading in batch.readings] == ["gpu:0000:60:00.0"]
+    assert batch.failures == ()
+
+
 def test_board_of_another_vendor_is_left_to_its_own_library(host: Host) -> None:
     host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda asic: {**asic, "vendor_id": "0x10de"}
     batch = host.run(0.2)
@@ -172,6 +181,30 @@ def test_board_that_never_opens_is_tried_less_and_less(tmp_path: Path) -> None:
     host.gpus.close()
 
 
+def test_lost_board_does_not_wake_the_suspended_ones(tmp_path: Path) -> None:
+    device = tmp_path / "bus/pci/drivers/amdgpu/0000:61:00.0"
+    status = device / "power/runtime_status"
+    status.parent.mkdir(parents=True)
+    status.write_text("active\n")
+    host = Host(tmp_path / "gpus", boards=2, sysfs=tmp_path)
+    host.run(1)
+    host.faults.lost(0, 31)
+    host.run(0.3)
+    begun = host.smi.begun
+    status.write_text("suspended\n")
+    batch = host.run(30)
+    assert host.smi.begun == begun
+    assert "all GPUs are suspended" in batch.failures[0].cause
+    assert [one.domain_id for one in batch.failures[1:]] == ["gpu:0000:60:00.0"]
+    host.faults.lost(0, 0)
+    status.write_text("active\n")
+    batch = host.run(10)
+    assert len(batch.readings) == 2
+    assert batch.failures == ()
+    host.session.close()
+    host.gpus.close()
+
+
 def test_library_without_any_board_says_so(host: Host) -> None:
     host.faults.lost(0, 31)
     assert "finds no GPU" in only(host.run(0.2)).cause
@@ -200,6 +233,16 @@ def test_counter_that_does_not_fit_the_power_is_replaced_by_its_integral(host: H
     spent = host.gpus.truth(0).energy - truth
     assert after.counter - before.counter == pytest.approx(spent, rel=0.01)
     assert after.epoch == 1
+
+
+def test_counter_of_a_board_that_overshoots_its_limit_does_not_disagree(host: Host) -> None:
+    """Peaks above the limit may be in the time that the power sensor does not see."""
+    host.smi.replies["amdsmi_get_energy_count"] = lambda told: {
+        **told,
+        "counter_resolution": told["counter_resolution"] * 1.25,
+    }
+    host.gpus.attach(0, 1, SteadyLoad(1.0))
+    assert host.run(70).failures == ()
 
 
 def test_resolution_that_is_none_is_reported_and_power_integrated(host: Host) -> None:
