@@ -204,7 +204,10 @@ def test_large_request_leaves_the_turn_to_others(
 
     async def send() -> None:
         task = asyncio.create_task(reader.receive(sent, PEER, json=json, coding="gzip" * zipped))
-        await asyncio.sleep(0)  # one turn of the loop
+        loop = asyncio.get_running_loop()
+        turned = loop.create_future()
+        loop.call_soon(turned.set_result, None)
+        await turned  # the task has had its first turn
         assert sink.count == at_once
         await task
 
