@@ -28,7 +28,7 @@ demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, not
 	@scripts/environment run
 	@exec $(BIN)/wattspan demo
 
-test: environment ## set up and run every check and test of a change (at most 12 minutes on 2 cores)
+test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
 	@$(BOTH) tools lint types contracts structure
 	@$(EACH) inner flow-and-slow coverage
 

@@ -110,7 +110,7 @@ class Host:
         return {row.name: row.energy[HwType.CPU] for row in self.accounts.rows if row.name in names}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_sent_one_span_are_not_merged_again() -> None:
     host = Host()
     host.run(5)

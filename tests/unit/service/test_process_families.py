@@ -121,7 +121,7 @@ def test_short_lived_processes_displace_no_running_one_of_their_user() -> None:
     assert families.known({api, worker, SHELL}) == {api, worker}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ended_processes_beyond_the_limit_are_removed_before_their_time() -> None:
     families = ProcessFamilies(LIFETIME)
     ended = [Consumer(100 + pid, pid) for pid in range(5 * MAX_PROCESSES)]

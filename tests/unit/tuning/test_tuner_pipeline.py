@@ -46,7 +46,7 @@ def held() -> Host:
     return host
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_held_clocks_save_nearly_as_much_as_the_best_ones(held: Host) -> None:
     search = RankClocks(PipelineTraining(held, BASES).model())
     best = search.best(search.fastest.seconds * 1.05)

@@ -196,7 +196,7 @@ def test_wall_clocks_that_differ_decline_the_pipeline() -> None:
     assert original(hosts)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_step_of_a_wall_clock_restores_the_clocks() -> None:
     hosts = planned()
     planner, other = roles(hosts)
@@ -249,7 +249,7 @@ def test_more_hosts_than_configured_are_not_planned() -> None:
     assert any("and 3 are known" in one.row.decision.sentence for one in hosts.members)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_hosts_with_one_stage_each_are_planned() -> None:
     hosts = planned(StagedHosts(((0.05,), (0.03,), (0.05,))))
     hosts.run(300)
