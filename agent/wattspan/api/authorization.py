@@ -1,4 +1,4 @@
-"""Who may see which energy, by the principals that the kernel proves.
+"""Rights to see energy, by the principals that the kernel proves.
 
 The energy of devices and of the host is available to every user who may open the socket, at a
 coarse resolution (``energy.TimeGrid``); root of the host and the agent's own principal, who may

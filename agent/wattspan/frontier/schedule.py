@@ -294,7 +294,7 @@ def _descents(settings: Sequence[Setting]) -> Iterator[list[Setting]]:
 _Same = Callable[[Setting], Hashable]
 _POWERS: _Same = attrgetter("clock", "parameters")
 _CLOCKS: _Same = attrgetter("power", "parameters")
-"""What settings of one knob have in common."""
+"""The values that settings of one knob share."""
 
 
 def _knobs(settings: Sequence[Setting], same: _Same) -> Collection[list[Setting]]:

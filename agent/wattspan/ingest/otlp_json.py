@@ -3,8 +3,8 @@
 The structs are the messages of OTLP. OTLP's JSON differs from protobuf's in its ids, which are
 hexadecimal. A request is read span by span, which bounds the memory of it.
 
-What clients write against RFC 8259 is repaired, so that one bad value does not cost all spans of a
-request. A repair is made only where a parser has refused the text, and changes nothing valid.
+Texts of clients that violate RFC 8259 are repaired, so that one bad value does not cost all spans
+of a request. A repair is made only where a parser has refused the text, and changes nothing valid.
 """
 
 from __future__ import annotations

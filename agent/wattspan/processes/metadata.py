@@ -250,7 +250,7 @@ _STARTER_PREFIXES = "tmux", "containerd-shim", "PM2 ", "sshd", "jupyter-", "slur
 def starts_others(command: str) -> bool:
     """True if a program of this name starts unrelated ones, as a shell does.
 
-    What two of their children do has nothing in common. ``command`` is the kernel's name or a
+    The tasks of two of their children have nothing in common. ``command`` is the kernel's name or a
     longer one.
     """
     return command in _STARTERS or command.startswith(_STARTER_PREFIXES)

@@ -1,4 +1,4 @@
-"""What tuning jobs share and are given: stores, searches, records, and the strategy's interface."""
+"""The services that tuning jobs share: stores, searches, records; the strategy's interface."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class GrpcConnection:
         self.sent = False
         """The request of the last call was sent completely."""
         self.reply = GrpcReply()
-        """What was received of the reply of the last call, without its message."""
+        """The received part of the last call's reply, without its message."""
         self._flush()
 
     @property

@@ -90,7 +90,7 @@ class SearchProgress(NamedTuple):
 
 
 class LevelEvidence(NamedTuple):
-    """What comparisons have shown beside the estimates; it is invalid after the job has changed."""
+    """Results of comparisons beside the estimates; they are invalid after the job has changed."""
 
     pairing: Pairing = Pairing()
     cusum: Cusum = Cusum()
