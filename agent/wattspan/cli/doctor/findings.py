@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from wattspan.model import Domain
 from wattspan.util.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 class Severity(StrEnum):
@@ -92,6 +92,9 @@ NO_COUNTER_ADVICE = (
 
 def render(diagnosis: Diagnosis, name_width: int | None = None) -> Group:
     """The report; names longer than ``name_width`` are folded."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
 
     def rows() -> Iterator[Table | Text]:
         for title, findings in diagnosis.sections.items():

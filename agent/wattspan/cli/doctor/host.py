@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from wattspan import __version__
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
@@ -26,8 +25,6 @@ from wattspan.http.sockets import directory_fault
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
-from wattspan.processes import open_processes
-from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 from wattspan.service.configuration import agent_directories, run_directory
@@ -45,6 +42,8 @@ _CAPABILITIES = {
 
 def examine_host(root: Path = Path("/"), euid: int | None = None) -> Iterator[Finding]:
     """The host under ``root``, for the user ``euid``, by default the calling one."""
+    import psutil
+
     euid = os.geteuid() if euid is None else euid
     memory = f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
     up = duration_text(round(SystemClock().now().wall - psutil.boot_time() * 1e9))
@@ -122,6 +121,8 @@ def file_text(path: Path) -> str:
 
 def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:
     """The means to observe processes, as the agent would open them."""
+    from wattspan.processes import open_processes
+
     try:
         processes = open_processes(clock, events=config.processes.events)
     except SourceError as error:
@@ -139,6 +140,8 @@ def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:
 
 def examine_pods(config: Config) -> Iterator[Finding]:
     """The pods of GPUs by the node's kubelet, if the agent would ask it."""
+    from wattspan.processes.pod_resources import open_pod_resources
+
     settings = config.processes
     pods = open_pod_resources(settings.pod_resources, settings.kubernetes_node)
     if pods is not None:
