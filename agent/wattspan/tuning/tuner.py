@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from wattspan.config import AutotuneSettings
 from wattspan.model import (
@@ -46,9 +46,6 @@ from wattspan.tuning.search_strategy import SearchStrategy, share_devices
 from wattspan.tuning.tracking_strategy import TrackingStrategy
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
-
-if TYPE_CHECKING:
-    pass
 
 TUNER_INTERVAL = SECOND // 2
 
@@ -404,10 +401,6 @@ class Tuner:
 def _strategy(terms: JobTerms) -> Callable[[TuningJob], Strategy]:
     """The strategy of a job by its terms; those of pipelines are loaded if there are any."""
     job = terms.job
-    if job is not None and job.pipeline and job.hosts > 1:
-        from wattspan.tuning.pipeline_hosts import SpreadPipelineStrategy
-
-        return SpreadPipelineStrategy
     if job is not None and job.pipeline:
         from wattspan.tuning.pipeline_strategy import PipelineStrategy
 
