@@ -12,7 +12,7 @@ ranks, and if no instruction began before those that it waits for had ended.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from wattspan.fleet.job_records import PipelineSummary
 from wattspan.model import SECOND
+from wattspan.tuning.decisions.ranks import concurrent_units
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.costs import WARM_UP_ITERATIONS
 from wattspan.tuning.pipeline.dag import (
@@ -339,32 +340,20 @@ class IterationAssembly:
         self, units: Iterable[RankUnit], instructions: Iterable[RankInstruction]
     ) -> tuple[IterationAssembly, tuple[AssembledIteration, ...]]:
         """Add spans in any order; returns the iterations that they complete too."""
-        waiting = {rank: list(of) for rank, of in self.units.items()}
+        known = {rank: list(of) for rank, of in self.units.items()}
         pending = {rank: list(of) for rank, of in self.instructions.items()}
         for unit in units:
-            waiting.setdefault(unit.rank, []).append(unit)
+            known.setdefault(unit.rank, []).append(unit)
         for one in instructions:
             if one.start < one.end:
                 pending.setdefault(one.rank, []).append(one)
-        for of_rank in waiting.values():
-            of_rank.sort(key=lambda unit: unit.start)
+        waiting = {
+            rank: deque(sorted(of, key=lambda unit: unit.start))
+            for rank, of in sorted(known.items())
+        }
         found: list[AssembledIteration] = []
-        while waiting:
-            behind = [rank for rank, of in waiting.items() if not of]
-            if behind:
-                if max(map(len, waiting.values())) <= MOST_AHEAD:
-                    break
-                for rank in behind:
-                    del waiting[rank]
-                continue
-            heads = [waiting[rank][0] for rank in sorted(waiting)]
-            first = min(heads, key=lambda unit: unit.end)
-            if max(unit.start for unit in heads) >= first.end:
-                del waiting[first.rank][0]  # no other rank worked at the time
-                continue
+        for heads in concurrent_units(waiting, MOST_AHEAD, _are_concurrent):
             inside = tuple(one for unit in heads for one in take_inside(unit, pending))
-            for unit in heads:
-                del waiting[unit.rank][0]
             if inside:
                 found.append(AssembledIteration(self.number + len(found), tuple(heads), inside))
         return replace(
@@ -373,6 +362,10 @@ class IterationAssembly:
             instructions={rank: tuple(of[-MAX_INSTRUCTIONS:]) for rank, of in pending.items()},
             number=self.number + len(found),
         ), tuple(found)
+
+
+def _are_concurrent(units: Sequence[RankUnit]) -> bool:
+    return max(unit.start for unit in units) < min(unit.end for unit in units)
 
 
 def take_inside(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> list[RankInstruction]:
