@@ -71,8 +71,8 @@ class PipelineSessions:
             ranges[0].original,
             max(one.floor for one in ranges),
             max(one.step for one in ranges),
-            self._job.budget,
-            self._job.host_settings.confidence,
+            self._job.terms.budget,
+            self._job.terms.host.confidence,
             pipelines=len(self._pipelines),
             lag=lag,
         )
