@@ -42,7 +42,15 @@ from wattspan.model import (
 )
 from wattspan.model.snapshot import FleetAccounts
 from wattspan.plugins import AwaitedSources
-from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
+from wattspan.ports import (
+    Batch,
+    Clock,
+    CounterSource,
+    PacedSource,
+    ProcessDirectory,
+    UsageBatch,
+    UsageSource,
+)
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
 from wattspan.service.ticks import RecentTicks, Ticker
@@ -359,6 +367,7 @@ class Poller:
         self._alive = alive
         self.demand = demand
         self._ticker = Ticker(clock, demand.interval, sleep)
+        self._pace_told = 0
         self._meter = TickMeter(ledger.meters)
         self._recent = RecentTicks()
         self._started = clock.now()
@@ -399,6 +408,7 @@ class Poller:
     def turn(self) -> None:
         """Run one cycle: sample, and settle and publish when it is time for that."""
         now = self._clock.monotonic()
+        self._pace()
         period = PUBLISH_FOR_SPANS if self.history.in_use else PUBLISH_EVERY
         due = (
             now // period != self._published // period
@@ -429,11 +439,24 @@ class Poller:
             for observer in self._observers:
                 observer.apply(one.tick, settled)
 
+    def _paced(self) -> Iterator[PacedSource]:
+        """The sources that follow the interval of ticks."""
+        for one in self._sources:
+            if isinstance(one.source, PacedSource):
+                yield one.source
+
+    def _pace(self) -> None:
+        """Tell the sources the interval of ticks once it has changed."""
+        if self._ticker.interval != self._pace_told:
+            self._pace_told = self._ticker.interval
+            for source in self._paced():
+                source.pace(self._pace_told)
+
     def _ask_for_samples(self, tuning: TuningAccounts) -> None:
         """Ask for fine samples for what the agent itself learns, integrates and compares."""
         if self._ledger.learns_idle_power:
             self.demand.hold(Reason.IDLE_POWER, ASKED_FOR)
-        if any(getattr(one.source, "integrates_power", False) for one in self._sources):
+        if any(one.integrates_power() for one in self._paced()):
             self.demand.hold(Reason.INTEGRATION, ASKED_FOR)
         if any(row.state in _COMPARED for row in tuning.rows):
             self.demand.hold(Reason.TUNING, ASKED_FOR)
@@ -508,6 +531,7 @@ class Poller:
     def _sample(self, *, settle: bool) -> Tick:
         for found in self._awaited.found(self._clock.monotonic()):
             self._sources.append(self._monitored(found))
+            self._pace_told = 0
         batches = {source.source.name: source.read() for source in self._sources}
         changed = self._cover.update(
             self._clock.monotonic(),

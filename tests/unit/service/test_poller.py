@@ -49,7 +49,7 @@ from wattspan.service.poller import (
     Poller,
     SnapshotProviders,
 )
-from wattspan.service.sampling_demand import Intervals, SamplingDemand, fixed
+from wattspan.service.sampling_demand import FINE, Intervals, SamplingDemand, fixed
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
 TICK = SECOND // 10
@@ -70,7 +70,6 @@ class Burning:
         self.closed = False
 
     name = "rapl"
-    integrates_power = False
 
     def read(self) -> Batch:
         now = self._clock.now()
@@ -663,8 +662,28 @@ def test_idle_power_and_integrated_power_ask_for_fine_samples() -> None:
     assert ticks(clock, one, 1).stats.demands["idle_power"] == 0, "nothing is observed yet"
     asked = ticks(clock, one, 10).stats.demands
     assert (asked["idle_power"], asked["integration"]) == (1, 0)
-    host.integrates_power = True
+
+
+class Paced(Burning):
+    """A source that integrates power, and follows the interval."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.paces: list[int] = []
+
+    def pace(self, interval: int) -> None:
+        self.paces.append(interval)
+
+    def integrates_power(self) -> bool:
+        return True
+
+
+def test_source_that_integrates_power_asks_for_fine_samples_and_is_told_the_interval() -> None:
+    clock = ManualClock()
+    host, demand = Paced(clock), SamplingDemand(clock, Intervals())
+    one = poller(clock, [host], host, demand=demand)
     assert ticks(clock, one, 1).stats.demands["integration"] == 1
+    assert host.paces == [FINE], "once, not at every tick"
 
 
 def test_agent_at_rest_publishes_each_second_and_charges_the_same_energy() -> None:
