@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
@@ -22,11 +22,33 @@ from wattspan.model import HwType, IdlePolicy, Knob, Milliwatts, NamePolicy
 from wattspan.model.settings import Duration, Listen, Size, Table, about, quoted, to_plain
 
 
+class SamplingInterval(Duration):
+    """A fixed duration, or ``"auto"``, whose value is the interval at rest."""
+
+    kind = 'duration such as "100ms" or "1s", or "auto"'
+    is_auto = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``text``; ValueError."""
+        if text.strip() != "auto":
+            return super().parse(text)
+        interval = cls(10**9)
+        interval.is_auto = True
+        return interval
+
+    def __str__(self) -> str:
+        return "auto" if self.is_auto else super().__str__()
+
+
 class AgentSettings(Table, frozen=True):
     """The agent as a whole: sampling interval, directories, query limits and history.
 
     Keys:
-        interval: Sampling interval of counters and process accounting.
+        interval: Sampling interval of counters and process accounting. `auto`: one second at rest,
+            and 100 ms while somebody needs it: a process that sends spans, holds a side-channel
+            connection or measures windows, a query, a tuned job, a GPU without energy counter, an
+            idle power that is still learned, and the first seconds after the start.
         state_dir: Directory of data that outlives a restart. Only the agent writes there.
         run_dir: Directory of the Unix sockets. No other user may own or write it.
         api: Serve queries of `wattspan measure` and `wattspan.window` on a Unix socket.
@@ -41,7 +63,9 @@ class AgentSettings(Table, frozen=True):
         history_bytes: Memory limit of that history; the oldest is dropped.
     """
 
-    interval: Annotated[Duration, about(least="10ms", most="1m")] = Duration.parse("100ms")
+    interval: Annotated[SamplingInterval, about(least="10ms", most="1m")] = SamplingInterval.parse(
+        "auto"
+    )
     state_dir: str = "/var/lib/wattspan"
     run_dir: str = "/run/wattspan"
     api: bool = True
