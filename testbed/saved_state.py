@@ -12,9 +12,10 @@ import pickle
 import threading
 from collections.abc import Callable
 from types import FunctionType, MappingProxyType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _functions: list[FunctionType] = []
 
@@ -35,13 +36,14 @@ def saved(simulate: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(simulate)
     def copy(*args: P.args, **kwargs: P.kwargs) -> T:
-        return pickle.loads(state(*args, **kwargs))
+        state_of: T = pickle.loads(state(*args, **kwargs))
+        return state_of
 
     return copy
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> object:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, FunctionType) and "<" in value.__qualname__ and not value.__closure__:
             _functions.append(value)
             return _function, (len(_functions) - 1,)
