@@ -36,7 +36,8 @@ def saved(simulate: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(simulate)
     def copy(*args: P.args, **kwargs: P.kwargs) -> T:
-        return pickle.loads(state(*args, **kwargs))
+        state_of: T = pickle.loads(state(*args, **kwargs))
+        return state_of
 
     return copy
 

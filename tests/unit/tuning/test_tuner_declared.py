@@ -144,7 +144,7 @@ def test_declaration_before_the_first_use_of_a_gpu_states_the_condition() -> Non
     again = host.declare(job)
     assert (again.decision, again.reason) == (DeclarationOutcome.DECLINED, refused)
     (listed,) = host.declared.living()
-    assert listed.terms == again
+    assert listed.answer == again
     assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
     assert row(host).decision.sentence == refused
 

@@ -14,8 +14,7 @@ from testbed.saved_state import saved
 
 from wattspan.fleet.job_records import RECORD_LIFETIME, JobRecord
 from wattspan.model import SECOND, DecisionReason
-from wattspan.tuning.pipeline.partners import NO_PARTNERS
-from wattspan.tuning.pipeline.replicas import PipelineGroup
+from wattspan.tuning.pipeline.replicas import NO_PARTNERS, PipelineGroup
 from wattspan.tuning.pipeline.session_state import (
     JobLoss,
     PipelinePhase,
