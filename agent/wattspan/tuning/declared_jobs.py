@@ -237,16 +237,8 @@ class DeclaredJobs:
             refusal = refusal or self._work_conflict(declaration, _declared_work(joined))
         operator = operator_terms(self._settings, named, refusal, condition)
         decided = decide_terms(declaration.asked, operator, [one.asked for one in joined])
-        return DeclaredTerms(
-            declaration.name,
-            declaration.uid,
-            declaration.asked,
-            decided.given,
-            decided.outcome,
-            decided.reason,
-            decided.provisional,
-            declaration.owner.label,
-        )
+        owner = declaration.owner.label
+        return DeclaredTerms(declaration.name, declaration.uid, declaration.asked, *decided, owner)
 
     def _work_conflict(self, declaration: ProcessDeclaration, work: str) -> str:
         """A sentence if an older job of another owner counts such spans by another attribute.
