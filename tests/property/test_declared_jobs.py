@@ -110,4 +110,4 @@ def test_number_of_declarations_is_bounded(users: list[int]) -> None:
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode()))
 def test_no_body_crashes_the_declaration(body: bytes) -> None:
     with suppress(ProblemError):
-        decoded_body(body)
+        assert decoded_body(body) is not None

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from testbed.job_hosts import JOB, TAIL, JobHost, RunningJob
 from testbed.pipelines import WATTS
+from testbed.saved_state import saved
 
 from wattspan.fleet.job_records import RECORD_LIFETIME, JobRecord
 from wattspan.model import SECOND, DecisionReason
@@ -39,6 +40,7 @@ def until(
     raise AssertionError([host.session.decision for host in job.hosts])
 
 
+@saved
 def planned() -> RunningJob:
     """A job whose two hosts have plans."""
     job = RunningJob(POLICY, BASES, STARTS)
@@ -46,6 +48,7 @@ def planned() -> RunningJob:
     return job
 
 
+@saved
 def following() -> RunningJob:
     """A job whose first host has lower clocks for the second one."""
     job = planned()
