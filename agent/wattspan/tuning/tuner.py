@@ -325,7 +325,7 @@ class Tuner:
         self._decisions.add(
             RecordedDecision(host.now, job.name, job.decided_knob, decision, job.applied)
         )
-        job.store_result()
+        job.strategy.store(decision)  # it has been applied
 
     def _apply(self, job: TuningJob, now: Instant) -> None:
         """Let the capper hold the job's caps, or restore the limits."""
