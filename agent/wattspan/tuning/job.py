@@ -372,19 +372,18 @@ class TuningJob:
 
     def recalled_account(self) -> SlowdownAccount | None:
         """The account of the run's earlier tuners, also of those before a restart of the agent."""
-        if self.account is None and self.context.accounts is not None:
+        if self.account is None:
             self.account = self.context.accounts.recall(self.name, self.ranks)
         return self.account
 
     def _store_account(self, now: int) -> None:
         """Store the account at intervals, so that it survives the agent."""
-        accounts = self.context.accounts
-        if accounts is None or not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
+        if not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
             return
         account = self._closed_account()
         if account is not None:
             self._account_stored_at = now
-            accounts.store(self.name, self.ranks, account)
+            self.context.accounts.store(self.name, self.ranks, account)
 
     # ------------------------------------------------------------------- choice of devices
 
