@@ -16,7 +16,7 @@ from testbed.snapshots import CPU, GPU, MEMORY, NOON, account, process
 from wattspan.model import (
     AgentStats,
     CapKey,
-    CapperState,
+    CapperFigures,
     CapRow,
     Consumer,
     Decision,
@@ -297,7 +297,7 @@ def tuning() -> TuningAccounts:
                 trouble="no permission",
             ),
         ),
-        capper=CapperState(True, "", writes=31, restores=2), ceiling=1_200_000,
+        capper=CapperFigures(True, "", writes=31, restores=2), ceiling=1_200_000,
         forwarded=88, forward_drops={"queue_full": 3},
     )  # fmt: skip
 

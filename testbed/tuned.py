@@ -7,7 +7,7 @@ from dataclasses import replace
 from wattspan.model import (
     SECOND,
     CapKey,
-    CapperState,
+    CapperFigures,
     CapRow,
     Decision,
     DecisionReason,
@@ -288,7 +288,7 @@ ACCOUNTS = TuningAccounts(
         cap("GPU-2", foreign=True),
         cap("GPU-3", usable=False, trouble="the driver refuses it"),
     ),
-    capper=CapperState(True, "", writes=9, restores=2),
+    capper=CapperFigures(True, "", writes=9, restores=2),
     ceiling=2_400 * W,
 )
 

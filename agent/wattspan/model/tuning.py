@@ -463,7 +463,7 @@ class TuningRow(TuningFigures):
 
 
 @dataclass(frozen=True, slots=True)
-class CapperState:
+class CapperFigures:
     """The capper. ``answers`` is None if none is needed, ``shared`` a socket of another agent's."""
 
     answers: bool | None
@@ -485,7 +485,7 @@ class TuningAccounts:
     mode: str = "off"
     rows: tuple[TuningRow, ...] = ()
     caps: tuple[CapRow, ...] = ()
-    capper: CapperState = CapperState(None, "")
+    capper: CapperFigures = CapperFigures(None, "")
     ceiling: int | None = None  # milliwatts: the host's power budget, if there is one
     forwarded: int | None = None
     forward_drops: Mapping[str, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from wattspan.model import (
-    CapperState,
+    CapperFigures,
     CapRow,
     Decision,
     Knob,
@@ -79,7 +79,7 @@ class TuningDocument(Struct, frozen=True):
     """The state of tuning and of all caps; unknown fields of a newer agent are ignored."""
 
     mode: str
-    capper: CapperState
+    capper: CapperFigures
     ceiling_watts: float | None
     jobs: list[JsonObject]  # each of `row_to_json`
     caps: list[JsonObject]

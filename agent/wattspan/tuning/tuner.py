@@ -15,7 +15,7 @@ from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     SECOND,
     CapKey,
-    CapperState,
+    CapperFigures,
     CapRow,
     DecisionReason,
     Failure,
@@ -381,7 +381,7 @@ class Tuner:
             mode=self._settings.mode,
             rows=(*rows, *missing),
             caps=tuple(self._rows.values()),
-            capper=CapperState(
+            capper=CapperFigures(
                 None if self._caps is None else self._trouble is None,
                 self._trouble_text,
                 totals.shared,
