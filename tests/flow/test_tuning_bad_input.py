@@ -21,7 +21,7 @@ from wattspan.capper.protocol import CapperClient, RefusalReason, RefusedReply
 from wattspan.model import DecisionReason, Move
 from wattspan.ports import Caps, Clock
 
-MINUTES = 20
+MINUTES = 10
 ATTEMPTS = MINUTES * 60 / 15 + 8
 """As many as there are at half the longest delay, and those before it has grown so long."""
 

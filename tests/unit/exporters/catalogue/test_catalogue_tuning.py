@@ -277,7 +277,6 @@ def test_tracked_job_has_its_load_and_misses_and_no_slowdown_budget() -> None:
 
 
 def test_tracked_job_has_its_requests_in_flight_and_the_end_of_its_load_bin() -> None:
-    assert TRACKED.load is not None
     labels, snapshot = (TRACKED.job, Knob.GPU_CLOCK), with_rows(held(), TRACKED)
     assert drawn("wattspan_autotune_load_requests", snapshot) == {labels: TRACKED.load.load}
     assert drawn("wattspan_autotune_load_bin", snapshot) == {labels: TRACKED.load.bin_bound}
