@@ -98,15 +98,6 @@ class ProcessorHandle(NamedTuple):
 class EmulatedAmdSmi(EmulatedDriver):
     """Stands in for the ``amdsmi`` module: ``smi.amdsmi_init()``, ``smi.AmdSmiClkType``, ..."""
 
-    AmdSmiException = AmdSmiException
-    AmdSmiLibraryException = AmdSmiLibraryException
-    AmdSmiInitFlags = AmdSmiInitFlags
-    AmdSmiClkType = AmdSmiClkType
-    AmdSmiTemperatureType = AmdSmiTemperatureType
-    AmdSmiTemperatureMetric = AmdSmiTemperatureMetric
-    AmdSmiMemoryType = AmdSmiMemoryType
-    AmdSmiDevPerfLevel = AmdSmiDevPerfLevel
-
     uninitialised = NOT_INITIALISED
     not_loaded = DRIVER_NOT_LOADED
     not_supported = NOT_SUPPORTED
@@ -119,7 +110,9 @@ class EmulatedAmdSmi(EmulatedDriver):
         self._processors: tuple[ProcessorHandle, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
-        """A function of AMD SMI that is emulated."""
+        """A function of AMD SMI that is emulated, an enumeration or an exception."""
+        if name.startswith("AmdSmi") and name in globals():
+            return globals()[name]
         if name in _CALLS:
             return partial(self._ask, _CALLS[name])
         raise AttributeError(f"The emulated AMD SMI has no {name!r}.")
