@@ -40,6 +40,8 @@ class PoolName(StrEnum):
     # calls of language models elsewhere, until spans in them arrive
     MODEL_CALLS = ("model_calls", 16_384, Overflow.REPLACE)
     OPEN_SPANS = ("open_spans", 100_000, Overflow.REFUSE)  # announced, not received
+    # processes for which the agent samples at the fine interval
+    SAMPLING = ("sampling", 1_024, Overflow.REPLACE)
     SERVICES = ("services", 1_000, Overflow.RESERVE)  # with accounts of energy outside of spans
     SIDE_CHANNEL = ("side_channel", 256, Overflow.RESERVE)  # processes that announce spans
     # bytes of received spans that are not joined
