@@ -207,4 +207,4 @@ class Host(RuleBasedStateMachine):
 
 
 TestHost = Host.TestCase
-TestHost.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestHost.settings = settings(stateful_step_count=40)

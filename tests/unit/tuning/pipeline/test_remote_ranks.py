@@ -218,8 +218,6 @@ def test_change_of_another_host_is_noticed(record: SeenRecord, found: str) -> No
 
 def test_further_rank_of_another_host_is_a_change() -> None:
     record = seen(history(0)).record
-    assert record is not None
-    assert record.stages is not None
     (rank,) = record.stages.ranks
     stages = HostRanks(
         wall=record.stages.wall, ranks=(rank, msgspec.structs.replace(rank, rank=RANK + 1))
