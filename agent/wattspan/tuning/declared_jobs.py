@@ -33,7 +33,7 @@ from wattspan.model import (
 )
 from wattspan.ports import ProcessDirectory
 from wattspan.sharing.fair_pool import share_path
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.declarations import decide_terms
 from wattspan.tuning.permissions import (
     GpuVerdict,
@@ -44,7 +44,7 @@ from wattspan.tuning.permissions import (
 )
 from wattspan.tuning.work_units import TOKENS, ReceivedSpans, matching_job
 
-MAX_DECLARATIONS = POOL_RULES[PoolName.DECLARED_JOBS].limit
+MAX_DECLARATIONS = PoolName.DECLARED_JOBS.limit
 """Declarations of all users; one user has half of them at most."""
 
 

@@ -21,13 +21,13 @@ from wattspan.model import (
     Principal,
     TuningState,
 )
-from wattspan.sharing.pools import POOL_RULES, PoolName
+from wattspan.sharing.pools import PoolName
 from wattspan.spans.values import Span, SpanColumns
 from wattspan.tuning.declared_jobs import MISSING_AFTER
 from wattspan.tuning.job import TuningJob
 
 HOUR = 3600
-MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
+MAX_JOBS = PoolName.TUNED_JOBS.limit // 2  # of one user
 COUNTED = TunedJobSettings(service="trainer", span="train_step", kind="steps", work="tokens.n")
 
 

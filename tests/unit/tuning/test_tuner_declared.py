@@ -18,10 +18,10 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan.sharing.pools import POOL_RULES, PoolName
+from wattspan.sharing.pools import PoolName
 
 ANN, BOB = 1000, 2000
-MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
+MAX_JOBS = PoolName.TUNED_JOBS.limit // 2  # of one user
 JOB = "trainer/train_step"
 UNNAMED: dict[str, object] = {"job": ()}
 
