@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testbed.journals import journal_entries
 from wattspan.capper.audit import AuditEvent
-from wattspan.capper.ceilings import FleetCeiling, PowerCeilings
+from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal, JournalEntry
 from wattspan.capper.lease_manager import CapManager
@@ -185,12 +185,12 @@ class Bench:
         settings: CapsSettings = CapsSettings(),  # noqa: B008 - frozen
         *,
         record: Callable[[AuditEvent], None] | None = None,
-        fleet: FleetCeiling | None = None,
+        in_fleet: bool = False,
     ) -> RequestHandler:
         """The requests of this capper; its events are recorded beside those of the manager."""
         record = record or self.events.append
         path = self.folder / "ceilings.json"
-        ceilings = PowerCeilings(settings, path, BOOT, self.clock, record=record, fleet=fleet)
+        ceilings = PowerCeilings(settings, path, BOOT, self.clock, record=record, in_fleet=in_fleet)
         return RequestHandler(self.manager, ceilings, self.clock, record)
 
     @property

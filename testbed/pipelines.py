@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
-from wattspan.tuning.pipeline.assembly import RankInstruction, RankUnit
 from wattspan.tuning.pipeline.control import PipelineObservation
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import (
@@ -18,7 +17,13 @@ from wattspan.tuning.pipeline.dag import (
     scheduled,
 )
 from wattspan.tuning.pipeline.frontier import PipelineModel
-from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
+from wattspan.tuning.pipeline.iterations import (
+    InstructionSpan,
+    PipelineIteration,
+    RankEnergy,
+    RankInstruction,
+    RankUnit,
+)
 from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.session import add_iteration, use_plan

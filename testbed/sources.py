@@ -6,7 +6,6 @@ import ast
 import functools
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.requirements import ROOT
@@ -43,20 +42,16 @@ def documents() -> list[Path]:
     return [path for path in tracked() if path.suffix == ".md"]
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function and method of the file, nested ones included."""
-    for node in ast.walk(parsed(path)):
+@functools.cache
+def functions(path: Path) -> dict[str, str]:
+    """The text of each function of the module and each method of its classes, by name."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found: dict[str, str] = {}
+    inside: list[ast.stmt] = [*parsed(path).body]
+    while inside:
+        node = inside.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def called(node: ast.AST) -> set[str]:
-    """The last names of everything called below ``node``: ``a.b.c()`` is ``c``."""
-    names = set()
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call):
-            if isinstance(call.func, ast.Attribute):
-                names.add(call.func.attr)
-            elif isinstance(call.func, ast.Name):
-                names.add(call.func.id)
-    return names
+            found[node.name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        elif isinstance(node, ast.ClassDef):
+            inside += node.body
+    return found

@@ -49,10 +49,6 @@ class CapperHost:
     def ceilings(self) -> Path:
         return self.directory / "ceilings.json"
 
-    @property
-    def allotment(self) -> Path:
-        return self.directory / "allotment.json"
-
 
 def capper_socket_path(run_dir: Path, *, emulated: bool = False) -> Path:
     """The socket of the capper beside an agent with sockets in ``run_dir``.

@@ -16,10 +16,7 @@ from wattspan.capper.audit import (
     AuditLog,
     AuditRowLimiter,
 )
-from wattspan.capper.ceilings import (
-    FleetCeiling,
-    PowerCeilings,
-)
+from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.host_directory import (
     CapperHost,
@@ -205,15 +202,9 @@ class Capper:
                 claim.publish(Path(listening.address), host.directory)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
-        fleet = FleetCeiling(
-            host.allotment,
-            clock,
-            enabled=config.fleet.is_enabled,
-            boot_id=host.boot_id,
-            record=record,
-        )
+        in_fleet = config.fleet.is_enabled
         ceilings = PowerCeilings(
-            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=fleet
+            config.caps, host.ceilings, host.boot_id, clock, record=record, in_fleet=in_fleet
         )
         self._requests = RequestHandler(self._engine.manager, ceilings, clock, record, agent)
         permitted = _permitted_users(config, log)
@@ -254,7 +245,7 @@ class Capper:
         self._is_root_named = _is_root_named(config)
         self._engine.manager.reconfigure(_operator_limits(config))
         self._requests.ceilings.fleet.enabled = config.fleet.is_enabled
-        self._requests.reconfigure(config.caps)
+        self._requests.ceilings.reconfigure(config.caps)
         self._requests.turn()
 
     def run(self, *, ending: Callable[[], None] = lambda: None) -> tuple[CapsError, ...]:
@@ -269,11 +260,10 @@ class Capper:
         try:
             self.server.run()
         finally:
-            if (
-                self._requests.ceilings.fleet.limit is not None
-            ):  # nobody could lower the limits later
+            fleet = self._requests.ceilings.fleet
+            if fleet.limit is not None:  # nobody could lower the limits later
                 engine.manager.hasten()
-                self._requests.ceilings.fleet.end()
+                fleet.lapse("the capper ends")
                 self._requests.turn()
             self._requests.ending = True
             ending()

@@ -32,7 +32,6 @@ from wattspan.capper.protocol import (
     StateReply,
     knob_row,
 )
-from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey
 from wattspan.ports import CapsError, Clock
 from wattspan.sharing.rate_limiter import RateLimiter
@@ -311,10 +310,6 @@ class RequestHandler:
         self._short = 0
         self._rate = RateLimiter(MOVES_PER_SECOND, MOVE_BURST)
         self._introduced: set[int] = set()
-
-    def reconfigure(self, settings: CapsSettings) -> None:
-        """Impose what other settings say, from the next turn on."""
-        self.ceilings.reconfigure(settings)
 
     def answer(
         self, holder: int, peer: PeerCredentials, request: protocol.CapperRequest

@@ -25,6 +25,7 @@ class PoolName(StrEnum):
     LARGE_REQUESTS = "large_requests"  # held while they wait for a decoder
     MODEL_CALLS = "model_calls"  # calls of language models elsewhere, until spans in them arrive
     OPEN_SPANS = "open_spans"  # announced, not received
+    SAMPLING = "sampling"  # processes for which the agent samples at the fine interval
     SERVICES = "services"  # with accounts of energy outside of spans
     SIDE_CHANNEL = "side_channel"  # processes that announce spans
     SPAN_BUFFER = "span_buffer"  # bytes of received spans that are not joined
@@ -55,6 +56,7 @@ POOL_RULES: Mapping[PoolName, PoolRule] = {
     PoolName.LARGE_REQUESTS: PoolRule(8, Overflow.RESERVE),
     PoolName.MODEL_CALLS: PoolRule(16_384, Overflow.REPLACE),
     PoolName.OPEN_SPANS: PoolRule(100_000, Overflow.REFUSE),
+    PoolName.SAMPLING: PoolRule(1_024, Overflow.REPLACE),
     PoolName.SERVICES: PoolRule(1_000, Overflow.RESERVE),
     PoolName.SIDE_CHANNEL: PoolRule(256, Overflow.RESERVE),
     PoolName.SPAN_BUFFER: PoolRule(128 << 20, Overflow.RESERVE),

@@ -38,9 +38,9 @@ from wattspan.tuning.decisions.declarations import decide_terms
 from wattspan.tuning.permissions import (
     GpuVerdict,
     JobOwner,
+    JobTerms,
     TuningPermissions,
     operator_terms,
-    slowdown_budget,
 )
 from wattspan.tuning.work_units import TOKENS, ReceivedSpans, matching_job
 
@@ -66,18 +66,14 @@ class ProcessDeclaration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredJob:
-    """The declarations of one job, and its settings as if the configuration named it.
-
-    ``host`` are the settings of ``[autotune]`` with the terms of the job; its mode is in ``terms``.
-    """
+    """The declarations of one job, and its terms as if the configuration named it."""
 
     service: str
     span: str
     owner: JobOwner
     processes: tuple[Consumer, ...]
-    settings: TunedJobSettings
-    host: AutotuneSettings
-    terms: DeclaredTerms
+    terms: JobTerms
+    answer: DeclaredTerms
 
 
 class DeclarationsFullError(Exception):
@@ -135,7 +131,7 @@ class DeclaredJobs:
         with self._lock:
             self._remove_ended()
             for spans, jobs in self._jobs.items():
-                if any(job.terms.provisional for job in jobs):
+                if any(job.answer.provisional for job in jobs):
                     self._jobs[spans] = self._made(self._groups[spans])
             return tuple(chain.from_iterable(self._jobs.values()))
 
@@ -185,7 +181,7 @@ class DeclaredJobs:
             self._update_group(spans, tuple(kept))
         # Declared ones first: they are exact, and exist only where the configuration counts none.
         jobs = chain.from_iterable(self._jobs.values())
-        declared = [one.settings for one in jobs if _is_tuned(one)]
+        declared = [one.terms.job for one in jobs if _is_tuned(one)]
         work = _work_attributes((*declared, *self._settings.job))
         if work != self._work:  # receivers compare its identity
             self._work = work
@@ -210,8 +206,8 @@ class DeclaredJobs:
 
     def _job(self, joined: Sequence[ProcessDeclaration]) -> DeclaredJob:
         first = joined[0]
-        terms = self._terms(first, joined)
-        given = terms.given
+        answer = self._terms(first, joined)
+        given = answer.given
         named = matching_job(self._settings.job, first.service, first.span)
         settings = msgspec.structs.replace(
             named or TunedJobSettings(service=first.service),
@@ -224,7 +220,8 @@ class DeclaredJobs:
             self._settings, objective=given.objective, eta=given.eta, knobs=given.knobs
         )
         processes = tuple(one.consumer for one in joined)
-        return DeclaredJob(first.service, first.span, first.owner, processes, settings, host, terms)
+        terms = JobTerms(host, settings, declared=answer)
+        return DeclaredJob(first.service, first.span, first.owner, processes, terms, answer)
 
     def _terms(
         self, declaration: ProcessDeclaration, joined: Sequence[ProcessDeclaration]
@@ -281,7 +278,7 @@ def _is_same(one: ProcessDeclaration, other: ProcessDeclaration) -> bool:
 
 def _is_tuned(job: DeclaredJob) -> bool:
     """True if the terms of its declarations apply."""
-    return job.terms.decision is not DeclarationOutcome.IGNORED
+    return job.answer.decision is not DeclarationOutcome.IGNORED
 
 
 def _work_attributes(jobs: Iterable[TunedJobSettings]) -> tuple[WorkAttribute, ...]:
@@ -340,24 +337,19 @@ class MissingJobs:
             name = f"{name}@{one.owner.label}" if name in names else name
             if name not in names:
                 names.add(name)
-                yield self._row(name, one.host, one.settings, one.terms)
+                yield self._row(name, one.terms)
         for job in self.settings.job:
             name = f"{job.service or '*'}/{job.span or '*'}"
             if name in names or any(matching_job([job], *one) for one in spans):
                 continue
-            row = self._row(name, self.settings, job)
+            row = self._row(name, JobTerms(self.settings, job))
             if now.mono - self.started.mono > MISSING_AFTER and name not in self._logged:
                 self._logged.add(name)
                 self.log(f"{name} is not tuned. {row.decision.sentence}")
             yield row
 
-    def _row(
-        self,
-        name: str,
-        host: AutotuneSettings,
-        job: TunedJobSettings,
-        declared: DeclaredTerms | None = None,
-    ) -> TuningRow:
+    def _row(self, name: str, terms: JobTerms) -> TuningRow:
+        host, job, declared = terms.host, terms.job, terms.declared
         decision = Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, self._missing(job))
         state = TuningState.WAITING
         if declared is not None and declared.given.mode == "off":
@@ -371,7 +363,7 @@ class MissingJobs:
             state=state,
             decision=decision,
             since=self.started,
-            budget=0.0 if job.tracked else slowdown_budget(host, job),
+            budget=0.0 if job.tracked else terms.budget,
             confidence=host.confidence,
             declared=declared,
         )

@@ -113,7 +113,7 @@ class TrackingStrategy:
                 f"{owner.name} is not tuned: the range of the knob {owner.knob} leaves no lower "
                 "setting; check `floor` in [autotune] and `floor_watts` and `fixed` in [caps].",
             )
-        job, host_settings = owner.settings, owner.host_settings
+        job, host_settings = owner.settings, owner.terms.host
         policy = TrackingPolicy(
             tuple(LatencyObjective(*one[1:]) for one in job.objectives),
             settings if apply else settings[:1],

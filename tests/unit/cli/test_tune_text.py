@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import astuple
 from testbed.requirements import ROOT
 from testbed.tuned import (
     ACCOUNTS,
@@ -442,7 +443,7 @@ def test_recommendation_facts_have_the_best_range() -> None:
 @pytest.mark.parametrize("reason", TRACKING_EXPLANATIONS)
 def test_every_reason_of_load_tracking_is_explained_in_sentences(reason: DecisionReason) -> None:
     explained = TRACKING_EXPLANATIONS[reason]
-    for sentence in filter(None, explained):
+    for sentence in filter(None, astuple(explained)):
         assert sentence[0].isupper()
         assert sentence.endswith(".")
 

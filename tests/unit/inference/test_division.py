@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -35,10 +37,10 @@ def _request(
     return InferenceRequest._make([ident, "m", *times, prefill, decode, prefill, True, "", 0, ""])
 
 
-def _steps(start: float, end: float, watts: float) -> list[CounterStep]:
-    edges = range(round(start * S), round(end * S), STEP)
-    energy = round(watts * 1e6 * STEP / S)
-    return [CounterStep(at, at + STEP, energy, False) for at in edges]
+def _steps(start: float, end: float, watts: float, step: int = STEP) -> list[CounterStep]:
+    edges = range(round(start * S), round(end * S), step)
+    energy = round(watts * 1e6 * step / S)
+    return [CounterStep(at, at + step, energy, False) for at in edges]
 
 
 def _divided(
@@ -377,6 +379,18 @@ def test_step_without_energy_is_divided_and_measures_nothing() -> None:
     assert not found[1].measured
 
 
+def _learned() -> TokenPowerModel:
+    """A model that has learned a load of 60 s."""
+    return copy.deepcopy(_learned_once())
+
+
+@functools.cache
+def _learned_once() -> TokenPowerModel:
+    model = TokenPowerModel()
+    _load(60, model=model)
+    return model
+
+
 def _load(seconds: int, *, model: TokenPowerModel) -> tuple[list[RequestEnergy], list[float]]:
     """Prefill of 400 J and decode of 100 W: one request after the other, some side by side."""
     chance, requests, truth, at = random.Random(1), [], [], 0.0
@@ -436,8 +450,7 @@ def test_identified_model_divides_by_the_energy_of_work() -> None:
 
 
 def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
-    model = TokenPowerModel()
-    _load(60, model=model)
+    model = _learned()
     division = RequestDivision(lambda _: model)
     request = _request(1, 0, 1, 2, prefill=1000, decode=50)
     division.assign("e", frozenset({"a", "b"}))
@@ -454,8 +467,7 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
 
 
 def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None:
-    model = TokenPowerModel()
-    _load(60, model=model)
+    model = _learned()
     division = RequestDivision(lambda _: model)
     idle = _request(1, 0, 0, 1)
     division.assign("e", GPU)
@@ -470,8 +482,7 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
 
 
 def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> None:
-    model = TokenPowerModel()
-    _load(150, model=model)
+    model = _learned()
     alone, beside = RequestDivision(lambda _: model), RequestDivision(lambda _: model)
     known, other = _request(1, 0, 0, 1, decode=100), _request(2, 0, 0, 1, decode=900)
     other = other._replace(model="new")
@@ -494,8 +505,7 @@ def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> Non
 
 @pytest.mark.parametrize("watts", [1, 0])
 def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
-    model = TokenPowerModel()
-    _load(150, model=model)
+    model = _learned()
     division = RequestDivision(lambda _: model)
     division.assign("e", GPU)
     other = _request(2, 0, 0, 1)._replace(model="new")
@@ -511,13 +521,12 @@ def _learn_another(model: TokenPowerModel, name: str, *, seconds: int) -> None:
     division = RequestDivision(lambda _: model)
     division.assign("e", GPU)
     division.add([_request(1, 0, 0, seconds, decode=9)._replace(model=name)], S, engine="e")
-    division.add_steps({"gpu": _steps(0, seconds, 100)})
+    division.add_steps({"gpu": _steps(0, seconds, 100, S)})
     division.settle(seconds * S)
 
 
 def test_uncertainty_of_a_request_alone_is_that_of_its_edges() -> None:
-    model = TokenPowerModel()
-    _load(60, model=model)
+    model = _learned()
     division = RequestDivision(lambda _: model)
     division.assign("e", GPU)
     division.add([_request(1, 0.05, 0.05, 0.95, decode=90)], S, engine="e")

@@ -39,9 +39,10 @@ def test_capper_survives_any_ceiling_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ceiling"
     path.write_text("watts = 900\n")
     file = CeilingFile(path, ManualClock())
-    assert file.poll() is not None
+    before = file.poll(None)
+    assert before is not None
     path.write_text(f"{text}\n")
-    found = file.poll()
+    found = file.poll(before)
     assert found is not None
     assert found.limit == 900 * W
     assert file.trouble.startswith(f"Cannot take a ceiling from {path}: ")

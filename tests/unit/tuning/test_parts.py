@@ -30,9 +30,9 @@ from wattspan.tuning.decisions.estimates import (
     with_block,
     with_pair,
 )
+from wattspan.tuning.decisions.phases import probe_decision
 from wattspan.tuning.decisions.report import (
     decline_decision,
-    probe_decision,
     release_decision,
     report,
     saving_text,

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from testbed.tuned_host import DEFAULT, Host, quick
+from testbed.tuned_host import DEFAULT, Host, held, held_host, quick
 
 from wattspan.cli.tune.explanation import explain_lines
 from wattspan.config import AutotuneSettings, TunedJobSettings
@@ -15,19 +15,12 @@ from wattspan.model import Consumer, DecisionReason, Move, TuningRow, TuningStat
 HOUR = 3600
 
 
-def held(host: Host) -> bool:
-    row = host.row()
-    return row is not None and row.decision.move is Move.HOLD
-
-
 def capped(host: Host) -> bool:
     return any(gpu.cap < DEFAULT for gpu in host.gpus)
 
 
 def test_training_job_ends_up_capped_within_its_budget() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     row = host.row()
     assert row is not None
     assert row.decision.reason is DecisionReason.CERTIFIED
@@ -50,9 +43,7 @@ def test_reported_savings_are_below_true_savings() -> None:
 
 
 def test_held_cap_is_renewed_every_tick() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     assert host.capper is not None
     before = host.capper.renewed
     standing = []
@@ -155,9 +146,7 @@ def test_job_that_cannot_explore_does_not_keep_another_one_from_it(other: str) -
 
 
 def test_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     host.strangers.append(Consumer(9999, 1))
     host.run(2)
     row = host.row()
@@ -174,23 +163,13 @@ def test_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
     ],
 )
 def test_device_without_evidence_is_released(spoil, reason) -> None:  # type: ignore[no-untyped-def]
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     spoil(host.gpus[0])
     host.run(2)
     row = host.row()
     assert row is not None
     assert row.decision.reason is reason
     assert not capped(host)
-
-
-def divided_host(slope: float = 0.25) -> Host:
-    """A host with an undivided AMD board and a job on it."""
-    host = Host()
-    host.gpus[0].partition_mode, host.gpus[0].slope = "SPX", slope
-    host.train()
-    return host
 
 
 def divide(host: Host, mode: str) -> TuningRow:
@@ -217,8 +196,7 @@ def explained(host: Host, row: TuningRow) -> str:
 
 
 def test_held_setting_is_released_when_the_partition_mode_changes() -> None:
-    host = divided_host()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host("SPX")
     assert capped(host)
     row = divide(host, "CPX")
     assert (row.decision.move, row.decision.reason) == (Move.DECLINE, DecisionReason.CHANGED)
@@ -229,7 +207,9 @@ def test_held_setting_is_released_when_the_partition_mode_changes() -> None:
 
 @pytest.mark.slow
 def test_work_in_another_partition_mode_is_not_compared() -> None:
-    host = divided_host()
+    host = Host()
+    host.gpus[0].partition_mode = "SPX"
+    host.train()
     host.run(HOUR, until=lambda: comparing(host))
     host.gpus[0].slope = 4.0  # lower settings cost more time in the other mode
     row = divide(host, "CPX")
@@ -247,8 +227,7 @@ def test_work_in_another_partition_mode_is_not_compared() -> None:
 
 @pytest.mark.slow
 def test_setting_of_another_partition_mode_is_not_recalled() -> None:
-    host = divided_host()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host("SPX")
     divide(host, "CPX")
     host.book.decided.clear()
     host.run(HOUR, until=lambda: held(host))
@@ -260,8 +239,7 @@ def test_setting_of_another_partition_mode_is_not_recalled() -> None:
 
 def returned_host() -> Host:
     """A host whose board was lost for three seconds while its setting was held."""
-    host = divided_host()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host("SPX")
     host.gpus[0].lost = True
     host.run(3)
     host.gpus[0].lost = False
@@ -282,9 +260,7 @@ def test_board_lost_in_one_partition_mode_is_held() -> None:
 
 
 def test_foreign_write_is_not_overwritten() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     assert host.capper is not None
     host.capper.foreign.add("GPU-0")
     host.gpus[0].cap = 500_000
@@ -323,9 +299,7 @@ def test_returning_capper_is_used_again() -> None:
 
 @pytest.mark.slow
 def test_lost_capper_means_original_limits_and_advice() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     assert host.capper is not None
     host.capper.refusal = ("", "No capper answers.")
     host.capper.lapse()
@@ -350,9 +324,8 @@ def test_no_permission_to_write_is_advice_only() -> None:
 
 
 def test_cap_of_an_ended_job_is_released() -> None:
-    host = Host()
-    job = host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
+    (job,) = host.jobs
     job.alive = False
     host.run(15)
     row = host.row()
@@ -362,9 +335,8 @@ def test_cap_of_an_ended_job_is_released() -> None:
 
 
 def test_returning_job_starts_with_its_certified_setting() -> None:
-    host = Host()
-    job = host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
+    (job,) = host.jobs
     first = host.row()
     assert first is not None
     job.alive = False
@@ -413,9 +385,7 @@ def test_unconfigured_gpu_is_not_tuned() -> None:
 
 
 def test_stop_releases_every_lease() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     host.tuner.finish()
     assert not capped(host)
     assert host.capper is not None
@@ -423,9 +393,7 @@ def test_stop_releases_every_lease() -> None:
 
 
 def test_every_change_of_mind_is_written_down_once() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     decided = [one.decision.same_as for one in host.book.decided]
     assert len(decided) >= 3
     assert all(first != second for first, second in pairwise(decided))

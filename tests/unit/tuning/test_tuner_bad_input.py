@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from testbed.tuned_host import DEFAULT, MINIMUM, Host, quick
+from testbed.tuned_host import DEFAULT, MINIMUM, Host, held, held_host, quick
 
 from wattspan.config import TunedJobSettings
 from wattspan.model import (
@@ -29,11 +29,6 @@ from wattspan.tuning.job import TuningJob
 HOUR = 3600
 MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
 COUNTED = TunedJobSettings(service="trainer", span="train_step", kind="steps", work="tokens.n")
-
-
-def held(host: Host) -> bool:
-    row = host.row()
-    return row is not None and row.decision.move is Move.HOLD
 
 
 def tuning_job(host: Host, name: str = "trainer/train_step") -> TuningJob:
@@ -186,9 +181,8 @@ def test_spans_that_come_twice_count_once() -> None:
 
 @pytest.mark.slow
 def test_paused_job_is_released_and_tuned_again() -> None:
-    host = Host()
-    job = host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
+    (job,) = host.jobs
     job.paused = True
     host.run(120)
     row = host.row()
@@ -403,10 +397,7 @@ def test_ceiling_is_the_reference_below_it() -> None:
 
 @pytest.mark.slow
 def test_new_ceiling_is_not_a_foreign_write() -> None:
-    host = Host()
-    assert host.capper is not None
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     host.capper.impose("GPU-0", 500_000)
     host.run(120)
     row = host.row()

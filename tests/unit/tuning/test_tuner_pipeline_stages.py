@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from testbed.saved_state import saved
 from testbed.tuned_pipeline import JOB, TOP, pipelined
 from testbed.tuned_stages import StagedHosts, StageHost, staged
 
@@ -25,11 +26,16 @@ def plans(hosts: StagedHosts) -> bool:
     return None not in planned and [rank.clock for rank in pipeline.ranks] == planned
 
 
-def planned(hosts: StagedHosts | None = None) -> StagedHosts:
-    hosts = hosts or StagedHosts()
+def run_until_planned(hosts: StagedHosts) -> StagedHosts:
     hosts.run(2400, until=lambda: plans(hosts))
     assert plans(hosts)
     return hosts
+
+
+@saved
+def planned() -> StagedHosts:
+    """Two hosts of three stages, whose plan is in force."""
+    return run_until_planned(StagedHosts())
 
 
 def roles(hosts: StagedHosts) -> tuple[StageHost, StageHost]:
@@ -44,14 +50,9 @@ def original(hosts: StagedHosts) -> bool:
     return not any(one.clocked for one in hosts.members)
 
 
-@pytest.fixture(scope="module")
-def holding() -> StagedHosts:
-    """Two hosts of three stages, whose plan is in force."""
-    return planned()
-
-
 @pytest.mark.slow
-def test_one_host_plans_the_clocks_of_all_ranks(holding: StagedHosts) -> None:
+def test_one_host_plans_the_clocks_of_all_ranks() -> None:
+    holding = planned()
     planner = holding.planner
     assert planner is not None
     (pipeline,) = planner.row.pipelines
@@ -71,7 +72,8 @@ def test_one_host_plans_the_clocks_of_all_ranks(holding: StagedHosts) -> None:
         }
 
 
-def test_other_host_shows_the_decision_of_the_planner(holding: StagedHosts) -> None:
+def test_other_host_shows_the_decision_of_the_planner() -> None:
+    holding = planned()
     planner, other = roles(holding)
     holding.run(10)  # both records are newer than the last decision
     ours, theirs = planner.row.decision, other.row.decision
@@ -115,7 +117,7 @@ def test_lost_contact_restores_the_clocks_of_both_hosts() -> None:
         assert "out of contact" in decision.sentence
     for one in hosts.members:
         one.client.connected = True
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 @pytest.mark.parametrize("planner", [True, False])
@@ -134,7 +136,7 @@ def test_killed_agent_restores_the_clocks_of_all_hosts(planner: bool) -> None:
     hosts.run(30)
     assert set(used[count:]) == {(TOP,) * 3}
     killed.start()
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 @pytest.mark.slow
@@ -210,7 +212,7 @@ def test_step_of_a_wall_clock_restores_the_clocks() -> None:
     hosts.run(10)
     assert "Synchronise them." in planner.row.decision.sentence
     other.host.clock.step_wall(3600.5)
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 def test_host_waits_for_the_other_hosts() -> None:
@@ -251,7 +253,7 @@ def test_more_hosts_than_configured_are_not_planned() -> None:
 
 @pytest.mark.exhaustive
 def test_three_hosts_with_one_stage_each_are_planned() -> None:
-    hosts = planned(StagedHosts(((0.05,), (0.03,), (0.05,))))
+    hosts = run_until_planned(StagedHosts(((0.05,), (0.03,), (0.05,))))
     hosts.run(300)
     assert 0 < hosts.lost <= BUDGET * hosts.usual
 
@@ -277,7 +279,7 @@ def test_changed_ranks_of_another_host_begin_anew() -> None:
     assert original(hosts)
     sentences = [one.decision.sentence for one in planner.host.book.decided[before:]]
     assert any("have changed" in one or "is unknown" in one for one in sentences)
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from testbed.memory_cluster import MemoryCluster
 from testbed.ranks_on_hosts import JOB, RankedHosts, RankHost, place_of, searches, spread
+from testbed.saved_state import saved
 from testbed.tuned_host import DEFAULT, TICK, Host
 from testbed.tuned_ranks import train_together
 from testbed.tuning_plant import with_fields
@@ -44,6 +45,7 @@ def all_hold(hosts: RankedHosts) -> bool:
     return all(one.holds for one in hosts.members)
 
 
+@saved
 def certified() -> RankedHosts:
     """Two hosts that hold settings, the first one before the other."""
     hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from testbed.saved_state import saved
 from testbed.tracked_server import JOB, TrackedServer, serve, tracking
 from testbed.tuned_host import DEFAULT, Host, quick
 
-from wattspan.config import AutotuneSettings
 from wattspan.model import SECOND, Consumer, DecisionReason, Knob, Move, TuningState
 
 PERIOD = 2  # seconds, of the tracked job
@@ -18,9 +18,10 @@ def decided(host: Host) -> tuple[Move, DecisionReason]:
     return row.decision.move, row.decision.reason
 
 
-def lowered(settings: AutotuneSettings | None = None) -> tuple[Host, TrackedServer]:
+@saved
+def lowered(**more: int) -> tuple[Host, TrackedServer]:
     """A host with a server that holds a lower setting."""
-    host = Host(settings=settings or tracking())
+    host = Host(settings=tracking(**more))
     server = serve(host)
     held = Move.HOLD, DecisionReason.CERTIFIED
     host.run(120, until=lambda: host.gpus[0].cap < DEFAULT and decided(host) == held)
@@ -43,7 +44,7 @@ def test_setting_is_lowered_once_enough_requests_keep_the_limit() -> None:
 
 
 def test_saving_is_that_of_the_energy_per_token() -> None:
-    host, _ = lowered(tracking(dwell=30 * SECOND))
+    host, _ = lowered(dwell=30 * SECOND)
     host.run(60)
     row = host.row(JOB)
     assert row is not None

@@ -23,10 +23,15 @@ from wattspan.fleet.job_records import (
 )
 from wattspan.model import MILLISECOND, SECOND, DecisionReason, Instant
 from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
-from wattspan.tuning.pipeline.assembly import ClockChange, RankInstruction, RankUnit, take_inside
 from wattspan.tuning.pipeline.control import PipelineObservation, RemoteRank, with_clock
 from wattspan.tuning.pipeline.dag import MAX_INSTRUCTIONS, InstructionKind, PipelineInstruction
-from wattspan.tuning.pipeline.iterations import MAX_SKEW
+from wattspan.tuning.pipeline.iterations import (
+    MAX_SKEW,
+    ClockChange,
+    RankInstruction,
+    RankUnit,
+    take_inside,
+)
 
 EXCHANGE_LAG: Final = 15 * SECOND
 """Time from the last iteration that a decision needs to the iterations at other clocks.

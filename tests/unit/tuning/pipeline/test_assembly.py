@@ -9,7 +9,7 @@ from testbed.pipelines import WATTS, RunningPipeline, backward, forward, observa
 
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
-from wattspan.tuning.pipeline.assembly import (
+from wattspan.tuning.pipeline.iterations import (
     MOST_AHEAD,
     AssembledIteration,
     ClockChange,

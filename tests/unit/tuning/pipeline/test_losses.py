@@ -11,9 +11,9 @@ from wattspan.fleet.job_records import JobRecord, LossRun, SeenRecord
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.budget import lost_part
 from wattspan.tuning.decisions.sequential_test import Evidence
-from wattspan.tuning.pipeline.assembly import AssembledIteration, RankUnit
 from wattspan.tuning.pipeline.control import ChargedIteration, PipelineControl
-from wattspan.tuning.pipeline.partners import LossHistory
+from wattspan.tuning.pipeline.iterations import AssembledIteration, RankUnit
+from wattspan.tuning.pipeline.replicas import LossHistory
 from wattspan.tuning.pipeline.session_state import JobLoss, PipelinePolicy, begin_session
 
 OFFSET = 5000 * SECOND

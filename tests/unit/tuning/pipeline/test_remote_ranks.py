@@ -17,8 +17,8 @@ from wattspan.fleet.job_records import (
 )
 from wattspan.model import SECOND, DecisionReason, Instant, Move
 from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
-from wattspan.tuning.pipeline.assembly import ClockChange, RankInstruction, RankUnit
 from wattspan.tuning.pipeline.control import PipelineObservation
+from wattspan.tuning.pipeline.iterations import ClockChange, RankInstruction, RankUnit
 from wattspan.tuning.pipeline.remote_ranks import GatheredRanks, RankHistory, unready, unused
 
 WALL = 1_700_000_000 * SECOND

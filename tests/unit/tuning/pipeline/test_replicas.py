@@ -11,16 +11,16 @@ from testbed.pipelines import WATTS, RunningPipeline, RunningReplicas, observati
 from wattspan.model import SECOND, DecisionReason
 from wattspan.tuning.decisions.budget import SlowdownAccount, lost_part
 from wattspan.tuning.decisions.sequential_test import Evidence
-from wattspan.tuning.pipeline.assembly import (
-    MOST_AHEAD,
-    AssembledIteration,
-    RankUnit,
-)
 from wattspan.tuning.pipeline.control import (
     ENERGY_PATIENCE,
     ChargedIteration,
     PipelineControl,
     PipelineObservation,
+)
+from wattspan.tuning.pipeline.iterations import (
+    MOST_AHEAD,
+    AssembledIteration,
+    RankUnit,
 )
 from wattspan.tuning.pipeline.replicas import PipelineGroup, ReplicaAccount
 from wattspan.tuning.pipeline.session_state import (
