@@ -514,13 +514,20 @@ def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
 
 
 def _learn_another(model: TokenPowerModel, name: str, *, seconds: int) -> None:
-    division = _division([_request(1, 0, 0, seconds, decode=9)._replace(model=name)], S, _steps(0, seconds, 100, S), model=model)
+    division = _division(
+        [_request(1, 0, 0, seconds, decode=9)._replace(model=name)],
+        S,
+        _steps(0, seconds, 100, S),
+        model=model,
+    )
     division.settle(seconds * S)
 
 
 def test_uncertainty_of_a_request_alone_is_that_of_its_edges() -> None:
     model = _learned()
-    division = _division([_request(1, 0.05, 0.05, 0.95, decode=90)], S, _steps(0, 1, 100), model=model)
+    division = _division(
+        [_request(1, 0.05, 0.05, 0.95, decode=90)], S, _steps(0, 1, 100), model=model
+    )
 
     (settled,) = division.settle(S).requests
 
