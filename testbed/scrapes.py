@@ -16,6 +16,7 @@ from testbed.snapshots import CPU, GPU, MEMORY, NOON, account, process
 from wattspan.model import (
     AgentStats,
     CapKey,
+    CapperFigures,
     CapRow,
     Consumer,
     Decision,
@@ -296,7 +297,7 @@ def tuning() -> TuningAccounts:
                 trouble="no permission",
             ),
         ),
-        capper=True, writes=31, restores=2, ceiling=1_200_000,
+        capper=CapperFigures(True, "", writes=31, restores=2), ceiling=1_200_000,
         forwarded=88, forward_drops={"queue_full": 3},
     )  # fmt: skip
 

@@ -106,13 +106,13 @@ class PipelineSessions:
 
     def _searched(self, name: str, session: PipelineState) -> PipelineState:
         """Begin the search that the session asks for, and use its result."""
-        task, searches = session.task, self._job.context.plans
-        if task is None or searches is None:
+        task = session.task
+        if task is None:
             self._searches.pop(name, None)
             return session
         present = self._searches.get(name)
         if present is None or present[0] is not task:
-            present = self._searches[name] = task, searches.submit(task)
+            present = self._searches[name] = task, self._job.context.plans.submit(task)
         future = present[1]
         if not future.done():
             return session

@@ -42,6 +42,7 @@ HEAVY = NETWORK | {
     "wattspan.service.agent",
     "wattspan.service.assembly",
     "wattspan.storage.database",
+    "wattspan.tuning.decisions.report",
 }
 """Modules that a command imports when it runs, and not for its help."""
 

@@ -267,7 +267,7 @@ def test_missing_capper_gives_advice_and_one_log_line() -> None:
     assert row.decision.move is Move.DECLINE
     assert not row.applied
     assert len(host.logged) == 1
-    assert host.tuner.accounts().capper is False
+    assert host.tuner.accounts().capper.answers is False
 
 
 @pytest.mark.slow

@@ -277,7 +277,8 @@ class GatheredRanks:
         known = min(latest.get(rank, 0) for rank in (*self.ranges, *own.clocks))
         ready = _ready(units, known, own.now)
         ends = {unit.rank: unit.end for unit in ready}
-        inside, waiting = _divided(instructions, ends)
+        inside = tuple(one for one in instructions if one.end <= ends.get(one.rank, -1))
+        waiting = tuple(one for one in instructions if one.end > ends.get(one.rank, -1))
         gathered = replace(
             self,
             clocks=clocks,
@@ -294,14 +295,6 @@ class GatheredRanks:
 def _offset(record: JobRecord, stages: HostRanks, now: Instant) -> int:
     """The time here when the monotonic clock of the other host was zero."""
     return (stages.wall - record.sent) - (now.wall - now.mono)
-
-
-def _divided(
-    instructions: Sequence[RankInstruction], ends: Mapping[int, int]
-) -> tuple[tuple[RankInstruction, ...], tuple[RankInstruction, ...]]:
-    """The instructions up to the ``ends`` of their ranks, and the others."""
-    inside = tuple(one for one in instructions if one.end <= ends.get(one.rank, -1))
-    return inside, tuple(one for one in instructions if one.end > ends.get(one.rank, -1))
 
 
 def _ready(units: Iterable[RankUnit], known: int, now: int) -> list[RankUnit]:

@@ -12,6 +12,7 @@ from testbed.tuned import TRACKED
 
 from wattspan.model import (
     CapKey,
+    CapperFigures,
     CapRow,
     DecisionReason,
     Knob,
@@ -232,7 +233,9 @@ def test_package_and_gpu_limits_and_originals_use_one_metric() -> None:
 
 def test_unconfigured_capper_has_no_series_and_a_lost_one_is_down() -> None:
     nobody = replace(full_host(), tuning=TuningAccounts())
-    gone = replace(full_host(), tuning=TuningAccounts("apply", capper=False, writes=3))
+    gone = replace(
+        full_host(), tuning=TuningAccounts("apply", capper=CapperFigures(False, "", writes=3))
+    )
     for series in ("wattspan_capper_up", "wattspan_capper_writes_total"):
         assert drawn(series, nobody) == {}
     assert drawn("wattspan_capper_up", gone) == {(): 0}
