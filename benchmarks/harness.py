@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -61,6 +61,7 @@ class Subject:
     environ: dict[str, str] = field(default_factory=dict)
     with_children: bool = True  # whether the cost of descendants counts
     warm_up: float = 10.0  # seconds until its cost is steady
+    beside: Sequence[str | Path] = ()  # a command that runs beside it and is not part of the cost
 
     def processes(self, pid: int) -> list[int]:
         """The processes whose cost is the subject's."""
@@ -105,7 +106,10 @@ class Cost:
 
 def measure(subject: Subject, window: float) -> Cost:
     """Start, let it settle, scrape it once a second for ``window`` seconds, stop it."""
-    with subject.running() as pid:
+    with ExitStack() as running:
+        pid = running.enter_context(subject.running())
+        if subject.beside:
+            running.enter_context(piped(subject.beside))
         _scrape_for(subject.url, subject.warm_up)
         began, used = time.monotonic(), subject.cpu_seconds(pid)
         _scrape_for(subject.url, window)

@@ -52,6 +52,7 @@ from wattspan.ports import Batch, UsageBatch
 from wattspan.service.daemon import RELEASE_EVERY, configure_garbage_collector
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
+from wattspan.service.sampling_demand import fixed
 from wattspan.service.span_joiner import SpanJoiner
 from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock
@@ -247,7 +248,7 @@ def simulate(folder: Path, duration: int, interval: int, limit: float) -> Iterat
         host,
         FakeDirectory(),
         LatestSnapshot(ledger.snapshot(clock.now(), "day")),
-        interval=interval,
+        demand=fixed(clock, interval),
         providers=SnapshotProviders(spans=joiner.accounts),
         save=store.write_latest,
     )

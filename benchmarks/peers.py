@@ -36,28 +36,57 @@ while True:
     time.sleep(3600)
 """
 
+_SENDER = """
+import sys, threading
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=sys.argv[1])))
+tracer, ended = provider.get_tracer("benchmark"), threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+while not ended.wait(0.1):
+    with tracer.start_as_current_span("request"):
+        pass
+provider.shutdown()
+"""
+
 _PROCESS_EXPORTER_GROUPS = 'process_names:\n- name: "{{.Comm}}"\n  cmdline: [".+"]\n'
 
 
-def agent(folder: Path, *, profile: str = "two-socket-h100", name: str = "wattspan") -> Subject:
-    """The agent at 10 Hz, store and all, on the emulated host, which is a process of its own."""
-    port = free_port()
-    folder = folder / profile
+def agent(
+    folder: Path,
+    *,
+    profile: str = "two-socket-h100",
+    name: str = "wattspan",
+    interval: str = "auto",
+    sends: bool = False,
+) -> Subject:
+    """The agent, store and all, on the emulated host, which is a process of its own.
+
+    With ``sends``, a process beside it sends ten spans a second with OpenTelemetry's SDK.
+    """
+    port, spans = free_port(), free_port()
+    folder = folder / name.replace(" ", "-")
     folder.mkdir()
     config = folder / "config.toml"
     config.write_text(
-        f'[agent]\ninterval = "100ms"\nstate_dir = "{folder / "state"}"\n'
+        f'[agent]\ninterval = "{interval}"\nstate_dir = "{folder / "state"}"\n'
         f'run_dir = "{folder / "run"}"\n'
         f'[exporters.prometheus]\nlisten = "{LOOPBACK}:{port}"\n'
+        f'[spans]\nhttp = "{LOOPBACK}:{spans}"\n'
     )
     command = [ROOT / ".venv" / "bin" / "wattspan", "run", "--emulate", profile]
     return Subject(
         name,
         [*command, "--config", config],
-        "energy and per-process attribution at 10 Hz, scraped at 1 Hz",
+        f"energy and attribution to processes{' and spans' if sends else ''}, scraped at 1 Hz",
         f"http://{LOOPBACK}:{port}/metrics",
         with_children=False,  # its child emulates the hardware
-        warm_up=45.0,  # by then the idle power of a quiet host is known
+        warm_up=60.0,  # by then the idle power of a quiet host is known, and the agent rests
+        beside=[ROOT / ".venv/bin/python", "-c", _SENDER, f"http://{LOOPBACK}:{spans}/v1/traces"]
+        if sends
+        else (),
     )
 
 

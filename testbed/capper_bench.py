@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testbed.journals import journal_entries
 from wattspan.capper.audit import AuditEvent
-from wattspan.capper.ceilings import FleetCeiling, PowerCeilings
+from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal, JournalEntry
 from wattspan.capper.lease_manager import CapManager
@@ -20,6 +20,7 @@ from wattspan.config import CapsSettings
 from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
+from wattspan.util.files import replace_file
 
 BOOT = "4a6b1c52-0000-4000-8000-000000000000"
 W = 1000
@@ -126,7 +127,7 @@ class Disk(Journal):
             raise OSError(ENOSPC, "No space left on device")
         if self.cut:
             self.cut = False
-            self._replace_copy(self.path, text)
+            replace_file(self.path, text, self.path.with_name("journal.draft"))
             raise Killed
         super()._replace(text)
         if self.meanwhile is not None:
@@ -185,12 +186,12 @@ class Bench:
         settings: CapsSettings = CapsSettings(),  # noqa: B008 - frozen
         *,
         record: Callable[[AuditEvent], None] | None = None,
-        fleet: FleetCeiling | None = None,
+        in_fleet: bool = False,
     ) -> RequestHandler:
         """The requests of this capper; its events are recorded beside those of the manager."""
         record = record or self.events.append
         path = self.folder / "ceilings.json"
-        ceilings = PowerCeilings(settings, path, BOOT, self.clock, record=record, fleet=fleet)
+        ceilings = PowerCeilings(settings, path, BOOT, self.clock, record=record, in_fleet=in_fleet)
         return RequestHandler(self.manager, ceilings, self.clock, record)
 
     @property

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Self
 
 from testbed.capper_bench import Bench
-from wattspan.capper.ceilings import (
-    FleetCeiling,
-)
 from wattspan.capper.protocol import CapperClient
 from wattspan.capper.server import CapperSocketServer
 from wattspan.clock import SystemClock
@@ -29,13 +26,13 @@ class CapperServer(Closeable):
         *,
         allowed: frozenset[int] | None = None,
         clock: Clock | None = None,
-        fleet: FleetCeiling | None = None,
+        in_fleet: bool = False,
     ) -> None:
         self.bench, self.path = bench, path
         clock = clock or SystemClock()
         bench.clock = clock  # type: ignore[assignment]
         bench.start()
-        self.desk = bench.desk(fleet=fleet)
+        self.desk = bench.desk(in_fleet=in_fleet)
         listening = listen_unix(path, 0o666, what="requests for caps")
         uids = frozenset({0, os.geteuid()}) if allowed is None else allowed
         self._server = CapperSocketServer(listening.socket, self.desk, clock, uids)

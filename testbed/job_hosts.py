@@ -10,8 +10,7 @@ from wattspan.fleet.job_exchange import JobExchange
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
 from wattspan.tuning.pipeline.control import PipelineObservation
-from wattspan.tuning.pipeline.partners import NO_PARTNERS, judged, summarized
-from wattspan.tuning.pipeline.replicas import PipelineGroup
+from wattspan.tuning.pipeline.replicas import NO_PARTNERS, PipelineGroup, judged, summarized
 from wattspan.tuning.pipeline.session import use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePolicy, PipelineState, begin_session
 

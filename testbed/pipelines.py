@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from wattspan.model import SECOND
-from wattspan.tuning.decisions.values import EnergyPoint
-from wattspan.tuning.pipeline.assembly import RankInstruction, RankUnit
+from wattspan.tuning.decisions.values import EnergyPoint, WorkUnit
 from wattspan.tuning.pipeline.control import PipelineObservation
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import (
@@ -18,7 +17,12 @@ from wattspan.tuning.pipeline.dag import (
     scheduled,
 )
 from wattspan.tuning.pipeline.frontier import PipelineModel
-from wattspan.tuning.pipeline.iterations import InstructionSpan, PipelineIteration, RankEnergy
+from wattspan.tuning.pipeline.iterations import (
+    InstructionSpan,
+    PipelineIteration,
+    RankEnergy,
+    RankInstruction,
+)
 from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
@@ -184,7 +188,7 @@ def observation(
     )
     start = min(one.start for one in instructions)
     last = max(one.end for one in instructions) if end is None else nanoseconds(end)
-    units = tuple(RankUnit(rank, start, last) for rank in range(len(clocks)))
+    units = tuple(WorkUnit(start, last, rank=rank) for rank in range(len(clocks)))
     return PipelineObservation(
         last + nanoseconds(late), units, instructions, dict(enumerate(clocks))
     )

@@ -32,10 +32,14 @@ class SampledBoards:
         self.usages: list[Usage] = []
         self.statuses: list[GpuStatus] = []
 
-    def run(self, seconds: float) -> Batch:
-        for _ in range(round(seconds * 10)):
+    def run(self, seconds: float, interval: float = 0.1) -> Batch:
+        """Samples are ``interval`` seconds apart, a multiple of 0.1, with the reads between."""
+        for _ in range(round(seconds / interval)):
+            for _ in range(round(interval * 10) - 1):
+                self.gpus.run(0.1, every=0.05)
+                self.session.read_between(self.clock.monotonic())
             self.gpus.run(0.1, every=0.05)
-            self.batch = self.session.sample()
+            self.batch = self.session.sample(round(interval * 1e9))
             self.readings += self.batch.readings
             self.usages += self.batch.usages
             self.statuses += self.batch.gpus

@@ -16,6 +16,7 @@ from testbed.snapshots import CPU, GPU, MEMORY, NOON, account, process
 from wattspan.model import (
     AgentStats,
     CapKey,
+    CapperFigures,
     CapRow,
     Consumer,
     Decision,
@@ -190,8 +191,9 @@ def full_host() -> Snapshot:
         ),
         ramps={10**9: 212_500, 10 * 10**9: 20_125, 60 * 10**9: 0},
         stats=AgentStats(
-            Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
-            rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
+            Instant(0, NOON - 10**9), interval=10**8, demands={"spans": 2, "windows": 0},
+            ticks=10, missed_ticks=1, cpu_seconds=1.25, rss_bytes=31_000_000,
+            processes=412, late_usages=2, dropped_history=3,
             exporter_drops={"otlp": 4}, refusals={("prometheus", "token"): 5, ("http", "tls"): 0},
             pool_refusals={("open_spans", "displaced"): 3},
             pools_used={"open_spans": 0.25},
@@ -295,7 +297,7 @@ def tuning() -> TuningAccounts:
                 trouble="no permission",
             ),
         ),
-        capper=True, writes=31, restores=2, ceiling=1_200_000,
+        capper=CapperFigures(True, "", writes=31, restores=2), ceiling=1_200_000,
         forwarded=88, forward_drops={"queue_full": 3},
     )  # fmt: skip
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.requirements import ROOT
+
+_BLOCKS = re.compile(r"^(?=class |(?:async )?def )", re.MULTILINE)
+_METHODS = re.compile(r"^ {4}(?:async )?def (\w+)", re.MULTILINE)
+_FUNCTION = re.compile(r"\A(?:async )?def (\w+)")
 
 
 @functools.cache
@@ -43,20 +47,11 @@ def documents() -> list[Path]:
     return [path for path in tracked() if path.suffix == ".md"]
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function and method of the file, nested ones included."""
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def called(node: ast.AST) -> set[str]:
-    """The last names of everything called below ``node``: ``a.b.c()`` is ``c``."""
-    names = set()
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call):
-            if isinstance(call.func, ast.Attribute):
-                names.add(call.func.attr)
-            elif isinstance(call.func, ast.Name):
-                names.add(call.func.id)
-    return names
+@functools.cache
+def functions(path: Path) -> dict[str, str]:
+    """The text of each function and method, by name, up to the next one."""
+    found: dict[str, str] = {}
+    for block in _BLOCKS.split(path.read_text(encoding="utf-8")):
+        _, *parts = (_METHODS if block.startswith("class ") else _FUNCTION).split(block)
+        found |= zip(parts[::2], parts[1::2], strict=True)
+    return found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from testbed.saved_state import saved
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     CapKey,
@@ -28,6 +29,7 @@ from wattspan.model import (
     KnobState,
     Microjoules,
     Milliwatts,
+    Move,
     Payer,
     PayerInfo,
     PowerLimits,
@@ -91,6 +93,14 @@ class Gpu:
         return 1.0 + self.slope * missing + 2.0 * missing * missing
 
 
+def no_work(chance: random.Random) -> None:
+    """The work of a step that reports none."""
+
+
+def training_command(consumer: Consumer) -> str:
+    return "python train.py"
+
+
 @dataclass
 class Job:
     """Steps of ``step`` seconds, one after the other, on one GPU, until it is ended."""
@@ -101,7 +111,7 @@ class Job:
     step: float = 0.1
     noise: float = 0.01
     span: str = "train_step"
-    work: Callable[[random.Random], float | None] = lambda _: None
+    work: Callable[[random.Random], float | None] = no_work
     alive: bool = True
     paused: bool = False
     since: int = 0
@@ -381,7 +391,7 @@ class Host:
                 evidence=self.evidence,
                 plans=self.plans,
                 records=self._job_records,
-                command=lambda consumer: "python train.py",
+                command=training_command,
                 seed=self.seed,
             ),
             host=self.host_view,
@@ -550,3 +560,18 @@ def quick(**more: object) -> AutotuneSettings:
         "settle": 1_000_000_000,
     }
     return AutotuneSettings(**(known | more))  # type: ignore[arg-type]
+
+
+def held(host: Host, job: str = "trainer/train_step") -> bool:
+    row = host.row(job)
+    return row is not None and row.decision.move is Move.HOLD
+
+
+@saved
+def held_host(partition_mode: str | None = None) -> Host:
+    """A host whose one job has a certified setting, which is in force for the first time."""
+    host = Host()
+    host.gpus[0].partition_mode = partition_mode
+    host.train()
+    host.run(3600, until=lambda: held(host))
+    return host

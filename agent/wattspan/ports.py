@@ -91,6 +91,25 @@ class CounterSource(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class PacedSource(Protocol):
+    """Methods that a counter source may have as well, to follow the interval of its reads."""
+
+    def pace(self, interval: int) -> None:
+        """Expect a read every ``interval`` nanoseconds from now on: 10 ms to 10 s.
+
+        A thread of the source wakes no more often, except to integrate power. Safe from any thread.
+        """
+        ...
+
+    def integrates_power(self) -> bool:
+        """True if ``read`` integrates the power of a device now, and is needed every 100 ms.
+
+        A source with a thread integrates there, whatever the interval of its reads.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UsageBatch:
     """The usage of processes since the previous batch.

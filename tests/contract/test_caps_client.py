@@ -15,9 +15,6 @@ from testbed.capper_bench import Bench, W
 from testbed.capper_server import CapperServer
 from testbed.waiting import eventually
 
-from wattspan.capper.ceilings import (
-    FleetCeiling,
-)
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
@@ -194,8 +191,7 @@ def test_ceiling_survives_its_writer_until_lifted(
 
 def test_allotment_is_set_and_ends_in_time(bench: Bench, path: Path) -> None:
     clock = SystemClock()
-    fleet = FleetCeiling(bench.folder / "allotment.json", clock, enabled=True)
-    with CapperServer(bench, path, fleet=fleet) as server:
+    with CapperServer(bench, path, in_fleet=True) as server:
         client = server.client()
         assert client.allotment().until is None
         eventually(lambda: client.allotment().enforced == 400 * W, "the floors")

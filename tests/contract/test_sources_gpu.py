@@ -24,6 +24,8 @@ from wattspan.emulation.gpu_file import ENERGY_UNIT
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import DECODE, SteadyLoad
 from wattspan.model import (
+    MILLISECOND,
+    SECOND,
     Consumer,
     Domain,
     HwType,
@@ -147,11 +149,16 @@ def test_emulated_library_in_place_of_the_real_one_is_labelled_emulated(host: Ho
     session.close()
 
 
-def test_energy_is_the_truth_within_one_step_of_the_counter(host: Host) -> None:
+INTERVALS = pytest.mark.parametrize("interval", [0.1, 1.0])
+"""Seconds between samples: while somebody needs the resolution, and at rest."""
+
+
+@INTERVALS
+def test_energy_is_the_truth_within_one_step_of_the_counter(host: Host, interval: float) -> None:
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(0.1)
     before = host.gpus.truth(0)
-    host.run(20)
+    host.run(20, interval)
     after = host.gpus.truth(0)
     spent = host.of(0)[-1].counter - host.of(0)[0].counter
     assert spent == pytest.approx(after.energy - before.energy, rel=host.counter_error)
@@ -165,10 +172,11 @@ def test_counter_and_integrated_power_agree(host: Host) -> None:
     assert status.integrated_energy == pytest.approx(status.counter_energy, rel=host.power_error)
 
 
-def test_two_processes_are_charged_their_use(host: Host) -> None:
+@INTERVALS
+def test_two_processes_are_charged_their_use(host: Host, interval: float) -> None:
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(0.5))
     host.gpus.attach(0, SERVE.pid, SteadyLoad(0.25))
-    host.run(12)
+    host.run(12, interval)
     assert host.share(0, TRAIN) == pytest.approx(2 / 3, abs=0.03)
     assert host.share(0, SERVE) == pytest.approx(1 / 3, abs=0.03)
     used = host.used(0)
@@ -241,15 +249,58 @@ def test_board_missing_after_a_reload_does_not_affect_the_other(host: Host) -> N
     assert host.batch.failures == ()
 
 
-def test_board_without_counter_is_integrated(host: Host) -> None:
+@INTERVALS
+def test_board_without_counter_is_integrated(host: Host, interval: float) -> None:
     host.faults.no_energy_counter(0)
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(3)
     before, first = host.gpus.truth(0), host.of(0)[-1]
-    host.run(12)
+    host.run(12, interval)
     spent = host.of(0)[-1].counter - first.counter
     truth = host.gpus.truth(0).energy - before.energy
     assert spent == pytest.approx(truth, rel=host.power_error)
+
+
+def test_power_of_short_work_is_integrated_at_a_sample_a_second(host: Host) -> None:
+    """Work of 0.3 s in each second, which samples alone would always or never see."""
+    host.faults.no_energy_counter(0)
+    host.run(3)
+    before, first = host.gpus.truth(0), host.of(0)[-1]
+    for _ in range(20):
+        host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
+        for tenth in range(10):
+            if tenth == 3:
+                host.gpus.detach(0, TRAIN.pid)
+            host.gpus.run(0.1, every=0.05)
+            host.session.read_between(host.clock.monotonic())
+        host.readings += host.session.sample(SECOND).readings
+    host.run(1)
+    spent = host.of(0)[-1].counter - first.counter
+    assert spent == pytest.approx(host.gpus.truth(0).energy - before.energy, rel=0.05)
+
+
+def test_interval_that_changes_loses_no_energy_and_no_usage(host: Host) -> None:
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(0.6))
+    host.run(2)
+    before, first = host.gpus.truth(0), host.of(0)[-1]
+    for interval in (1.0, 0.1, 0.5, 0.1, 0.9, 0.3, 1.0, 0.2):
+        host.run(3 * interval, interval)
+    spent = host.of(0)[-1].counter - first.counter
+    step = 0.1 * 700 * 1_000_000  # microjoules in a step of the counter
+    assert spent == pytest.approx(host.gpus.truth(0).energy - before.energy, abs=step)
+    used = host.used(0)
+    assert all(a.end == b.start for a, b in itertools.pairwise(used))
+    assert {reading.epoch for reading in host.of(0)} == {0}
+
+
+def test_counter_is_compared_with_frequent_power_until_it_is_judged(host: Host) -> None:
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
+    host.run(2, 1.0)
+    now = host.clock.monotonic()
+    assert host.session.next_read(now) == pytest.approx(now + 200 * MILLISECOND, abs=MILLISECOND)
+    host.run(300, 1.0)  # the other board is idle, and needs minutes for 5 kJ
+    assert host.status(0).energy_disagrees is False
+    assert host.session.next_read(host.clock.monotonic()) is None
 
 
 def test_refused_process_list_leaves_energy_unattributed(host: Host) -> None:

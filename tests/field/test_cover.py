@@ -34,6 +34,7 @@ from wattspan.ports import Batch, CounterSource, SourceContext
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
+from wattspan.service.sampling_demand import fixed
 from wattspan.sources import estimate
 from wattspan.sources.hwmon.source import HwmonSource
 from wattspan.sources.rapl.powercap import PowercapSource
@@ -96,7 +97,7 @@ class Host:
             ReplayUsage(()),
             FakeDirectory(),
             LatestSnapshot(ledger.snapshot(self.clock.now(), "h")),
-            interval=round(STEP * SECOND),
+            demand=fixed(self.clock, round(STEP * SECOND)),
             providers=SnapshotProviders(),
             recorders={"devices": self.devices.record},
         )

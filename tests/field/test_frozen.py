@@ -14,6 +14,7 @@ from wattspan.model import MILLISECOND, SECOND, Consumer, GapReason, Payer, Snap
 from wattspan.ports import CounterSource, UsageBatch
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
+from wattspan.service.sampling_demand import fixed
 from wattspan.sources.hwmon.source import HwmonSource
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.sources.rapl.sysfs import scan_zones
@@ -66,7 +67,7 @@ class Host:
             self.work,
             FakeDirectory([]),
             LatestSnapshot(ledger.snapshot(self.clock.now(), "h")),
-            interval=TICK,
+            demand=fixed(self.clock, TICK),
             providers=SnapshotProviders(),
         )
 

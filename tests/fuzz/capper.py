@@ -140,10 +140,10 @@ def ceiling_file(data: bytes) -> None:
     with folder() as path:
         (path / "ceiling").write_bytes(b'watts = 777\nwhy = "before"\n')
         file = CeilingFile(path / "ceiling", ManualClock())
-        before = file.poll()
+        before = file.poll(None)
         (path / "ceiling").unlink()
         (path / "ceiling").write_bytes(data)
-        found = file.poll()
+        found = file.poll(before)
         one_line(file.trouble, 1000)
         if file.trouble:
             assert found == before

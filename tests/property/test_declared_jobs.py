@@ -79,7 +79,7 @@ def test_declarations_follow_their_processes(
     for job in found:
         assert {process.pid % 3 for process in job.processes} == {job.owner.principal.user}
         if permission != "allow":
-            assert job.terms.given.max_slowdown <= operator.max_slowdown
+            assert job.answer.given.max_slowdown <= operator.max_slowdown
     attributes = [(one.service, one.span) for one in jobs.work_attributes()]
     assert all(attributes.count(one) <= 3 for one in attributes)
     assert permission != "ignore" or not attributes
@@ -99,7 +99,7 @@ def test_number_of_declarations_is_bounded(users: list[int]) -> None:
                     consumer, JobOwner(Principal(uid)), uid, "a", f"service {number}", "b"
                 )
             )
-    held = [job.terms.uid for job in jobs.living()]
+    held = [job.answer.uid for job in jobs.living()]
     assert len(held) <= MAX_DECLARATIONS
     assert all(held.count(uid) <= MAX_DECLARATIONS // 2 for uid in range(4))
     assert set(held) == set(users)
@@ -110,4 +110,4 @@ def test_number_of_declarations_is_bounded(users: list[int]) -> None:
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode()))
 def test_no_body_crashes_the_declaration(body: bytes) -> None:
     with suppress(ProblemError):
-        decoded_body(body)
+        assert decoded_body(body) is not None

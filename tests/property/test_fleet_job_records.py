@@ -22,7 +22,7 @@ from wattspan.fleet.job_records import (
 )
 from wattspan.model import SECOND
 from wattspan.tuning import host_turns
-from wattspan.tuning.pipeline.partners import LossHistory, judged
+from wattspan.tuning.pipeline.replicas import LossHistory, judged
 
 OWN = PipelineSummary(name="0", whole=1.0, computed=0.9, tail=0.1, noise=0.0, state="hold")
 NOW = 1000 * SECOND

@@ -147,11 +147,11 @@ class JobsHandler:
             return {
                 "service": job.service,
                 "span": job.span,
-                "work": job.settings.work,
-                "uid": job.terms.uid,
+                "work": job.terms.job.work,
+                "uid": job.answer.uid,
                 "processes": len(job.processes),
                 "own": sender in job.processes,
-                **_terms(job.terms),
+                **_terms(job.answer),
                 "tuning": tuned,
             }
 

@@ -71,8 +71,8 @@ from wattspan.ports import (
     WattspanError,
 )
 from wattspan.processes.principals import PrincipalResolver
-from wattspan.sharing.fair_pool import share_path
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.fair_pool import SharePath, share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import recorded_decision_to_json, tuning_document
 
@@ -203,7 +203,7 @@ class WatchList:
 SETTLE_POLL_INTERVAL = 20 * MILLISECOND
 """Interval between checks whether a window has settled."""
 
-MAX_WAITING = POOL_RULES[PoolName.WAITING_QUERIES].limit
+MAX_WAITING = PoolName.WAITING_QUERIES.limit
 """Queries that may wait for settlement at a time, half of them of one user at most.
 
 The next are answered at once, so that none crowds out spans.
@@ -215,7 +215,9 @@ _READ = ("GET", "HEAD")
 class QueryService:
     """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status``, ``advice`` and ``tuning``.
 
-    ``resolution`` is that of device energy for users who may not read the counters.
+    ``resolution`` is that of device energy for users who may not read the counters. ``registered``
+    is called with each process that measures windows and the levels of its owner,
+    ``awaits_readings`` by each query that waits for them.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
     without any. ``recurring`` answers for recurring jobs, None without a file of them. ``caps``
@@ -235,6 +237,8 @@ class QueryService:
         version: str,
         resolution: int = 0,
         sampler: ProcessCpuSampler | None = None,
+        registered: Callable[[Consumer, SharePath], None] = lambda process, path: None,
+        awaits_readings: Callable[[], None] = lambda: None,
         tuning: TuningView | None = None,
         history: DecisionHistoryView | None = None,
         jobs: DeclaredJobs | None = None,
@@ -256,6 +260,7 @@ class QueryService:
         self._grid = TimeGrid(resolution)
         self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
+        self._registered, self._awaits_readings = registered, awaits_readings
         self._started = clock.monotonic()
         self._waiting = (pools or Pools()).make(PoolName.WAITING_QUERIES)
         self._slow_lock = FairTurns(1)
@@ -332,6 +337,8 @@ class QueryService:
             else self._grid
         )
         owner = request.peer.quota_owner
+        if consumer is not None and consumer in self._watches:
+            self._registered(consumer, (*share_path(owner), consumer))
         await self._settle(end, values.get("wait", 0), consumer, grid, owner)
         respond = partial(
             energy.energy_response,
@@ -400,7 +407,9 @@ class QueryService:
         required(values, "pid", PROCESS_PARAMETERS["pid"].remedy)
         consumer = self._consumer(values, request.peer)
         family = values.get("family", False)
-        self._watches.add(consumer, family=family, owner=request.peer.quota_owner)
+        owner = request.peer.quota_owner
+        self._watches.add(consumer, family=family, owner=owner)
+        self._registered(consumer, (*share_path(owner), consumer))
         return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
 
     async def _snapshot(self, request: HttpRequest) -> HttpResponse:
@@ -522,6 +531,7 @@ class QueryService:
             while not reached():
                 if self._clock.monotonic() >= deadline:
                     return
+                self._awaits_readings()
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
         finally:
             self._waiting.release(share_path(owner))

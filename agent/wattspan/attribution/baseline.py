@@ -31,6 +31,7 @@ from wattspan.model import (
     Milliwatts,
     Usage,
     energy_at,
+    fills,
 )
 
 WINDOW = SECOND
@@ -46,6 +47,9 @@ LEARNING_TIME = 600 * SECOND
 
 An idle power that was observed at rest with full confidence does not wait for this.
 """
+
+MAX_LEARNING_TIME = 3600 * SECOND
+"""After this time under load, an idle power that is still unknown will not be found soon."""
 
 HALF_LIFE = 900.0  # windows, of the weight of an observation in its bin
 MAX_WEIGHT = 120.0
@@ -138,6 +142,16 @@ class LoadIntercept:
             min(largest_idle(one.load, one.power) for one in seen),
         )
 
+    @property
+    def _is_settled(self) -> bool:
+        """True if longer samples lose nothing."""
+        return self._rested or (self._observed > LEARNING_TIME and self._power is not None)
+
+    @property
+    def learns(self) -> bool:
+        """True while short samples are needed, an hour at most."""
+        return 0 < self._observed < MAX_LEARNING_TIME and not self._is_settled
+
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
         """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
         if not usage.capacity:
@@ -147,11 +161,11 @@ class LoadIntercept:
         self._sample.add(energy, duration, usage)
         self._window.add(energy, duration, usage)
         self._observed += duration
-        settled = self._rested or (self._observed > LEARNING_TIME and self._power is not None)
+        settled = self._is_settled
         if self._sample.duration >= (WINDOW if settled else SAMPLE):
             self._curve.add(self._sample.load, self._sample.power, self._sample.duration / SECOND)
             self._sample = _Sum()
-        if self._window.duration < WINDOW:
+        if not fills(WINDOW, self._window.duration, duration):
             return
         load, power = self._window.load, self._window.power
         self._window, self._began = _Sum(), None
@@ -257,6 +271,9 @@ class UnusedDevicePower:
     learned = None
     """As of a LoadIntercept that has nothing to accept: it is always observed at rest."""
 
+    learns = False
+    """As of a LoadIntercept that needs no short samples."""
+
     error = 0.0
     """As that of a LoadIntercept: a mean of the power at rest, whose error is negligible."""
 
@@ -272,7 +289,7 @@ class UnusedDevicePower:
             return
         self._energy += energy
         self._duration += duration
-        if self._duration < 2 * WINDOW:
+        if not fills(2 * WINDOW, self._duration, duration):
             return
         power = self._energy * 1e6 / self._duration
         self._energy = self._duration = 0

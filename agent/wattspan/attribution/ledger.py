@@ -168,6 +168,14 @@ class Ledger:
             accept_idle_powers((one.domain, one.idle_power, one.present) for one in states)
         return [self._settle(settled) for settled in due]
 
+    @property
+    def learns_idle_power(self) -> bool:
+        """True while the idle power of a present domain is learned, which needs short intervals."""
+        return any(
+            one.present and one.domain.resource is not None and one.idle_power.model.learns
+            for one in self._domains.values()
+        )
+
     def knows(self, payer: Payer) -> bool:
         """True if ``payer`` has been described."""
         return payer in self._infos

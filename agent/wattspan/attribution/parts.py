@@ -30,6 +30,7 @@ from wattspan.model import (
     Payer,
     Share,
     Usage,
+    fills,
 )
 from wattspan.util.linear_systems import solved
 
@@ -270,7 +271,7 @@ class PartPowers:
             abs(self._rates.get(key, 0.0) - before.get(key, 0.0)) <= _STEADY
             for key in self._rates.keys() | before.keys()
         )
-        if self._duration >= (WINDOW if steady else LONGEST_WINDOW):
+        if fills(WINDOW if steady else LONGEST_WINDOW, self._duration, duration):
             power = self._energy * 1e6 / self._duration
             uses = {key: use / self._duration for key, use in self._uses.items()}
             self._end_window()

@@ -29,6 +29,7 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     Payer,
+    fills,
     mean_power,
 )
 
@@ -294,7 +295,7 @@ class AveragePower:
         """Add the ``energy`` of the next ``duration`` nanoseconds, in microjoules."""
         self.energy += energy
         self.duration += duration
-        if self.duration >= POWER_WINDOW:
+        if fills(POWER_WINDOW, self.duration, duration):
             self.power = mean_power(self.energy, self.duration)
             self.energy = self.duration = 0
 
@@ -325,7 +326,8 @@ class AveragePowers(Generic[K]):
         """
         since, before = self._marks.get(kind, (settled, {}))
         elapsed = settled - since
-        if kind in self._marks and 0 <= elapsed < POWER_WINDOW:
+        # A period of a second that one tick measures may be a little shorter.
+        if kind in self._marks and 0 <= elapsed < POWER_WINDOW - POWER_WINDOW // 10:
             return
         if elapsed > 0:
             for account, energy in energies.items():

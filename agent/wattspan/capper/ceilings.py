@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -82,12 +82,15 @@ class PowerCeilings:
         clock: Clock,
         *,
         record: Callable[[AuditEvent], None] = lambda event: None,
-        fleet: FleetCeiling | None = None,
+        in_fleet: bool = False,
     ) -> None:
-        """``path`` is where the ceilings are stored; ``fleet`` is the allotment of a fleet."""
-        self.fleet = fleet or FleetCeiling(path.with_name("allotment.json"), clock, enabled=False)
+        """``path`` is where the ceilings are stored; the allotment of a fleet is beside it."""
+        allotment = path.with_name("allotment.json")
+        self.fleet = FleetCeiling(
+            allotment, clock, enabled=in_fleet, boot_id=boot_id, record=record
+        )
         self.settings, self._path = settings, path
-        self._boot_id, self._clock, self._notes = boot_id, clock, _CeilingNotes(clock, record)
+        self._boot_id, self._clock, self._record = boot_id, clock, record
         self._load_trouble = ""
         self._stored: dict[int, CeilingRow] = {}
         """The ceilings of users by uid, and the file's."""
@@ -108,8 +111,6 @@ class PowerCeilings:
         self.settings = settings
         if changed:  # the last ceiling holds until the new file says otherwise
             self._open_file()
-        elif self._file is not None:
-            self._file.owners = self._permitted
         self._drop_strangers()
 
     def request(self, limit: int | None, why: str, ttl: int | None, peer: PeerCredentials) -> None:
@@ -124,7 +125,7 @@ class PowerCeilings:
         others.pop(uid, None)
         if limit is None:
             self._replace(others)
-            self._notes.add(AuditAction.LIFT, peer, before, why=why)
+            self._note(AuditAction.LIFT, peer, before, why=why)
             return
         if limit <= 0 or ttl is None or not 0 < ttl <= MAX_TTL:
             raise CapsError(
@@ -140,25 +141,22 @@ class PowerCeilings:
         expires = self._clock.monotonic() + ttl
         new = CeilingRow(source="socket", limit=limit, uid=uid, why=why, expires=expires)
         self._replace({**others, uid: new})
-        self._notes.add(AuditAction.CEILING, peer, before, new, why=why, ttl=ttl)
+        self._note(AuditAction.CEILING, peer, before, new, why=why, ttl=ttl)
 
     def lift_all(self, peer: PeerCredentials) -> None:
         """Lift every user's ceiling, as ``peer`` may. JournalError if they stay on disk."""
-        lifted = self._take(self._of_users)
         why = f"user {peer.uid} asked for everything to be restored"
-        for uid, ceiling in lifted.items():
-            self._notes.add(AuditAction.LIFT, PeerCredentials(peer.pid, uid), ceiling, why=why)
-        if lifted:
-            self._save()
+        self._end(self._of_users, AuditAction.LIFT, why, peer.pid)
 
     def poll(self) -> None:
         """Read the file, and end ceilings with an expired time to live."""
         self.fleet.poll()
         if self._file is not None:
-            self._update_from_file(self._file.poll())
+            self._update_from_file(self._file.poll(self._stored.get(_FILE), self._permitted))
         now = self._clock.monotonic()
         ended = [uid for uid in self._of_users if _is_over(self._stored[uid], now)]
-        self._end(ended, AuditAction.LAPSE, "its time is up")
+        with contextlib.suppress(JournalError):  # it ends again when it is read again
+            self._end(ended, AuditAction.LAPSE, "its time is up")
 
     @property
     def rows(self) -> tuple[CeilingRow, ...]:
@@ -206,11 +204,9 @@ class PowerCeilings:
         return frozenset(self._stored.keys() - {_FILE})
 
     def _open_file(self) -> None:
-        path, last = self.settings.budget_file, self._stored.get(_FILE)
-        if path:
-            self._file = CeilingFile(Path(path), self._clock, last, owners=self._permitted)
-        else:
-            self._file = None
+        path = self.settings.budget_file
+        self._file = CeilingFile(Path(path), self._clock) if path else None
+        if not path:
             self._stored.pop(_FILE, None)
 
     def _update_from_file(self, now: CeilingRow | None) -> None:
@@ -227,23 +223,41 @@ class PowerCeilings:
         if now is None:
             over = before is not None and _is_over(before, self._clock.monotonic())
             action = AuditAction.LAPSE if over else AuditAction.LIFT
-        self._notes.add(action, peer, before, now, why=now.why if now else "", job="budget_file")
+        self._note(action, peer, before, now, why=now.why if now else "", job="budget_file")
 
     def _drop_strangers(self) -> None:
         """Lift the ceilings of users who may not set one any more."""
-        strangers = self._of_users - self._permitted
-        self._end(strangers, AuditAction.LIFT, "[caps] ceiling_users does not name its owner")
+        why = "[caps] ceiling_users does not name its owner"
+        with contextlib.suppress(JournalError):  # they end again when they are read again
+            self._end(self._of_users - self._permitted, AuditAction.LIFT, why)
 
-    def _end(self, uids: Iterable[int], action: AuditAction, why: str) -> None:
-        ended = self._take(uids)
-        if ended:
-            with contextlib.suppress(JournalError):  # it ends again when it is read again
-                self._save()
-        for uid, ceiling in ended.items():
-            self._notes.add(action, PeerCredentials(None, uid), ceiling, why=why)
+    def _end(
+        self, uids: Collection[int], action: AuditAction, why: str, pid: int | None = None
+    ) -> None:
+        """End ceilings of users, whether that can be stored or not. JournalError."""
+        for uid in uids:
+            self._note(action, PeerCredentials(pid, uid), self._stored.pop(uid), why=why)
+        if uids:
+            self._save()
 
-    def _take(self, uids: Iterable[int]) -> Mapping[int, CeilingRow]:
-        return {uid: self._stored.pop(uid) for uid in uids}
+    def _note(
+        self,
+        action: AuditAction,
+        peer: PeerCredentials,
+        old: CeilingRow | None,
+        new: CeilingRow | None = None,
+        *,
+        why: str,
+        ttl: int | None = None,
+        job: str = "",
+    ) -> None:
+        before, after = (None if one is None else one.limit for one in (old, new))
+        at, peer_ids = self._clock.now().wall, peer._asdict()
+        self._record(
+            AuditEvent(
+                at=at, deed=action, old=before, new=after, ttl=ttl, why=why, job=job, **peer_ids
+            )
+        )
 
     def _replace(self, stored: dict[int, CeilingRow]) -> None:
         """Change the ceilings of users, once they are on disk. JournalError."""
@@ -316,37 +330,6 @@ def _decode_ceilings(content: bytes) -> _CeilingsFile:
     return file
 
 
-class _CeilingNotes:
-    """Writes rows about ceilings to the audit log."""
-
-    def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
-        self._clock, self._record = clock, record
-
-    def add(
-        self,
-        action: AuditAction,
-        peer: PeerCredentials,
-        old: CeilingRow | None,
-        new: CeilingRow | None = None,
-        *,
-        why: str,
-        ttl: int | None = None,
-        job: str = "",
-    ) -> None:
-        self._record(
-            AuditEvent(
-                at=self._clock.now().wall,
-                deed=action,
-                old=None if old is None else old.limit,
-                new=None if new is None else new.limit,
-                ttl=ttl,
-                why=why,
-                job=job,
-                **peer._asdict(),
-            )
-        )
-
-
 def _not_stored(what: str, path: Path, error: OSError) -> JournalError:
     return JournalError(
         f"Cannot store the {what} in {path}: {error.strerror}. Make room there, or make it"
@@ -367,7 +350,7 @@ class _CeilingTable(Table, frozen=True):
 
 
 class CeilingFile:
-    """The newest ceiling of one file. Belongs to one thread.
+    """Reads the ceiling of one file. Belongs to one thread.
 
     The file is TOML: ``watts = 1200``, optionally ``ttl = "1h"`` from the last write of the file,
     and ``why = "grid event"``; ``watts = 0`` lifts it. Its owner must be root, the capper's own
@@ -378,51 +361,40 @@ class CeilingFile:
     ``trouble`` is the fault of the file in one sentence; "" if it has none.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        clock: Clock,
-        last: CeilingRow | None = None,
-        *,
-        owners: frozenset[int] = frozenset(),
-    ) -> None:
-        """``last`` is in force until the file says otherwise, as before a restart.
-
-        ``owners`` are the users who may own the file beside root and the capper's own.
-        """
-        self.owners = owners
+    def __init__(self, path: Path, clock: Clock) -> None:
         self.trouble = ""
-        self._path, self._clock, self._last = path, clock, last
+        self._path, self._clock = path, clock
         self._version: tuple[int, ...] | None = None  # of the file when it was last read
 
-    def poll(self) -> CeilingRow | None:
-        """Read the file; the ceiling in force now, or None."""
+    def poll(
+        self, last: CeilingRow | None, owners: frozenset[int] = frozenset()
+    ) -> CeilingRow | None:
+        """Read the file; the ceiling in force now, or None.
+
+        ``last`` is in force until the file says otherwise, as before a restart. ``owners`` are the
+        users who may own the file beside root and the capper's own.
+        """
+        now = self._clock.monotonic()
         try:
-            self._read()
+            last = self._read(last, owners)
             self.trouble = ""
         except (OSError, ValueError, RecursionError) as error:
             cause = str(error).rstrip(".").replace("\n", " ")
             if isinstance(error, OSError):
                 cause = (error.strerror or "").lower()
-            last = self._in_force
-            present = (
-                "No ceiling of it is in force"
-                if last is None
-                else f"Its last ceiling of {last.limit / _MILLIWATTS_PER_WATT:g} W stays in force"
-            )
+            present = "No ceiling of it is in force"
+            if last is not None and not _is_over(last, now):
+                watts = last.limit / _MILLIWATTS_PER_WATT
+                present = f"Its last ceiling of {watts:g} W stays in force"
             self.trouble = (
                 f"Cannot take a ceiling from {self._path}: {cause}. {present}; correct the file."
             )
-        return self._in_force
+        return None if last is None or _is_over(last, now) else last
 
-    @property
-    def _in_force(self) -> CeilingRow | None:
-        last = self._last
-        return None if last is None or _is_over(last, self._clock.monotonic()) else last
-
-    def _read(self) -> None:
+    def _read(self, last: CeilingRow | None, owners: frozenset[int]) -> CeilingRow | None:
+        """The ceiling of the file, or the ``last`` one if it has not changed."""
         content, status = read_regular(self._path, MAX_FILE_BYTES)
-        if status.st_uid not in self.owners | {0, os.geteuid()}:
+        if status.st_uid not in owners | {0, os.geteuid()}:
             raise ValueError(
                 f"user {status.st_uid} owns it, whom [caps] ceiling_users does not name"
             )
@@ -430,7 +402,7 @@ class CeilingFile:
             raise ValueError("its group or everybody may write it (chmod go-w)")
         version = (status.st_ino, status.st_size, status.st_mtime_ns)
         if version == self._version:
-            return
+            return last
         if not content.endswith(b"\n"):  # "watts = 12" may be on its way to be 1200
             raise ValueError("its last line does not end, so it may be half written")
         table = tomllib.loads(content.decode())
@@ -440,14 +412,12 @@ class CeilingFile:
         now = self._clock.now()
         # A file from the future counts as written now.
         age = max(0, now.wall - status.st_mtime_ns)
-        self._last = None
-        if limit := round(fresh.watts * _MILLIWATTS_PER_WATT):
-            expires = None if fresh.ttl is None else now.mono + fresh.ttl - age
-            why = printable(fresh.why, " ")[:_MAX_REASON_LENGTH]
-            self._last = CeilingRow(
-                source="file", limit=limit, uid=status.st_uid, why=why, expires=expires
-            )
+        expires = None if fresh.ttl is None else now.mono + fresh.ttl - age
+        why = printable(fresh.why, " ")[:_MAX_REASON_LENGTH]
         self._version = version
+        limit = round(fresh.watts * _MILLIWATTS_PER_WATT)
+        row = CeilingRow(source="file", limit=limit, uid=status.st_uid, why=why, expires=expires)
+        return row if limit else None
 
 
 class _StoredAllotment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -484,7 +454,7 @@ class FleetCeiling:
         self.enabled = enabled
         self.trouble = ""
         """The fault of the stored allotment in one sentence; "" if it has none."""
-        self._path, self._clock, self._notes = path, clock, _CeilingNotes(clock, record)
+        self._path, self._clock, self._record = path, clock, record
         self._boot_id = boot_id
         self._stored = self._load()
         self._limit = self.safe = min(self._stored.limit, self._stored.safe)
@@ -525,7 +495,7 @@ class FleetCeiling:
                 RefusalReason.MALFORMED,
             )
         if until <= now:
-            self._lapse(peer, why)
+            self.lapse(why, peer)
             return
         before = self._limit
         try:
@@ -537,23 +507,18 @@ class FleetCeiling:
         if limit != before:
             self._note(AuditAction.CEILING, peer, before, why)
 
-    def end(self) -> None:
-        """End the allotment now, before an orderly end of the capper."""
-        self._lapse(_NOBODY, "the capper ends")
-
     def poll(self) -> None:
         """End an allotment whose time has passed."""
-        if self.until is not None and self._clock.now().since_boot >= self.until:
-            self._lapse(_NOBODY, "its time is up, without contact to the fleet")
         now = self._clock.now().since_boot
+        if self.until is not None and now >= self.until:
+            self.lapse("its time is up, without contact to the fleet")
         if self.until is None and self._limit and now >= self._ended + RETREAT:
             before, self._limit, self.safe = self._limit, 0, 0
             why = f"{RETREAT // SECOND} s without contact to the fleet: to the devices' floors"
             self._note(AuditAction.LAPSE, _NOBODY, before, why)
 
-    # --------------------------------------------------------------------------- inner workings
-
-    def _lapse(self, peer: PeerCredentials, why: str) -> None:
+    def lapse(self, why: str, peer: PeerCredentials = _NOBODY) -> None:
+        """End the allotment now."""
         if self.until is not None:
             self._ended = min(self.until, self._clock.now().since_boot)
         before, self.until = self._limit, None
@@ -561,9 +526,13 @@ class FleetCeiling:
         if self._limit != before:
             self._note(AuditAction.LAPSE, peer, before, why)
 
+    # --------------------------------------------------------------------------- inner workings
+
     def _note(self, action: AuditAction, peer: PeerCredentials, before: int, why: str) -> None:
-        old, new = (CeilingRow(source="fleet", limit=one) for one in (before, self._limit))
-        self._notes.add(action, peer, old, new, why=why, job="fleet")
+        at, new, peer_ids = self._clock.now().wall, self._limit, peer._asdict()
+        self._record(
+            AuditEvent(at=at, deed=action, old=before, new=new, why=why, job="fleet", **peer_ids)
+        )
 
     def _load(self) -> _StoredAllotment:
         try:

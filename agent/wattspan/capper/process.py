@@ -16,19 +16,16 @@ from wattspan.capper.audit import (
     AuditLog,
     AuditRowLimiter,
 )
-from wattspan.capper.ceilings import (
-    FleetCeiling,
-    PowerCeilings,
-)
+from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.host_directory import (
     CapperHost,
-    CapperLock,
     HostClaim,
     HostDirectoryError,
     HostHeldError,
     distrust_reason,
     has_journal,
+    lock_capper,
 )
 from wattspan.capper.host_root import HostRoot
 from wattspan.capper.journal import Journal, JournalError
@@ -41,6 +38,7 @@ from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, CapRow, Knob
 from wattspan.ports import CapsError, Clock
+from wattspan.util.files import FileLock
 from wattspan.util.unix_sockets import PeerCredentials, uids_of
 
 SOCKET_MODE = 0o666
@@ -53,7 +51,7 @@ _LOCK_TIMEOUT, _LOCK_INTERVAL = 10 * SECOND, 100 * MILLISECOND
 """Longest time that an ending capper may keep the lock."""
 
 Log = Callable[[str], None]
-_Lock = TypeVar("_Lock", HostClaim, CapperLock)
+_Lock = TypeVar("_Lock", HostClaim, FileLock)
 
 
 def enabled_knobs(config: Config) -> frozenset[Knob]:
@@ -195,7 +193,7 @@ class Capper:
         self._log, self._alive, self._claim = log, alive, claim
         self._troubles: set[str] = set()
         with ExitStack() as stack:
-            stack.callback(CapperLock(host).release)
+            stack.callback(lock_capper(host).release)
             listening = inherited or listen_unix(socket, SOCKET_MODE, what="requests for caps")
             stack.callback(listening.remove)
             stack.callback(listening.socket.close)
@@ -205,15 +203,9 @@ class Capper:
                 claim.publish(Path(listening.address), host.directory)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
-        fleet = FleetCeiling(
-            host.allotment,
-            clock,
-            enabled=config.fleet.is_enabled,
-            boot_id=host.boot_id,
-            record=record,
-        )
+        in_fleet = config.fleet.is_enabled
         ceilings = PowerCeilings(
-            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=fleet
+            config.caps, host.ceilings, host.boot_id, clock, record=record, in_fleet=in_fleet
         )
         self._requests = RequestHandler(self._engine.manager, ceilings, clock, record, agent)
         permitted = _permitted_users(config, log)
@@ -254,7 +246,7 @@ class Capper:
         self._is_root_named = _is_root_named(config)
         self._engine.manager.reconfigure(_operator_limits(config))
         self._requests.ceilings.fleet.enabled = config.fleet.is_enabled
-        self._requests.reconfigure(config.caps)
+        self._requests.ceilings.reconfigure(config.caps)
         self._requests.turn()
 
     def run(self, *, ending: Callable[[], None] = lambda: None) -> tuple[CapsError, ...]:
@@ -269,11 +261,10 @@ class Capper:
         try:
             self.server.run()
         finally:
-            if (
-                self._requests.ceilings.fleet.limit is not None
-            ):  # nobody could lower the limits later
+            fleet = self._requests.ceilings.fleet
+            if fleet.limit is not None:  # nobody could lower the limits later
                 engine.manager.hasten()
-                self._requests.ceilings.fleet.end()
+                fleet.lapse("the capper ends")
                 self._requests.turn()
             self._requests.ending = True
             ending()
@@ -341,7 +332,7 @@ def restore_former(
     if distrust := distrust_reason(directory):
         raise JournalError(f"Cannot restore the limits of the capper of {directory}: {distrust}")
     with ExitStack() as stack:
-        stack.callback(CapperLock(former).release)
+        stack.callback(lock_capper(former).release)
         engine = CapEngine(former, config, actuators(), clock, log, enumerate_devices=False)
         stack.callback(engine.close)
         engine.manager.impose_retained()
@@ -404,7 +395,7 @@ class RestoreContext:
                     raise
                 except HostDirectoryError as error:
                     self.log(f"Limits are restored without the lock of the host. {error}")
-            stack.callback(self._wait_for(lambda: CapperLock(host)).release)
+            stack.callback(self._wait_for(lambda: lock_capper(host)).release)
             actuators = self.actuators()
             engine = CapEngine(
                 host, self.config, actuators, self.clock, self.log, enumerate_devices=False

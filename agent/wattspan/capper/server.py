@@ -32,7 +32,6 @@ from wattspan.capper.protocol import (
     StateReply,
     knob_row,
 )
-from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey
 from wattspan.ports import CapsError, Clock
 from wattspan.sharing.rate_limiter import RateLimiter
@@ -312,10 +311,6 @@ class RequestHandler:
         self._rate = RateLimiter(MOVES_PER_SECOND, MOVE_BURST)
         self._introduced: set[int] = set()
 
-    def reconfigure(self, settings: CapsSettings) -> None:
-        """Impose what other settings say, from the next turn on."""
-        self.ceilings.reconfigure(settings)
-
     def answer(
         self, holder: int, peer: PeerCredentials, request: protocol.CapperRequest
     ) -> StateReply | RefusedReply:
@@ -334,7 +329,7 @@ class RequestHandler:
         """The connection has ended."""
         self._introduced.discard(holder)
         self._refused_before.pop(holder, None)
-        self._manager.gone(holder)
+        self._manager.release(holder, why="its holder has gone")
 
     def turn(self) -> None:
         """Impose limits, expire leases and reconcile; to be called every second."""

@@ -7,15 +7,12 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from wattspan import __version__
-from wattspan.api.snapshot_document import SnapshotDocument, snapshot_document
 from wattspan.cli.options import DURATION, echo_error
-from wattspan.cli.top.controls import Keyboard, ViewOptions
-from wattspan.cli.top.view import print_once, watch
 from wattspan.clock import SystemClock
 from wattspan.config import (
     AutotuneSettings,
@@ -25,16 +22,18 @@ from wattspan.config import (
     TunedJobSettings,
     load,
 )
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import DemoJob, HostProfile, profile_named
 from wattspan.model import SECOND, Knob
 from wattspan.model.settings import Duration
 from wattspan.plugins import discover
 from wattspan.ports import ExporterError, WattspanError
-from wattspan.service.agent import Agent
-from wattspan.service.assembly import build_agent
 from wattspan.service.configuration import LoadedConfiguration
 from wattspan.service.systemd import stop_on_signals
+
+if TYPE_CHECKING:
+    from wattspan.api.snapshot_document import SnapshotDocument
+    from wattspan.emulation.host import EmulatedHost
+    from wattspan.emulation.profiles import DemoJob, HostProfile
+    from wattspan.service.agent import Agent
 
 BUDGET = 0.05
 DECLARED_BUDGET = 0.1
@@ -125,6 +124,9 @@ def command(
     The agent tunes the trainer: it lowers the power limit of its emulated board as long as that
     saves energy with at most 5 % slowdown. At the end it restores all limits.
     """
+    from wattspan.emulation.host import EmulatedHost
+    from wattspan.emulation.profiles import profile_named
+
     end = None if duration is None else SystemClock().monotonic() + duration
     chosen = profile_named(profile)
     with stop_on_signals() as request, contextlib.ExitStack() as stack:
@@ -161,6 +163,12 @@ def command(
 
 def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) -> None:
     """Run and show the jobs, after a period of idle, until ``end`` or a request to stop."""
+    from rich.console import Console
+
+    from wattspan.api.snapshot_document import snapshot_document
+    from wattspan.cli.top.controls import Keyboard, ViewOptions
+    from wattspan.cli.top.view import print_once, watch
+
     clock, console = SystemClock(), Console()
 
     def left(most: int) -> float:
@@ -209,6 +217,8 @@ def _start(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
 
 
 def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
+    from wattspan.service.assembly import build_agent
+
     loaded = _configuration(host, listen, tune=tune)
     agent = build_agent(loaded.config, loaded.plugins, log=echo_error, emulated=host)
     agent.start()

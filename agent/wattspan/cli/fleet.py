@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,9 +24,11 @@ from wattspan.fleet.allotment import (
     terms_problem,
 )
 from wattspan.fleet.coordination import ConflictError, KeyWrite
-from wattspan.fleet.etcd import EtcdCoordination
 from wattspan.fleet.records import FleetKeys, FleetState, encode, read_state
 from wattspan.ports import ConfigError, WattspanError
+
+if TYPE_CHECKING:
+    from wattspan.fleet.etcd import EtcdCoordination
 
 _ATTEMPTS = 10
 _MILLIWATTS_PER_WATT = 1_000
@@ -343,6 +345,8 @@ class _Fleet:
     """The records of the configured fleet; ends its connections with the context."""
 
     def __init__(self, configuration: ConfigurationOptions) -> None:
+        from wattspan.fleet.etcd import EtcdCoordination
+
         config = configuration.load_without_plugins()
         if not config.fleet.is_enabled:
             raise ConfigError("This host is in no fleet: set [fleet] endpoints.")

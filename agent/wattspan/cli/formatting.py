@@ -1,6 +1,7 @@
 """Text for people: figures with a unit prefix, a dash for an unknown value, and plain tables.
 
-Tables are made with rich: aligned columns of plain text, never cut or coloured.
+Tables are made with rich: aligned columns of plain text, never cut or coloured. It is imported when
+a table is printed: `--help` needs none.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
-
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wattspan.util.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 UNKNOWN = "-"
 _PREFIXES = ("µ", "m", "", "k", "M", "G", "T", "P")
@@ -162,6 +162,9 @@ def table_lines(
 
     Columns that are flush left are cut to ``max_width``.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     columns, rows = list(columns), list(rows)
     titled, noted = any(one.title for one in columns), any(one.note for one in columns)
     table, contents = Table.grid(padding=(0, 2, 0, 0)), []
@@ -181,6 +184,8 @@ def table_lines(
 
 def text_lines(content: RenderableType, width: int = _UNLIMITED) -> list[str]:
     """``content`` as lines of plain text, without trailing spaces."""
+    from rich.console import Console
+
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(content)

@@ -13,13 +13,8 @@ import click
 
 from wattspan.cli.formatting import TableColumn, joules_text, table_lines
 from wattspan.cli.options import FILE, echo_result, json_option
-from wattspan.clock import SystemClock
-from wattspan.http.messages import HttpRequest
-from wattspan.http.sockets import Peer
 from wattspan.model import Consumer
 from wattspan.ports import WattspanError
-from wattspan.processes.procfs import ProcFs
-from wattspan.recurring.optimizer import FILE_OWNER, ask_agent, this_host
 from wattspan.sdk.client import request_json
 from wattspan.util.text import printable
 
@@ -224,11 +219,16 @@ def _newest(store: Path | None, job: str) -> int:
 
 def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]:
     """The agent's answer to a request; with ``store``, the answer that it would give by it."""
+    from wattspan.recurring.optimizer import FILE_OWNER, ask_agent, this_host
+
     reads = name == "status"
     if store is None:
         return request_json(f"/v1/recurring/{name}", facts) if reads else ask_agent(name, facts)
     from wattspan.api.recurring import RECURRING_PATH, RecurringHandler
     from wattspan.api.requests import ProblemError
+    from wattspan.clock import SystemClock
+    from wattspan.http.messages import HttpRequest
+    from wattspan.http.sockets import Peer
 
     handler = RecurringHandler(
         store, _LocalProcesses(), lambda _: FILE_OWNER, SystemClock(), host=this_host()
@@ -248,6 +248,8 @@ class _LocalProcesses:
     """The processes of this host."""
 
     def identify(self, pid: int) -> Consumer | None:
+        from wattspan.processes.procfs import ProcFs
+
         stat = ProcFs().stat(pid)
         return None if stat is None else Consumer(pid, stat.started)
 

@@ -13,107 +13,76 @@ BoolOrAuto = bool | Literal["auto"]
 
 
 class FixedCapSettings(Table, frozen=True):
-    """One cap that applies with and without tuning."""
+    """One cap that applies with and without tuning.
 
-    device: Annotated[str, about('UUID or index of a GPU, a zone such as "intel-rapl:0", or "*".')]
-    watts: Annotated[int, about("Power limit in watts.", least=1, most=100_000)]
-    knob: Annotated[Knob, about("`gpu_power` or `cpu_power`.")] = Knob.GPU_POWER
+    Keys:
+        device: UUID or index of a GPU, a zone such as "intel-rapl:0", or "*".
+        watts: Power limit in watts.
+        knob: `gpu_power` or `cpu_power`.
+    """
+
+    device: str
+    watts: Annotated[int, about(least=1, most=100_000)]
+    knob: Knob = Knob.GPU_POWER
 
 
 class PrioritySettings(Table, frozen=True):
-    """Priority of a device when the host's budget is smaller than the sum of demands."""
+    """Priority of a device when the host's budget is smaller than the sum of demands.
 
-    device: Annotated[str, about("UUID or index of a GPU, or a zone.")]
-    priority: Annotated[
-        int,
-        about("Priority; the capper reduces devices with lower numbers first.", least=0, most=1000),
-    ] = 100
+    Keys:
+        device: UUID or index of a GPU, or a zone.
+        priority: Priority; the capper reduces devices with lower numbers first.
+    """
+
+    device: str
+    priority: Annotated[int, about(least=0, most=1000)] = 100
 
 
 class CapsSettings(Table, frozen=True):
-    """Power limits, and the process that writes them: `wattspan capper`."""
+    """Power limits, and the process that writes them: `wattspan capper`.
 
-    capper: Annotated[
-        BoolOrAuto,
-        about(
-            "Let `wattspan run` start a capper if caps need one; `auto`: if it may write limits."
-        ),
-    ] = "auto"
-    users: Annotated[
-        tuple[str, ...],
-        about(
-            "Users whose processes may use the capper, besides root of this host and the capper's "
-            "own user. `root` adds root of containers that have the socket."
-        ),
-    ] = ("wattspan",)
-    ceiling_users: Annotated[
-        tuple[str, ...],
-        about(
-            "Users that may use the capper and set a power ceiling for the host, on its socket or "
-            "as owners of `budget_file`, besides root. `users` does not grant ceilings."
-        ),
-    ] = ()
-    actuators: Annotated[
-        tuple[str, ...],
-        about(
-            "Installed plugins of the entry points `wattspan.actuators` whose devices the capper "
-            "limits besides its own. The capper imports them, with its rights, and no other one."
-        ),
-    ] = ()
-    lease: Annotated[
-        Duration,
-        about("Time until the limits of a silent tuner are restored.", least="1s", most="10m"),
-    ] = Duration.parse("10s")
-    largest_step: Annotated[
-        float,
-        about(
-            "Largest step down of a cap, as a fraction of the default limit.", least=0.01, most=1
-        ),
-    ] = 0.25
-    floor_watts: Annotated[
-        int, about("Lower bound of every cap in watts, besides the hardware's minimum.", least=0)
-    ] = 0
-    ramp_watts_per_second: Annotated[
-        int,
-        about(
-            "Largest change of the host's power limits together, up and down; 0 for any. It delays "
-            "no restore after the end of a cap, a tuner or the capper.",
-            least=0,
-            most=1_000_000,
-        ),
-    ] = 0
-    fixed: Annotated[
-        tuple[FixedCapSettings, ...], about("Caps without tuning, `[[caps.fixed]]`.")
-    ] = ()
-    budget_watts: Annotated[
-        int, about("Power budget of all devices with a knob; 0 for none.", least=0, most=1_000_000)
-    ] = 0
-    reserve_watts: Annotated[
-        int,
-        about("Watts of that budget for devices that cannot be capped.", least=0, most=1_000_000),
-    ] = 0
-    budget_file: Annotated[
-        str,
-        about(
-            'File in which another program writes a power ceiling: `watts = 1200`, `ttl = "1h"`; '
-            '"" for none. Its owner must be root, the user of the capper or one of '
-            "`ceiling_users`; no other user may write it. Without further writes the last ceiling "
-            "stays until its ttl has passed."
-        ),
-    ] = ""
-    priority: Annotated[
-        tuple[PrioritySettings, ...], about("Priorities of devices, `[[caps.priority]]`.")
-    ] = ()
-    log_size: Annotated[
-        Size, about("Half of the disk limit of all audit log files together.", least="64KiB")
-    ] = Size.parse("4MiB")
-    host_dir: Annotated[
-        str,
-        about(
-            "Directory of the lock by which a host has one capper, and of the link to its socket; "
-            "the same for every agent of the host."
-        ),
-    ] = "/run/wattspan-capper"
+    Keys:
+        capper: Let `wattspan run` start a capper if caps need one; `auto`: if it may write limits.
+        users: Users whose processes may use the capper, besides root of this host and the capper's
+            own user. `root` adds root of containers that have the socket.
+        ceiling_users: Users that may use the capper and set a power ceiling for the host, on its
+            socket or as owners of `budget_file`, besides root. `users` does not grant ceilings.
+        actuators: Installed plugins of the entry points `wattspan.actuators` whose devices the
+            capper limits besides its own. The capper imports them, with its rights, and no other
+            one.
+        lease: Time until the limits of a silent tuner are restored.
+        largest_step: Largest step down of a cap, as a fraction of the default limit.
+        floor_watts: Lower bound of every cap in watts, besides the hardware's minimum.
+        ramp_watts_per_second: Largest change of the host's power limits together, up and down; 0
+            for any. It delays no restore after the end of a cap, a tuner or the capper.
+        fixed: Caps without tuning, `[[caps.fixed]]`.
+        budget_watts: Power budget of all devices with a knob; 0 for none.
+        reserve_watts: Watts of that budget for devices that cannot be capped.
+        budget_file: File in which another program writes a power ceiling: `watts = 1200`, `ttl =
+            "1h"`; "" for none. Its owner must be root, the user of the capper or one of
+            `ceiling_users`; no other user may write it. Without further writes the last ceiling
+            stays until its ttl has passed.
+        priority: Priorities of devices, `[[caps.priority]]`.
+        log_size: Half of the disk limit of all audit log files together.
+        host_dir: Directory of the lock by which a host has one capper, and of the link to its
+            socket; the same for every agent of the host.
+    """
+
+    capper: BoolOrAuto = "auto"
+    users: tuple[str, ...] = ("wattspan",)
+    ceiling_users: tuple[str, ...] = ()
+    actuators: tuple[str, ...] = ()
+    lease: Annotated[Duration, about(least="1s", most="10m")] = Duration.parse("10s")
+    largest_step: Annotated[float, about(least=0.01, most=1)] = 0.25
+    floor_watts: Annotated[int, about(least=0)] = 0
+    ramp_watts_per_second: Annotated[int, about(least=0, most=1_000_000)] = 0
+    fixed: tuple[FixedCapSettings, ...] = ()
+    budget_watts: Annotated[int, about(least=0, most=1_000_000)] = 0
+    reserve_watts: Annotated[int, about(least=0, most=1_000_000)] = 0
+    budget_file: str = ""
+    priority: tuple[PrioritySettings, ...] = ()
+    log_size: Annotated[Size, about(least="64KiB")] = Size.parse("4MiB")
+    host_dir: str = "/run/wattspan-capper"
 
     @property
     def imposes(self) -> bool:

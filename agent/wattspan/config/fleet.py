@@ -15,86 +15,46 @@ _PLACE = re.compile(rf"(?:{_NAME.pattern}(?:/{_NAME.pattern})*)?")
 
 
 class FleetSettings(Table, frozen=True):
-    """A fleet: hosts that share power budgets, coordinated by an etcd cluster."""
+    """A fleet: hosts that share power budgets, coordinated by an etcd cluster.
 
-    endpoints: Annotated[
-        tuple[str, ...],
-        about(
-            'Members of the etcd cluster, such as `["https://etcd-1:2379"]`; `[]` for no fleet. '
-            "The host then limits its devices to the power that the fleet allots to it."
-        ),
-    ] = ()
-    name: Annotated[str, about('Name of this host, unique in the fleet; "" is its host name.')] = ""
-    place: Annotated[
-        str,
-        about(
-            'Groups of this host, the outermost first, such as "row-1/rack-3"; each has budgets.'
-        ),
-    ] = ""
-    priority: Annotated[
-        int,
-        about(
-            "Priority of this host: lower ones are limited first. Counts only if the operator has "
-            "written no terms for the host, and then as far as it is below the default terms.",
-            least=0,
-            most=1000,
-        ),
-    ] = 100
-    prefix: Annotated[
-        str, about("Prefix of the fleet's keys in etcd; fleets with different prefixes are apart.")
-    ] = "/wattspan/fleet/"
-    lead: Annotated[
-        bool, about("Let this host be elected to divide the budgets among all hosts.")
-    ] = True
-    contact: Annotated[
-        Duration,
-        about(
-            "Time without contact to the fleet until this host falls back to its safe allotment.",
-            least="3s",
-            most="5m",
-        ),
-    ] = Duration.parse("10s")
-    fallback: Annotated[
-        Duration,
-        about(
-            "Time that the fallback itself may take, before the fleet allots the released power "
-            "to other hosts. It covers the writes of all limits and the drift of clocks.",
-            least="1s",
-            most="5m",
-        ),
-    ] = Duration.parse("5s")
-    least_change_watts: Annotated[
-        int,
-        about(
-            "Smallest change of an allotment for the sake of demand alone.", least=0, most=10_000
-        ),
-    ] = 10
-    timeout: Annotated[
-        Duration,
-        about(
-            "Time limit of one call to etcd, divided among its members; a quarter of `contact` at "
-            "most.",
-            least="1s",
-            most="1m",
-        ),
-    ] = Duration.parse("2s")
-    user: Annotated[str, about("User of etcd's authentication; none by default.")] = ""
-    password_file: Annotated[
-        str, about("File with the password of that user, closed to other users of this host.")
-    ] = ""
-    tls_ca: Annotated[
-        str,
-        about(
-            "File of certificate authorities (PEM) that sign the members' certificates; by default "
-            "those that the host trusts."
-        ),
-    ] = ""
-    tls_certificate: Annotated[
-        str, about("File of a client certificate (PEM) for etcd; none by default.")
-    ] = ""
-    tls_key: Annotated[
-        str, about("File of the key to it (PEM), unless it is in the same file.")
-    ] = ""
+    Keys:
+        endpoints: Members of the etcd cluster, such as `["https://etcd-1:2379"]`; `[]` for no
+            fleet. The host then limits its devices to the power that the fleet allots to it.
+        name: Name of this host, unique in the fleet; "" is its host name.
+        place: Groups of this host, the outermost first, such as "row-1/rack-3"; each has budgets.
+        priority: Priority of this host: lower ones are limited first. Counts only if the operator
+            has written no terms for the host, and then as far as it is below the default terms.
+        prefix: Prefix of the fleet's keys in etcd; fleets with different prefixes are apart.
+        lead: Let this host be elected to divide the budgets among all hosts.
+        contact: Time without contact to the fleet until this host falls back to its safe allotment.
+        fallback: Time that the fallback itself may take, before the fleet allots the released power
+            to other hosts. It covers the writes of all limits and the drift of clocks.
+        least_change_watts: Smallest change of an allotment for the sake of demand alone.
+        timeout: Time limit of one call to etcd, divided among its members; a quarter of `contact`
+            at most.
+        user: User of etcd's authentication; none by default.
+        password_file: File with the password of that user, closed to other users of this host.
+        tls_ca: File of certificate authorities (PEM) that sign the members' certificates; by
+            default those that the host trusts.
+        tls_certificate: File of a client certificate (PEM) for etcd; none by default.
+        tls_key: File of the key to it (PEM), unless it is in the same file.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    name: str = ""
+    place: str = ""
+    priority: Annotated[int, about(least=0, most=1000)] = 100
+    prefix: str = "/wattspan/fleet/"
+    lead: bool = True
+    contact: Annotated[Duration, about(least="3s", most="5m")] = Duration.parse("10s")
+    fallback: Annotated[Duration, about(least="1s", most="5m")] = Duration.parse("5s")
+    least_change_watts: Annotated[int, about(least=0, most=10_000)] = 10
+    timeout: Annotated[Duration, about(least="1s", most="1m")] = Duration.parse("2s")
+    user: str = ""
+    password_file: str = ""
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
 
     @property
     def call_timeout(self) -> int:

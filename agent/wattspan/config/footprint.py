@@ -17,45 +17,32 @@ _CURRENCY = re.compile(r"[A-Za-z]{1,12}")
 
 
 class RateSettings(Table, frozen=True):
-    """Source of a rate per kilowatt-hour: at most one of a constant, `schedule`, `url`, `file`."""
+    """Source of a rate per kilowatt-hour: at most one of a constant, `schedule`, `url`, `file`.
+
+    Keys:
+        schedule: Absolute path of a tariff file with rates by time of day. The agent reads a
+            changed file again within half a minute.
+        url: Prometheus server, or a compatible one, with the rate: "http://127.0.0.1:9090".
+        query: PromQL query to that server with one number as its result.
+        file: File with the rate as one number, which another program updates.
+        factor: Factor from the number of `url` or `file` to the rate per kilowatt-hour: 0.001 for a
+            price per megawatt-hour, 1 for kilograms per megawatt-hour as grams.
+        refresh: Interval of queries or of file reads.
+        max_age: Age above which the answer, or the file, is ignored.
+        timeout: Timeout of a query to the server.
+    """
 
     constant_key: ClassVar[str]
     """The key of a constant rate."""
 
-    schedule: Annotated[
-        str,
-        about(
-            "Absolute path of a tariff file with rates by time of day. The agent reads a changed "
-            "file again within half a minute."
-        ),
-    ] = ""
-    url: Annotated[
-        str,
-        about('Prometheus server, or a compatible one, with the rate: "http://127.0.0.1:9090".'),
-    ] = ""
-    query: Annotated[str, about("PromQL query to that server with one number as its result.")] = ""
-    file: Annotated[
-        str, about("File with the rate as one number, which another program updates.")
-    ] = ""
-    factor: Annotated[
-        float,
-        about(
-            "Factor from the number of `url` or `file` to the rate per kilowatt-hour: 0.001 for a "
-            "price per megawatt-hour, 1 for kilograms per megawatt-hour as grams.",
-            least=1e-9,
-            most=1e9,
-        ),
-    ] = 1.0
-    refresh: Annotated[
-        Duration, about("Interval of queries or of file reads.", least="1s", most="1d")
-    ] = Duration.parse("1m")
-    max_age: Annotated[
-        Duration,
-        about("Age above which the answer, or the file, is ignored.", least="1s", most="30d"),
-    ] = Duration.parse("15m")
-    timeout: Annotated[
-        Duration, about("Timeout of a query to the server.", least="100ms", most="1m")
-    ] = Duration.parse("10s")
+    schedule: str = ""
+    url: str = ""
+    query: str = ""
+    file: str = ""
+    factor: Annotated[float, about(least=1e-9, most=1e9)] = 1.0
+    refresh: Annotated[Duration, about(least="1s", most="1d")] = Duration.parse("1m")
+    max_age: Annotated[Duration, about(least="1s", most="30d")] = Duration.parse("15m")
+    timeout: Annotated[Duration, about(least="100ms", most="1m")] = Duration.parse("10s")
 
     @property
     def unit(self) -> str:
@@ -96,16 +83,16 @@ class CostSettings(RateSettings, frozen=True):
     """Cost of energy. At most one of `price`, `schedule`, `url` and `file` may be set.
 
     The agent treats a price below zero as unknown, because totals must not fall.
+
+    Keys:
+        currency: Currency of all amounts, such as "EUR": 1 to 12 letters.
+        price: Constant price of a kilowatt-hour.
     """
 
     constant_key = "price"
 
-    currency: Annotated[str, about('Currency of all amounts, such as "EUR": 1 to 12 letters.')] = (
-        "EUR"
-    )
-    price: Annotated[
-        float | None, about("Constant price of a kilowatt-hour.", least=0, most=MAX_RATE)
-    ] = None
+    currency: str = "EUR"
+    price: Annotated[float | None, about(least=0, most=MAX_RATE)] = None
 
     @property
     def unit(self) -> str:
@@ -124,14 +111,14 @@ class CarbonSettings(RateSettings, frozen=True):
     """Carbon emissions of energy, in g/kWh of carbon dioxide equivalent.
 
     At most one of `intensity`, `schedule`, `url` and `file` may be set.
+
+    Keys:
+        intensity: Constant carbon intensity in grams per kilowatt-hour.
     """
 
     constant_key = "intensity"
 
-    intensity: Annotated[
-        float | None,
-        about("Constant carbon intensity in grams per kilowatt-hour.", least=0, most=MAX_RATE),
-    ] = None
+    intensity: Annotated[float | None, about(least=0, most=MAX_RATE)] = None
 
     @property
     def unit(self) -> str:

@@ -1,6 +1,6 @@
 """Configuration tables of the agent, and `Config`, which holds all of them.
 
-The ``about`` of each key is its documentation: ``scripts/reference.py`` writes
+The docstring of each table documents its keys: ``scripts/reference.py`` writes
 ``docs/reference/configuration.md`` from them.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
@@ -22,123 +22,96 @@ from wattspan.model import HwType, IdlePolicy, Knob, Milliwatts, NamePolicy
 from wattspan.model.settings import Duration, Listen, Size, Table, about, quoted, to_plain
 
 
-class AgentSettings(Table, frozen=True):
-    """The agent as a whole: sampling interval, directories, query limits and history."""
+class SamplingInterval(Duration):
+    """A fixed duration, or ``"auto"``, whose value is the interval at rest."""
 
-    interval: Annotated[
-        Duration,
-        about("Sampling interval of counters and process accounting.", least="10ms", most="1m"),
-    ] = Duration.parse("100ms")
-    state_dir: Annotated[
-        str, about("Directory of data that outlives a restart. Only the agent writes there.")
-    ] = "/var/lib/wattspan"
-    run_dir: Annotated[
-        str, about("Directory of the Unix sockets. No other user may own or write it.")
-    ] = "/run/wattspan"
-    api: Annotated[
-        bool, about("Serve queries of `wattspan measure` and `wattspan.window` on a Unix socket.")
-    ] = True
-    api_resolution: Annotated[
-        Duration,
-        about(
-            "Time resolution of CPU, memory and platform energy for users other than root and the "
-            "agent's own: finer figures disclose the computations of other users. The energy of "
-            "a user's own processes and of GPUs keeps its full resolution.",
-            least="10ms",
-            most="1h",
-        ),
-    ] = Duration.parse("1s")
-    max_rate: Annotated[
-        int,
-        about(
-            "Requests per second with spans or queries that the agent accepts from one user of "
-            "this host, or from one other host; the burst is four times as many. The agent "
-            "answers further requests with a retry status.",
-            least=1,
-            most=1_000_000,
-        ),
-    ] = 500
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        about("Lowest severity of logged messages. The log goes to standard error."),
-    ] = "info"
-    history: Annotated[
-        Duration,
-        about("Length of the in-memory history of settled energy.", least="1s", most="24h"),
-    ] = Duration.parse("5m")
-    history_bytes: Annotated[
-        Size,
-        about("Memory limit of that history; the oldest is dropped.", least="1MiB", most="4GiB"),
-    ] = Size.parse("16MiB")
+    kind = 'duration such as "100ms" or "1s", or "auto"'
+    is_auto = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``text``; ValueError."""
+        if text.strip() != "auto":
+            return super().parse(text)
+        interval = cls(10**9)
+        interval.is_auto = True
+        return interval
+
+    def __str__(self) -> str:
+        return "auto" if self.is_auto else super().__str__()
+
+
+class AgentSettings(Table, frozen=True):
+    """The agent as a whole: sampling interval, directories, query limits and history.
+
+    Keys:
+        interval: Sampling interval of counters and process accounting. `auto`: one second at rest,
+            and 100 ms while somebody needs it: a process that sends spans, holds a side-channel
+            connection or measures windows, a query, a tuned job, a GPU without energy counter, an
+            idle power that is still learned, and the first seconds after the start.
+        state_dir: Directory of data that outlives a restart. Only the agent writes there.
+        run_dir: Directory of the Unix sockets. No other user may own or write it.
+        api: Serve queries of `wattspan measure` and `wattspan.window` on a Unix socket.
+        api_resolution: Time resolution of CPU, memory and platform energy for users other than root
+            and the agent's own: finer figures disclose the computations of other users. The energy
+            of a user's own processes and of GPUs keeps its full resolution.
+        max_rate: Requests per second with spans or queries that the agent accepts from one user of
+            this host, or from one other host; the burst is four times as many. The agent answers
+            further requests with a retry status.
+        log_level: Lowest severity of logged messages. The log goes to standard error.
+        history: Length of the in-memory history of settled energy.
+        history_bytes: Memory limit of that history; the oldest is dropped.
+    """
+
+    interval: Annotated[SamplingInterval, about(least="10ms", most="1m")] = SamplingInterval.parse(
+        "auto"
+    )
+    state_dir: str = "/var/lib/wattspan"
+    run_dir: str = "/run/wattspan"
+    api: bool = True
+    api_resolution: Annotated[Duration, about(least="10ms", most="1h")] = Duration.parse("1s")
+    max_rate: Annotated[int, about(least=1, most=1_000_000)] = 500
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    history: Annotated[Duration, about(least="1s", most="24h")] = Duration.parse("5m")
+    history_bytes: Annotated[Size, about(least="1MiB", most="4GiB")] = Size.parse("16MiB")
 
 
 class ProcessesSettings(Table, frozen=True):
-    """Naming and limits of processes and groups, and the attribution of idle energy."""
+    """Naming and limits of processes and groups, and the attribution of idle energy.
 
-    top: Annotated[
-        int, about("Processes with a series; `other` is the sum of the rest.", least=0, most=10_000)
-    ] = 50
-    names: Annotated[
-        NamePolicy,
-        about(
-            "Name of a process in every output: the kernel's name; for an interpreter the file or "
-            "module that it runs as well, as in `python3 train.py`, without other arguments; or "
-            "`process` for all, distinguished by pid. Stored data keeps its earlier names."
-        ),
-    ] = NamePolicy.COMMAND
-    groups: Annotated[
-        int,
-        about(
-            "Number of containers, pods, jobs, units and users with an account. Above it, the "
-            "agent removes groups without energy for ten minutes, and new groups share the "
-            "`other` of their kind.",
-            least=1,
-            most=100_000,
-        ),
-    ] = 1000
-    pod_resources: Annotated[
-        str,
-        about(
-            "Socket of the kubelet's Pod Resources API, which names the pods of each GPU and MIG "
-            'instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if the agent may '
-            'use it and `wattspan[grpc]` is installed; `""`: none.'
-        ),
-    ] = "auto"
-    kubernetes_node: Annotated[
-        str,
-        about(
-            "Name of this node in Kubernetes. With it the agent asks the API server for the "
-            "ResourceSlices of the node, where no CDI specification names a GPU that Dynamic "
-            'Resource Allocation gave to a pod. `""`: it asks no API server.'
-        ),
-    ] = ""
-    idle: Annotated[
-        IdlePolicy,
-        about(
-            "Attribution of a device's idle energy: to a separate account, to its users in "
-            "proportion to use, or to its holders in equal parts."
-        ),
-    ] = IdlePolicy.SEPARATE
-    cpu_idle_watts: Annotated[
-        float,
-        about(
-            "Idle power of each CPU package until the agent has learned it; 0: unknown. For a "
-            "host that is never at rest.",
-            least=0,
-            most=10_000,
-        ),
-    ] = 0.0
-    memory_idle_watts: Annotated[
-        float, about("The same for the memory of each package.", least=0, most=10_000)
-    ] = 0.0
-    events: Annotated[
-        BoolOrAuto,
-        about(
-            "Receive every fork and exit from the kernel, so that the agent attributes work "
-            "shorter than a sampling interval to its process. Needs CAP_NET_ADMIN. `false` also "
-            "turns off the count of work by CPU socket in the scheduler (eBPF)."
-        ),
-    ] = "auto"
+    Keys:
+        top: Processes with a series; `other` is the sum of the rest.
+        names: Name of a process in every output: the kernel's name; for an interpreter the file or
+            module that it runs as well, as in `python3 train.py`, without other arguments; or
+            `process` for all, distinguished by pid. Stored data keeps its earlier names.
+        groups: Number of containers, pods, jobs, units and users with an account. Above it, the
+            agent removes groups without energy for ten minutes, and new groups share the `other` of
+            their kind.
+        pod_resources: Socket of the kubelet's Pod Resources API, which names the pods of each GPU
+            and MIG instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if the agent
+            may use it and `wattspan[grpc]` is installed; `""`: none.
+        kubernetes_node: Name of this node in Kubernetes. With it the agent asks the API server for
+            the ResourceSlices of the node, where no CDI specification names a GPU that Dynamic
+            Resource Allocation gave to a pod. `""`: it asks no API server.
+        idle: Attribution of a device's idle energy: to a separate account, to its users in
+            proportion to use, or to its holders in equal parts.
+        cpu_idle_watts: Idle power of each CPU package until the agent has learned it; 0: unknown.
+            For a host that is never at rest.
+        memory_idle_watts: The same for the memory of each package.
+        events: Receive every fork and exit from the kernel, so that the agent attributes work
+            shorter than a sampling interval to its process. Needs CAP_NET_ADMIN. `false` also turns
+            off the count of work by CPU socket in the scheduler (eBPF).
+    """
+
+    top: Annotated[int, about(least=0, most=10_000)] = 50
+    names: NamePolicy = NamePolicy.COMMAND
+    groups: Annotated[int, about(least=1, most=100_000)] = 1000
+    pod_resources: str = "auto"
+    kubernetes_node: str = ""
+    idle: IdlePolicy = IdlePolicy.SEPARATE
+    cpu_idle_watts: Annotated[float, about(least=0, most=10_000)] = 0.0
+    memory_idle_watts: Annotated[float, about(least=0, most=10_000)] = 0.0
+    events: BoolOrAuto = "auto"
 
     @property
     def idle_powers(self) -> dict[HwType, Milliwatts]:
@@ -148,66 +121,48 @@ class ProcessesSettings(Table, frozen=True):
 
 
 class StoreSettings(Table, frozen=True):
-    """The embedded store behind `wattspan report`: energy by minute, hour and day."""
+    """The embedded store behind `wattspan report`: energy by minute, hour and day.
 
-    enabled: Annotated[
-        BoolOrAuto, about("Keep a store. `auto`: if the agent can write the state directory.")
-    ] = "auto"
-    interval: Annotated[
-        Duration, about("Interval of writes to the store.", least="1s", most="10m")
-    ] = Duration.parse("5s")
-    minutes: Annotated[
-        Duration, about("Retention of buckets of a minute.", least="1h", most="3650d")
-    ] = Duration.parse("2d")
-    hours: Annotated[
-        Duration, about("Retention of buckets of an hour.", least="1d", most="3650d")
-    ] = Duration.parse("60d")
-    days: Annotated[
-        Duration, about("Retention of buckets of a day.", least="1d", most="36500d")
-    ] = Duration.parse("1830d")
-    max_size: Annotated[
-        Size,
-        about("Disk limit of the store; the oldest data goes first.", least="1MiB", most="64GiB"),
-    ] = Size.parse("256MiB")
-    processes: Annotated[
-        int, about("Commands with a row in one bucket; `other` is the rest.", least=1, most=10_000)
-    ] = 50
-    groups: Annotated[
-        int,
-        about(
-            "Groups of a kind with a row in a bucket; `other` is the rest.", least=1, most=10_000
-        ),
-    ] = 250
-    spans: Annotated[
-        int,
-        about("Span names with a row in one bucket; `other` is the rest.", least=1, most=10_000),
-    ] = 250
+    Keys:
+        enabled: Keep a store. `auto`: if the agent can write the state directory.
+        interval: Interval of writes to the store.
+        minutes: Retention of buckets of a minute.
+        hours: Retention of buckets of an hour.
+        days: Retention of buckets of a day.
+        max_size: Disk limit of the store; the oldest data goes first.
+        processes: Commands with a row in one bucket; `other` is the rest.
+        groups: Groups of a kind with a row in a bucket; `other` is the rest.
+        spans: Span names with a row in one bucket; `other` is the rest.
+    """
+
+    enabled: BoolOrAuto = "auto"
+    interval: Annotated[Duration, about(least="1s", most="10m")] = Duration.parse("5s")
+    minutes: Annotated[Duration, about(least="1h", most="3650d")] = Duration.parse("2d")
+    hours: Annotated[Duration, about(least="1d", most="3650d")] = Duration.parse("60d")
+    days: Annotated[Duration, about(least="1d", most="36500d")] = Duration.parse("1830d")
+    max_size: Annotated[Size, about(least="1MiB", most="64GiB")] = Size.parse("256MiB")
+    processes: Annotated[int, about(least=1, most=10_000)] = 50
+    groups: Annotated[int, about(least=1, most=10_000)] = 250
+    spans: Annotated[int, about(least=1, most=10_000)] = 250
 
 
 class AccessSettings(Table, frozen=True):
-    """The keys of TLS and tokens, for the table of a listener."""
+    """The keys of TLS and tokens, for the table of a listener.
 
-    tls_certificate: Annotated[
-        str,
-        about(
-            "PEM file with the certificate and its chain; the listener then accepts TLS only. The "
-            "agent reads this file and the next three again when they change."
-        ),
-    ] = ""
-    tls_key: Annotated[
-        str, about('PEM file with the key; "" if the file of the certificate holds it.')
-    ] = ""
-    tls_client_ca: Annotated[
-        str,
-        about("PEM file of an authority; the listener then requires client certificates by it."),
-    ] = ""
-    token_file: Annotated[
-        str,
-        about(
-            "File with one token per line, unreadable for other users. The listener then requires "
-            "one of them, as bearer token or as password of any user."
-        ),
-    ] = ""
+    Keys:
+        tls_certificate: PEM file with the certificate and its chain; the listener then accepts TLS
+            only. The agent reads this file and the next three again when they change.
+        tls_key: PEM file with the key; "" if the file of the certificate holds it.
+        tls_client_ca: PEM file of an authority; the listener then requires client certificates by
+            it.
+        token_file: File with one token per line, unreadable for other users. The listener then
+            requires one of them, as bearer token or as password of any user.
+    """
+
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    token_file: str = ""
 
     def __post_init__(self) -> None:
         if (self.tls_key or self.tls_client_ca) and not self.tls_certificate:
@@ -236,140 +191,73 @@ class SpansSettings(AccessSettings, frozen=True):
 
     If the port of a listener with its default address is in use, the agent logs a warning and
     continues. If the port of a configured listener is in use, the agent does not start.
+
+    Keys:
+        enabled: Receive spans.
+        http: Address of the OTLP/HTTP receiver; "" for none.
+        grpc: Address of the OTLP/gRPC receiver, such as "127.0.0.1:4317". Needs `wattspan[grpc]`.
+        unix: Receive spans on Unix sockets, where the kernel proves the sender's identity.
+        forwarders: Receive the spans of forwarders, such as collectors, on `otlp-forwarder.sock`,
+            and with `grpc` on `otlp-forwarder-grpc.sock`. Members of the agent's group may connect,
+            and the agent believes the processes that they name.
+        pod: Principal of a process in a Kubernetes pod: `pod`: processes of a pod may send spans
+            for each other; `uid`: those of one user in the pod.
+        unproven: Believe `process.pid` with `container.id` or `process.creation.time` of senders
+            that the kernel cannot identify, such as those on another host or in another network
+            namespace. Such a sender can claim the energy of any process.
+        weight: Division of a process's power among its open spans: `equal`, `cpu` (by thread CPU
+            time, where the application reports it), or the name of a numeric span attribute.
+        presets: Engines for language models whose spans are recognised by their attributes. The GPU
+            energy of an engine is divided among its concurrent requests. `gen_ai` are the
+            conventions of OpenTelemetry.
+        attributes: Further names of span attributes for tokens, models, operations and the
+            latencies of engines, read before the known ones: `input_tokens =
+            ["app.prompt_tokens"]`. `cached_tokens` are a part of the input. Times are seconds, or
+            text such as `1.5ms`.
+        names: Service-span name pairs with a series; `other` is the rest.
+        waiting: Names of spans in which a process waits for other ranks. The agent learns the
+            static power of GPUs from their time, and `wattspan advise` reports its energy.
+        resolution: Sampling interval of the CPU time of processes that send spans. It separates
+            spans shorter than the agent's interval.
+        max_request: Size limit of a request after decompression.
+        buffer: Memory limit of spans whose energy has not settled; the spans of one user take at
+            most half. Above it, the agent answers senders with a retry status.
+        open_spans: Announced open spans of all processes that the agent tracks.
+        forward: Collector that receives every span with its energy: an OTLP endpoint such as
+            "http://collector:4318" or "grpc://collector:4317"; "" for none.
+        forward_headers: Headers sent to that collector, as "authorization=Bearer%20...,x-tenant=a":
+            the form of OTEL_EXPORTER_OTLP_HEADERS. Never shown.
+        forward_headers_file: A file with more headers for that collector, one a line, `name:
+            value`; read at the start. Credentials belong there.
+        forward_queue: Size limit of the queue for that collector. The agent drops the oldest spans
+            first and counts them.
+        forward_spool: Keep that queue on disk, in the state directory, across restarts.
+        forward_decisions: Send decisions and the capper's audit log to the collector as log
+            records.
     """
 
-    enabled: Annotated[bool, about("Receive spans.")] = True
-    http: Annotated[Listen, about('Address of the OTLP/HTTP receiver; "" for none.')] = Listen(
-        "127.0.0.1:4318"
-    )
-    grpc: Annotated[
-        Listen,
-        about(
-            'Address of the OTLP/gRPC receiver, such as "127.0.0.1:4317". Needs `wattspan[grpc]`.'
-        ),
-    ] = Listen("")
-    unix: Annotated[
-        bool, about("Receive spans on Unix sockets, where the kernel proves the sender's identity.")
-    ] = True
-    forwarders: Annotated[
-        bool,
-        about(
-            "Receive the spans of forwarders, such as collectors, on `otlp-forwarder.sock`, and "
-            "with `grpc` on `otlp-forwarder-grpc.sock`. Members of the agent's group may connect, "
-            "and the agent believes the processes that they name."
-        ),
-    ] = False
-    pod: Annotated[
-        Literal["pod", "uid"],
-        about(
-            "Principal of a process in a Kubernetes pod: `pod`: processes of a pod may send "
-            "spans for each other; `uid`: those of one user in the pod."
-        ),
-    ] = "pod"
-    unproven: Annotated[
-        bool,
-        about(
-            "Believe `process.pid` with `container.id` or `process.creation.time` of senders that "
-            "the kernel cannot identify, such as those on another host or in another network "
-            "namespace. Such a sender can claim the energy of any process."
-        ),
-    ] = False
-    weight: Annotated[
-        str,
-        about(
-            "Division of a process's power among its open spans: `equal`, `cpu` (by thread CPU "
-            "time, where the application reports it), or the name of a numeric span attribute."
-        ),
-    ] = "cpu"
-    presets: Annotated[
-        tuple[SpanPreset, ...],
-        about(
-            "Engines for language models whose spans are recognised by their attributes. The GPU "
-            "energy of an engine is divided among its concurrent requests. `gen_ai` are the "
-            "conventions of OpenTelemetry."
-        ),
-    ] = SPAN_PRESETS
-    attributes: Annotated[
-        dict[SpanFigure, list[str]],
-        about(
-            "Further names of span attributes for tokens, models, operations and the latencies of "
-            'engines, read before the known ones: `input_tokens = ["app.prompt_tokens"]`. '
-            "`cached_tokens` are a part of the input. Times are seconds, or text such as `1.5ms`."
-        ),
-    ] = msgspec.field(default_factory=dict)
-    names: Annotated[
-        int,
-        about("Service-span name pairs with a series; `other` is the rest.", least=1, most=100_000),
-    ] = 500
-    waiting: Annotated[
-        tuple[str, ...],
-        about(
-            "Names of spans in which a process waits for other ranks. The agent learns the static "
-            "power of GPUs from their time, and `wattspan advise` reports its energy."
-        ),
-    ] = ("all_reduce", "recv")
-    resolution: Annotated[
-        Duration,
-        about(
-            "Sampling interval of the CPU time of processes that send spans. It separates spans "
-            "shorter than the agent's interval.",
-            least="1ms",
-            most="1s",
-        ),
-    ] = Duration.parse("10ms")
-    max_request: Annotated[
-        Size, about("Size limit of a request after decompression.", least="64KiB", most="1GiB")
-    ] = Size.parse("16MiB")
-    buffer: Annotated[
-        Size,
-        about(
-            "Memory limit of spans whose energy has not settled; the spans of one user take at "
-            "most half. Above it, the agent answers senders with a retry status.",
-            least="1MiB",
-            most="4GiB",
-        ),
-    ] = Size.parse("128MiB")
-    open_spans: Annotated[
-        int,
-        about("Announced open spans of all processes that the agent tracks.", least=1, most=10**7),
-    ] = 100_000
-    forward: Annotated[
-        str,
-        about(
-            "Collector that receives every span with its energy: an OTLP endpoint such as "
-            '"http://collector:4318" or "grpc://collector:4317"; "" for none.'
-        ),
-    ] = ""
-    forward_headers: Annotated[
-        str,
-        about(
-            'Headers sent to that collector, as "authorization=Bearer%20...,x-tenant=a": the form '
-            "of OTEL_EXPORTER_OTLP_HEADERS. Never shown.",
-            secret=True,
-        ),
-    ] = ""
-    forward_headers_file: Annotated[
-        str,
-        about(
-            "A file with more headers for that collector, one a line, `name: value`; read at the "
-            "start. Credentials belong there."
-        ),
-    ] = ""
-    forward_queue: Annotated[
-        Size,
-        about(
-            "Size limit of the queue for that collector. The agent drops the oldest spans first "
-            "and counts them.",
-            least="1MiB",
-            most="64GiB",
-        ),
-    ] = Size.parse("64MiB")
-    forward_spool: Annotated[
-        bool, about("Keep that queue on disk, in the state directory, across restarts.")
-    ] = False
-    forward_decisions: Annotated[
-        bool, about("Send decisions and the capper's audit log to the collector as log records.")
-    ] = True
+    enabled: bool = True
+    http: Listen = Listen("127.0.0.1:4318")
+    grpc: Listen = Listen("")
+    unix: bool = True
+    forwarders: bool = False
+    pod: Literal["pod", "uid"] = "pod"
+    unproven: bool = False
+    weight: str = "cpu"
+    presets: tuple[SpanPreset, ...] = SPAN_PRESETS
+    attributes: dict[SpanFigure, list[str]] = msgspec.field(default_factory=dict)
+    names: Annotated[int, about(least=1, most=100_000)] = 500
+    waiting: tuple[str, ...] = ("all_reduce", "recv")
+    resolution: Annotated[Duration, about(least="1ms", most="1s")] = Duration.parse("10ms")
+    max_request: Annotated[Size, about(least="64KiB", most="1GiB")] = Size.parse("16MiB")
+    buffer: Annotated[Size, about(least="1MiB", most="4GiB")] = Size.parse("128MiB")
+    open_spans: Annotated[int, about(least=1, most=10**7)] = 100_000
+    forward: str = ""
+    forward_headers: Annotated[str, about(secret=True)] = ""
+    forward_headers_file: str = ""
+    forward_queue: Annotated[Size, about(least="1MiB", most="64GiB")] = Size.parse("64MiB")
+    forward_spool: bool = False
+    forward_decisions: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -386,14 +274,15 @@ class SpansSettings(AccessSettings, frozen=True):
 
 
 class EmulationSettings(Table, frozen=True):
-    """An emulated host in place of the real one. Every figure has the provenance `emulated`."""
+    """An emulated host in place of the real one. Every figure has the provenance `emulated`.
 
-    profile: Annotated[
-        str, about('Emulated host to run, as in `--emulate`; "" for the real host.')
-    ] = ""
-    counters: Annotated[
-        Duration, about("Update interval of its CPU energy counters.", least="1ms", most="1s")
-    ] = Duration.parse("10ms")
+    Keys:
+        profile: Emulated host to run, as in `--emulate`; "" for the real host.
+        counters: Update interval of its CPU energy counters.
+    """
+
+    profile: str = ""
+    counters: Annotated[Duration, about(least="1ms", most="1s")] = Duration.parse("10ms")
 
 
 TABLES: Mapping[str, type[Table]] = {

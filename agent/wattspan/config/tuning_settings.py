@@ -55,120 +55,63 @@ class TunedJobSettings(Table, frozen=True):
     """One tuned job, identified by the spans that are its units of work.
 
     An empty key matches every span. Set `service`, `span` or both.
+
+    Keys:
+        service: `service.name` of its spans.
+        span: Name of the span that is one unit of its work.
+        work: Span attribute with the amount of work of a unit, such as tokens or samples, if the
+            amount varies; "tokens" are the `gen_ai.usage.*` tokens. "" counts each span as 1.
+        compute: Span of a rank's own computation in a synchronous job, to cap waiting ranks lower.
+        kind: Units of work are sequential (`steps`) or concurrent (`requests`).
+        latency: For requests: latency limit at `percentile`; 0: that of the original setting.
+        percentile: For requests: fraction of the requests that must be within `latency`.
+        control: `search` looks for one setting for all loads within the slowdown budget. `track`,
+            for requests: the setting follows the load of a server, within the latency limits `slo`.
+        slo: With `track`: latency limits, such as `{ttft_p99 = "400ms", tbt_p99 = "100ms"}`: time
+            to the first token, and time between tokens, at a percentile from 50 (`p999` is the
+            99.9th).
+        period: With `track`: time over which the load is averaged; the original setting is restored
+            within about a period of a rise.
+        ttft: With `track`: the time to the first token. A span attribute (seconds, or text with a
+            unit such as `340ms`); "event:NAME", the time of the first such event; "span:NAME", the
+            end of the first such child span; "": the report of an engine (`presets` in `[spans]`).
+        tbt: With `track`: the mean time between tokens. A span attribute as in `ttft`;
+            "event:NAME", the mean time between such events; "span:NAME", the duration of such child
+            spans per further output token; "": the time after the first token per further output
+            token.
+        classes: With `track`: `length` requires the limits of short (below 256 prompt tokens),
+            medium and long (from 1024) requests separately.
+        pipeline: For pipeline-parallel training: names of the span attributes of an instruction,
+            such as `{stage = "stage", microbatch = "microbatch", instruction = "instruction"}`. The
+            GPU of each rank gets a clock of its own; `span` is one iteration of a rank. With data
+            parallelism, add `replica = "NAME"`: an attribute whose value names the pipeline.
+        hosts: Most hosts of a fleet on which ranks of this synchronous job run. From 2 on, they
+            compare settings one after another, and each has its part of the slowdown budget. With
+            `pipeline`: the number of hosts on which the ranks of its one pipeline run; one of them
+            plans the clocks of all.
+        max_slowdown: Slowdown budget of this job; the default is that of `[autotune]`.
+        mode: Mode of this job; the default is that of `[autotune]`.
     """
 
-    service: Annotated[str, about("`service.name` of its spans.")] = ""
-    span: Annotated[str, about("Name of the span that is one unit of its work.")] = ""
-    work: Annotated[
-        str,
-        about(
-            "Span attribute with the amount of work of a unit, such as tokens or samples, if the "
-            'amount varies; "tokens" are the `gen_ai.usage.*` tokens. "" counts each span as 1.'
-        ),
-    ] = ""
-    compute: Annotated[
-        str,
-        about("Span of a rank's own computation in a synchronous job, to cap waiting ranks lower."),
-    ] = ""
-    kind: Annotated[
-        Literal["auto", "steps", "requests"],
-        about("Units of work are sequential (`steps`) or concurrent (`requests`)."),
-    ] = "auto"
-    latency: Annotated[
-        Duration,
-        about("For requests: latency limit at `percentile`; 0: that of the original setting."),
-    ] = Duration(0)
+    service: str = ""
+    span: str = ""
+    work: str = ""
+    compute: str = ""
+    kind: Literal["auto", "steps", "requests"] = "auto"
+    latency: Duration = Duration(0)
     percentile: Annotated[
-        float,
-        about(
-            "For requests: fraction of the requests that must be within `latency`.",
-            least=0.5,
-            most=0.9999,
-            hint="0.99 is the 99th percentile",
-        ),
+        float, about(least=0.5, most=0.9999, hint="0.99 is the 99th percentile")
     ] = 0.99
-    control: Annotated[
-        Literal["search", "track"],
-        about(
-            "`search` looks for one setting for all loads within the slowdown budget. `track`, for "
-            "requests: the setting follows the load of a server, within the latency limits `slo`."
-        ),
-    ] = "search"
-    slo: Annotated[
-        dict[str, Duration],
-        about(
-            'With `track`: latency limits, such as `{ttft_p99 = "400ms", tbt_p99 = "100ms"}`: time '
-            "to the first token, and time between tokens, at a percentile from 50 (`p999` is the "
-            "99.9th)."
-        ),
-    ] = {}  # noqa: RUF012 - msgspec copies it
-    period: Annotated[
-        Duration,
-        about(
-            "With `track`: time over which the load is averaged; the original setting is restored "
-            "within about a period of a rise.",
-            least="1s",
-            most="10m",
-        ),
-    ] = Duration.parse("5s")
-    ttft: Annotated[
-        str,
-        about(
-            "With `track`: the time to the first token. A span attribute (seconds, or text with a "
-            'unit such as `340ms`); "event:NAME", the time of the first such event; "span:NAME", '
-            'the end of the first such child span; "": the report of an engine (`presets` in '
-            "`[spans]`)."
-        ),
-    ] = ""
-    tbt: Annotated[
-        str,
-        about(
-            "With `track`: the mean time between tokens. A span attribute as in `ttft`; "
-            '"event:NAME", the mean time between such events; "span:NAME", the duration of such '
-            'child spans per further output token; "": the time after the first token per further '
-            "output token."
-        ),
-    ] = ""
-    classes: Annotated[
-        Literal["", "length"],
-        about(
-            "With `track`: `length` requires the limits of short (below 256 prompt tokens), medium "
-            "and long (from 1024) requests separately."
-        ),
-    ] = ""
-    pipeline: Annotated[
-        dict[str, str],
-        about(
-            "For pipeline-parallel training: names of the span attributes of an instruction, such "
-            'as `{stage = "stage", microbatch = "microbatch", instruction = "instruction"}`. The '
-            "GPU of each rank gets a clock of its own; `span` is one iteration of a rank. With "
-            'data parallelism, add `replica = "NAME"`: an attribute whose value names the pipeline.'
-        ),
-    ] = {}  # noqa: RUF012 - msgspec copies it
-    hosts: Annotated[
-        int,
-        about(
-            "Most hosts of a fleet on which ranks of this synchronous job run. From 2 on, they "
-            "compare settings one after another, and each has its part of the slowdown budget. "
-            "With `pipeline`: the number of hosts on which the ranks of its one pipeline run; one "
-            "of them plans the clocks of all.",
-            least=1,
-            most=64,
-        ),
-    ] = 1
-    max_slowdown: Annotated[
-        float | None,
-        about(
-            "Slowdown budget of this job; the default is that of `[autotune]`.",
-            least=0,
-            most=1,
-            hint="0.05 is 5 %",
-        ),
-    ] = None
-    mode: Annotated[
-        Literal["", "advise", "apply"],
-        about("Mode of this job; the default is that of `[autotune]`."),
-    ] = ""
+    control: Literal["search", "track"] = "search"
+    slo: dict[str, Duration] = {}  # noqa: RUF012 - msgspec copies it
+    period: Annotated[Duration, about(least="1s", most="10m")] = Duration.parse("5s")
+    ttft: str = ""
+    tbt: str = ""
+    classes: Literal["", "length"] = ""
+    pipeline: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    hosts: Annotated[int, about(least=1, most=64)] = 1
+    max_slowdown: Annotated[float | None, about(least=0, most=1, hint="0.05 is 5 %")] = None
+    mode: Literal["", "advise", "apply"] = ""
 
     def __post_init__(self) -> None:
         if not self.service and not self.span:
@@ -278,98 +221,50 @@ class TunedJobSettings(Table, frozen=True):
 
 
 class AutotuneSettings(Table, frozen=True):
-    """The tuner: slowdown budget, knobs and search."""
+    """The tuner: slowdown budget, knobs and search.
 
-    mode: Annotated[
-        Literal["off", "advise", "apply"],
-        about("`advise` reports decisions only; `apply` applies them to the jobs named below."),
-    ] = "off"
-    max_slowdown: Annotated[
-        float,
-        about(
-            "Slowdown budget of a job over its whole run: 0.05 is 5 %.",
-            least=0,
-            most=1,
-            hint="0.05 is 5 %",
-        ),
-    ] = 0.05
-    confidence: Annotated[
-        float,
-        about(
-            "Confidence level at which a setting must keep the budget.",
-            least=0.5,
-            most=0.9999,
-            hint="0.95 is 95 %",
-        ),
-    ] = 0.95
-    objective: Annotated[
-        Literal["energy", "cost", "time"],
-        about("Quantity to minimise among the settings that keep the budget."),
-    ] = "energy"
-    eta: Annotated[
-        float,
-        about("With `cost`: weight of energy; the weight of time is the rest.", least=0, most=1),
-    ] = 0.5
-    knobs: Annotated[
-        tuple[Knob, ...],
-        about(
-            "Knobs that the tuner may set, in this order. A device does not report `gpu_clock`, so "
-            "the capper resets it instead of restoring it."
-        ),
-    ] = (Knob.GPU_POWER,)
-    floor: Annotated[
-        float,
-        about(
-            "Lowest cap, as a fraction of the device's default limit.",
-            least=0,
-            most=1,
-            hint="0.6 is 60 %",
-        ),
-    ] = 0.6
-    gpus: Annotated[
-        tuple[str, ...],
-        about("UUIDs or indices of the GPUs that the tuner may cap; an empty list: all."),
-    ] = ()
-    groups: Annotated[
-        tuple[str, ...],
-        about(
-            "Groups whose jobs may be tuned, each as `name` or `kind:name`, such as a container, a "
-            "pod, a unit or `user:ann`; an empty list: all."
-        ),
-    ] = ()
-    apply_found: Annotated[
-        bool, about("Apply caps to jobs that the tuner detected from their spans as well.")
-    ] = False
-    declared: Annotated[
-        Literal["ignore", "tighten", "allow"],
-        about(
-            "Jobs that applications declare: `ignore` them; `tighten` lets an application choose a "
-            "smaller budget, fewer knobs and the objective; `allow` also a larger budget, and "
-            "applies limits to declared jobs that are not named below. The mode is never raised."
-        ),
-    ] = "tighten"
-    job: Annotated[tuple[TunedJobSettings, ...], about("Jobs, `[[autotune.job]]`.")] = ()
-    block: Annotated[
-        Duration, about("Shortest duration of a measurement block.", least="100ms", most="1h")
-    ] = Duration.parse("500ms")
-    block_units: Annotated[
-        int, about("Fewest units of work in a measurement block.", least=5, most=100_000)
-    ] = 10
-    settle: Annotated[
-        Duration,
-        about(
-            "Shortest settling time after each change of a setting; the tuner waits longer where "
-            "caps take longer to have their full effect.",
-            least="0s",
-            most="10m",
-        ),
-    ] = Duration.parse("750ms")
-    settle_units: Annotated[
-        int, about("Fewest units of work in the settling time.", least=0, most=10_000)
-    ] = 1
-    dwell: Annotated[
-        Duration, about("Shortest time between two searches.", least="1s", most="30d")
-    ] = Duration.parse("10m")
+    Keys:
+        mode: `advise` reports decisions only; `apply` applies them to the jobs named below.
+        max_slowdown: Slowdown budget of a job over its whole run: 0.05 is 5 %.
+        confidence: Confidence level at which a setting must keep the budget.
+        objective: Quantity to minimise among the settings that keep the budget.
+        eta: With `cost`: weight of energy; the weight of time is the rest.
+        knobs: Knobs that the tuner may set, in this order. A device does not report `gpu_clock`, so
+            the capper resets it instead of restoring it.
+        floor: Lowest cap, as a fraction of the device's default limit.
+        gpus: UUIDs or indices of the GPUs that the tuner may cap; an empty list: all.
+        groups: Groups whose jobs may be tuned, each as `name` or `kind:name`, such as a container,
+            a pod, a unit or `user:ann`; an empty list: all.
+        apply_found: Apply caps to jobs that the tuner detected from their spans as well.
+        declared: Jobs that applications declare: `ignore` them; `tighten` lets an application
+            choose a smaller budget, fewer knobs and the objective; `allow` also a larger budget,
+            and applies limits to declared jobs that are not named below. The mode is never raised.
+        job: Jobs, `[[autotune.job]]`.
+        block: Shortest duration of a measurement block.
+        block_units: Fewest units of work in a measurement block.
+        settle: Shortest settling time after each change of a setting; the tuner waits longer where
+            caps take longer to have their full effect.
+        settle_units: Fewest units of work in the settling time.
+        dwell: Shortest time between two searches.
+    """
+
+    mode: Literal["off", "advise", "apply"] = "off"
+    max_slowdown: Annotated[float, about(least=0, most=1, hint="0.05 is 5 %")] = 0.05
+    confidence: Annotated[float, about(least=0.5, most=0.9999, hint="0.95 is 95 %")] = 0.95
+    objective: Literal["energy", "cost", "time"] = "energy"
+    eta: Annotated[float, about(least=0, most=1)] = 0.5
+    knobs: tuple[Knob, ...] = (Knob.GPU_POWER,)
+    floor: Annotated[float, about(least=0, most=1, hint="0.6 is 60 %")] = 0.6
+    gpus: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    apply_found: bool = False
+    declared: Literal["ignore", "tighten", "allow"] = "tighten"
+    job: tuple[TunedJobSettings, ...] = ()
+    block: Annotated[Duration, about(least="100ms", most="1h")] = Duration.parse("500ms")
+    block_units: Annotated[int, about(least=5, most=100_000)] = 10
+    settle: Annotated[Duration, about(least="0s", most="10m")] = Duration.parse("750ms")
+    settle_units: Annotated[int, about(least=0, most=10_000)] = 1
+    dwell: Annotated[Duration, about(least="1s", most="30d")] = Duration.parse("10m")
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         budgets = {"max_slowdown": self.max_slowdown} | {

@@ -6,13 +6,12 @@ that values here are written by this module.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wattspan.config.loading import environment_variable
 from wattspan.config.settings import Config
-from wattspan.model.settings import Duration, SettingKey, Size, Table, keys
+from wattspan.model.settings import Duration, SettingKey, Size, Table, keys, table_text
 
 
 def to_toml(config: Config, *, origins: bool = False) -> str:
@@ -113,8 +112,7 @@ def reference_page(tables: Mapping[str, type[Table]]) -> str:
 
 def _reference_section(where: str, table: type[Table], *, array: bool = False) -> Iterator[str]:
     yield f"## `[[{where}]]`\n" if array else f"## `[{where}]`\n"
-    # A Table without a docstring would inherit the one of Table, which describes nothing.
-    yield f"{inspect.cleandoc(table.__dict__.get('__doc__') or '')}\n"
+    yield f"{table_text(table)}\n"
     if array:
         yield "This table may occur any number of times, in the file only.\n"
     for key in keys(table).values():

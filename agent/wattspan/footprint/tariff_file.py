@@ -33,27 +33,39 @@ _HINT = "leave out periods with a negative price: their rate counts as unknown"
 
 
 class PeriodRow(Table, frozen=True, rename={"begin": "from", "end": "to"}):
-    """One `[[period]]`."""
+    """One `[[period]]`.
 
-    rate: Annotated[
-        float, about("Price or intensity of a kilowatt-hour.", least=0, most=MAX_RATE, hint=_HINT)
-    ]
-    begin: Annotated[str, about("Time of day of its beginning.")] = "00:00"
-    end: Annotated[str, about("Time of day of its end.")] = "24:00"
-    days: Annotated[tuple[str, ...], about("Days or ranges of days of the week.")] = ()
-    season: Annotated[tuple[str, ...], about("First and last day of the year.")] = ()
-    since: Annotated[str, about("First day.")] = ""
-    until: Annotated[str, about("Last day.")] = ""
+    Keys:
+        rate: Price or intensity of a kilowatt-hour.
+        begin: Time of day of its beginning.
+        end: Time of day of its end.
+        days: Days or ranges of days of the week.
+        season: First and last day of the year.
+        since: First day.
+        until: Last day.
+    """
+
+    rate: Annotated[float, about(least=0, most=MAX_RATE, hint=_HINT)]
+    begin: str = "00:00"
+    end: str = "24:00"
+    days: tuple[str, ...] = ()
+    season: tuple[str, ...] = ()
+    since: str = ""
+    until: str = ""
 
 
 class TariffTable(Table, frozen=True):
-    """The whole file."""
+    """The whole file.
 
-    zone: Annotated[str, about('Time zone, such as "Europe/Berlin".')]
-    otherwise: Annotated[
-        float | None, about("Rate outside of all periods.", least=0, most=MAX_RATE, hint=_HINT)
-    ] = None
-    period: Annotated[tuple[PeriodRow, ...], about("Periods.")] = ()
+    Keys:
+        zone: Time zone, such as "Europe/Berlin".
+        otherwise: Rate outside of all periods.
+        period: Periods.
+    """
+
+    zone: str
+    otherwise: Annotated[float | None, about(least=0, most=MAX_RATE, hint=_HINT)] = None
+    period: tuple[PeriodRow, ...] = ()
 
 
 def read_schedule(path: Path) -> Schedule:

@@ -39,6 +39,7 @@ from wattspan.model.measurements import Reading as Reading
 from wattspan.model.measurements import Thing as Thing
 from wattspan.model.measurements import ThingKind as ThingKind
 from wattspan.model.measurements import energy_at as energy_at
+from wattspan.model.measurements import fills as fills
 from wattspan.model.measurements import mean_power as mean_power
 from wattspan.model.snapshot import MAX_RATE as MAX_RATE
 from wattspan.model.snapshot import AgentStats as AgentStats
@@ -72,6 +73,7 @@ from wattspan.model.spans import StaticSplit as StaticSplit
 from wattspan.model.spans import UnmeteredRow as UnmeteredRow
 from wattspan.model.spans import service_label as service_label
 from wattspan.model.tuning import CapKey as CapKey
+from wattspan.model.tuning import CapperFigures as CapperFigures
 from wattspan.model.tuning import CapRow as CapRow
 from wattspan.model.tuning import Decision as Decision
 from wattspan.model.tuning import DecisionReason as DecisionReason

@@ -28,6 +28,15 @@ def mean_power(energy: int, duration: int) -> Milliwatts:
     return Milliwatts(energy * 1_000_000 // duration)
 
 
+def fills(window: int, duration: int, last: int) -> bool:
+    """True if a sum over ``duration`` is as near to ``window`` as its steps permit, all in ns.
+
+    ``last`` is the length of the newest step. Steps of a second are a little shorter or longer, and
+    a window of a second has one of them, not two.
+    """
+    return 2 * duration + last >= 2 * window
+
+
 class ModelEnum(StrEnum):
     """A string enumeration with a fast hash.
 

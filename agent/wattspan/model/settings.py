@@ -2,8 +2,8 @@
 
 A plugin declares its table as a :class:`Table`; :func:`convert` builds it from plain values, or
 reports each fault as one sentence with key, value and remedy.
-``Annotated[int, about("Purpose of the key.", least=1)]`` documents a key and limits its values; the
-reference page is generated from it.
+The section ``Keys:`` of a table's docstring documents its keys, or ``about("Purpose.")`` of
+each; the reference page is generated from them. ``Annotated[int, about(least=1)]`` limits a value.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import inspect
 import ipaddress
 import re
 import types
@@ -131,15 +132,16 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def about(
-    text: str,
+    text: str = "",
     *,
     least: float | str | None = None,
     most: float | str | None = None,
     hint: str = "",
     secret: bool = False,
 ) -> msgspec.Meta:
-    """The documentation of a key and the limits of its values, such as ``least="10ms"``.
+    """The limits of a key's values, such as ``least="10ms"``, and its documentation.
 
+    ``text`` may stand in the docstring of the table instead, in its section ``Keys:``.
     ``hint`` is added to the error message of an invalid value. The value of a ``secret`` is never
     displayed.
     """
@@ -177,11 +179,29 @@ class SettingKey:
 def keys(table: type[Table]) -> Mapping[str, SettingKey]:
     """The keys of ``table`` by name, in the order they are declared; inherited keys are last."""
     own = table.__annotations__
+    docs = {name: text for kind in reversed(table.__mro__) for name, text in _sections(kind)[1]}
     fields = sorted(msgspec.structs.fields(table), key=lambda field: field.name not in own)
-    return {field.encode_name: _key(field) for field in fields}
+    return {field.encode_name: _key(field, docs.get(field.name, "")) for field in fields}
 
 
-def _key(field: msgspec.structs.FieldInfo) -> SettingKey:
+def table_text(table: type[Table]) -> str:
+    """The docstring of ``table`` before its section ``Keys:``; "" without one of its own."""
+    return _sections(table)[0]
+
+
+_KEY_ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
+def _sections(table: type) -> tuple[str, Iterator[tuple[str, str]]]:
+    """The text of a docstring, and the keys that it documents, by name."""
+    # A class without a docstring would inherit one, which describes its base.
+    text, _, documented = inspect.cleandoc(table.__dict__.get("__doc__") or "").partition(
+        "\n\nKeys:\n"
+    )
+    return text, ((name, " ".join(said.split())) for name, said in _KEY_ENTRY.findall(documented))
+
+
+def _key(field: msgspec.structs.FieldInfo, doc: str) -> SettingKey:
     # Nested annotations are flat: the metadata of the innermost comes first.
     metadata = getattr(field.type, "__metadata__", ())
     meta = [each for each in metadata if isinstance(each, msgspec.Meta)]
@@ -195,7 +215,7 @@ def _key(field: msgspec.structs.FieldInfo) -> SettingKey:
     return SettingKey(
         name=field.encode_name,
         type=field.type,
-        doc=next((m.description for m in meta if m.description), ""),
+        doc=next((m.description for m in meta if m.description), doc),
         default=None if field.required else default,
         required=field.required,
         least=extra.get("least"),

@@ -301,6 +301,8 @@ class AgentStats:
     """Resource usage and losses of the agent."""
 
     started: Instant
+    interval: int = 0  # of ticks, in nanoseconds
+    demands: Mapping[str, int] = field(default_factory=dict)  # consumers of fine ticks, by reason
     ticks: int = 0
     missed_ticks: int = 0
     recent_ticks: TickCounts = _NO_TICKS  # of the last minute

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from wattspan.attribution.division import split
@@ -197,7 +198,8 @@ class PlacementSampler:
         for amount, row in due[:MAX_SAMPLES]:
             row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
             roams = row.weights is not None and len(row.weights) > 1 and amount > MIN_CPU_TIME
-            row.next_placement = now + (FAST_INTERVAL if roams else SLOW_INTERVAL)
+            interval = FAST_INTERVAL if roams else SLOW_INTERVAL
+            row.next_placement = now + interval - interval // 20  # polls have some jitter
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 
     def _sample(self, pid: int, cpus: dict[int, int]) -> Weights | None:
@@ -228,11 +230,18 @@ class SocketTimesSample(NamedTuple):
     pairs: Sequence[int] = ()
     times: Sequence[int] = ()
 
-    def by_process(self) -> SocketTimesByPid:
+    def by_process(self, accounts: Mapping[int, int] = MappingProxyType({})) -> SocketTimesByPid:
+        """The times by process; those of the pids in ``accounts`` count with another process."""
         found: dict[int, dict[int, int]] = {}
         for pair, time in zip(self.pairs, self.times, strict=True):
             if time:
-                found.setdefault(pair >> 32, {})[pair & _SOCKET] = time
+                pid = pair >> 32
+                pid = accounts.get(pid, pid)
+                times = found.get(pid)
+                if times is None:
+                    times = found[pid] = {}
+                socket = pair & _SOCKET
+                times[socket] = times.get(socket, 0) + time
         return found
 
 
@@ -289,11 +298,11 @@ class SocketAccounting:
         start: Instant,
         end: Instant,
         active: Sequence[tuple[Payer, int, TrackedProcess | None]],
-        times: SocketTimesSample,
+        times: SocketTimesByPid,
         complete: bool,
         sees_all: bool = True,
     ) -> tuple[Usage, ...]:
-        """One usage for the host and one for each socket, divided by the sampled ``times``.
+        """One usage for the host and one for each socket, divided by the ``times``.
 
         If the process table is not ``complete``, a process may yet be found for the remaining time,
         so no time is unclaimed; it will be at the next complete poll. Without ``sees_all``,
@@ -302,7 +311,7 @@ class SocketAccounting:
         """
         spent_by_payer = _sum_by_payer(active)
         rows = {payer: row for payer, _, row in active if row is not None}
-        divided = self._divide(spent_by_payer, rows, times.by_process(), end.mono)
+        divided = self._divide(spent_by_payer, rows, times, end.mono)
         metered = self._metered_time()
         cpus = self._topology.capacity()
         duration = end.mono - start.mono

@@ -17,7 +17,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
@@ -192,39 +192,35 @@ def record_events(batch: DatagramBatch, events: ProcessEvents) -> None:
 
     A busy host has thousands of events a second, so one unpack reads all fields.
     """
-    slots = _EVENT_SLOT.iter_unpack(batch.memory)
-    for at, (length, slot) in enumerate(zip(batch.lengths, slots, strict=True)):
-        sender, size, *event = slot
-        if size == length >= _MIN_EVENT:
-            if sender == 0:  # only messages of the kernel are trustworthy
-                _add_event(events, *event)
+    slots = list(_EVENT_SLOT.iter_unpack(batch.memory))
+    plain = [
+        slot[1] == length >= _MIN_EVENT for length, slot in zip(batch.lengths, slots, strict=True)
+    ]
+    if all(plain):
+        found = [slot[2:] for slot in slots if slot[0] == 0]  # only the kernel is trustworthy
+    else:
+        found = list(_unpacked_events(batch, plain, events))
+    for index, value, what, first, second, third, fourth in found:
+        if index != _PROC_GROUP or value != 1:
             continue
-        events.lost = events.lost or batch.is_full(at)
-        for _, payload in messages(batch.datagram(at)):
-            if len(payload) >= _EVENT.size:
-                _add_event(events, *_EVENT.unpack_from(payload))
+        if what == _FORKED:
+            if third == fourth:  # the child's task and group
+                events.add_birth(third, second)
+        elif what == _EXITED:
+            if first == second:
+                events.exited.add(second)
+        elif what == _EXECED:
+            events.execed.add(second)
 
 
-def _add_event(
-    events: ProcessEvents,
-    index: int,
-    value: int,
-    what: int,
-    first: int,
-    second: int,
-    third: int,
-    fourth: int,
-) -> None:
-    if index != _PROC_GROUP or value != 1:
-        return
-    if what == _FORKED:
-        if third == fourth:  # the child's task and group
-            events.add_birth(third, second)
-    elif what == _EXITED:
-        if first == second:
-            events.exited.add(second)
-    elif what == _EXECED:
-        events.execed.add(second)
+def _unpacked_events(
+    batch: DatagramBatch, plain: Sequence[bool], events: ProcessEvents
+) -> Iterator[tuple[int, ...]]:
+    """The fields of the kernel's events; a datagram that is not ``plain`` may have several."""
+    for at, whole in enumerate(plain):
+        events.lost = events.lost or (not whole and batch.is_full(at))
+        bodies = (body for _, body in messages(batch.datagram(at)) if len(body) >= _EVENT.size)
+        yield from map(_EVENT.unpack_from, bodies)
 
 
 def acknowledgement(datagram: bytes) -> int | None:
@@ -364,18 +360,16 @@ def record_exits(layout: ExitLayout, batch: DatagramBatch, events: ProcessEvents
     Most are of processes with one thread, so one unpack reads all fields of their records.
     """
     expected = (0, layout.family, layout.task, layout.stats)
+    add_exit = events.add_exit
     for at, length in enumerate(batch.lengths):
         if length == layout.size and layout.grouped:
             found = _EXIT.unpack_from(batch.memory, at * batch.slot)
             if found[:4] == expected:
                 flag, cpu, command, user_id, parent, user, system, memory, pid, elapsed = found[4:]
                 if flag & _LAST_OF_GROUP:
-                    cpu = cpu or (user + system) * 1000
-                    name = _command(command)
-                    record = ExitRecord(
-                        pid, parent, cpu, elapsed * 1000, name, user_id, memory=memory
-                    )
-                    events.add_exit(record)
+                    cpu, name = cpu or (user + system) * 1000, _command(command)
+                    times = cpu, elapsed * 1000
+                    add_exit(ExitRecord(pid, parent, *times, name, user_id, True, memory))
                 continue
         events.lost = events.lost or batch.is_full(at)
         for kind, payload in messages(batch.datagram(at)):

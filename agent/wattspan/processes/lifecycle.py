@@ -191,6 +191,25 @@ class LifecycleUpdate:
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
 
+class _UnseenWork:
+    """The work of processes that no poll has seen, by the account that they share."""
+
+    def __init__(self, update: LifecycleUpdate) -> None:
+        self._update = update
+        self._totals: dict[tuple[Consumer, str], list[int]] = {}  # CPU time and weight
+
+    def add(self, consumer: Consumer, cgroup: str, record: ExitRecord) -> None:
+        total = self._totals.setdefault((consumer, cgroup), [0, 0])
+        total[0] += record.cpu
+        total[1] += exit_weight(record.memory)
+
+    def charge(self) -> None:
+        for (consumer, cgroup), (cpu, weight) in self._totals.items():
+            charge = CpuCharge(consumer, cpu, cgroup)
+            self._update.charges.append(charge)
+            self._update.ended.setdefault(cgroup, []).append(EndedCharge(charge, weight))
+
+
 class LifecycleTracker:
     """Updates the table from events, scans and clocks."""
 
@@ -227,7 +246,8 @@ class LifecycleTracker:
         replaced = self._replace_reused(update, new | update.found.suspects)
         update.found.suspects.clear()
         ended = self._charge_work(update, moved)
-        tracked = {pid for pid in new | replaced | ended if self._track(update, pid)}
+        ended_soon = self._short(update)
+        tracked = {pid for pid in (new | replaced | ended) - ended_soon if self._track(update, pid)}
         self._apply_exit_records(update, tracked)
         update.tracked |= tracked
         if update.found.scanned:
@@ -272,11 +292,10 @@ class LifecycleTracker:
     def _replace_reused(self, update: LifecycleUpdate, suspects: set[int]) -> set[int]:
         """End every tracked process with a reused pid; returns those pids."""
         reborn = set()
-        for pid in suspects:
-            row = self._table.get(pid)
-            if row is not None and not self._is_same(row):
+        for row in self._table.rows(suspects):
+            if not self._is_same(row):
                 self._end(update, row)
-                reborn.add(pid)
+                reborn.add(row.consumer.pid)
         return reborn
 
     def _is_same(self, row: TrackedProcess) -> bool:
@@ -329,7 +348,7 @@ class LifecycleTracker:
 
     def _track(self, update: LifecycleUpdate, pid: int) -> bool:
         """Track a new process. Its CPU time counts from an observed birth, else from now."""
-        if pid in self._table or self._has_ended(update, pid):
+        if pid in self._table:
             return False
         born = pid not in update.found.found
         value = self._table.clock(pid)  # first, as it fails faster if the process has ended
@@ -350,19 +369,18 @@ class LifecycleTracker:
             self._work(update, row, value, stat)
         return True
 
-    def _has_ended(self, update: LifecycleUpdate, pid: int) -> bool:
-        """True if a short process that was born since the last poll has its exit record already.
+    def _short(self, update: LifecycleUpdate) -> set[int]:
+        """The short processes that were born since the last poll and have their exit record.
 
-        Its clock is not read then. That of a zombie would also have the cost of the exit, which is
+        Their clocks are not read. That of a zombie would also have the cost of the exit, which is
         charged by the clock of its cgroup.
         """
         events = update.events
-        if pid not in events.born or pid in events.reborn or pid in update.young:
-            return False
-        records = events.exits.get(pid)
-        if not records or update.before is None:
-            return False
-        return records[-1].certain and records[-1].cpu < SHORT_CPU_TIME
+        if update.before is None:
+            return set()
+        ended = (events.exits.keys() & events.born.keys()) - events.reborn - update.young.keys()
+        last = ((pid, events.exits[pid][-1]) for pid in ended if events.exits[pid])
+        return {pid for pid, record in last if record.certain and record.cpu < SHORT_CPU_TIME}
 
     def _ended(self, pid: int) -> bool:
         """True for a zombie."""
@@ -394,13 +412,17 @@ class LifecycleTracker:
         The records of pids whose tracking has just begun, ``tracked``, are of earlier processes.
         """
         exits, born = update.events.exits, update.events.born
-        for pid in self._young.keys() & exits.keys():  # ended during this poll
-            del self._young[pid]
-            if self._track(update, pid):
-                tracked.add(pid)
+        young = self._young.keys() & exits.keys()  # ended during this poll
+        if young:
+            short = self._short(update)
+            for pid in young:
+                del self._young[pid]
+                if pid not in short and self._track(update, pid):
+                    tracked.add(pid)
         # In the order of births: a parent's account is known before its children's.
         pids = [pid for pid in born if pid in exits]
         pids += [pid for pid in exits if pid not in born]
+        unseen = _UnseenWork(update)
         for pid in pids:
             records, row = exits[pid], self._table.get(pid)
             if row is not None and pid not in tracked:
@@ -411,12 +433,16 @@ class LifecycleTracker:
                 if records:
                     self._settled.add(pid)
                 for final in records:
-                    if (final.certain and update.sees_all) or pid in update.events.born:
-                        self._charge_unseen(update, final, update.before)
-            records.clear()
+                    if (final.certain and update.sees_all) or pid in born:
+                        self._add_unseen(update, final, update.before, unseen)
+        exits.clear()
+        unseen.charge()
 
-    def _charge_unseen(self, update: LifecycleUpdate, record: ExitRecord, before: Instant) -> None:
-        pid, parent, cpu, elapsed = record[:4]
+    def _add_unseen(
+        self, update: LifecycleUpdate, record: ExitRecord, before: Instant, unseen: _UnseenWork
+    ) -> None:
+        """Find the account of a process that no poll has seen."""
+        pid, parent, _, elapsed = record[:4]
         now = update.now
         if elapsed > now.mono - before.mono + _MAX_EXIT_DELAY and pid not in update.young:
             return  # it was hidden until now: its work is unattributed already
@@ -439,10 +465,7 @@ class LifecycleTracker:
             update.exited.append(consumer)
         else:
             update.accounts[pid] = consumer.pid
-        charge = CpuCharge(consumer, cpu, text)
-        update.charges.append(charge)
-        ended = EndedCharge(charge, exit_weight(record.memory))
-        update.ended.setdefault(text, []).append(ended)
+        unseen.add(consumer, text, record)
 
     def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
         """The cgroups of a process or of its nearest known ancestor."""

@@ -27,7 +27,7 @@ HEADER = struct.Struct("=IHHII")
 _SO_RCVBUFFORCE, _SO_ATTACH_FILTER = 33, 26
 _CODE = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
-_BUFFER = 4 << 20  # enough for some thousand exits between two polls; allocated on demand
+_BUFFER = 16 << 20  # enough for ten thousand exits between two polls; allocated on demand
 MAX_DATAGRAM = 8192
 """Longer than all expected messages; a small buffer is cheap to allocate for each read."""
 

@@ -281,8 +281,9 @@ class CpuUsageSource:
         before, self._before = self._before or update.now, update.now
         active = [(c.payer, c.amount, c.row) for c in update.charges if c.amount > 0]
         complete = complete and not self._churn
+        by_process = times.by_process(update.accounts)
         result.usages += self._accounts.usages(
-            before, update.now, active, times, complete, self._sees_all
+            before, update.now, active, by_process, complete, self._sees_all
         )
         result.infos += update.infos
         result.exited += update.exited

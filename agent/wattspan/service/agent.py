@@ -189,7 +189,7 @@ class Agent:
         log: Callable[[str], None],
     ) -> None:
         self._poller = poller
-        self.devices = devices
+        self.devices, self.demand = devices, poller.demand
         self._exporters = exporters
         self._services = services
         self._store = store
@@ -280,6 +280,7 @@ class Agent:
         for service in reversed(self._serving):
             self._attempt(f"service {service.name!r}", service.stop)
         self._stop.set()
+        self.demand.wake()
         for thread in self._threads:
             thread.join(STOP_TIMEOUT)
         alive = [thread.name for thread in self._threads if thread.is_alive()]

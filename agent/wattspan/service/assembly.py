@@ -70,6 +70,7 @@ from wattspan.service.poller import (
     Poller,
     SnapshotProviders,
 )
+from wattspan.service.sampling_demand import QUERY_TIME, Intervals, Reason, SamplingDemand
 from wattspan.service.span_assembly import PeerPrincipalLookup, SpanAssembly
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 from wattspan.sharing.pools import Pools
@@ -188,9 +189,14 @@ def build_agent(
             ledger.missing_until,
             pools,
         )
-        devices = DeviceHistory(
-            config.agent.interval, LedgerSettings().absence, config.agent.api_resolution
+        interval = config.agent.interval
+        demand = SamplingDemand(
+            clock,
+            Intervals() if interval.is_auto else Intervals(interval, interval),
+            lambda process: processes.directory.identify(process.pid) == process,
+            pools,
         )
+        devices = DeviceHistory(interval, LedgerSettings().absence, config.agent.api_resolution)
         core = AgentCore(
             config,
             clock,
@@ -201,6 +207,7 @@ def build_agent(
             log,
             emulated,
             static_powers,
+            demand,
             pools,
         )
         tuning = TuningAssembly(core)
@@ -228,7 +235,7 @@ def build_agent(
             processes.usage,
             processes.directory,
             latest,
-            interval=config.agent.interval,
+            demand=demand,
             providers=SnapshotProviders(
                 agent_usage=measure_self,
                 health=lambda: (
@@ -258,6 +265,7 @@ def build_agent(
             save=store.write_latest if store is not None else None,
             alive=alive,
             awaited=AwaitedSources(opened.awaited, clock.monotonic(), log),
+            sleep=demand.sleep_until,
         )
         undo.pop_all()
         return Agent(
@@ -389,12 +397,14 @@ class StandaloneAgent:
         self._sampler.watch(consumer)
         samples = partial(self._sampler.take, consumer)
         self._agent.history.watch(consumer, family=True, samples=samples, holder="measure")
+        self._agent.demand.register(Reason.WINDOWS, consumer, (consumer,))
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
         from wattspan.sdk.client import Measurement  # its http.client is not needed by `run`
 
         history = self._agent.history
         history.expect(end)
+        self._agent.demand.hold(Reason.QUERY, QUERY_TIME)
         self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
         response = energy_response(history, self._agent.devices, start, end, consumer, family=True)
         return Measurement.of({"host_name": self._agent.view().host, **response})

@@ -43,6 +43,9 @@ RAMP_PERIOD = 60 * SECOND
 _POWER_SCALE = 1_000_000
 """Microjoules per nanosecond in milliwatts."""
 
+_MOST_APART = 0.6
+"""The part of a ramp's window that may lie between two ticks: half, and the delay of a tick."""
+
 MAX_TEMPERATURES = 3600
 MAX_WAITING_TICKS = 64
 
@@ -110,12 +113,12 @@ class _Device:
 class DeviceHistory:
     """Implements ports.DeviceQueries.
 
-    ``interval`` is that of ticks, and ``absence`` the time without energy of a part of a device
-    that is a gap. ``cell`` is the resolution for users who may not read the counters.
+    ``interval`` is the longest one of ticks, and ``absence`` the time without energy of a part of a
+    device that is a gap. ``cell`` is the resolution for users who may not read the counters.
     """
 
     def __init__(self, interval: int, absence: int, cell: int = 0) -> None:
-        self._silence, self._interval = max(MIN_SILENCE, 3 * interval), interval
+        self._silence = max(MIN_SILENCE, 3 * interval)
         self._absence, self._cell = absence, cell
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
@@ -123,6 +126,7 @@ class DeviceHistory:
         self._waiting: deque[_DeviceTick | tuple[Attribution, ...]] = deque()
         self._ramps: dict[int, deque[tuple[int, int]]] = {one: deque() for one in RAMP_WINDOWS}
         self._examined = 0
+        self._sparse = dict.fromkeys(RAMP_WINDOWS, -RAMP_PERIOD)  # times of too distant ticks
 
     def record(self, tick: MeteredTick, gpus: Sequence[GpuStatus]) -> None:
         """Add the readings of a tick, and the newest statuses of GPUs."""
@@ -155,6 +159,9 @@ class DeviceHistory:
                         device.absent = False
             return
         at, domains = tick.metered.tick.at, tick.metered.tick.domains
+        for window in RAMP_WINDOWS if self._now else ():
+            if at.mono - self._now > window * _MOST_APART:
+                self._sparse[window] = at.mono
         self._now = at.mono
         # A device that leaves the cover counts up to its reading of this tick.
         counting = {key for key, device in self._devices.items() if device.present}
@@ -253,7 +260,7 @@ class DeviceHistory:
     def _ramp(self, devices: Sequence[_Device], end: int, window: int) -> int | None:
         difference = 0
         for device in devices:
-            if window < 2 * max(self._interval, device.domain.resolution):
+            if window < 2 * device.domain.resolution or end - 2 * window < self._sparse[window]:
                 return None
             edges = [device.curve.up_to(end - n * window) for n in (2, 1, 0)]
             energies = [edge[0] for edge in edges if edge is not None]

@@ -141,6 +141,7 @@ class EnergyHistory:
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
         self._queried: set[Consumer] = set()  # watched for others than spans, or with families
+        self._running: set[Consumer] = set()  # those of them that have not ended
         self._steps: dict[str, DomainSteps] = {}
         self._payees: dict[Payer, list[tuple[Consumer, ProcessEnergy]]] = {}
         self._unmerged: dict[Consumer, int] = {}  # the time of the first share, in its order
@@ -168,7 +169,7 @@ class EnergyHistory:
     @property
     def in_use(self) -> bool:
         """True while somebody wants the energy of processes, for spans or queries."""
-        return bool(self._queried) or self._now - self._wanted < IN_USE
+        return bool(self._running) or self._now - self._wanted < IN_USE
 
     def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
         """Add a tick and the attributions that it has settled."""
@@ -209,6 +210,7 @@ class EnergyHistory:
 
     def _remove_ended(self, tick: Tick) -> None:
         """Forget the processes that ended before the history begins."""
+        self._running.difference_update(tick.exits)
         for payer in tick.exits:
             self._families.end(payer, tick.at.mono)
         if removed := self._families.remove_ended(tick.at.mono):
@@ -447,6 +449,7 @@ class EnergyHistory:
             watched.holders[holder] = samples or watched.holders.get(holder)
             if holder != SPANS or family:
                 self._queried.add(consumer)
+                self._running.add(consumer)
             return watched.own.profile
 
     def merge(self, consumer: Consumer) -> None:
@@ -471,6 +474,7 @@ class EnergyHistory:
                 watched.holders.pop(holder, None)
                 if not watched.holders.keys() - {SPANS}:
                     self._queried.discard(consumer)
+                    self._running.discard(consumer)
                     watched.with_family, watched.descended = False, None
                     self._set_members(consumer, watched, {consumer})
                 if not watched.holders:

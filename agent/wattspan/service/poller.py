@@ -37,12 +37,22 @@ from wattspan.model import (
     Tick,
     Trouble,
     TuningAccounts,
+    TuningState,
     Usage,
 )
 from wattspan.model.snapshot import FleetAccounts
 from wattspan.plugins import AwaitedSources
-from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
+from wattspan.ports import (
+    Batch,
+    Clock,
+    CounterSource,
+    PacedSource,
+    ProcessDirectory,
+    UsageBatch,
+    UsageSource,
+)
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
 from wattspan.service.ticks import RecentTicks, Ticker
 
 SILENT_SOURCE_AFTER = 5 * SECOND
@@ -71,6 +81,7 @@ static powers of GPUs."""
 
 _MAX_ANCESTORS = 16  # described above a device's user
 _MAX_TRACED = 4096
+_COMPARED = (TuningState.EXPLORING, TuningState.HOLDING)  # jobs whose settings are compared
 
 
 def measured(batch: Batch, counters: FrozenCounters) -> Batch:
@@ -319,19 +330,21 @@ class Poller:
         directory: ProcessDirectory,
         latest: LatestSnapshot,
         *,
-        interval: int,
+        demand: SamplingDemand,
         providers: SnapshotProviders,
         observers: Mapping[str, TickObserver] = MappingProxyType({}),
         recorders: Mapping[str, TickRecorder] = MappingProxyType({}),
         save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
         awaited: AwaitedSources | None = None,
+        sleep: Callable[[int], None] | None = None,
     ) -> None:
         """``observers`` and ``recorders`` have names that health shows.
 
-        ``save`` receives the checkpoint of each snapshot before it is published. ``alive`` is
-        called in every cycle, and at least every ``MAX_SLEEP`` between cycles. ``awaited`` opens
-        sources that are read as soon as they find something.
+        ``demand`` has the interval of ticks. ``save`` receives the checkpoint of each snapshot
+        before it is published. ``alive`` is called in every cycle, and at least every ``MAX_SLEEP``
+        between cycles. ``awaited`` opens sources that are read as soon as they find something.
+        ``sleep`` returns at a monotonic time, or earlier when the interval may have changed.
         """
         self._clock = clock
         self._ledger = ledger
@@ -352,7 +365,9 @@ class Poller:
         self._recorders = [MonitoredObserver(name, record) for name, record in recorders.items()]
         self._save = save
         self._alive = alive
-        self._ticker = Ticker(clock, interval)
+        self.demand = demand
+        self._ticker = Ticker(clock, demand.interval, sleep)
+        self._pace_told = 0
         self._meter = TickMeter(ledger.meters)
         self._recent = RecentTicks()
         self._started = clock.now()
@@ -393,8 +408,13 @@ class Poller:
     def turn(self) -> None:
         """Run one cycle: sample, and settle and publish when it is time for that."""
         now = self._clock.monotonic()
+        self._pace()
         period = PUBLISH_FOR_SPANS if self.history.in_use else PUBLISH_EVERY
-        due = now // period != self._published // period or now - self._started.mono <= STARTUP
+        due = (
+            now // period != self._published // period
+            or self._ticker.interval >= period
+            or now - self._started.mono <= STARTUP
+        )
         awaited = self.history.awaited and now - self._settled >= SETTLE_AFTER
         tick = self._meter.add(self._sample(settle=due or awaited))
         self._sampled.append(tick)
@@ -419,12 +439,36 @@ class Poller:
             for observer in self._observers:
                 observer.apply(one.tick, settled)
 
+    def _paced(self) -> Iterator[PacedSource]:
+        """The sources that follow the interval of ticks."""
+        for one in self._sources:
+            if isinstance(one.source, PacedSource):
+                yield one.source
+
+    def _pace(self) -> None:
+        """Tell the sources the interval of ticks once it has changed."""
+        if self._ticker.interval != self._pace_told:
+            self._pace_told = self._ticker.interval
+            for source in self._paced():
+                source.pace(self._pace_told)
+
+    def _ask_for_samples(self, tuning: TuningAccounts) -> None:
+        """Ask for fine samples for what the agent itself learns, integrates and compares."""
+        if self._ledger.learns_idle_power:
+            self.demand.hold(Reason.IDLE_POWER, ASKED_FOR)
+        if any(one.integrates_power() for one in self._paced()):
+            self.demand.hold(Reason.INTEGRATION, ASKED_FOR)
+        if any(row.state in _COMPARED for row in tuning.rows):
+            self.demand.hold(Reason.TUNING, ASKED_FOR)
+
     def publish(self) -> None:
         """Settle all ticks and replace the newest snapshot.
 
         Its checkpoint is saved before, so that no published counter is lower after a restart.
         """
         self._settle()
+        tuning = self._providers.tuning()
+        self._ask_for_samples(tuning)
         now = self._clock.now()
         self._published = now.mono
         latest = self._latest.view()
@@ -444,6 +488,8 @@ class Poller:
             ),
             stats=AgentStats(
                 started=self._started,
+                interval=self._ticker.interval,
+                demands=self.demand.reasons(),
                 ticks=self._ticker.ticks,
                 missed_ticks=self._ticker.missed,
                 recent_ticks=self._recent.counts(now.mono),
@@ -459,7 +505,7 @@ class Poller:
                 pools_used=self._providers.pools_used(),
             ),
             spans=self._providers.spans(),
-            tuning=self._providers.tuning(),
+            tuning=tuning,
             device_pods=self._providers.device_pods(),
             ramps=self._ramps,
             fleet=self._providers.fleet(),
@@ -485,6 +531,7 @@ class Poller:
     def _sample(self, *, settle: bool) -> Tick:
         for found in self._awaited.found(self._clock.monotonic()):
             self._sources.append(self._monitored(found))
+            self._pace_told = 0
         batches = {source.source.name: source.read() for source in self._sources}
         changed = self._cover.update(
             self._clock.monotonic(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from wattspan.processes.procfs import ProcFs
 from wattspan.recurring.run_book import run_book_path
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import destinations, run_directory
+from wattspan.service.sampling_demand import QUERY_TIME, Reason
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 
 if TYPE_CHECKING:
@@ -141,6 +143,7 @@ class SpanAssembly:
             forwarder=self._forwarder,
             tap=self._tuning.tap,
             static_powers=self._core.static_powers,
+            demand=self._core.demand,
             checkpoint=checkpoint,
             pools=self._core.pools,
             log=self._core.log,
@@ -247,7 +250,7 @@ class SpanAssembly:
         from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
         core, emulated = self._core, self._core.emulated is not None
-        config = core.config
+        config, demand = core.config, core.demand
         runs = run_book_path(Path(config.agent.state_dir), emulated=emulated)
         recurring = RecurringHandler(
             runs, core.directory, self._principals.of_process, core.clock, host=core.view().host
@@ -266,6 +269,8 @@ class SpanAssembly:
             history=self._tuning.history,
             jobs=self._tuning.declared,
             authorization=Authorization.of_host(self._principals.resolver),
+            registered=partial(demand.register, Reason.WINDOWS),
+            awaits_readings=partial(demand.hold, Reason.QUERY, QUERY_TIME),
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=self._core.static_powers.facts,
             recurring=recurring,

@@ -34,6 +34,7 @@ from wattspan.ports import Clock
 from wattspan.processes.principals import owner_label
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
+from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
 from wattspan.service.sending_processes import (
     EXPECTED,
     PendingRequest,
@@ -115,6 +116,7 @@ class SpanJoiner:
         forwarder: Forwarder | None = None,
         tap: ReceivedSpanQueue | None = None,
         static_powers: StaticPowerLearner | None = None,
+        demand: SamplingDemand | None = None,
         checkpoint: Checkpoint | None = None,
         pools: Pools | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
@@ -137,6 +139,7 @@ class SpanJoiner:
         self._forwarder = forwarder
         self._tap = tap
         self._static_powers = static_powers
+        self._demand = demand
         self._totals = (
             SpanAggregator(
                 settings.names,
@@ -268,6 +271,8 @@ class SpanJoiner:
         """Read announced starts and ends of spans."""
         if self._side_channel is None:
             return
+        if self._demand is not None and self._side_channel.counts.connected:
+            self._demand.hold(Reason.SIDE_CHANNEL, ASKED_FOR)
         for report in self._side_channel.drain():
             consumer = self._announcers.process(report, now)
             if consumer is None or report.principal is None:
@@ -354,6 +359,8 @@ class SpanJoiner:
         process = self._process(consumer, now, principal)
         self._processes.seen(process, now, part.claim.service)
         self._sampled.grant(process)
+        if self._demand is not None:
+            self._demand.register(Reason.SPANS, consumer, process.path)
         spans = self._monotonic(part.spans)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans)

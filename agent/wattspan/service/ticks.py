@@ -6,33 +6,52 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wattspan.model import MILLISECOND, SECOND, TickCounts
+from wattspan.model import SECOND, TickCounts
 from wattspan.ports import Clock
 
-MAX_SLEEP = 200 * MILLISECOND
-"""The longest time until a request to stop is noticed."""
+MAX_SLEEP = SECOND
+"""The longest sleep, after which a watchdog is told that the poller lives."""
 
 
 class Ticker:
-    """Wakes at absolute multiples of an interval; missed ticks are counted and never replayed."""
+    """Wakes at absolute deadlines; missed ticks are counted and never replayed.
 
-    def __init__(self, clock: Clock, interval: int) -> None:
+    ``interval`` returns the time between two ticks at a monotonic time. A change to a shorter one
+    counts at once: the next tick is due that long after the last one, and now if that has passed.
+    A longer one counts from the next tick on. ``sleep`` returns at a monotonic time, or earlier
+    when the interval may have changed.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        interval: Callable[[int], int],
+        sleep: Callable[[int], None] | None = None,
+    ) -> None:
         self._clock = clock
-        self.interval = interval
+        self._interval_at = interval
+        self._sleep = sleep or clock.sleep_until
         self._next = clock.monotonic()
+        self.interval = interval(self._next)
         self.ticks = 0
         self.missed = 0
 
     def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Return at the next deadline, at once if it has just passed, or soon after ``stopped``."""
+        now, last = self._clock.monotonic(), self._next
+        self.interval = self._interval_at(now)
         self._next += self.interval
-        late = self._clock.monotonic() - self._next
+        late = now - self._next
         if late >= self.interval:
             skipped = late // self.interval
             self.missed += skipped
             self._next += skipped * self.interval
         while (now := self._clock.monotonic()) < self._next and not stopped():
-            self._clock.sleep_until(min(self._next, now + MAX_SLEEP))
+            self._sleep(min(self._next, now + MAX_SLEEP))
+            now = self._clock.monotonic()
+            if (interval := self._interval_at(now)) < self.interval:
+                self.interval = interval
+                self._next = min(self._next, max(now, last + interval))
         self.ticks += 1
 
 

@@ -32,6 +32,7 @@ from wattspan.service.configuration import capper_client
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
+from wattspan.service.sampling_demand import SamplingDemand
 from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView
@@ -65,6 +66,7 @@ class AgentCore:
     log: Log
     emulated: EmulatedHost | None
     static_powers: StaticPowerLearner
+    demand: SamplingDemand
     pools: Pools = field(default_factory=Pools)
 
 

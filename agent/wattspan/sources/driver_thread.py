@@ -57,6 +57,11 @@ class CallInterval:
         self._began = self._asked = 0
         self._costs: deque[int] = deque([0] * COST_SAMPLES, maxlen=COST_SAMPLES)
 
+    @property
+    def due(self) -> int:
+        """The time of the next call; 0 before the first."""
+        return self._due or 0
+
     def begin(self, now: int, *, forced: bool = False) -> bool:
         """True if the call is due at ``now``, or ``forced``."""
         if forced or self._due is None:
@@ -87,6 +92,11 @@ class DriverIntervals(Protocol):
     def interval(self) -> int: ...
 
     @property
+    def longest(self) -> int:
+        """The longest interval of samples, however seldom they are read."""
+        ...
+
+    @property
     def status_interval(self) -> int: ...
 
     @property
@@ -106,16 +116,16 @@ class DriverSession(Protocol):
         """True if a counter moves at the time of the samples: another phase would be better."""
         ...
 
-    def sample(self) -> Batch:
-        """Make all calls that are due."""
+    def sample(self, interval: int = 0) -> Batch:
+        """Make all calls that are due; samples are ``interval`` nanoseconds apart now."""
         ...
 
-    def next_edge_read(self, now: int) -> int | None:
-        """The time of the next extra read of a counter, if one is needed between samples."""
+    def next_read(self, now: int) -> int | None:
+        """The time of the next read of a counter or a power between samples; None without one."""
         ...
 
-    def read_edges(self, now: int) -> None:
-        """Make the extra reads that are due."""
+    def read_between(self, now: int) -> None:
+        """Make the reads between samples that are due. The next sample has their results."""
         ...
 
     def close(self) -> None:
@@ -145,9 +155,10 @@ class DriverThreadSource:
         self._session = session
         self._clock = clock
         self._settings = settings
+        self._interval = settings.interval
         self._library = library
         self._advice = advice
-        self._stop = threading.Event()
+        self._stop, self._woken = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._domains: tuple[Domain, ...] = ()
         self._failures: tuple[Failure, ...] = ()
@@ -159,6 +170,21 @@ class DriverThreadSource:
 
     def start(self) -> None:
         self._thread.start()
+
+    def pace(self, interval: int) -> None:
+        """Sample every ``interval`` nanoseconds from now on, within the bounds of the settings.
+
+        The samples are a whole number of the settings' intervals apart, which may be their rhythm.
+        """
+        step = self._settings.interval
+        bounded = max(1, min(interval, self._settings.longest) // step) * step
+        if bounded != self._interval:
+            self._interval = bounded
+            self._woken.set()
+
+    def integrates_power(self) -> bool:
+        """False: the thread integrates, and ``read`` need not be called for it."""
+        return False
 
     def read(self) -> Batch:
         """All results since the last call; never waits for the driver.
@@ -179,6 +205,7 @@ class DriverThreadSource:
     def close(self) -> None:
         """End the thread, which releases the GPUs. A stuck thread is left running."""
         self._stop.set()
+        self._woken.set()
         if self._stuck() is None and self._thread.is_alive():
             self._thread.join(self._settings.deadline / 1e9)
 
@@ -241,16 +268,18 @@ class DriverThreadSource:
             raise
 
     def _make_calls(self) -> None:
-        due = self._clock.monotonic()
+        last = self._clock.monotonic() - self._interval  # the newest sample's time, as planned
         while not self._stop.is_set():
-            now = self._clock.monotonic()
-            if now >= due:
-                self.deliver(self._session.sample())
-                now = self._clock.monotonic()
-                delay = EDGE_DELAY if self._session.near_an_edge else 0
-                due = max(due + self._settings.interval + delay, now)  # missed samples are skipped
+            interval, now = self._interval, self._clock.monotonic()
+            late = now - last - interval
+            if late >= 0:
+                self.deliver(self._session.sample(interval))
+                last = now if late >= interval else last + interval  # missed samples are skipped
+                last += EDGE_DELAY if self._session.near_an_edge else 0
             else:
-                self._session.read_edges(now)
-                now = self._clock.monotonic()
-            edge = self._session.next_edge_read(now)
-            self._stop.wait(max(0, (due if edge is None else min(due, edge)) - now) / 1e9)
+                self._session.read_between(now)
+            now = self._clock.monotonic()
+            between = self._session.next_read(now)
+            due = last + interval if between is None else min(last + interval, between)
+            self._woken.wait(max(0, due - now) / 1e9)
+            self._woken.clear()

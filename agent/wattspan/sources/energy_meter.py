@@ -75,25 +75,29 @@ class CounterPeriod:
     """The interval of a counter's moves, from the times at which moves were observed.
 
     A reader cannot observe a finer step than its own interval, so the result is an upper bound.
-    100 ms, the step of most GPUs, is assumed until enough moves were observed.
+    100 ms, the step of most GPUs, is assumed until enough moves were observed. Reads that are
+    further apart than that show only a step that is longer still.
     """
 
     START = 100 * MILLISECOND
     ENOUGH = 9
     _GRAIN = 5 * MILLISECOND
+    _COARSE = 3 * START // 2
 
     def __init__(self) -> None:
         self._gaps: deque[int] = deque(maxlen=2 * self.ENOUGH + 1)
         self._moves = 0
         self._moved_at: int | None = None
-        self._last: int | None = None
+        self._last: tuple[int, int] | None = None  # the time and the value of the last read
         self.resolution = self.START
 
     def observe(self, mono: int, counter: int) -> None:
-        last, self._last = self._last, counter
-        if last is None or counter == last:
+        last, self._last = self._last, (mono, counter)
+        if last is None or counter == last[1]:
             return
-        if self._moved_at is not None:
+        apart = mono - last[0]
+        least = 3 * apart // 2 if apart > self._COARSE else 0
+        if self._moved_at is not None and mono - self._moved_at >= least:
             self._gaps.append(mono - self._moved_at)
             self._moves += 1
             if self._moves % self.ENOUGH == 0:
@@ -246,12 +250,12 @@ class CounterCheck:
 
     ``disagrees``: both differed by more than the sensors' stated errors in the last minute that
     tells; None before the first. ``misreports``: by far more, so that both are not of one board;
-    it stays so.
+    it stays so. ``judged``: enough was compared for both, so that power may be read less often.
     """
 
     def __init__(self) -> None:
         self.disagrees: bool | None = None
-        self.misreports = False
+        self.misreports = self.judged = False
         self.ratio = 1.0  # of the counter to the power, when that was found
         self._since: tuple[int, int] = (0, 0)
         self._began: tuple[int, int, int] | None = None  # of the minute: mono, both energies
@@ -263,15 +267,15 @@ class CounterCheck:
         compared: tuple[Microjoules, Microjoules] | None,
         view: SensorView,
         *,
-        frozen: bool = False,
+        ignored: bool = False,
     ) -> None:
         """``compared`` is the integrated and the counted energy of the same periods.
 
-        The time in which the counter was ``frozen`` does not count.
+        The time that is ``ignored`` does not count: the counter was frozen, or power seldom read.
         """
         if compared is None:
             return
-        if frozen:
+        if ignored:
             self._since, self._began = compared, None
             return
         self._judge_all(compared, view)
@@ -288,6 +292,7 @@ class CounterCheck:
         self._busy = False
         if duration - COMPARED_PERIOD > 2 * MAX_GAP or not integrated:
             return  # samples were missed
+        self.judged |= compared[0] - self._since[0] >= MIN_COMPARED_ENERGY
         self._judge_minute(integrated, counted, duration, replace(view, busy=busy))
 
     def _judge_all(self, compared: tuple[Microjoules, Microjoules], view: SensorView) -> None:

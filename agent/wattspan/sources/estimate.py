@@ -41,6 +41,7 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
+from wattspan.sources.driver_thread import CallInterval
 from wattspan.util.cpu_topology import CpuTopology
 
 
@@ -144,6 +145,7 @@ class EstimateSource:
         self._cpus = cpus
         self._dram = dram
         self._before: tuple[Instant, dict[int, int]] | None = None
+        self._pace = CallInterval(SECOND, clock)
 
         def domain(
             thing: Thing, path: str, hw_type: HwType, resource: str, method: str, why: str
@@ -182,10 +184,11 @@ class EstimateSource:
 
     def read(self) -> Batch:
         at = self._clock.now()
-        if self._before is not None and at.mono - self._before[0].mono < SECOND:
+        if not self._pace.begin(at.mono, forced=self._before is None):
             return Batch(self._domains)
         try:
-            busy = busy_times(self._stat)
+            with self._pace:
+                busy = busy_times(self._stat)
         except (OSError, ValueError) as error:
             failure = Failure(NAME, str(self._stat), Trouble.RETRY, str(error), "It is read again.")
             return Batch(self._domains, failures=(failure,))

@@ -93,22 +93,6 @@ def judged(
     )
 
 
-def advanced(
-    state: TunerState, observation: Observation, *, later: bool, has_turn: bool
-) -> tuple[TunerState | None, bool]:
-    """The next state, and True if it needs the turn to compare its held setting.
-
-    As ``kept``, while the setting is held and may not be compared. ``later`` is HostTurn's.
-    """
-    if has_turn or not can_keep(state):
-        return step(state, observation)[0], False
-    if not later:
-        following, _ = step(state, observation)
-        if can_keep(following) or following.search.phase is not TunerPhase.HOLD:
-            return following, False
-    return kept(state, observation), not later
-
-
 def kept(state: TunerState, observation: Observation) -> TunerState | None:
     """The state that holds its setting without comparing it; None if that must be certified again.
 
@@ -178,12 +162,12 @@ class HostTurns:
 
     Settings of earlier runs are not used: other hosts had theirs. The job explores with the
     permission of this host and in the turn of this host among the others. It asks for the turn
-    first, because other jobs of this host can explore meanwhile.
+    first, because other jobs of this host can explore meanwhile. ``turn`` is the latest one.
     """
 
     def __init__(self, job: str, hosts: int, records: JobRecords | None) -> None:
         self._job, self._hosts, self._records = job, hosts, records
-        self._turn = HostTurn()
+        self.turn = HostTurn()
         self._asked = False  # for the turn, in the latest record
         self._asks_from = 0
         self._due = False  # the comparison of its held setting
@@ -195,16 +179,7 @@ class HostTurns:
     @property
     def has_turn(self) -> bool:
         """True if no other host compares settings until this one has left the turn."""
-        return self._asked and self._turn.may_explore
-
-    @property
-    def waits(self) -> str:
-        """The cause to wait for another host, as a clause; "" for none."""
-        return self._turn.waits
-
-    @property
-    def figures(self) -> tuple[JobPartner, ...]:
-        return self._turn.figures
+        return self._asked and self.turn.may_explore
 
     def part(self, budget: float) -> float:
         """This host's part of the slowdown budget."""
@@ -219,7 +194,7 @@ class HostTurns:
         """True if this host takes turns; if it is not ``wanted``, its record is withdrawn."""
         if wanted and self._records is not None:
             return True
-        self._turn, self._asked = HostTurn(trouble=_ALONE), False
+        self.turn, self._asked = HostTurn(trouble=_ALONE), False
         if self._records is not None:
             self._records.withdraw(self._job)
         return False
@@ -233,29 +208,34 @@ class HostTurns:
         self._session = self._session or str(now)
         if claims and not may_explore:  # another job of this host is in its turn
             self._asks_from = now + _PAUSE
-        disturbed = self._turn.later
-        self._turn = judged(self._records.view(self._job), self._hosts, self._before, now)
-        if disturbed and not self._turn.later:
+        disturbed = self.turn.later
+        self.turn = judged(self._records.view(self._job), self._hosts, self._before, now)
+        if disturbed and not self.turn.later:
             self._undisturbed = now
-        return may_explore and self.has_turn and (claims or self._turn.last)
+        return may_explore and self.has_turn and (claims or self.turn.last)
 
     def trouble_of(self, state: TunerState | None) -> str:
         """A sentence why this host must have the original setting now; "" for none."""
         compares = self._before is not None and state is not None and not can_keep(state)
-        if not self._turn.trouble and compares and self._turn.later:
+        if not self.turn.trouble and compares and self.turn.later:
             return "the turn of this host to compare settings has ended."
-        return self._turn.trouble
+        return self.turn.trouble
 
     def advance(self, state: TunerState, observation: Observation) -> TunerState | None:
         """The next state; None if the held setting must be certified again."""
         if observation.may_explore and self._before is None:
-            self._before, self._place = self._turn.holders, observation.now
+            self._before, self._place = self.turn.holders, observation.now
         # Work beside the comparisons of another host is compared with no other work.
         observation = replace(observation, since=max(observation.since, self._undisturbed))
-        following, self._due = advanced(
-            state, observation, later=self._turn.later, has_turn=self.has_turn
-        )
-        return following
+        self._due = False
+        if self.has_turn or not can_keep(state):
+            return step(state, observation)[0]
+        if not self.turn.later:
+            following, _ = step(state, observation)
+            if can_keep(following) or following.search.phase is not TunerPhase.HOLD:
+                return following
+            self._due = True  # it needs the turn to compare its held setting
+        return kept(state, observation)
 
     def leave(self) -> None:
         """Leave the sequence, at the original setting."""
@@ -278,7 +258,7 @@ class HostTurns:
         """
         if explores or self._before is None or state is None:
             return explores and now >= self._asks_from
-        return self._turn.last or self._due or not is_in_force(state)
+        return self.turn.last or self._due or not is_in_force(state)
 
     def rank_setting(
         self, state: TunerState | None, figures: TuningFigures, *, explores: bool

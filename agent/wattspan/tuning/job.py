@@ -32,7 +32,7 @@ from wattspan.tuning.host_view import HostView
 from wattspan.tuning.job_context import Strategy, TuningContext
 from wattspan.tuning.job_devices import JobDevices
 from wattspan.tuning.job_work import JobWork
-from wattspan.tuning.permissions import JobOwner, JobTerms, slowdown_budget
+from wattspan.tuning.permissions import JobOwner, JobTerms
 from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:
@@ -80,10 +80,9 @@ class CumulativeSavings:
 class TuningJob:
     """Belongs to the tuner's thread.
 
-    ``owner`` is that of all of its processes, ``ranks`` are their numbers. ``settings`` are those
-    of the configuration, or else the default. ``strategy`` makes the strategy, which decides for
-    the job's ``devices``; ``turns`` are those among other hosts with ranks of the same job, None if
-    there are none.
+    ``owner`` is that of all of its processes, ``ranks`` are their numbers. ``strategy`` makes the
+    strategy, which decides for the job's ``devices``; ``turns`` are those among other hosts with
+    ranks of the same job, None if there are none.
     """
 
     def __init__(
@@ -105,14 +104,13 @@ class TuningJob:
         self.kind, self.context, self.terms, self.turns = kind, context, terms, turns
         self._leader: TuningJob | None = None  # whose search sets the devices that this job shares
         self.tenants: tuple[TuningJob, ...] = ()  # whose evidence counts in this job's search
-        self.settings = terms.job or TunedJobSettings(service=service, span=span)
         self.work = JobWork(span, self.settings, now.mono)
         self.devices = JobDevices(owner, context, now.mono)
         self.strategy = strategy(self)
         self._use_terms()
         self.decided_knob = self.knob
         self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)
-        self._account: SlowdownAccount | None = None  # of the run's earlier tuners
+        self.account: SlowdownAccount | None = None  # of the run's earlier tuners
         self._account_stored_at = now.mono
         self.savings = savings or CumulativeSavings()
         self.savings.close()
@@ -128,25 +126,15 @@ class TuningJob:
     # ------------------------------------------------------------------------------- terms
 
     @property
-    def host_settings(self) -> AutotuneSettings:
-        return self.terms.host
-
-    @property
-    def budget(self) -> float:
-        """The slowdown budget of the whole job."""
-        return slowdown_budget(self.host_settings, self.settings)
+    def settings(self) -> TunedJobSettings:
+        """The settings of the configuration, or else the default."""
+        return self.terms.job
 
     def use(self, terms: JobTerms) -> None:
         """Continue under ``terms``; with a new tuner if they differ in more than their reason."""
         before, self.terms = self.terms, terms
-        if (terms.host, terms.job, terms.mode, terms.floor) != (
-            before.host,
-            before.job,
-            before.mode,
-            before.floor,
-        ):
+        if _effect(terms) != _effect(before):
             self.stop()
-            self.settings = terms.job or TunedJobSettings(service=self.service, span=self.span)
             self.work.use(self.settings)
             self._use_terms()
 
@@ -266,8 +254,8 @@ class TuningJob:
             state=TuningState.ENDED if self.ended else state,
             decision=self.decision,
             since=self._since,
-            budget=self.budget,
-            confidence=self.host_settings.confidence,
+            budget=self.terms.budget,
+            confidence=self.terms.host.confidence,
             devices=tuple(one.device for one in self.ranges),
             applied=self.applied,
             saved_surely=Microjoules(self.savings.saved),
@@ -331,10 +319,6 @@ class TuningJob:
             self._refusals.failed(now.mono)
         self._set_decision(self.decline(reason, sentence), now)
 
-    def store_result(self) -> None:
-        """Store for the next run what the present decision reports, and has been applied."""
-        self.strategy.store(self.decision)
-
     def _check_partition_modes(self, host: HostView) -> None:
         """Begin again if a device has another partition mode: none of the evidence applies to it.
 
@@ -377,7 +361,7 @@ class TuningJob:
 
     def keep_account(self, account: SlowdownAccount | None = None) -> None:
         """Keep ``account``, or that of the present tuner if there is one, for the next one."""
-        self._account = account or self._closed_account() or self._account
+        self.account = account or self._closed_account() or self.account
 
     def _closed_account(self) -> SlowdownAccount | None:
         """The account of the run with the present estimates; None if no tuner keeps one."""
@@ -386,26 +370,20 @@ class TuningJob:
         state = self._shared_state
         return None if state is None else closed_account(state)
 
-    @property
-    def account(self) -> SlowdownAccount | None:
-        """The account of the run's earlier tuners, as far as it is known here."""
-        return self._account
-
     def recalled_account(self) -> SlowdownAccount | None:
         """The account of the run's earlier tuners, also of those before a restart of the agent."""
-        if self._account is None and self.context.accounts is not None:
-            self._account = self.context.accounts.recall(self.name, self.ranks)
-        return self._account
+        if self.account is None:
+            self.account = self.context.accounts.recall(self.name, self.ranks)
+        return self.account
 
     def _store_account(self, now: int) -> None:
         """Store the account at intervals, so that it survives the agent."""
-        accounts = self.context.accounts
-        if accounts is None or not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
+        if not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
             return
         account = self._closed_account()
         if account is not None:
             self._account_stored_at = now
-            accounts.store(self.name, self.ranks, account)
+            self.context.accounts.store(self.name, self.ranks, account)
 
     # ------------------------------------------------------------------- choice of devices
 
@@ -478,3 +456,8 @@ class TuningJob:
             reason, cause = DecisionReason.LOST_DEVICE, "the capper lacks one of its devices"
         sentence = f"{advice.sentence} The advice is not applied: {cause}."
         return replace(advice, reason=reason, sentence=sentence)
+
+
+def _effect(terms: JobTerms) -> tuple[AutotuneSettings, TunedJobSettings, str, int]:
+    """The terms without the reasons that are given for them."""
+    return terms.host, terms.job, terms.mode, terms.floor

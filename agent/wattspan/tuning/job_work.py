@@ -20,8 +20,8 @@ from wattspan.spans.values import Span, SpanEnd, SpanStart
 from wattspan.tuning.decisions.load import LoadSample
 from wattspan.tuning.decisions.load_cells import RequestTimes
 from wattspan.tuning.decisions.values import WorkUnit
-from wattspan.tuning.pipeline.assembly import RankInstruction
 from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
+from wattspan.tuning.pipeline.iterations import RankInstruction
 from wattspan.tuning.work_units import TOKENS, ReceivedSpans, RepeatedSpans, has_ended
 
 _MAX_COMPUTE_SPANS = 4096

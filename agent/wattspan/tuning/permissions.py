@@ -158,11 +158,13 @@ class GpuPermissions:
 class JobTerms(NamedTuple):
     """The settings of one job, and those of ``[autotune]`` that apply to it.
 
-    ``job`` is None for a detected job, ``declared`` for one that no application has declared.
+    ``chosen``: the configuration or an application names the job; else it was detected.
+    ``declared`` is None for a job that no application has declared.
     """
 
     host: AutotuneSettings
-    job: TunedJobSettings | None = None
+    job: TunedJobSettings
+    chosen: bool = True
     declared: DeclaredTerms | None = None
 
     @property
@@ -172,7 +174,12 @@ class JobTerms(NamedTuple):
 
     @property
     def configured_mode(self) -> str:
-        return (self.job.mode if self.job is not None else "") or self.host.mode
+        return self.job.mode or self.host.mode
+
+    @property
+    def budget(self) -> float:
+        """The slowdown budget of the whole job."""
+        return slowdown_budget(self.host, self.job)
 
     @property
     def floor(self) -> int:
@@ -187,8 +194,7 @@ class JobTerms(NamedTuple):
     @property
     def may_apply(self) -> bool:
         """True if the configuration permits caps on the job's devices."""
-        chosen = self.job is not None or self.host.apply_found
-        return self.mode == "apply" and chosen
+        return self.mode == "apply" and (self.chosen or self.host.apply_found)
 
 
 def _milliwatts(watts: float | None) -> int:

@@ -1,308 +1,322 @@
-"""Tuning of pipelines: each rank's GPU has its own clock.
-
-The strategy of one host's ranks is here; pipeline_hosts.py has that of a pipeline over several.
-"""
+"""Tuning of pipelines: each rank's GPU has its own clock, planned on this or another host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
-from typing import TypeVar
+from typing import Final
 
 from wattspan.config.tuning_settings import REPLICA_KEY
-from wattspan.model import (
-    SECOND,
-    Decision,
-    DecisionReason,
-    Knob,
-    Microjoules,
-    Move,
-    Nanoseconds,
-    PipelineFigures,
-    PipelineRankFigures,
-    TuningFigures,
-    TuningRow,
+from wattspan.fleet.job_records import (
+    MAX_SENTENCE,
+    HostPlan,
+    JobRecord,
+    JobView,
+    PlannedRanks,
+    SeenRecord,
 )
-from wattspan.tuning.decisions.budget import SlowdownAccount, allowance
+from wattspan.model import Decision, DecisionReason, JobPartner, Move, TuningFigures, TuningRow
+from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.report import cause_text
-from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.values import KnobRange
-from wattspan.tuning.host_view import DeviceSampler, HostView
+from wattspan.tuning.host_view import HostView
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.pipeline.assembly import RankUnit
-from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
-from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, judged, summarized
-from wattspan.tuning.pipeline.plan import ClockPlan
-from wattspan.tuning.pipeline.replicas import PipelineGroup
-from wattspan.tuning.pipeline.session import use_plan
-from wattspan.tuning.pipeline.session_state import (
-    PipelinePhase,
-    PipelinePolicy,
-    PipelineState,
-    PlanTask,
-    begin_session,
-    decline,
+from wattspan.tuning.pipeline.control import PipelineObservation
+from wattspan.tuning.pipeline.remote_ranks import (
+    EXCHANGE_LAG,
+    GatheredRanks,
+    RankHistory,
+    lost_contact,
+    unready,
+    unused,
+)
+from wattspan.tuning.pipeline.replicas import NO_PARTNERS, judged, summarized
+from wattspan.tuning.pipeline_sessions import (
+    OwnRanks,
+    PipelineSessions,
+    pipeline_trouble,
+    range_trouble,
 )
 
-Pipelines = Mapping[str, Mapping[int, KnobRange]]
-"""The ranges of devices by the name of the pipeline and by rank."""
-
-_Search = tuple[PlanTask, Future[ClockPlan | None]]
-
-_Value = TypeVar("_Value")
-
-_FIRST_MOVES = Move.RELEASE, Move.PROBE, Move.HOLD, Move.DECLINE
-"""Moves of pipelines in the order in which they are that of the job."""
+_ALONE: Final = "its ranks run on several hosts, and [fleet] names no service for their records"
+_ADVICE: Final = 'A pipeline on several hosts is planned with mode = "apply" only.'
+_ONLY: Final = ""
+"""The name of the only pipeline."""
 
 
-class PipelineSessions:
-    """The sessions of a job's pipelines, which may have ranks on other hosts, and their searches.
+class LocalPlanner:
+    """Plans the pipelines of this host; if they are named, other hosts may have further ones."""
 
-    Without ``apply``, they observe until the pipelines are known.
-    """
+    def __init__(self, job: TuningJob) -> None:
+        self._job = job
+        self.sessions: PipelineSessions | None = None
+        self._partners = NO_PARTNERS
 
-    def __init__(self, job: TuningJob, pipelines: Pipelines, *, apply: bool, lag: int = 0) -> None:
-        self._job, self._pipelines, self._apply = job, pipelines, apply
-        self._searches: dict[str, _Search] = {}
-        account = job.recalled_account()
-        sessions = {
-            name: begin_session(self._policy(tuple(by_rank.values()), lag), account)
-            for name, by_rank in pipelines.items()
-        }
-        self.group = PipelineGroup.begin(sessions, account)
+    @property
+    def partners(self) -> tuple[JobPartner, ...]:
+        """The figures of the other hosts."""
+        return () if self.sessions is None else self._partners.beside(self.sessions.group.followed)
 
-    def _policy(self, ranges: Sequence[KnobRange], lag: int) -> PipelinePolicy:
-        return PipelinePolicy(
-            ranges[0].original,
-            max(one.floor for one in ranges),
-            max(one.step for one in ranges),
-            self._job.budget,
-            self._job.host_settings.confidence,
-            pipelines=len(self._pipelines),
-            lag=lag,
-        )
+    @property
+    def explores(self) -> bool:
+        """True if this host measures lower clocks, or wants to."""
+        return self.sessions is not None and self.sessions.group.explores
+
+    def begin(self, ranks: OwnRanks) -> Decision | None:
+        """Begin with the ranks of this host; or the decision against it."""
+        job = self._job
+        for name, by_rank in ranks.pipelines.items():
+            trouble = pipeline_trouble(tuple(by_rank.values()))
+            if trouble:
+                subject = f"pipeline {name}" if name else "the pipeline"
+                sentence = f"{job.name} is not tuned: {subject} has {trouble}"
+                return job.decline(DecisionReason.NO_DEVICE, sentence)
+        self.sessions = PipelineSessions(job, ranks.pipelines, apply=ranks.apply)
+        return None
 
     def step(
         self,
+        host: HostView,
+        ranks: OwnRanks,
         observations: Mapping[str, PipelineObservation],
         refusal: DecisionReason | None,
-        *,
-        partners: JobPartners = NO_PARTNERS,
-        where: str = "",
-    ) -> Decision:
-        """Complete iterations, use finished searches, and decide.
+    ) -> tuple[Decision, JobRecord | None]:
+        """The clocks of this host's ranks, and the record for the other hosts."""
+        job, sessions, now = self._job, self.sessions, host.now.mono
+        assert sessions is not None  # noqa: S101 - it has begun
+        named = REPLICA_KEY in job.settings.pipeline
+        records = job.context.records if named and ranks.apply and not job.ended else None
+        self._partners = NO_PARTNERS
+        if records is not None:
+            own = summarized(sessions.group.controls)
+            self._partners = judged(records.view(job.name), own, now)
+        decision = sessions.step(observations, refusal, partners=self._partners)
+        return decision, sessions.group.record(ranks.session, now) if records is not None else None
 
-        ``refusal`` is an external reason for the original clocks, which ``where`` begins.
-        """
-        group = self.group
-        sessions = {name: one.session for name, one in group.controls.items()}
-        if refusal is not None:
-            declined = {
-                name: _declined_session(one, refusal, where) for name, one in sessions.items()
-            }
-            group = group.ended(declined, {} if self._job.ended else observations)
-        elif self._apply or any(one.dag is None for one in sessions.values()):
-            group = group.step(observations, partners)
-            group = group.with_sessions(
-                {name: self._searched(name, one.session) for name, one in group.controls.items()}
-            )
-        self.group = group
-        return self._decision()
+    def clock_of(self, one: KnobRange, ranks: OwnRanks) -> int | None:
+        """The clock of a rank's device in MHz."""
+        return ranks.clock_of(one)
 
-    def _searched(self, name: str, session: PipelineState) -> PipelineState:
-        """Begin the search that the session asks for, and use its result."""
-        task, searches = session.task, self._job.context.plans
-        if task is None or searches is None:
-            self._searches.pop(name, None)
-            return session
-        present = self._searches.get(name)
-        if present is None or present[0] is not task:
-            present = self._searches[name] = task, searches.submit(task)
-        future = present[1]
-        if not future.done():
-            return session
-        del self._searches[name]
-        return use_plan(session, future.result())
-
-    def _decision(self) -> Decision:
-        """The decision of the pipeline that matters most, with the clocks of all pipelines."""
-        sessions = {name: one.session for name, one in self.group.controls.items()}
-        dags = [one.dag for one in sessions.values() if one.dag is not None]
-        shown = {"iterations": float(max(one.account.units for one in sessions.values()))}
-        if dags:
-            shown |= {
-                "ranks": float(sum(one.rank_count for one in dags)),
-                "stages": float(dags[0].stage_count),
-            }
-        if not self._apply and len(dags) == len(sessions):
-            sentence = (
-                f"Advice: give each of the {shown['ranks']:.0f} ranks of this pipeline a clock of "
-                "its own."
-            )
-            return Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, shown)
-        name, session = min(sessions.items(), key=_importance)
-        found, sentence = session.decision, session.decision.sentence
-        if len(sessions) > 1:
-            shown["pipelines"] = float(len(sessions))
-            sentence = f"Pipeline {name}: {sentence}"
-        caps = {
-            device: mhz
-            for name, one in sessions.items()
-            for device, mhz in self._wanted(name, one.decision.clocks).items()
-        }
-        return Decision(found.move, found.reason, sentence, caps, shown)
-
-    def _wanted(self, name: str, clocks: Sequence[int]) -> dict[str, int]:
-        """The clocks below the original by device; ``clocks`` are by rank, or empty."""
-        if not clocks:
-            return {}
-        ranks = self._pipelines[name].values()
-        return {
-            one.device: mhz for one, mhz in zip(ranks, clocks, strict=True) if mhz < one.original
-        }
-
-    def figures(self) -> TuningFigures:
-        """The figures of the whole job."""
-        group = self.group
-        account, loss = group.running_account
-        sessions = [one.session for one in group.controls.values()]
-        savings = [one.saving for one in sessions for _ in one.original if one.saving is not None]
-        times = [one.original_seconds for one in sessions if one.baseline]
-        saved = [
-            one
-            for control in group.controls.values()
-            for one in control.statistics.saved(control.session.policy.original) or ()
-        ]
-        budget, known = sessions[0].policy.max_slowdown, bool(account.elapsed)
-        return TuningFigures(
-            slowdown=account.slowdown(loss.lost) if known else None,
-            slowdown_bound=account.slowdown(loss.bound) if known else None,
-            saving=fmean(savings) if savings else None,
-            saved=Microjoules(sum(saved)) if saved else None,
-            units=account.units,
-            lost=Nanoseconds(round(loss.lost)) if known else None,
-            allowance=Nanoseconds(round(allowance(budget, account.elapsed))),
-            unit_time=_nanoseconds(max(times, default=None)),
-        )
-
-    def row_figures(
-        self, clock_of: Callable[[KnobRange], int | None]
-    ) -> tuple[PipelineFigures, ...]:
-        """The figures of each pipeline and its ranks, whose clocks in MHz ``clock_of`` returns."""
-        return tuple(
-            self._figures_of(name, control, clock_of)
-            for name, control in self.group.controls.items()
-        )
-
-    def _figures_of(
-        self, name: str, control: PipelineControl, clock_of: Callable[[KnobRange], int | None]
-    ) -> PipelineFigures:
-        session, statistics = control.session, control.statistics
-        found, by_rank = session.decision, self._pipelines[name]
-        plan = session.straggler_plan or session.plan
-        planned = session.settings[plan - 1] if plan else ()
-        saved = statistics.saved(session.policy.original)
-        return PipelineFigures(
-            name,
-            found.move,
-            found.reason,
-            found.sentence,
-            _nanoseconds(statistics.seconds),
-            _nanoseconds(session.original_seconds if session.baseline else None),
-            _nanoseconds(session.straggler or None),
-            session.saving,
-            tuple(
-                PipelineRankFigures(
-                    one.device,
-                    clock_of(one),
-                    _at(planned, number),
-                    _at(statistics.waiting, number),
-                    _at(saved or (), number),
-                )
-                for number, one in enumerate(by_rank.values())
-            ),
-        )
+    def stop(self) -> None:
+        self.sessions, self._partners = None, NO_PARTNERS
 
 
-class OwnRanks:
-    """The ranks of this host by the names of their pipelines: what is observed of their devices.
+class SpreadPlanner:
+    """Plans one pipeline with its ranks on several hosts, or uses the plan of another host.
 
-    Without ``apply``, no clocks are requested. ``session`` names the time for other hosts: readers
-    compare the times in one run of records only.
+    The host with the turn to explore plans for all. The others publish their iterations, and give
+    their ranks the clocks of its latest record.
     """
 
-    def __init__(
-        self, job: TuningJob, host: HostView, pipelines: Pipelines, *, apply: bool
-    ) -> None:
-        now, settled = host.now.mono, host.energies.settled()
-        self._job, self.pipelines, self.apply = job, pipelines, apply
-        self._meters = {
-            rank: DeviceSampler(job.knob, (one,), now, settled)
-            for by_rank in pipelines.values()
-            for rank, one in by_rank.items()
-        }
-        self.requested: Mapping[str, int] = {}
-        self._requested_at = now
-        self.session = str(now)
+    explores = True
 
-    def observe(self, host: HostView) -> Mapping[str, PipelineObservation]:
-        """The spans, clocks and energies of each pipeline since the last step."""
-        job, sampler = self._job, self._job.devices.sampler
-        units = [RankUnit(one.rank, one.start, one.end) for one in job.work.units.drain()]
-        instructions = job.work.instructions.drain()
-        sampler.read_caps(host)
-        in_force, known = sampler.in_force, host.trouble is None or not self.apply
-        read = {rank: meter.read_energy(host) for rank, meter in self._meters.items()}
-        places = {rank: name for name, of in self.pipelines.items() for rank in of}
-        only = next(iter(self.pipelines)) if len(self.pipelines) == 1 else None
-        return {
-            name: PipelineObservation(
-                host.now.mono,
-                # A single pipeline notices further ranks, which do not belong to it.
-                tuple(one for one in units if places.get(one.rank, only) == name),
-                tuple(one for one in instructions if places.get(one.rank, only) == name),
-                # As the capper has set them: a GPU reports no locked clocks.
-                {
-                    rank: in_force.get(one.device, one.original) if known else None
-                    for rank, one in by_rank.items()
-                },
-                {rank: read[rank][-1] for rank in by_rank if read[rank]},
+    def __init__(self, job: TuningJob) -> None:
+        self._job = job
+        self._history = RankHistory()
+        self.partners: tuple[JobPartner, ...] = ()
+        # Of the host that plans, for the ranks of all hosts; ``_ordered`` are the lower clocks.
+        self.sessions: PipelineSessions | None = None
+        self._gathered: GatheredRanks | None = None
+        self._ordered: Mapping[str, int] = {}
+
+    def begin(self, ranks: OwnRanks) -> Decision | None:
+        """Begin with the ranks of this host; or the decision against it."""
+        job = self._job
+        if not job.terms.may_apply:
+            return job.decline(DecisionReason.ADVICE, _ADVICE)
+        if job.context.records is None:
+            return job.decline(DecisionReason.WAITING, f"{job.name} is not tuned: {_ALONE}.")
+        return None
+
+    def step(
+        self,
+        host: HostView,
+        ranks: OwnRanks,
+        observations: Mapping[str, PipelineObservation],
+        refusal: DecisionReason | None,
+    ) -> tuple[Decision, JobRecord | None]:
+        """The clocks of this host's ranks, and its plan or its ranks as a record."""
+        job, records, now = self._job, self._job.context.records, host.now.mono
+        assert records is not None  # noqa: S101 - it does not begin without
+        view, own = records.view(job.name), ranks.pipelines[_ONLY]
+        session = f"{ranks.session}-{job.context.seed}"  # no other host has the same
+        self._history = self._history.add(observations[_ONLY])
+        if refusal is None and not ranks.apply:
+            refusal = host.trouble or DecisionReason.NO_PERMISSION
+        if view.contact and view.may_explore and not job.ended:
+            decision = self._plan(host, view, own, observations[_ONLY], refusal)
+            record = JobRecord(session=session, sent=now, plan=self._host_plan(decision))
+        else:
+            self._end_plan()
+            decision = self._use_plan(view, ranks, session, refusal, now)
+            stages = self._history.record(own, host.now, refusal)
+            record = JobRecord(session=session, sent=now, stages=stages)
+        if job.ended:
+            self.partners = ()
+            return decision, None
+        problems = [unused(seen, now) for seen in view.records]
+        self.partners = view.figures(problems, _does, now)
+        return decision, record
+
+    def clock_of(self, one: KnobRange, ranks: OwnRanks) -> int | None:
+        """The clock of a rank's device in MHz, also on another host."""
+        if self._gathered is not None and one.rank in self._gathered.ranges:
+            return self._gathered.clocks.get(one.device)
+        return ranks.clock_of(one)
+
+    def stop(self) -> None:
+        self.sessions = self._gathered = None
+        self._history, self.partners = RankHistory(), ()
+
+    # ------------------------------------------------------------------- the host that plans
+
+    def _plan(
+        self,
+        host: HostView,
+        view: JobView,
+        own: Mapping[int, KnobRange],
+        observation: PipelineObservation,
+        refusal: DecisionReason | None,
+    ) -> Decision:
+        """The clocks of this host's ranks, and ``_ordered`` for all, by the iterations of all."""
+        job, gathered, where = self._job, self._gathered, ""
+        trouble = unready(view, job.settings.hosts, host.now)
+        if gathered is not None:
+            trouble = trouble or gathered.changed(view.records, host.now)
+        if trouble:
+            self._end_plan()
+            return Decision(Move.DECLINE, DecisionReason.WAITING, _keep(trouble))
+        sessions = self.sessions
+        if gathered is None or sessions is None:
+            gathered = GatheredRanks.begin(view.records)
+            ranges = {**own, **gathered.ranges}
+            trouble = pipeline_trouble(tuple(ranges.values()))
+            if trouble:
+                sentence = f"{job.name} is not tuned: the pipeline has {trouble}"
+                return Decision(Move.DECLINE, DecisionReason.NO_DEVICE, sentence)
+            sessions = PipelineSessions(job, {_ONLY: ranges}, apply=True, lag=EXCHANGE_LAG)
+            self.sessions = sessions
+        self._gathered, whole = gathered.gather(observation, view.records, host.now)
+        if refusal is None and self._gathered.refusal is not None:
+            other, refusal = self._gathered.refusal
+            where = f"on {other}, "
+        decision = sessions.step({_ONLY: whole}, refusal, where=where)
+        self._ordered, devices = decision.caps, job.devices.names
+        caps = {device: mhz for device, mhz in decision.caps.items() if device in devices}
+        return replace(decision, caps=caps)
+
+    def _end_plan(self) -> None:
+        """Keep nothing of this host's plan but the account."""
+        if self.sessions is not None:
+            self._job.keep_account()
+        self.sessions, self._gathered, self._ordered = None, None, {}
+
+    # -------------------------------------------------------------------- the other hosts
+
+    def _use_plan(
+        self, view: JobView, ranks: OwnRanks, session: str, refusal: DecisionReason | None, now: int
+    ) -> Decision:
+        """The clocks of this host's ranks by the plan of another host."""
+        if refusal is not None:
+            move = Move.RELEASE if ranks.requested else Move.DECLINE
+            if self._job.decision.reason is refusal:
+                move = self._job.decision.move
+            sentence = f"The ranks have the original clocks: {cause_text(refusal)}."
+            return Decision(move, refusal, sentence)
+        plan = _plan_of(view, now)
+        if plan is None:
+            return Decision(Move.DECLINE, DecisionReason.WAITING, _keep(_why_none(view)))
+        clocks, sentence = plan.clocks(session), f"{view.explorer} plans: {plan.sentence}"
+        if clocks is None:  # it does not know this host's ranks yet
+            return Decision(Move.DECLINE, DecisionReason.WAITING, sentence)
+        self._continue_account(plan)
+        caps = {
+            one.device: max(clocks[rank], one.floor)
+            for rank, one in ranks.pipelines[_ONLY].items()
+            if clocks.get(rank, one.original) < one.original
+        }
+        return Decision(plan.move, plan.reason, sentence, caps)
+
+    def _continue_account(self, plan: HostPlan) -> None:
+        """Use the account of the run, which the planning host keeps."""
+        known = self._job.account
+        if known is None or plan.elapsed > known.elapsed:
+            self._job.keep_account(
+                SlowdownAccount(
+                    elapsed=plan.elapsed,
+                    units=plan.units,
+                    closed_lost=plan.lost,
+                    closed_bound=plan.lost_bound,
+                )
             )
-            for name, by_rank in self.pipelines.items()
-        }
 
-    def refusal(self, host: HostView) -> DecisionReason | None:
-        """An external reason for the original clocks."""
-        if self._job.ended:
-            return DecisionReason.ENDED
-        vetoes = self._job.vetoes(host)
-        if vetoes:
-            return min(vetoes)
-        if not self.apply:
-            return None
-        sampler = self._job.devices.sampler
-        since = max(self._requested_at, sampler.changed)
-        late = host.now.mono - since > ENFORCEMENT_TIMEOUT
-        return (
-            DecisionReason.FOREIGN_WRITER if late and self.requested != sampler.in_force else None
+    # ---------------------------------------------------------------------------- records
+
+    def _host_plan(self, decision: Decision) -> HostPlan:
+        """The plan of this host for the others, with the account of the run."""
+        planned = None if self.sessions is None else self.sessions.group.closed_account
+        account = planned or self._job.account or SlowdownAccount()
+        return HostPlan(
+            move=decision.move,
+            reason=decision.reason,
+            sentence=decision.sentence[:MAX_SENTENCE],
+            hosts=() if self._gathered is None else self._planned(self._gathered),
+            elapsed=account.elapsed,
+            units=account.units,
+            lost=account.closed_lost,
+            lost_bound=account.closed_bound,
         )
 
-    def request(self, caps: Mapping[str, int], now: int) -> None:
-        """Note the clocks that are requested from now on, by device."""
-        if caps != self.requested:
-            self.requested, self._requested_at = caps, now
+    def _planned(self, gathered: GatheredRanks) -> tuple[PlannedRanks, ...]:
+        return tuple(
+            PlannedRanks(
+                session,
+                tuple(
+                    (rank, self._ordered[device])
+                    for (place, rank), number in gathered.numbers.items()
+                    if place == host and (device := gathered.ranges[number].device) in self._ordered
+                ),
+            )
+            for host, session in gathered.sessions.items()
+        )
 
-    def clock_of(self, one: KnobRange) -> int | None:
-        """The clock of a rank's device in MHz."""
-        return self._job.devices.sampler.in_force.get(one.device, one.original)
+
+def _keep(trouble: str) -> str:
+    return f"Keep the original clocks. {trouble}"
+
+
+def _plan_of(view: JobView, now: int) -> HostPlan | None:
+    """The plan in the fresh record of the host whose turn it is; None without one."""
+    if not view.contact:
+        return None
+    records = (seen for seen in view.records if seen.host == view.explorer)
+    found = next((seen for seen in records if not seen.unused(now)), None)
+    return None if found is None or found.record is None else found.record.plan
+
+
+def _why_none(view: JobView) -> str:
+    """The reason why there is no plan for this host, as a sentence."""
+    if not view.contact:
+        return lost_contact(view)
+    if not view.explorer:
+        return "No host plans the clocks of this pipeline yet."
+    return f"The record of {view.explorer}, which plans this pipeline, is not known yet."
+
+
+def _does(seen: SeenRecord) -> str:
+    record = seen.record
+    if record is not None and record.stages is not None:
+        count = len(record.stages.ranks)
+        ranks = f"{count} rank{'s' * (count != 1)} of this pipeline"
+        refusal = record.stages.refusal
+        return f"It has {ranks}{f', and {cause_text(refusal)}' if refusal else ''}."
+    return "It plans the clocks of this pipeline."
 
 
 class PipelineStrategy:
     """The strategy of ``pipeline``. It explores at any time, without the host's permission.
 
-    If the job's pipelines are named, other hosts may have further ones of them.
+    The profile of a pipeline is measured in each run: nothing of it is stored.
     """
 
     clock_only = True
@@ -311,13 +325,12 @@ class PipelineStrategy:
 
     def __init__(self, job: TuningJob) -> None:
         self._job = job
-        self._partners = NO_PARTNERS
-        self._sessions: PipelineSessions | None = None
+        self._planner = SpreadPlanner(job) if job.settings.hosts > 1 else LocalPlanner(job)
         self._ranks: OwnRanks | None = None
 
     @property
     def running(self) -> bool:
-        return self._sessions is not None
+        return self._ranks is not None
 
     @property
     def applied(self) -> bool:
@@ -325,7 +338,10 @@ class PipelineStrategy:
 
     @property
     def account(self) -> SlowdownAccount | None:
-        return None if self._sessions is None else self._sessions.group.closed_account
+        """The account of the run; of another host's plan, as it was published last."""
+        sessions = self._planner.sessions
+        planned = None if sessions is None else sessions.group.closed_account
+        return planned or self._job.account
 
     def begin(self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool) -> Decision | None:
         job, replicas = self._job, self._replicas
@@ -342,25 +358,21 @@ class PipelineStrategy:
         pipelines: dict[str, dict[int, KnobRange]] = {}
         for one in sorted(ranges, key=lambda one: (replicas[one.rank], one.rank)):
             pipelines.setdefault(replicas[one.rank], {})[one.rank] = one
-        for name, by_rank in pipelines.items():
-            trouble = pipeline_trouble(tuple(by_rank.values()))
-            if trouble:
-                subject = f"pipeline {name}" if name else "the pipeline"
-                sentence = f"{job.name} is not tuned: {subject} has {trouble}"
-                return job.decline(DecisionReason.NO_DEVICE, sentence)
-        self._ranks = OwnRanks(job, host, pipelines, apply=apply)
-        self._sessions = PipelineSessions(job, pipelines, apply=apply)
-        return None
+        ranks = OwnRanks(job, host, pipelines, apply=apply)
+        declined = self._planner.begin(ranks)
+        if declined is None:
+            self._ranks = ranks
+        return declined
 
     @property
     def _replicas(self) -> Mapping[int, str]:
         """The name of each rank's pipeline; ranks that have reported none are missing."""
         if REPLICA_KEY in self._job.settings.pipeline:
             return self._job.work.instructions.replicas
-        return dict.fromkeys(self._job.ranks.values(), "")
+        return dict.fromkeys(self._job.ranks.values(), _ONLY)
 
     def step(self, host: HostView, *, may_explore: bool) -> tuple[Decision, TuningFigures]:
-        job, ranks, now = self._job, self._ranks, host.now.mono
+        job, ranks, planner = self._job, self._ranks, self._planner
         assert ranks is not None  # noqa: S101 - it is running
         if not job.ended and self._is_regrouped(ranks):
             job.stop()
@@ -368,50 +380,34 @@ class PipelineStrategy:
             if declined is not None:
                 job.discard_work()
                 return declined, job.report
-        ranks, sessions = self._ranks, self._sessions
-        assert ranks is not None  # noqa: S101 - it has begun
-        assert sessions is not None  # noqa: S101 - it has begun
-        observations, refusal = ranks.observe(host), ranks.refusal(host)
-        records = job.context.records if self._exchanges(ranks) else None
-        self._partners = (
-            judged(records.view(job.name), summarized(sessions.group.controls), now)
-            if records is not None
-            else NO_PARTNERS
-        )
-        decision = sessions.step(observations, refusal, partners=self._partners)
-        if records is not None:
-            record = sessions.group.record(ranks.session, now)
-            records.publish(job.name, record, explores=sessions.group.explores)
-        else:
+            ranks = self._ranks or ranks
+        decision, record = planner.step(host, ranks, ranks.observe(host), ranks.refusal(host))
+        if record is None:
             self._withdraw()
-        ranks.request(decision.caps, now)
-        return decision, sessions.figures()
+        elif job.context.records is not None:
+            job.context.records.publish(job.name, record, explores=planner.explores)
+        ranks.request(decision.caps, host.now.mono)
+        sessions = planner.sessions
+        return decision, TuningFigures() if sessions is None else sessions.figures()
 
     def stop(self, *, forget: bool = False) -> None:
-        """Nothing is stored: the profile of a pipeline is measured in each run."""
-        self._sessions = self._ranks = None
+        self._ranks = None
+        self._planner.stop()
         self._withdraw()
 
     def describe(self, row: TuningRow) -> TuningRow:
-        sessions, ranks = self._sessions, self._ranks
-        if sessions is None or ranks is None or self._job.ended:
+        planner, ranks = self._planner, self._ranks
+        if ranks is None or self._job.ended:
             return row
-        return replace(
-            row,
-            pipelines=sessions.row_figures(ranks.clock_of),
-            partners=self._partners.beside(sessions.group.followed),
-        )
+        pipelines = row.pipelines
+        if planner.sessions is not None:
+            pipelines = planner.sessions.row_figures(lambda one: planner.clock_of(one, ranks))
+        return replace(row, pipelines=pipelines, partners=planner.partners)
 
     def store(self, decision: Decision | None) -> None:
-        """Nothing: see ``stop``."""
-
-    def _exchanges(self, ranks: OwnRanks) -> bool:
-        """True if other hosts may have pipelines of this job."""
-        named = REPLICA_KEY in self._job.settings.pipeline
-        return named and ranks.apply and not self._job.ended
+        """Nothing: see the class."""
 
     def _withdraw(self) -> None:
-        self._partners = NO_PARTNERS
         if self._job.context.records is not None:
             self._job.context.records.withdraw(self._job.name)
 
@@ -423,51 +419,3 @@ class PipelineStrategy:
             for name, by_rank in ranks.pipelines.items()
             for rank in by_rank
         )
-
-
-def range_trouble(job: TuningJob, ranges: Sequence[KnobRange]) -> str:
-    """The reason against the devices of this host's ranks as a sentence; "" for none."""
-    if job.knob is not Knob.GPU_CLOCK:
-        return "a pipeline is tuned by the clocks of its GPUs, and they have no such knob."
-    if len(ranges) != len(job.ranks):
-        return (
-            f"{len(job.ranks)} ranks use {len(ranges)} GPUs. Each rank of a pipeline needs "
-            "one of its own."
-        )
-    if {one.rank for one in ranges} != set(job.ranks.values()):
-        return "two ranks use one GPU. Each rank of a pipeline needs one of its own."
-    return ""
-
-
-def pipeline_trouble(ranges: Sequence[KnobRange]) -> str:
-    """The reason against the devices of one pipeline, as the object of "has"; "" for none."""
-    if len(ranges) < 2:
-        return "one rank. A pipeline has two ranks at least."
-    clocks = sorted({one.original for one in ranges})
-    if len(clocks) > 1:
-        return f"GPUs with different clocks, from {clocks[0]} to {clocks[-1]} MHz."
-    return ""
-
-
-def _declined_session(
-    session: PipelineState, reason: DecisionReason, where: str = ""
-) -> PipelineState:
-    """The session that has restored the original clocks for ``reason``, as ``where`` begins it."""
-    if session.phase is PipelinePhase.DECLINED and session.decision.reason is reason:
-        return session
-    clause = f"{where}{cause_text(reason)}"
-    return decline(session, reason, f"The ranks have the original clocks: {clause}.")
-
-
-def _importance(pipeline: tuple[str, PipelineState]) -> tuple[bool, int]:
-    decision = pipeline[1].decision
-    straggles = decision.reason is DecisionReason.STRAGGLER
-    return not straggles, _FIRST_MOVES.index(decision.move)
-
-
-def _nanoseconds(seconds: float | None) -> Nanoseconds | None:
-    return None if seconds is None else Nanoseconds(round(seconds * SECOND))
-
-
-def _at(values: Sequence[_Value], number: int) -> _Value | None:
-    return values[number] if number < len(values) else None

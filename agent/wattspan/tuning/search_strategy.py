@@ -122,8 +122,8 @@ class SearchStrategy:
         elif not self.exploring and state.search.phase is not TunerPhase.HOLD:
             turns.leave()
         decision = state.decision
-        if decision.reason is DecisionReason.WAITING and turns.waits:
-            decision = replace(decision, sentence=f"Keep the original setting: {turns.waits}.")
+        if decision.reason is DecisionReason.WAITING and turns.turn.waits:
+            decision = replace(decision, sentence=f"Keep the original setting: {turns.turn.waits}.")
         return decision, report(state)
 
     def stop(self, *, forget: bool = False) -> None:
@@ -137,7 +137,7 @@ class SearchStrategy:
         turns = self._job.turns
         if turns is None:
             return row
-        return replace(row, budget=turns.part(row.budget), partners=turns.figures)
+        return replace(row, budget=turns.part(row.budget), partners=turns.turn.figures)
 
     def store(self, decision: Decision | None) -> None:
         job, state = self._job, self.state
@@ -196,12 +196,12 @@ class SearchStrategy:
 
 
 def _policy(job: TuningJob, ranges: Sequence[KnobRange], *, apply: bool) -> TunerPolicy:
-    own, settings = job.settings, job.host_settings
+    own, settings = job.settings, job.terms.host
     least = _REQUEST_BLOCKS if job.kind is WorkloadKind.REQUESTS else (0, 0, 0, 0)
     policy = TunerPolicy(
         knob=job.knob,
         kind=job.kind,
-        max_slowdown=job.budget,
+        max_slowdown=job.terms.budget,
         confidence=settings.confidence,
         objective=Objective(settings.objective),
         eta=settings.eta,
@@ -237,7 +237,7 @@ def share_devices(jobs: Iterable[TuningJob], host: HostView) -> None:
             job.share(None, ())
     for (_, shared), group in groups.items():
         if len(group) > 1 and _are_all(group, shared, host):
-            leader = min(group, key=lambda job: (job.budget, job.name))
+            leader = min(group, key=lambda job: (job.terms.budget, job.name))
             others = tuple(job for job in group if job is not leader)
             leader.share(None, others)
             for job in others:

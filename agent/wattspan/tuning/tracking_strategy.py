@@ -113,7 +113,7 @@ class TrackingStrategy:
                 f"{owner.name} is not tuned: the range of the knob {owner.knob} leaves no lower "
                 "setting; check `floor` in [autotune] and `floor_watts` and `fixed` in [caps].",
             )
-        job, host_settings = owner.settings, owner.host_settings
+        job, host_settings = owner.settings, owner.terms.host
         policy = TrackingPolicy(
             tuple(LatencyObjective(*one[1:]) for one in job.objectives),
             settings if apply else settings[:1],
@@ -126,8 +126,7 @@ class TrackingStrategy:
         if ended is not None and ended.policy == policy:
             self._tracking = resume_tracking(ended, now)
         else:
-            store = owner.context.evidence
-            known = None if store is None else store.recall(owner.name, owner.ranks, policy)
+            known = owner.context.evidence.recall(owner.name, owner.ranks, policy)
             self._tracking = begin_tracking(policy, now, known)
         self._apply = apply
         return None
@@ -199,5 +198,5 @@ class TrackingStrategy:
 
     def _store(self, state: TrackingState | None, evidence: TrackingEvidence) -> None:
         job = self._job
-        if job.context.evidence is not None and state is not None:
+        if state is not None:
             job.context.evidence.store(job.name, job.ranks, state.policy, evidence)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from wattspan.config import AutotuneSettings
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     SECOND,
     CapKey,
+    CapperFigures,
     CapRow,
     DecisionReason,
     Failure,
@@ -24,31 +25,19 @@ from wattspan.model import (
     Trouble,
     TuningAccounts,
 )
-from wattspan.ports import (
-    Caps,
-    CapsError,
-    CapTotals,
-    Clock,
-    ProcessDirectory,
-)
+from wattspan.ports import Caps, CapsError, CapTotals, Clock, ProcessDirectory
 from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob, MissingJobs
 from wattspan.tuning.host_view import HostView, refusal_reason
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.job_context import (
-    Strategy,
-    TuningContext,
-)
+from wattspan.tuning.job_context import Strategy, TuningContext
 from wattspan.tuning.permissions import JobOwner, JobTerms, TuningPermissions
 from wattspan.tuning.search_strategy import SearchStrategy, share_devices
 from wattspan.tuning.tracking_strategy import TrackingStrategy
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
-
-if TYPE_CHECKING:
-    pass
 
 TUNER_INTERVAL = SECOND // 2
 
@@ -207,10 +196,11 @@ class Tuner:
 
     def _terms(self, owner: JobOwner, service: str, span: str) -> JobTerms:
         declared = self._declarations.get((owner, service, span))
-        if declared is None:
-            named = matching_job(self._settings.job, service, span)
-            return JobTerms(self._settings, named)
-        return JobTerms(declared.host, declared.settings, declared.terms)
+        if declared is not None:
+            return declared.terms
+        named = matching_job(self._settings.job, service, span)
+        job = named or TunedJobSettings(service=service, span=span)
+        return JobTerms(self._settings, job, chosen=named is not None)
 
     def _add_spans(self, received: ReceivedSpans, now: Instant) -> None:
         """Add spans to the jobs of their process's owner; without an owner they steer nothing."""
@@ -219,7 +209,7 @@ class Tuner:
         if owner is None:
             return
         search = self._search(owner)
-        declared = (one.settings for one in self._declarations.values() if one.owner == owner)
+        declared = (one.terms.job for one in self._declarations.values() if one.owner == owner)
         search.add(received, (*declared, *self._settings.job), now.mono)
         for span, kind in search.of(received.service):
             self._add_job(received.service, span, kind, owner, now)
@@ -241,8 +231,8 @@ class Tuner:
         if not name or not self._has_room(name, owner):
             return
         terms = self._terms(owner, service, span)
-        strategy, turns = _strategy(terms), None
-        if strategy is SearchStrategy and terms.job is not None and terms.job.hosts > 1:
+        strategy, turns = _strategy(terms.job), None
+        if strategy is SearchStrategy and terms.job.hosts > 1:
             from wattspan.tuning.host_turns import HostTurns
 
             turns = HostTurns(name, terms.job.hosts, self._context.records)
@@ -335,7 +325,7 @@ class Tuner:
         self._decisions.add(
             RecordedDecision(host.now, job.name, job.decided_knob, decision, job.applied)
         )
-        job.store_result()
+        job.strategy.store(decision)  # it has been applied
 
     def _apply(self, job: TuningJob, now: Instant) -> None:
         """Let the capper hold the job's caps, or restore the limits."""
@@ -391,28 +381,25 @@ class Tuner:
             mode=self._settings.mode,
             rows=(*rows, *missing),
             caps=tuple(self._rows.values()),
-            capper=None if self._caps is None else self._trouble is None,
-            capper_trouble=self._trouble_text,
-            capper_shared=totals.shared,
-            writes=totals.writes,
-            restores=totals.restores,
-            resets=totals.resets,
+            capper=CapperFigures(
+                None if self._caps is None else self._trouble is None,
+                self._trouble_text,
+                totals.shared,
+                totals.writes,
+                totals.restores,
+                totals.resets,
+            ),
             ceiling=totals.ceiling,
         )
 
 
-def _strategy(terms: JobTerms) -> Callable[[TuningJob], Strategy]:
-    """The strategy of a job by its terms; those of pipelines are loaded if there are any."""
-    job = terms.job
-    if job is not None and job.pipeline and job.hosts > 1:
-        from wattspan.tuning.pipeline_hosts import SpreadPipelineStrategy
-
-        return SpreadPipelineStrategy
-    if job is not None and job.pipeline:
+def _strategy(job: TunedJobSettings) -> Callable[[TuningJob], Strategy]:
+    """The strategy of a job by its settings; that of pipelines is loaded if there are any."""
+    if job.pipeline:
         from wattspan.tuning.pipeline_strategy import PipelineStrategy
 
         return PipelineStrategy
-    return TrackingStrategy if job is not None and job.tracked else SearchStrategy
+    return TrackingStrategy if job.tracked else SearchStrategy
 
 
 def _by_key(rows: Sequence[CapRow]) -> dict[CapKey, CapRow]:

@@ -185,7 +185,7 @@ def _capper(name: str, text: str, field: str) -> Metric:
 
 def _of_capper(snapshot: Snapshot, field: str) -> int | None:
     tuning = snapshot.tuning
-    return None if tuning.capper is None else int(getattr(tuning, field))
+    return None if tuning.capper.answers is None else int(getattr(tuning.capper, field))
 
 
 TUNING = (
@@ -259,7 +259,7 @@ TUNING = (
            (), single(attrgetter("tuning.ceiling"))),
     Metric("wattspan.capper.up", GAUGE, "",
            "State of the capper: 1 if it answers, else 0; absent if none is needed.",
-           (), single(lambda snapshot: _of_capper(snapshot, "capper"))),
+           (), single(lambda snapshot: _of_capper(snapshot, "answers"))),
     _capper("writes", "Power-limit and clock-limit writes by the capper.", "writes"),
     _capper("restores", "Original limits restored by the capper.", "restores"),
     _capper("resets",

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.capper.ceilings import (
-    MAX_FILE_BYTES,
-    CeilingFile,
-)
+from wattspan.capper.ceilings import MAX_FILE_BYTES, CeilingFile
 from wattspan.capper.protocol import CeilingRow
 from wattspan.testing import ManualClock
 
@@ -22,6 +19,8 @@ class Writer:
         self.path = path
         self.clock = ManualClock()
         self.ceiling = CeilingFile(path, self.clock)
+        self.last: CeilingRow | None = None
+        self.owners: frozenset[int] = frozenset()
 
     def write(self, text: str) -> CeilingRow | None:
         fresh = self.path.with_name("fresh")
@@ -29,10 +28,14 @@ class Writer:
         wall = self.clock.now().wall
         os.utime(fresh, ns=(wall, wall))
         fresh.rename(self.path)
-        return self.ceiling.poll()
+        return self.poll()
+
+    def poll(self) -> CeilingRow | None:
+        self.last = self.ceiling.poll(self.last, self.owners)
+        return self.last
 
     def limit(self) -> int | None:
-        ceiling = self.ceiling.poll()
+        ceiling = self.poll()
         return None if ceiling is None else ceiling.limit
 
 
@@ -123,8 +126,7 @@ def test_zero_lifts_the_ceiling(writer: Writer) -> None:
 def test_ceiling_persists_over_a_restart_until_the_file_changes(
     writer: Writer,
 ) -> None:
-    last = CeilingRow(source="file", limit=900_000, why="before")
-    writer.ceiling = CeilingFile(writer.path, writer.clock, last)
+    writer.last = CeilingRow(source="file", limit=900_000, why="before")
     assert writer.limit() == 900_000
     writer.write("watts = 1000\n")
     assert writer.limit() == 1_000_000
@@ -215,6 +217,6 @@ def test_ceiling_file_of_an_unconfigured_user_is_rejected(writer: Writer) -> Non
     os.chown(writer.path, 1000, 1000)
     assert writer.limit() is None
     assert "user 1000 owns it" in writer.ceiling.trouble
-    writer.ceiling.owners = frozenset({1000})
+    writer.owners = frozenset({1000})
     assert writer.limit() == 1_000
     assert writer.ceiling.trouble == ""

@@ -299,7 +299,7 @@ def test_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path: 
     asked.turn()
     assert asked.bench.stands == [250 * W, 250 * W]
     asked.ask(ROOT, protocol.CeilingRequest(1, "", HOUR))
-    asked.desk.reconfigure(CapsSettings())
+    asked.desk.ceilings.reconfigure(CapsSettings())
     for _ in range(9):
         asked.turn()
     assert asked.bench.stands == [420 * W, 420 * W]

@@ -180,10 +180,9 @@ class Host:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.bench = Bench(folder)
-        clock, record = self.bench.clock, self.bench.events.append
         caps = CapsSettings(users=("1000",), reserve_watts=100, **settings)
-        self.fleet = FleetCeiling(folder / "allotment.json", clock, enabled=True, record=record)
-        self.desk = self.bench.desk(caps, fleet=self.fleet)
+        self.desk = self.bench.desk(caps, in_fleet=True)
+        self.fleet = self.desk.ceilings.fleet
         self.desk.turn()
 
     def allot(

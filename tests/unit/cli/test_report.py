@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from wattspan.cli import cli
 from wattspan.cli.formatting import UNKNOWN
-from wattspan.cli.report.export import choose_format, report_facts, report_rows
+from wattspan.cli.report import choose_format
+from wattspan.cli.report.export import report_facts, report_rows
 from wattspan.cli.report.table import report_lines
 from wattspan.model import GapReason, HwType, Microjoules, Provenance, StaticBasis, StaticSplit
 from wattspan.storage.breakdown import break_down

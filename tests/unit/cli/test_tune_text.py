@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import astuple
 from testbed.requirements import ROOT
 from testbed.tuned import (
     ACCOUNTS,
@@ -69,13 +70,13 @@ EXPLANATION = ROOT / "docs" / "explanation" / "how-the-tuner-decides.md"
 # ------------------------------------------------------------------------------------ reasons
 
 
-@pytest.mark.parametrize("reason", DecisionReason)
-def test_every_reason_is_explained_in_sentences(reason: DecisionReason) -> None:
-    explained = REASON_EXPLANATIONS[reason]
-    for sentence in (meaning(reason), explained.then, *filter(None, [explained.do])):
-        assert sentence[0].isupper() or sentence.startswith("`")
-        assert sentence.endswith(".")
-        assert len(sentence) > 1
+def test_every_reason_is_explained_in_sentences() -> None:
+    for reason in DecisionReason:
+        explained = REASON_EXPLANATIONS[reason]
+        for sentence in (meaning(reason), explained.then, *filter(None, [explained.do])):
+            assert sentence[0].isupper() or sentence.startswith("`"), reason
+            assert len(sentence) > 1
+            assert sentence.endswith("."), reason
 
 
 def markdown() -> Iterator[str]:
@@ -442,7 +443,7 @@ def test_recommendation_facts_have_the_best_range() -> None:
 @pytest.mark.parametrize("reason", TRACKING_EXPLANATIONS)
 def test_every_reason_of_load_tracking_is_explained_in_sentences(reason: DecisionReason) -> None:
     explained = TRACKING_EXPLANATIONS[reason]
-    for sentence in filter(None, explained):
+    for sentence in filter(None, astuple(explained)):
         assert sentence[0].isupper()
         assert sentence.endswith(".")
 

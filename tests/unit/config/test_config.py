@@ -63,7 +63,7 @@ def faults(text: str, tmp_path: Path, **given: dict[str, str]) -> list[str]:
 
 def test_defaults_apply_without_configuration() -> None:
     config = read()
-    assert config.agent.interval == 100_000_000
+    assert str(config.agent.interval) == "auto"
     assert config.sources["rapl"] == Rapl()
     assert config.path is None
     assert config.origins == {}

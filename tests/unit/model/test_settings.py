@@ -13,6 +13,7 @@ from wattspan.model.settings import (
     about,
     convert,
     keys,
+    table_text,
     to_plain,
 )
 
@@ -161,6 +162,44 @@ def test_key_has_kind_documentation_and_bounds() -> None:
         "whole number",
         "list of text",
     ]
+
+
+def test_docstring_documents_the_keys_of_its_table_and_of_its_bases() -> None:
+    class Rate(Table, frozen=True):
+        """A rate.
+
+        Keys:
+            url: Server of the rate: one that answers
+                numbers.
+        """
+
+        url: str = ""
+
+    class Price(Rate, frozen=True):
+        """A price.
+
+        It is constant.
+
+        Keys:
+            limit: Highest price.
+        """
+
+        limit: Annotated[int, about(least=1)] = 2
+        other: Annotated[int, about("Something else.")] = 3
+
+    assert {name: key.doc for name, key in keys(Price).items()} == {
+        "limit": "Highest price.",
+        "other": "Something else.",
+        "url": "Server of the rate: one that answers numbers.",
+    }
+    assert table_text(Price) == "A price.\n\nIt is constant."
+
+
+def test_table_without_docstring_has_no_text() -> None:
+    class Silent(Table, frozen=True):
+        size: int = 0
+
+    assert (table_text(Silent), keys(Silent)["size"].doc) == ("", "")
 
 
 def test_plain_values_are_parsed_back() -> None:

@@ -7,7 +7,6 @@ from wattspan.model import MILLISECOND, SECOND, Instant
 from wattspan.processes.cpu_socket_division import (
     PlacementSampler,
     SocketAccounting,
-    SocketTimesSample,
     UnattributedTime,
 )
 from wattspan.processes.cpus import (
@@ -192,13 +191,13 @@ def test_usage_has_metered_time_with_a_precise_clock_only(tmp_path: Path) -> Non
     accounts = SocketAccounting(topology, PlacementSampler(ProcFs(), topology), clock)
     accounts.update_busy(accounts.sample_busy(), 0)
     instants = [Instant(tick * SECOND // 10, 0) for tick in range(3)]
-    host, socket = accounts.usages(instants[0], instants[0], (), SocketTimesSample(), complete=True)
+    host, socket = accounts.usages(instants[0], instants[0], (), {}, complete=True)
     assert host.metered is socket.metered is None
     states.advance({0: 63_217_000, 1: SECOND // 10})
     accounts.update_busy(accounts.sample_busy(), instants[1].mono)
-    host, socket = accounts.usages(instants[0], instants[1], (), SocketTimesSample(), complete=True)
+    host, socket = accounts.usages(instants[0], instants[1], (), {}, complete=True)
     assert host.metered == socket.metered == 36_783_000
     accounts.update_busy(accounts.sample_busy(), REFINED_TIME)
-    host, socket = accounts.usages(instants[1], instants[2], (), SocketTimesSample(), complete=True)
+    host, socket = accounts.usages(instants[1], instants[2], (), {}, complete=True)
     assert host.metered is socket.metered is None
     clock.close()

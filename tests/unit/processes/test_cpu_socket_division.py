@@ -134,6 +134,22 @@ def test_counted_process_that_ended_is_divided_by_the_count() -> None:
     assert polled(kernel, source)[life.pid] == {"cpu": 4 * MS, "cpu:1": 4 * MS}
 
 
+def test_account_of_short_processes_is_divided_by_the_count_of_all() -> None:
+    """A thousand processes begin and end between two polls that are a second apart."""
+    kernel, times = SyntheticKernel(pid_max=5000), Times()
+    source = kernel.source(topology=TwoSockets(), times=times, envelope=True)
+    source.poll()
+    for number in range(1000):
+        life = kernel.spawn()
+        kernel.run(life, 500_000)
+        kernel.exit(life, tail=100_000)
+        times.next[life.pid] = {int(number % 4 == 0): 500_000}
+    batch = source.poll()
+    (divided,) = spent(batch).values()
+    assert divided == {"cpu": 600 * MS, "cpu:0": 450 * MS, "cpu:1": 150 * MS}
+    assert len(batch.infos) == len(batch.exited) == 1
+
+
 def test_uncounted_process_is_divided_by_its_last_count() -> None:
     kernel, times, source = watched()
     life = kernel.spawn()

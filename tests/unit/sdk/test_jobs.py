@@ -48,7 +48,7 @@ class Agent:
 
     @property
     def names(self) -> list[str]:
-        return [one.terms.name for one in self.jobs.living()]
+        return [one.answer.name for one in self.jobs.living()]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_declaration_holds_the_answer(agent: Agent) -> None:
     }
     assert found.asked["max_slowdown"] == 0.2
     (job,) = agent.jobs.living()
-    assert ([one.pid for one in job.processes], job.terms.uid) == ([os.getpid()], os.geteuid())
+    assert ([one.pid for one in job.processes], job.answer.uid) == ([os.getpid()], os.geteuid())
     assert repr(found).startswith("<JobDeclaration 'train': limited. The budget")
 
 

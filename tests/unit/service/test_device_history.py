@@ -50,23 +50,23 @@ class Host:
                 last = Reading(domain.id, Instant(resumed, 0), Microjoules(-100_000))
                 meters.resume(domain, last)
         self._meter = TickMeter(meters)
-        self.now = START
+        self.now, self.tick = START, TICK
         self._listed: dict[str, Sequence[Domain]] = {"rapl": (PACKAGE, CORE), "nvml": (GPU,)}
         self.counters = {PACKAGE.id: 0, GPU.id: 0}
         self.powers = {PACKAGE.id: PACKAGE_POWER, GPU.id: GPU_POWER}
 
     def second(self, silent: tuple[str, ...] = ()) -> dict[int, int]:
         """A second of ticks, and the ramps that the snapshot at its end has."""
-        self.run(10, silent)
+        self.run(SECOND // self.tick, silent)
         return self.devices.ramps()
 
     def run(
         self, ticks: int, silent: tuple[str, ...] = (), gpus: tuple[GpuStatus, ...] = ()
     ) -> None:
         for _ in range(ticks):
-            self.now += TICK
+            self.now += self.tick
             for key, power in self.powers.items():
-                self.counters[key] += power
+                self.counters[key] += power * self.tick // TICK
             readings = [
                 Reading(key, Instant(self.now - 30 * MILLISECOND, 0), Microjoules(counter))
                 for key, counter in self.counters.items()
@@ -366,9 +366,19 @@ def test_counter_that_has_not_moved_since_a_restart_is_not_silent() -> None:
 
 def test_window_of_less_than_two_readings_has_no_ramp() -> None:
     host = Host(interval=SECOND)
+    host.tick = SECOND
     for _ in range(30):
         host.second()
     assert host.second() == {10 * SECOND: 0}
+
+
+def test_ramps_of_a_second_return_two_seconds_after_the_fine_interval() -> None:
+    host = Host(interval=SECOND)
+    for tick, seconds in ((SECOND, 30), (TICK, 3)):
+        host.tick = tick
+        for _ in range(seconds):
+            ramps = host.second()
+    assert ramps == {SECOND: 0, 10 * SECOND: 0}
 
 
 # ------------------------------------------------------------------------------------ parts

@@ -29,6 +29,7 @@ from wattspan.ports import Batch, ConfigError
 from wattspan.service.assembly import FootprintTracker
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
+from wattspan.service.sampling_demand import fixed
 from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
@@ -174,7 +175,7 @@ def test_snapshot_and_checkpoint_have_the_footprint_of_their_energy() -> None:
         ReplayUsage([]),
         FakeDirectory({}),
         LatestSnapshot(ledger.snapshot(clock.now(), "h")),
-        interval=SECOND,
+        demand=fixed(clock, SECOND),
         providers=SnapshotProviders(footprint=footprints(CostSettings(price=1.0)).report),
         save=kept.append,
     )

@@ -4,10 +4,12 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from testbed.simulated_host import GPU, PACKAGE, imbalances
 from testbed.synthetic_kernel import SyntheticKernel
+from testbed.tuned import HELD
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
@@ -31,6 +33,8 @@ from wattspan.model import (
     SourceHealth,
     Tick,
     Trouble,
+    TuningAccounts,
+    TuningState,
     Usage,
 )
 from wattspan.ports import Batch, ExporterError, UsageBatch
@@ -45,6 +49,7 @@ from wattspan.service.poller import (
     Poller,
     SnapshotProviders,
 )
+from wattspan.service.sampling_demand import FINE, Intervals, SamplingDemand, fixed
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
 TICK = SECOND // 10
@@ -113,7 +118,7 @@ def poller(
         directory or FakeDirectory([WHO]),
         LatestSnapshot(ledger.snapshot(clock.now(), "h")),
         **{
-            "interval": TICK,
+            "demand": fixed(clock, TICK),
             "providers": SnapshotProviders(health=exporters.health, exporter_drops=exporters.drops),
             **rest,
         },  # type: ignore[arg-type]
@@ -636,3 +641,63 @@ def test_missed_ticks_of_the_last_minute_are_in_the_snapshot() -> None:
     run_until(80)
     assert one.view().stats.recent_ticks.missed == 0
     assert one.view().stats.missed_ticks >= 50
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"), [("exploring", 1), ("holding", 1), ("waiting", 0), ("ended", 0)]
+)
+def test_compared_job_asks_for_fine_samples(state: str, expected: int) -> None:
+    clock = ManualClock()
+    host, demand = Burning(clock), SamplingDemand(clock, Intervals())
+    row = replace(HELD, state=TuningState(state))
+    accounts = SnapshotProviders(tuning=lambda: TuningAccounts(rows=(row,)))
+    snapshot = ticks(clock, poller(clock, [host], host, demand=demand, providers=accounts), 1)
+    assert snapshot.stats.demands["tuning"] == expected
+
+
+def test_idle_power_and_integrated_power_ask_for_fine_samples() -> None:
+    clock = ManualClock()
+    host, demand = Burning(clock), SamplingDemand(clock, Intervals())
+    one = poller(clock, [host], host, demand=demand)
+    assert ticks(clock, one, 1).stats.demands["idle_power"] == 0, "nothing is observed yet"
+    asked = ticks(clock, one, 10).stats.demands
+    assert (asked["idle_power"], asked["integration"]) == (1, 0)
+
+
+class Paced(Burning):
+    """A source that integrates power, and follows the interval."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.paces: list[int] = []
+
+    def pace(self, interval: int) -> None:
+        self.paces.append(interval)
+
+    def integrates_power(self) -> bool:
+        return True
+
+
+def test_source_that_integrates_power_asks_for_fine_samples_and_is_told_the_interval() -> None:
+    clock = ManualClock()
+    host, demand = Paced(clock), SamplingDemand(clock, Intervals())
+    one = poller(clock, [host], host, demand=demand)
+    assert ticks(clock, one, 1).stats.demands["integration"] == 1
+    assert host.paces == [FINE], "once, not at every tick"
+
+
+def test_agent_at_rest_publishes_each_second_and_charges_the_same_energy() -> None:
+    fine, coarse = ManualClock(), ManualClock()
+    snapshots = []
+    for clock, step in ((fine, SECOND // 10), (coarse, SECOND)):
+        host = Burning(clock)
+        one = poller(clock, [host], host, demand=fixed(clock, step))
+        stop, end = threading.Event(), clock.monotonic() + 60 * SECOND
+        clock.on_sleep = lambda now, stop=stop, end=end: now >= end and stop.set()
+        one.run(stop)
+        one.turn()
+        one.publish()
+        snapshots.append(one.view())
+    first, second = (one.account(PACKAGE.id) for one in snapshots)
+    assert first.energy + first.pending == second.energy + second.pending
+    assert snapshots[1].sequence >= 60

@@ -10,7 +10,7 @@ import pytest
 from testbed.waiting import eventually
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.ports import Batch
+from wattspan.ports import Batch, PacedSource
 from wattspan.service.thread_failures import report_thread_failures
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.testing import ManualClock
@@ -18,6 +18,7 @@ from wattspan.testing import ManualClock
 
 class Intervals(NamedTuple):
     interval: int = MILLISECOND
+    longest: int = SECOND
     status_interval: int = SECOND
     deadline: int = 60 * SECOND
 
@@ -37,18 +38,19 @@ class Session:
             self.failing = ""
             raise ValueError(f"in {name}")
 
-    def sample(self) -> Batch:
+    def sample(self, interval: int = 0) -> Batch:
+        del interval
         self._call("sample")
         self.samples += 1
         return Batch(())
 
-    def next_edge_read(self, now: int) -> int:
-        self._call("next_edge_read")
+    def next_read(self, now: int) -> int | None:
+        self._call("next_read")
         return now
 
-    def read_edges(self, now: int) -> None:
+    def read_between(self, now: int) -> None:
         self.clock.advance(ns=MILLISECOND)
-        self._call("read_edges")
+        self._call("read_between")
 
     def close(self) -> None:
         self.closed += 1
@@ -69,7 +71,7 @@ def reported() -> Iterator[list[str]]:
         yield told
 
 
-@pytest.mark.parametrize("call", ["sample", "next_edge_read", "read_edges"])
+@pytest.mark.parametrize("call", ["sample", "next_read", "read_between"])
 def test_failed_calls_are_shown_and_made_again(call: str, reported: list[str]) -> None:
     clock, go_on = ManualClock(), threading.Event()
     session = Session(clock, call)
@@ -90,6 +92,56 @@ def test_failed_calls_are_shown_and_made_again(call: str, reported: list[str]) -
     eventually(lambda: not source.read().failures, "the failure is over")
     source.close()
     assert (session.closed, reported) == (1, ["wattspan-boards"])
+
+
+class Paced(Session):
+    """Records the interval of each sample; the clock passes by the time that the thread waits."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock, "")
+        self.intervals: list[int] = []
+
+    def sample(self, interval: int = 0) -> Batch:
+        self.intervals.append(interval)
+        return super().sample()
+
+    def next_read(self, now: int) -> None:
+        del now
+
+
+@pytest.mark.parametrize(
+    ("asked", "sampled"),
+    [(MILLISECOND // 2, 2), (2 * MILLISECOND, 2), (7 * MILLISECOND, 6), (10 * SECOND, 1000)],
+)
+def test_samples_follow_the_reader_within_the_settings(asked: int, sampled: int) -> None:
+    clock = ManualClock()
+    session = Paced(clock)
+    source = DriverThreadSource(
+        "boards", session, clock, Intervals(interval=2 * MILLISECOND), "a library", "Look"
+    )
+    source.pace(asked)
+    source.start()
+    eventually(lambda: session.intervals, "the first sample")
+    source.close()
+    assert session.intervals[0] == sampled * MILLISECOND
+    assert isinstance(source, PacedSource)
+    assert not source.integrates_power()
+
+
+def test_shorter_interval_wakes_the_thread_at_once() -> None:
+    clock = ManualClock()
+    session = Paced(clock)
+    source = DriverThreadSource(
+        "boards", session, clock, Intervals(longest=3600 * SECOND), "a library", "Look"
+    )
+    source.pace(3600 * SECOND)
+    source.start()
+    eventually(lambda: session.samples == 1, "the first sample")
+    clock.advance(1)
+    source.pace(SECOND)
+    eventually(lambda: session.samples == 2, "the second one, an hour before it was due")
+    source.close()
+    assert session.intervals == [3600 * SECOND, SECOND]
 
 
 def test_session_is_closed_if_the_agent_stops_before_the_restart() -> None:

@@ -80,6 +80,24 @@ def test_constant_power_is_energy_too() -> None:
     assert integral.energy == 1_000_000_000
 
 
+def test_step_is_not_taken_for_the_interval_of_seldom_reads() -> None:
+    """A counter that moves each 100 ms, read at each fifth of its moves and then at each second."""
+    step = CounterPeriod()
+    for read in range(40):
+        step.observe(at(read / 20).mono, read // 2)
+    assert step.resolution == 100 * MILLISECOND
+    for second in range(3, 60):
+        step.observe(at(second).mono, 10 * second)
+    assert step.resolution == 100 * MILLISECOND
+
+
+def test_step_longer_than_seldom_reads_is_observed() -> None:
+    step = CounterPeriod()
+    for second in range(60):
+        step.observe(at(second).mono, second // 3)
+    assert step.resolution == 3000 * MILLISECOND
+
+
 def test_ramp_is_integrated_as_a_trapezoid() -> None:
     integral = PowerIntegral()
     integral.feed(at(0), 100_000, None)

@@ -315,14 +315,45 @@ def test_read_under_way_is_known_to_other_threads(tree: Tree, clock: ManualClock
     assert session.current_call is None
 
 
-def test_sensors_have_no_reads_between_samples(tree: Tree, clock: ManualClock) -> None:
+def test_power_is_integrated_between_samples_and_a_counter_is_not_read(
+    tree: Tree, clock: ManualClock
+) -> None:
+    """At a sample each second, the energy is that of the 18 averages of it."""
+    power = tree.meter(0, "Grace Power Socket 0", 200_000_000) / "device/power1_average"
+    xe = tree.chip("xe", "0000:03:00.0", {"energy1_label": "card", "energy1_input": 5})
+    session = source(tree, clock)
+    grace, card = "hwmon:power_meter/grace-power-socket-0", "hwmon:xe/card"
+    before = {one.domain_id: one for one in session.sample().readings}[grace]
+    write(xe / "energy1_input", 7)
+    for number in range(17):
+        due = session.next_read(clock.monotonic())
+        assert due is not None
+        clock.advance(ns=due - clock.monotonic())
+        write(power, 300_000_000 if number % 2 else 100_000_000)
+        session.read_between(clock.monotonic())
+    clock.advance(ns=POWER_READ_INTERVAL)
+    write(power, 200_000_000)
+    readings = {one.domain_id: one for one in session.sample().readings}
+    after = readings[grace]
+    assert readings[card].counter == 7
+    duration = 18 * POWER_READ_INTERVAL
+    assert after.at.mono - before.at.mono == duration
+    assert after.counter - before.counter == pytest.approx(200 * duration / 1000, rel=0.03)
+
+
+def test_counters_alone_need_no_reads_between_samples(tree: Tree, clock: ManualClock) -> None:
+    tree.chip("xe", "0000:03:00.0", {"energy1_label": "card", "energy1_input": 5})
+    session = source(tree, clock)
+    session.sample()
+    assert session.next_read(clock.monotonic()) is None
+
+
+def test_closed_source_looks_for_its_sensors_again(tree: Tree, clock: ManualClock) -> None:
     tree.grace()
     session = source(tree, clock)
     session.sample()
-    assert session.next_edge_read(clock.monotonic()) is None
-    session.read_edges(clock.monotonic())
-    assert session.sample().readings == ()
     session.close()
+    assert session.next_read(clock.monotonic()) is None
     assert len(session.sample().readings) == 4
 
 

@@ -78,11 +78,11 @@ def test_declared_job_has_settings_as_if_it_was_configured(processes: Processes)
     jobs = registry(processes)
     terms = declare(jobs, processes.start(7), work="samples", max_slowdown=0.03, objective="time")
     (job,) = jobs.tuned()
-    assert job.settings == TunedJobSettings(
+    assert job.terms.job == TunedJobSettings(
         service="trainer", span="train_step", work="samples", max_slowdown=0.03
     )
-    assert (job.host.objective, job.host.max_slowdown) == ("time", 0.05)
-    assert (job.owner.principal.user, job.processes, job.terms) == (ANN, (Consumer(7, 1),), terms)
+    assert (job.terms.host.objective, job.terms.host.max_slowdown) == ("time", 0.05)
+    assert (job.owner.principal.user, job.processes, job.answer) == (ANN, (Consumer(7, 1),), terms)
     assert jobs.work_attributes() == (WorkAttribute("samples", "trainer", "train_step"),)
 
 
@@ -92,8 +92,8 @@ def test_configured_settings_of_a_declared_job_stay(processes: Processes) -> Non
     terms = declare(jobs, processes.start(7), work="samples", max_slowdown=0.03)
     assert (terms.given.max_slowdown, terms.decision) == (0.02, DeclarationOutcome.LIMITED)
     (job,) = jobs.tuned()
-    assert (job.settings.work, job.settings.kind) == ("tokens.n", "steps")
-    assert job.settings.service == "trainer"
+    assert (job.terms.job.work, job.terms.job.kind) == ("tokens.n", "steps")
+    assert job.terms.job.service == "trainer"
     assert set(jobs.work_attributes()) == {
         WorkAttribute("tokens.n", "trainer", "train_step"),
         WorkAttribute("tokens.n", "", "train_step"),
@@ -106,7 +106,7 @@ def test_second_declaration_of_a_process_replaces_the_first(processes: Processes
     declare(jobs, process, max_slowdown=0.03)
     declare(jobs, process, name="other name of the same spans", max_slowdown=0.04)
     (job,) = jobs.living()
-    assert (job.terms.given.max_slowdown, len(job.processes)) == (0.04, 1)
+    assert (job.answer.given.max_slowdown, len(job.processes)) == (0.04, 1)
     declare(jobs, process, name="other name of the same spans", service="other")
     assert [one.service for one in jobs.living()] == ["other"]
 
@@ -117,7 +117,7 @@ def test_replaced_declaration_keeps_its_precedence(processes: Processes) -> None
     declare(jobs, processes.start(8), objective="cost")
     assert declare(jobs, first, objective="energy").decision is DeclarationOutcome.ACCEPTED
     (job,) = jobs.living()
-    assert job.terms.given.objective == "energy"
+    assert job.answer.given.objective == "energy"
 
 
 def test_equal_declaration_changes_nothing(processes: Processes) -> None:
@@ -137,14 +137,14 @@ def test_processes_of_one_user_are_ranks_of_one_job(processes: Processes) -> Non
     assert (second.given.max_slowdown, second.decision) == (0.03, DeclarationOutcome.LIMITED)
     (job,) = jobs.living()
     assert [one.pid for one in job.processes] == [7, 8]
-    assert job.terms.decision is DeclarationOutcome.ACCEPTED
+    assert job.answer.decision is DeclarationOutcome.ACCEPTED
 
 
 def test_processes_of_different_users_are_never_joined(processes: Processes) -> None:
     jobs = registry(processes)
     declare(jobs, processes.start(7), ANN, max_slowdown=0.03)
     declare(jobs, processes.start(8), BOB, max_slowdown=0.04)
-    found = [(job.terms.uid, job.terms.given.max_slowdown) for job in jobs.living()]
+    found = [(job.answer.uid, job.answer.given.max_slowdown) for job in jobs.living()]
     assert found == [(ANN, 0.03), (BOB, 0.04)]
 
 
@@ -160,7 +160,7 @@ def test_second_work_attribute_of_another_user_is_declined(processes: Processes)
     for pid in (7, 8):
         del processes.started[pid]
     (job,) = jobs.living()
-    assert job.terms.decision is DeclarationOutcome.ACCEPTED
+    assert job.answer.decision is DeclarationOutcome.ACCEPTED
 
 
 def test_declaration_ends_with_its_process(processes: Processes) -> None:
@@ -199,7 +199,7 @@ def test_user_has_half_of_the_declarations_at_most(processes: Processes) -> None
     declare(jobs, processes.start(9001), BOB)
     declare(jobs, Consumer(1, 1), ANN, service="service 0", max_slowdown=0.01)  # a replacement
     (changed,) = [one for one in jobs.living() if one.service == "service 0"]
-    assert changed.terms.given.max_slowdown == 0.01
+    assert changed.answer.given.max_slowdown == 0.01
     with pytest.raises(DeclarationsFullError):
         declare(jobs, Consumer(9000, 1), ANN)
     assert len(jobs.living()) == MAX_DECLARATIONS // 2 + 1
@@ -233,5 +233,5 @@ def test_ignored_declarations_are_listed_without_effect(processes: Processes) ->
     jobs = registry(processes, declared="ignore")
     ignored = declare(jobs, processes.start(7), work="samples", max_slowdown=0.01)
     assert ignored.decision is DeclarationOutcome.IGNORED
-    assert [one.terms for one in jobs.living()] == [ignored]
+    assert [one.answer for one in jobs.living()] == [ignored]
     assert jobs.tuned() == jobs.work_attributes() == ()

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from testbed.tuned_host import DEFAULT, Host, quick
+from testbed.tuned_host import DEFAULT, Host, held, held_host, quick
 
 from wattspan.cli.tune.explanation import explain_lines
 from wattspan.config import AutotuneSettings, TunedJobSettings
@@ -15,25 +15,16 @@ from wattspan.model import Consumer, DecisionReason, Move, TuningRow, TuningStat
 HOUR = 3600
 
 
-def held(host: Host) -> bool:
-    row = host.row()
-    return row is not None and row.decision.move is Move.HOLD
-
-
 def capped(host: Host) -> bool:
     return any(gpu.cap < DEFAULT for gpu in host.gpus)
 
 
 def test_training_job_ends_up_capped_within_its_budget() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.CERTIFIED
     assert 1.0 < host.gpus[0].slowdown < 1.05
     assert host.gpus[0].cap < 640_000
-    assert row.held_bound is not None
     assert row.held_bound <= 0.05
     assert row.committed
 
@@ -44,16 +35,12 @@ def test_reported_savings_are_below_true_savings() -> None:
     job = host.train()
     host.run(900)
     row = host.row()
-    assert row is not None
     truly = job.steps * 640_000 * 0.1 - host.gpus[0].energy / 1000
     assert 0 < row.saved_surely / 1000 < truly * 1.05
 
 
 def test_held_cap_is_renewed_every_tick() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
-    assert host.capper is not None
+    host = held_host()
     before = host.capper.renewed
     standing = []
     host.run(10, until=lambda: standing.append(capped(host)) is not None)
@@ -63,12 +50,10 @@ def test_held_cap_is_renewed_every_tick() -> None:
 @pytest.mark.slow
 def test_distant_cap_is_reached_in_bounded_steps() -> None:
     host = Host()
-    assert host.capper is not None
     host.capper.largest = 20_000
     host.train()
     host.run(HOUR, until=lambda: held(host))
     row = host.row()
-    assert row is not None
     host.run(10)
     assert host.gpus[0].cap in (DEFAULT, *row.decision.caps.values())
     assert DEFAULT - min(row.decision.caps.values()) > 2 * host.capper.largest
@@ -79,7 +64,6 @@ def test_advice_mode_requests_no_lease() -> None:
     host.train()
     host.run(600)
     row = host.row()
-    assert row is not None
     assert not capped(host)
     assert row.decision.move is Move.DECLINE
     assert row.decision.reason is DecisionReason.ADVICE
@@ -92,7 +76,6 @@ def test_job_that_was_found_is_only_advised_on() -> None:
     host.train(service="stranger")
     host.run(600)
     row = host.row("stranger/train_step")
-    assert row is not None
     assert row.decision.reason is DecisionReason.NOT_CHOSEN
     assert not row.applied
     assert not capped(host)
@@ -155,13 +138,10 @@ def test_job_that_cannot_explore_does_not_keep_another_one_from_it(other: str) -
 
 
 def test_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     host.strangers.append(Consumer(9999, 1))
     host.run(2)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.SHARED
     assert not capped(host)
 
@@ -174,23 +154,12 @@ def test_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
     ],
 )
 def test_device_without_evidence_is_released(spoil, reason) -> None:  # type: ignore[no-untyped-def]
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     spoil(host.gpus[0])
     host.run(2)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is reason
     assert not capped(host)
-
-
-def divided_host(slope: float = 0.25) -> Host:
-    """A host with an undivided AMD board and a job on it."""
-    host = Host()
-    host.gpus[0].partition_mode, host.gpus[0].slope = "SPX", slope
-    host.train()
-    return host
 
 
 def divide(host: Host, mode: str) -> TuningRow:
@@ -217,8 +186,7 @@ def explained(host: Host, row: TuningRow) -> str:
 
 
 def test_held_setting_is_released_when_the_partition_mode_changes() -> None:
-    host = divided_host()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host("SPX")
     assert capped(host)
     row = divide(host, "CPX")
     assert (row.decision.move, row.decision.reason) == (Move.DECLINE, DecisionReason.CHANGED)
@@ -229,7 +197,9 @@ def test_held_setting_is_released_when_the_partition_mode_changes() -> None:
 
 @pytest.mark.slow
 def test_work_in_another_partition_mode_is_not_compared() -> None:
-    host = divided_host()
+    host = Host()
+    host.gpus[0].partition_mode = "SPX"
+    host.train()
     host.run(HOUR, until=lambda: comparing(host))
     host.gpus[0].slope = 4.0  # lower settings cost more time in the other mode
     row = divide(host, "CPX")
@@ -239,7 +209,6 @@ def test_work_in_another_partition_mode_is_not_compared() -> None:
     units = row.units
     host.run(60, until=lambda: observing(host))
     row = host.row()
-    assert row is not None
     assert (row.units, row.pairs, row.tried) == (units, 0, ())
     host.run(HOUR, until=lambda: held(host))
     assert host.gpus[0].slowdown < 1.05
@@ -247,8 +216,7 @@ def test_work_in_another_partition_mode_is_not_compared() -> None:
 
 @pytest.mark.slow
 def test_setting_of_another_partition_mode_is_not_recalled() -> None:
-    host = divided_host()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host("SPX")
     divide(host, "CPX")
     host.book.decided.clear()
     host.run(HOUR, until=lambda: held(host))
@@ -260,8 +228,7 @@ def test_setting_of_another_partition_mode_is_not_recalled() -> None:
 
 def returned_host() -> Host:
     """A host whose board was lost for three seconds while its setting was held."""
-    host = divided_host()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host("SPX")
     host.gpus[0].lost = True
     host.run(3)
     host.gpus[0].lost = False
@@ -282,37 +249,30 @@ def test_board_lost_in_one_partition_mode_is_held() -> None:
 
 
 def test_foreign_write_is_not_overwritten() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
-    assert host.capper is not None
+    host = held_host()
     host.capper.foreign.add("GPU-0")
     host.gpus[0].cap = 500_000
     host.run(5)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.FOREIGN_WRITER
     assert host.gpus[0].cap == 500_000
 
 
 def test_missing_capper_gives_advice_and_one_log_line() -> None:
     host = Host()
-    assert host.capper is not None
     host.capper.refusal = ("", "No capper answers at /run/wattspan/capper.sock.")
     host.train()
     host.run(300)
     row = host.row()
-    assert row is not None
     assert row.decision.move is Move.DECLINE
     assert not row.applied
     assert len(host.logged) == 1
-    assert host.tuner.accounts().capper is False
+    assert host.tuner.accounts().capper.answers is False
 
 
 @pytest.mark.slow
 def test_returning_capper_is_used_again() -> None:
     host = Host()
-    assert host.capper is not None
     host.capper.refusal = ("", "No capper answers.")
     host.train()
     host.run(60)
@@ -323,15 +283,11 @@ def test_returning_capper_is_used_again() -> None:
 
 @pytest.mark.slow
 def test_lost_capper_means_original_limits_and_advice() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
-    assert host.capper is not None
+    host = held_host()
     host.capper.refusal = ("", "No capper answers.")
     host.capper.lapse()
     host.run(5)
     row = host.row()
-    assert row is not None
     assert not row.applied
     assert not row.decision.caps
     host.capper.refusal = None
@@ -341,7 +297,6 @@ def test_lost_capper_means_original_limits_and_advice() -> None:
 
 def test_no_permission_to_write_is_advice_only() -> None:
     host = Host()
-    assert host.capper is not None
     host.capper.refusal = ("no_permission", "Setting limits needs CAP_SYS_ADMIN.")
     host.train()
     host.run(120)
@@ -350,29 +305,24 @@ def test_no_permission_to_write_is_advice_only() -> None:
 
 
 def test_cap_of_an_ended_job_is_released() -> None:
-    host = Host()
-    job = host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
+    (job,) = host.jobs
     job.alive = False
     host.run(15)
     row = host.row()
-    assert row is not None
     assert row.state is TuningState.ENDED
     assert not capped(host)
 
 
 def test_returning_job_starts_with_its_certified_setting() -> None:
-    host = Host()
-    job = host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
+    (job,) = host.jobs
     first = host.row()
-    assert first is not None
     job.alive = False
     host.run(15)
     host.train()
     host.run(300, until=lambda: capped(host))
     again = host.row()
-    assert again is not None
     assert again.decision.move is Move.PROBE
     (was,), (now,) = first.decision.caps.values(), again.decision.caps.values()
     assert abs(was - now) <= 1000
@@ -384,7 +334,6 @@ def test_job_without_its_work_attribute_is_declined() -> None:
     host.train()
     host.run(120)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.BAD_WORK
     assert not capped(host)
 
@@ -398,7 +347,6 @@ def test_steps_of_varying_work_are_compared_by_their_work() -> None:
     host.train(work=work)
     host.run(120)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is not DecisionReason.BAD_WORK
 
 
@@ -407,25 +355,19 @@ def test_unconfigured_gpu_is_not_tuned() -> None:
     host.train(gpu=0)
     host.run(120)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.NOT_ALLOWED
     assert "GPU-0" in row.decision.sentence
 
 
 def test_stop_releases_every_lease() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     host.tuner.finish()
     assert not capped(host)
-    assert host.capper is not None
     assert host.capper.closed
 
 
 def test_every_change_of_mind_is_written_down_once() -> None:
-    host = Host()
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
+    host = held_host()
     decided = [one.decision.same_as for one in host.book.decided]
     assert len(decided) >= 3
     assert all(first != second for first, second in pairwise(decided))
@@ -438,7 +380,6 @@ def test_job_with_only_a_span_name_ends_capped() -> None:
     began = host.clock.monotonic()
     host.run(HOUR, until=lambda: held(host))
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.CERTIFIED
     assert 420_000 <= host.gpus[0].cap < 640_000
     host.run(HOUR / 6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from testbed.tuned_host import DEFAULT, Host, Job, quick
+from testbed.tuned_host import DEFAULT, Host, Job, held, held_host, quick
 
 from wattspan.config import AutotuneSettings
 from wattspan.model import (
@@ -18,10 +18,10 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan.sharing.pools import POOL_RULES, PoolName
+from wattspan.sharing.pools import PoolName
 
 ANN, BOB = 1000, 2000
-MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
+MAX_JOBS = PoolName.TUNED_JOBS.limit // 2  # of one user
 JOB = "trainer/train_step"
 UNNAMED: dict[str, object] = {"job": ()}
 
@@ -48,15 +48,14 @@ def owned(host: Host, uid: int = ANN, **more: object) -> Job:
 def test_unnamed_declared_job_is_applied_if_the_operator_allows_it() -> None:
     host = Host(settings=quick(**UNNAMED, declared="allow", max_slowdown=0.05))
     host.declare(owned(host), max_slowdown=0.08)
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
-    held = row(host)
-    assert held.decision.move is Move.HOLD
-    assert (held.applied, held.budget) == (True, 0.08)
+    host.run(900, until=lambda: held(host))
+    found = row(host)
+    assert held(host)
+    assert (found.applied, found.budget) == (True, 0.08)
     assert host.gpus[0].cap < DEFAULT
-    assert held.declared is not None
-    assert held.declared.decision is DeclarationOutcome.ACCEPTED
-    assert held.unit_time == pytest.approx(100_000_000, rel=0.02)
-    assert held.unit_energy == pytest.approx(64_000_000, rel=0.02)
+    assert found.declared.decision is DeclarationOutcome.ACCEPTED
+    assert found.unit_time == pytest.approx(100_000_000, rel=0.02)
+    assert found.unit_energy == pytest.approx(64_000_000, rel=0.02)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
@@ -91,7 +90,7 @@ def test_declared_job_is_never_applied_on_a_host_that_advises() -> None:
 def test_named_job_is_applied_within_the_smaller_budget() -> None:
     host = Host(settings=quick())
     host.declare(owned(host), max_slowdown=0.02)
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(900, until=lambda: held(host))
     assert (row(host).applied, row(host).budget) == (True, 0.02)
 
 
@@ -145,7 +144,7 @@ def test_declaration_before_the_first_use_of_a_gpu_states_the_condition() -> Non
     again = host.declare(job)
     assert (again.decision, again.reason) == (DeclarationOutcome.DECLINED, refused)
     (listed,) = host.declared.living()
-    assert listed.terms == again
+    assert listed.answer == again
     assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
     assert row(host).decision.sentence == refused
 
@@ -192,7 +191,7 @@ def test_limit_of_a_profile_is_certified_first() -> None:
 def test_limit_of_a_profile_over_the_budget_is_not_held() -> None:
     host = Host(settings=quick(max_slowdown=0.03))
     host.declare(owned(host), first_watts=450.0)
-    host.run(1800, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(1800, until=lambda: held(host))
     assert host.gpus[0].slowdown <= 1.03
     assert (row(host).slowdown_bound or 1) <= 0.03
 
@@ -209,13 +208,13 @@ def test_own_result_precedes_the_limit_of_a_profile() -> None:
     host = Host(settings=quick())
     job = owned(host)
     host.declare(job)
-    host.run(1200, until=lambda: row(host).decision.move is Move.HOLD)
-    held = host.gpus[0].cap
+    host.run(1200, until=lambda: held(host))
+    certified = host.gpus[0].cap
     job.alive = False
     host.run(30)
     host.declare(owned(host), first_watts=650.0)
     host.run(600, until=lambda: row(host).decision.reason is DecisionReason.RECERTIFYING)
-    assert row(host).decision.sentence.startswith(f"Certify {held / 1000:.0f} W again")
+    assert row(host).decision.sentence.startswith(f"Certify {certified / 1000:.0f} W again")
 
 
 def test_job_never_gets_less_than_its_lowest_limit() -> None:
@@ -372,7 +371,7 @@ def test_withdrawal_returns_the_job_to_the_terms_of_the_operator() -> None:
     host = Host(settings=quick(declared="allow"))
     job = owned(host)
     host.declare(job, max_slowdown=0.2)
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(900, until=lambda: held(host))
     host.run(1)
     assert host.gpus[0].cap < DEFAULT
     assert host.declared.withdraw(job.consumer, "train")
@@ -387,7 +386,7 @@ def test_end_of_a_declared_process_ends_its_job_under_its_terms() -> None:
     host = Host(settings=quick(**UNNAMED, declared="allow"))
     job = owned(host)
     host.declare(job, max_slowdown=0.08)
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(900, until=lambda: held(host))
     job.alive = False
     host.run(10)
     assert (row(host).state, row(host).budget) == (TuningState.ENDED, 0.08)
@@ -400,7 +399,7 @@ def test_unchanged_terms_do_not_restart_the_search() -> None:
     host = Host()
     job = owned(host)
     host.declare(job, max_slowdown=0.03)
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(900, until=lambda: held(host))
     decided = len(host.book.decided)
     host.declare(job, name="the same again", max_slowdown=0.03)
     host.run(2)
@@ -408,7 +407,6 @@ def test_unchanged_terms_do_not_restart_the_search() -> None:
     assert DecisionReason.BASELINE not in since
     assert row(host).decision.move in (Move.HOLD, Move.PROBE)
     declared = row(host).declared
-    assert declared is not None
     assert declared.name == "the same again"
 
 
@@ -438,7 +436,7 @@ def test_board_with_mig_is_tuned_if_all_its_tenants_belong_to_the_declared_job()
     host = Host(settings=quick())
     host.gpus[0].mig = host.gpus[0].mig_users_known = True
     host.declare(owned(host))
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(900, until=lambda: held(host))
     assert host.gpus[0].cap < DEFAULT
     host.strangers.append(Consumer(9999, 1))  # another tenant, in any instance
     host.run(2)
@@ -448,9 +446,7 @@ def test_board_with_mig_is_tuned_if_all_its_tenants_belong_to_the_declared_job()
 
 @pytest.mark.slow
 def test_limit_is_released_with_the_reason_when_mig_is_turned_on() -> None:
-    host = Host(settings=quick())
-    host.train()
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host = held_host()
     assert host.gpus[0].cap < DEFAULT
     host.gpus[0].mig = True
     host.run(2)
@@ -461,7 +457,7 @@ def test_limit_is_released_with_the_reason_when_mig_is_turned_on() -> None:
     )
     assert host.gpus[0].cap == DEFAULT
     host.gpus[0].mig = False
-    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(900, until=lambda: held(host))
     assert host.gpus[0].cap < DEFAULT
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from testbed.saved_state import saved
 from testbed.tuned_host import Host
 from testbed.tuned_pipeline import FIRST, JOB, SECOND, TOP, PipelineTraining, train_replicas
 
@@ -45,45 +46,48 @@ def follows(host: Host) -> bool:
 Trained = tuple[Host, PipelineTraining, PipelineTraining]
 
 
-@pytest.fixture(scope="module")
+@saved
+def first_planned() -> Trained:
+    """Two equal pipelines, of which the first one has a plan."""
+    host, one, other = train_replicas()
+    host.run(1800, until=lambda: planned(host, FIRST))
+    return host, one, other
+
+
+@saved
 def held() -> Trained:
     """Two equal pipelines, of which each has a plan."""
-    host, one, other = train_replicas()
+    host, one, other = first_planned()
     host.run(1800, until=lambda: both_planned(host))
     assert both_planned(host)
     host.run(60)
     return host, one, other
 
 
-@pytest.fixture(scope="module")
+@saved
 def straggling() -> Trained:
     """The first pipeline has clocks for the second one, which has become slower."""
-    host, one, other = train_replicas()
-    host.run(1800, until=lambda: planned(host, FIRST))
+    host, one, other = first_planned()
     other.slower = 1.25
     host.run(1800, until=lambda: max(one.used[-1]) < TOP and follows(host))
     return host, one, other
 
 
 @pytest.mark.slow
-def test_each_replica_has_a_plan_of_its_own(held: Trained) -> None:
-    host, *_ = held
+def test_each_replica_has_a_plan_of_its_own() -> None:
+    host, *_ = held()
     found = row(host)
     assert found.decision.shown["pipelines"] == 2.0
     assert found.decision.shown["ranks"] == 4.0
     for one in found.pipelines:
         first, second = one.ranks
-        assert first.planned is not None
-        assert second.planned is not None
         assert second.planned < first.planned <= TOP
 
 
-def test_run_of_all_replicas_keeps_the_budget(held: Trained) -> None:
-    host, one, other = held
+def test_run_of_all_replicas_keeps_the_budget() -> None:
+    host, one, other = held()
     found = row(host)
     assert found.slowdown is not None
-    assert found.lost is not None
-    assert found.allowance is not None
     assert found.lost <= found.allowance
     times = {clocks: one.seconds(clocks) for clocks in {*one.used, *other.used}}
     usual = one.seconds((TOP, TOP))
@@ -91,21 +95,19 @@ def test_run_of_all_replicas_keeps_the_budget(held: Trained) -> None:
     assert sum(seconds) <= 1.05 * usual * len(seconds)
 
 
-def test_figures_of_ranks_are_measured(held: Trained) -> None:
-    host, *_ = held
+def test_figures_of_ranks_are_measured() -> None:
+    host, *_ = held()
     for one in row(host).pipelines:
         assert one.unit_time == pytest.approx(one.original_time, rel=0.1)
         bottleneck, slack = one.ranks
-        assert bottleneck.waiting is not None
         assert slack.waiting is not None
         assert 0 < bottleneck.waiting < slack.waiting < 1
-        assert slack.saved is not None
         assert slack.saved > 0
 
 
 @pytest.mark.slow
-def test_faster_pipeline_gets_the_clocks_of_a_straggler(straggling: Trained) -> None:
-    host, *_ = straggling
+def test_faster_pipeline_gets_the_clocks_of_a_straggler() -> None:
+    host, *_ = straggling()
     found = row(host)
     assert found.decision.reason is DecisionReason.STRAGGLER
     assert found.decision.sentence.startswith(f"Pipeline {FIRST}: Another pipeline takes")
@@ -114,14 +116,12 @@ def test_faster_pipeline_gets_the_clocks_of_a_straggler(straggling: Trained) -> 
     assert one.reason is DecisionReason.STRAGGLER
     assert other.reason is not DecisionReason.STRAGGLER
     assert one.straggler_time is not None
-    assert one.unit_time is not None
-    assert one.original_time is not None
     assert one.original_time < one.unit_time < one.straggler_time * 1.01
     assert all(rank.clock is not None and rank.clock < TOP for rank in one.ranks)
 
 
-def test_recovered_straggler_restores_the_clocks_within_an_iteration(straggling: Trained) -> None:
-    host, one, other = straggling
+def test_recovered_straggler_restores_the_clocks_within_an_iteration() -> None:
+    host, one, other = straggling()
     slow = one.used[-1]
     assert max(slow) < TOP
     other.slower = 1.0

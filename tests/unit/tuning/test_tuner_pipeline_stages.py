@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from testbed.saved_state import saved
 from testbed.tuned_pipeline import JOB, TOP, pipelined
 from testbed.tuned_stages import StagedHosts, StageHost, staged
 
@@ -25,11 +26,16 @@ def plans(hosts: StagedHosts) -> bool:
     return None not in planned and [rank.clock for rank in pipeline.ranks] == planned
 
 
-def planned(hosts: StagedHosts | None = None) -> StagedHosts:
-    hosts = hosts or StagedHosts()
+def run_until_planned(hosts: StagedHosts) -> StagedHosts:
     hosts.run(2400, until=lambda: plans(hosts))
     assert plans(hosts)
     return hosts
+
+
+@saved
+def planned() -> StagedHosts:
+    """Two hosts of three stages, whose plan is in force."""
+    return run_until_planned(StagedHosts())
 
 
 def roles(hosts: StagedHosts) -> tuple[StageHost, StageHost]:
@@ -44,16 +50,10 @@ def original(hosts: StagedHosts) -> bool:
     return not any(one.clocked for one in hosts.members)
 
 
-@pytest.fixture(scope="module")
-def holding() -> StagedHosts:
-    """Two hosts of three stages, whose plan is in force."""
-    return planned()
-
-
 @pytest.mark.slow
-def test_one_host_plans_the_clocks_of_all_ranks(holding: StagedHosts) -> None:
+def test_one_host_plans_the_clocks_of_all_ranks() -> None:
+    holding = planned()
     planner = holding.planner
-    assert planner is not None
     (pipeline,) = planner.row.pipelines
     other = next(one for one in holding.members if one is not planner)
     own = [one.device for one in planner.host.gpus]
@@ -71,7 +71,8 @@ def test_one_host_plans_the_clocks_of_all_ranks(holding: StagedHosts) -> None:
         }
 
 
-def test_other_host_shows_the_decision_of_the_planner(holding: StagedHosts) -> None:
+def test_other_host_shows_the_decision_of_the_planner() -> None:
+    holding = planned()
     planner, other = roles(holding)
     holding.run(10)  # both records are newer than the last decision
     ours, theirs = planner.row.decision, other.row.decision
@@ -91,14 +92,10 @@ def test_pipeline_on_two_hosts_saves_energy_within_its_budget() -> None:
     hosts = planned()
     hosts.run(900)
     planner = hosts.planner
-    assert planner is not None
     row = planner.row
     assert 0 < hosts.lost <= BUDGET * hosts.usual
-    assert row.slowdown is not None
-    assert row.slowdown_bound is not None
     assert row.slowdown <= row.slowdown_bound <= 1.02 * BUDGET
     assert hosts.lost / hosts.usual <= row.slowdown_bound
-    assert row.saving is not None
     assert row.saving > 0.05
 
 
@@ -115,7 +112,7 @@ def test_lost_contact_restores_the_clocks_of_both_hosts() -> None:
         assert "out of contact" in decision.sentence
     for one in hosts.members:
         one.client.connected = True
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 @pytest.mark.parametrize("planner", [True, False])
@@ -134,7 +131,7 @@ def test_killed_agent_restores_the_clocks_of_all_hosts(planner: bool) -> None:
     hosts.run(30)
     assert set(used[count:]) == {(TOP,) * 3}
     killed.start()
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 @pytest.mark.slow
@@ -150,7 +147,6 @@ def test_account_of_the_run_continues_on_the_next_planning_host() -> None:
     hosts.run(60, until=lambda: hosts.planner is not None)
     assert hosts.planner is other
     hosts.run(30)
-    assert other.row.lost is not None
     assert other.row.lost >= 0.9 * lost
 
 
@@ -176,7 +172,6 @@ def test_throttled_host_restores_the_clocks_of_all() -> None:
 def test_throttled_planner_restores_the_clocks_of_all() -> None:
     hosts = planned()
     planner = hosts.planner
-    assert planner is not None
     planner.host.gpus[0].throttling = ("hw_slowdown",)
     hosts.run(SOON)
     assert original(hosts)
@@ -189,7 +184,6 @@ def test_wall_clocks_that_differ_decline_the_pipeline() -> None:
     hosts.members[1].host.clock.step_wall(0.02)
     hosts.run(120)
     planner = hosts.planner
-    assert planner is not None
     decision = planner.row.decision
     assert decision.reason is DecisionReason.BAD_PIPELINE
     assert "differ by" in decision.sentence
@@ -210,7 +204,7 @@ def test_step_of_a_wall_clock_restores_the_clocks() -> None:
     hosts.run(10)
     assert "Synchronise them." in planner.row.decision.sentence
     other.host.clock.step_wall(3600.5)
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 def test_host_waits_for_the_other_hosts() -> None:
@@ -251,7 +245,7 @@ def test_more_hosts_than_configured_are_not_planned() -> None:
 
 @pytest.mark.exhaustive
 def test_three_hosts_with_one_stage_each_are_planned() -> None:
-    hosts = planned(StagedHosts(((0.05,), (0.03,), (0.05,))))
+    hosts = run_until_planned(StagedHosts(((0.05,), (0.03,), (0.05,))))
     hosts.run(300)
     assert 0 < hosts.lost <= BUDGET * hosts.usual
 
@@ -259,7 +253,6 @@ def test_three_hosts_with_one_stage_each_are_planned() -> None:
 def test_gpus_with_other_clocks_on_another_host_decline_the_pipeline() -> None:
     hosts = StagedHosts()
     capper = hosts.members[1].host.capper
-    assert capper is not None
     capper.highest_clock = TOP - 150
     hosts.run(60)
     planner = hosts.members[0].row.decision
@@ -277,14 +270,13 @@ def test_changed_ranks_of_another_host_begin_anew() -> None:
     assert original(hosts)
     sentences = [one.decision.sentence for one in planner.host.book.decided[before:]]
     assert any("have changed" in one or "is unknown" in one for one in sentences)
-    planned(hosts)
+    run_until_planned(hosts)
 
 
 @pytest.mark.slow
 def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
     hosts = planned()
     planner, other = roles(hosts)
-    assert other.host.capper is not None
     other.host.capper.refusal = ("no_permission", "The capper refuses.")
     hosts.run(SOON)
     assert not planner.clocked
@@ -295,7 +287,6 @@ def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
 def test_unwritable_clock_is_reported_to_the_planner() -> None:
     hosts = planned()
     planner, other = roles(hosts)
-    assert other.host.capper is not None
     other.host.capper.unusable = True
     hosts.run(SOON)
     assert original(hosts)

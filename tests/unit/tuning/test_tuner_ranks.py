@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from testbed.saved_state import saved
 from testbed.tuned_host import DEFAULT, Host
-from testbed.tuned_ranks import synchronous, train_together
+from testbed.tuned_ranks import Together, synchronous, train_together
 
 from wattspan.config import TunedJobSettings
 from wattspan.model import CapKey, DecisionReason, Knob, Move
@@ -20,32 +21,36 @@ def holds(host: Host, *, uneven: bool) -> bool:
     return (len(set(row.decision.caps.values())) > 1) is uneven
 
 
+@saved
+def lowered(*, uneven: bool) -> tuple[Host, Together]:
+    """Ranks whose certified caps are alike, or lower for the one that waits."""
+    if uneven:
+        host, job = lowered(uneven=False)
+    else:
+        host = Host(gpus=2, settings=synchronous())
+        job = train_together(host, UNEVEN)
+    host.run(HOUR, until=lambda: holds(host, uneven=uneven))
+    return host, job
+
+
 def test_ranks_of_a_job_get_one_cap_that_keeps_the_step_of_all_within_the_budget() -> None:
-    host = Host(gpus=2, settings=synchronous())
-    job = train_together(host, UNEVEN)
-    host.run(HOUR, until=lambda: holds(host, uneven=False))
+    host, job = lowered(uneven=False)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.CERTIFIED
     assert row.devices == ("GPU-0", "GPU-1")
     assert 1.0 < job.slowdown < 1.05
-    assert row.slowdown_bound is not None
     assert row.slowdown_bound <= 0.05
     assert row.units == pytest.approx(job.steps, abs=20)
 
 
 def test_waiting_rank_is_lowered_without_longer_steps() -> None:
-    host = Host(gpus=2, settings=synchronous())
-    job = train_together(host, UNEVEN)
-    host.run(HOUR, until=lambda: holds(host, uneven=False))
+    host, job = lowered(uneven=False)
     alike, power = job.slowdown, job.power
     host.run(HOUR, until=lambda: holds(host, uneven=True))
     row = host.row()
-    assert row is not None
     assert host.gpus[1].cap < host.gpus[0].cap < DEFAULT
     assert job.slowdown <= min(alike * 1.01, 1.05)
     assert job.power < 0.97 * power
-    assert row.slowdown_bound is not None
     assert row.slowdown_bound <= 0.05
     assert "where ranks wait" in row.decision.sentence
     remembered = next(iter(host.memory.kept.values()))
@@ -60,9 +65,7 @@ def decided(host: Host) -> tuple[Move, DecisionReason] | None:
 
 @pytest.mark.slow
 def test_ranks_without_waiting_return_to_one_cap() -> None:
-    host = Host(gpus=2, settings=synchronous())
-    job = train_together(host, UNEVEN)
-    host.run(HOUR, until=lambda: holds(host, uneven=True))
+    host, job = lowered(uneven=True)
     alike = host.gpus[0].cap
     job.loads[:] = [0.1, 0.1]
     before = job.steps
@@ -97,15 +100,11 @@ def test_ranks_without_compute_spans_keep_one_cap() -> None:
 
 @pytest.mark.slow
 def test_foreign_write_to_one_rank_releases_all() -> None:
-    host = Host(gpus=2, settings=synchronous())
-    train_together(host, UNEVEN)
-    host.run(HOUR, until=lambda: holds(host, uneven=True))
-    assert host.capper is not None
+    host, _ = lowered(uneven=True)
     host.capper.foreign.add("GPU-1")
     host.gpus[1].cap = 650_000
     host.run(5)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.FOREIGN_WRITER
     assert host.gpus[0].cap == DEFAULT
     assert host.gpus[1].cap == 650_000
@@ -115,15 +114,12 @@ def test_foreign_write_to_one_rank_releases_all() -> None:
 
 @pytest.mark.slow
 def test_ended_rank_makes_a_new_job_and_releases_its_device() -> None:
-    host = Host(gpus=2, settings=synchronous())
-    train_together(host, UNEVEN)
-    host.run(HOUR, until=lambda: holds(host, uneven=False))
+    host, _ = lowered(uneven=False)
     assert host.gpus[1].cap < DEFAULT
     host.jobs[1].alive = False
     host.run(HOUR, until=lambda: host.gpus[1].cap == DEFAULT)
     host.run(300)
     row = host.row()
-    assert row is not None
     assert row.devices == ("GPU-0",)
     assert host.gpus[1].cap == DEFAULT
     assert row.decision.reason in (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from testbed.tuned_host import DEFAULT, Host
-from testbed.tuned_serving import JOB, serve, serving
+from testbed.saved_state import saved
+from testbed.tuned_host import DEFAULT, Host, held
+from testbed.tuned_serving import JOB, Server, serve, serving
 
 from wattspan.model import DecisionReason, Move
 
@@ -12,26 +13,25 @@ HOUR = 3600
 LIMIT = 0.65
 
 
-def held(host: Host) -> bool:
-    row = host.row(JOB)
-    return row is not None and row.decision.move is Move.HOLD
-
-
 def reason(host: Host) -> DecisionReason | None:
     row = host.row(JOB)
     return row.decision.reason if row is not None else None
 
 
-@pytest.mark.slow
-def test_server_ends_capped_within_throughput_and_tail_limits() -> None:
+@saved
+def held_server() -> tuple[Host, Server]:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
-    host.run(HOUR, until=lambda: held(host))
+    host.run(HOUR, until=lambda: held(host, JOB))
+    return host, server
+
+
+@pytest.mark.slow
+def test_server_ends_capped_within_throughput_and_tail_limits() -> None:
+    host, server = held_server()
     row = host.row(JOB)
-    assert row is not None
     assert host.gpus[0].cap < server.gpu.draw
     assert 1.0 < server.gpu.slowdown < 1.05
-    assert row.held_bound is not None
     assert row.held_bound <= 0.05
     server.latencies.clear()
     host.run(300)
@@ -42,9 +42,7 @@ def test_server_ends_capped_within_throughput_and_tail_limits() -> None:
 
 @pytest.mark.slow
 def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
-    host = Host(settings=serving(LIMIT))
-    server = serve(host)
-    host.run(HOUR, until=lambda: held(host))
+    host, server = held_server()
     assert host.gpus[0].cap < DEFAULT
     server.rate = 21.0  # more than the server can serve under the cap
     server.latencies.clear()
@@ -55,16 +53,14 @@ def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
 
 
 def test_unjudged_load_is_compared_then_held() -> None:
-    host = Host(settings=serving(LIMIT))
-    server = serve(host)
-    host.run(HOUR, until=lambda: held(host))
+    host, server = held_server()
     server.rate = 12.0
     host.run(
         30, until=lambda: reason(host) is DecisionReason.SENTINEL
     )  # otherwise it arrives in a minute
     assert reason(host) is DecisionReason.SENTINEL
-    host.run(30, until=lambda: held(host))
-    assert held(host)
+    host.run(30, until=lambda: held(host, JOB))
+    assert held(host, JOB)
 
 
 def test_low_request_rate_stops_trials() -> None:
@@ -72,7 +68,6 @@ def test_low_request_rate_stops_trials() -> None:
     serve(host, rate=0.01)
     host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
     row = host.row(JOB)
-    assert row is not None
     assert "too few requests arrive" in row.decision.sentence
     assert not any(one.decision.caps for one in host.book.decided)
 
@@ -83,7 +78,6 @@ def test_request_rate_too_low_for_a_tail_stops_trials() -> None:
     serve(host, rate=0.02)
     host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
     row = host.row(JOB)
-    assert row is not None
     assert "too few requests arrive" in row.decision.sentence
 
 
@@ -106,7 +100,6 @@ def test_always_changing_load_holds_no_cap() -> None:
         server.rate = (2.0, 15.0)[turn % 2]
         host.run(8)
         row = host.row(JOB)
-        assert row is not None
         assert row.decision.move is not Move.HOLD
         if row.decision.move is not Move.PROBE:
             ended.add(row.decision.reason)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from testbed.tuned_host import DEFAULT, Host, quick
+from testbed.saved_state import saved
+from testbed.tuned_host import DEFAULT, Host, held, quick
 
 from wattspan.config import TunedJobSettings
-from wattspan.model import Consumer, DecisionReason, Move, TuningState
+from wattspan.model import Consumer, DecisionReason, TuningState
 
 LIMIT = 1800  # seconds of a simulated search
 A, B = "a/train_step", "b/train_step"
@@ -28,20 +29,23 @@ def reason(host: Host, job: str) -> DecisionReason | None:
     return None if row is None else row.decision.reason
 
 
-def held(host: Host) -> bool:
-    row = host.row(A)
-    return row is not None and row.decision.move is Move.HOLD
+@saved
+def both_held() -> Host:
+    """A host on whose GPU the jobs ``a`` and ``b`` have a common certified setting."""
+    host = both()
+    host.train("a")
+    host.train("b")
+    host.run(LIMIT, until=lambda: held(host, A))
+    return host
 
 
 def test_two_jobs_on_one_gpu_are_tuned_within_the_budget_of_each() -> None:
     host = both(b=0.03)
     jobs = [host.train("a"), host.train("b", step=0.17)]
-    host.run(LIMIT, until=lambda: held(host) and host.gpus[0].cap < DEFAULT)
+    host.run(LIMIT, until=lambda: held(host, A) and host.gpus[0].cap < DEFAULT)
     assert host.gpus[0].cap < DEFAULT
     assert all(job.steps for job in jobs)
     leader, other = host.row(B), host.row(A)
-    assert leader is not None
-    assert other is not None
     assert host.gpus[0].slowdown - 1 <= 0.03, "the smallest budget counts"
     assert leader.decision.caps
     assert other.decision.caps == {}
@@ -53,9 +57,7 @@ def test_two_jobs_on_one_gpu_are_tuned_within_the_budget_of_each() -> None:
     )
     for row in (leader, other):
         assert row.state is TuningState.HOLDING
-        assert row.held_bound is not None
         assert row.held_bound <= row.budget
-        assert row.slowdown_bound is not None
         assert row.slowdown_bound <= row.budget
     assert leader.saved_surely >= 0
     assert (other.saved, other.saved_surely) == (None, 0), "the energy is saved once"
@@ -82,10 +84,7 @@ def test_job_that_may_not_be_tuned_declines_the_gpu_of_both() -> None:
 
 
 def test_stranger_ends_the_common_cap_at_once() -> None:
-    host = both()
-    host.train("a")
-    host.train("b")
-    host.run(LIMIT, until=lambda: held(host))
+    host = both_held()
     assert host.gpus[0].cap < DEFAULT
     host.strangers.append(Consumer(9999, 1))
     host.run(2)
@@ -97,33 +96,27 @@ def test_stranger_ends_the_common_cap_at_once() -> None:
 def test_job_that_joins_a_tuned_gpu_is_tuned_with_it_under_one_account() -> None:
     host = both()
     host.train("a")
-    host.run(LIMIT, until=lambda: held(host))
+    host.run(LIMIT, until=lambda: held(host, A))
     joined = host.train("b")
     host.run(2)
     assert host.gpus[0].cap == DEFAULT, "no setting is certified for the new tenant"
     before = host.row(A)
-    host.run(LIMIT, until=lambda: host.gpus[0].cap < DEFAULT and held(host))
+    host.run(LIMIT, until=lambda: host.gpus[0].cap < DEFAULT and held(host, A))
     after = host.row(A)
-    assert before is not None
-    assert after is not None
     assert after.units > before.units
     assert joined.steps
 
 
 @pytest.mark.parametrize("ending", ["a", "b"])
 def test_job_without_partners_is_tuned_alone(ending: str) -> None:
-    host = both()
-    jobs = {name: host.train(name) for name in ("a", "b")}
-    host.run(LIMIT, until=lambda: held(host))
-    jobs[ending].alive = False
+    host = both_held()
+    next(job for job in host.jobs if job.service == ending).alive = False
     host.run(60)
     stays = B if ending == "a" else A
     host.run(LIMIT, until=lambda: (row := host.row(stays)) is not None and bool(row.decision.caps))
     row = host.row(stays)
-    assert row is not None
     assert "Tuned with" not in row.decision.sentence
     ended = host.row(f"{ending}/train_step")
-    assert ended is not None
     assert ended.state is TuningState.ENDED
 
 
@@ -141,10 +134,7 @@ def test_jobs_that_share_one_of_two_gpus_are_declined() -> None:
 
 @pytest.mark.slow
 def test_shared_tuning_survives_a_restart_with_every_account() -> None:
-    host = both()
-    host.train("a")
-    host.train("b")
-    host.run(LIMIT, until=lambda: held(host))
+    host = both_held()
     host.run(30)
     assert set(host.accounts.kept) == {A, B}
     before = {name: account.elapsed for name, (_, account) in host.accounts.kept.items()}

@@ -13,13 +13,7 @@ import click
 from msgspec.structs import replace
 
 from wattspan import __version__
-from wattspan.cli.doctor import host as local
-from wattspan.cli.doctor import network
 from wattspan.cli.doctor.findings import Diagnosis, Finding, render
-from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
-from wattspan.cli.doctor.gpus import examine_gpus
-from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
-from wattspan.cli.doctor.tuning import CapperProbe, examine_tuning
 from wattspan.cli.formatting import text_lines
 from wattspan.cli.options import (
     ConfigurationOptions,
@@ -70,6 +64,13 @@ def diagnose(
     faults: Iterable[str] = (),
 ) -> Diagnosis:
     """The findings of all checks; each readable source takes a second."""
+    from wattspan.cli.doctor import host as local
+    from wattspan.cli.doctor import network
+    from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
+    from wattspan.cli.doctor.gpus import examine_gpus
+    from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
+    from wattspan.cli.doctor.tuning import CapperProbe, examine_tuning
+
     config, plugins = loaded.config, loaded.plugins
     clock = SystemClock()
     context = SourceContext(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from wattspan.model import Domain
 from wattspan.util.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 class Severity(StrEnum):
@@ -34,13 +35,27 @@ _STYLES = {
 }
 
 
-class Finding(Struct, frozen=True):
+class Finding(Struct, frozen=True, forbid_unknown_fields=True):
     """One examined thing: its name, its state and, if needed, a remedy."""
 
     mark: Severity
     what: str
     detail: str = ""
     remedy: str = ""
+
+
+@cache
+def catalogue() -> dict[str, Finding]:
+    """The findings of ``findings.toml`` by code, with the names of facts in their texts."""
+    declarations = Path(__file__).with_name("findings.toml").read_bytes()
+    return msgspec.toml.decode(declarations, type=dict[str, Finding])
+
+
+def declared(code: str, **facts: object) -> Finding:
+    """The finding of the catalogue with ``code`` and the ``facts`` that its texts name."""
+    entry = catalogue()[code]
+    texts = (entry.what, entry.detail, entry.remedy)
+    return Finding(entry.mark, *(text.format_map(facts) for text in texts))
 
 
 ok = partial(Finding, Severity.OK)
@@ -92,6 +107,9 @@ NO_COUNTER_ADVICE = (
 
 def render(diagnosis: Diagnosis, name_width: int | None = None) -> Group:
     """The report; names longer than ``name_width`` are folded."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
 
     def rows() -> Iterator[Table | Text]:
         for title, findings in diagnosis.sections.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from wattspan.capper.protocol import AllotmentRow
-from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
+from wattspan.cli.doctor.findings import Finding, declared, failure, ok, warning
 from wattspan.cli.doctor.tuning import CapperProbe
 from wattspan.cli.formatting import duration_each, duration_text
 from wattspan.config import FleetSettings
@@ -52,11 +52,6 @@ _NEVER: Final = 2**63 - 1
 """A revision that no key has."""
 _LONGEST_WATCH: Final = 10 * SECOND
 _SHOWN: Final = 5
-_START_ETCD: Final = (
-    "Start etcd there, open its port in the firewalls, or correct [fleet] endpoints and the TLS"
-    " files named there."
-)
-_NEW_NAME: Final = "Give each host its own [fleet] name, and restart its capper and agent."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,7 @@ def examine_fleet(
     ``host`` is its name unless [fleet] has one; ``probe`` asks its capper.
     """
     if not settings.is_enabled:
-        yield note("fleet", "this host is in none: [fleet] endpoints is empty")
+        yield declared("fleet-none")
         return
     own = _FleetHost(settings, settings.name_of(host), probe(), clock)
     members: list[Coordination] = []
@@ -136,8 +131,8 @@ def _members(host: _FleetHost, connect: Connect, members: list[Coordination]) ->
             members.append(client)
             continue
         client.close()
-    mark = warning if members else failure
-    yield from (mark(what, cause, _START_ETCD) for what, cause in failed)
+    code = "etcd-member-unreached" if members else "etcd-unreached"
+    yield from (declared(code, what=what, cause=cause) for what, cause in failed)
 
 
 def _member(host: _FleetHost, what: str, endpoint: EtcdEndpoint, client: Coordination) -> Finding:
@@ -152,17 +147,9 @@ def _member(host: _FleetHost, what: str, endpoint: EtcdEndpoint, client: Coordin
         client.commit((write,), (RevisionCondition(keys.book, _NEVER),))
     answers = f"answers within {duration_each(took, 1)}, and permits reads and writes"
     if not endpoint.tls and not Listen(Listen.written(endpoint.host, endpoint.port)).loopback:
-        return warning(
-            what,
-            f"{answers}, without TLS: the network can read the password and change budgets",
-            "Give etcd certificates, write https:// in [fleet] endpoints, and set tls_ca.",
-        )
+        return declared("etcd-without-tls", what=what, answers=answers)
     if 2 * took > timeout:
-        return warning(
-            what,
-            f"{answers}; {duration_text(timeout)} is the limit",
-            "Set a longer [fleet] timeout and contact, or find the cause in etcd's log.",
-        )
+        return declared("etcd-slow", what=what, answers=answers, limit=duration_text(timeout))
     return ok(what, answers)
 
 
@@ -173,29 +160,17 @@ def _ceiling(host: _FleetHost) -> Iterator[Finding]:
     """The ceiling that the capper has from the fleet, and its age."""
     state = host.capper.state
     if state is None:
-        yield warning(
-            "ceiling",
-            "unknown: no capper answers to this user, and without one the host cannot join",
-            "See the finding of the capper under Tuning and caps.",
-        )
+        yield declared("ceiling-unknown")
         return
     held = state.allotment
     if held is None:
-        yield failure(
-            "ceiling",
-            "the capper is in no fleet: its configuration has no [fleet] endpoints",
-            "Give capper and agent one configuration, and restart the capper.",
-        )
+        yield declared("ceiling-without-fleet")
         return
     limit = max(held.limit, held.floor)
     left = host.time_left(held)
     if left is None:
         kind = "its fallback" if held.limit else "the floors of its devices"
-        yield warning(
-            "ceiling",
-            f"{watts(limit)}, {kind}: no allotment of the fleet is in force",
-            "Start the agent, and read the reason in its log and below.",
-        )
+        yield declared("ceiling-fallback", limit=watts(limit), kind=kind)
     else:
         age = max(0, host.settings.contact - left)
         yield ok(
@@ -205,16 +180,9 @@ def _ceiling(host: _FleetHost) -> Iterator[Finding]:
             " at most",
         )
     if held.enforced is None:
-        yield warning("limits", "the limit of a device is unknown", _SEE_LIMITS)
+        yield declared("limits-unknown")
     elif held.enforced > limit:
-        yield warning(
-            "limits",
-            f"the devices are limited to {watts(held.enforced)} together, which is more",
-            f"Wait while they follow [caps] ramp_watts_per_second. {_SEE_LIMITS}",
-        )
-
-
-_SEE_LIMITS: Final = "Run `wattspan caps status`: it names the device and the cause."
+        yield declared("limits-above-ceiling", enforced=watts(held.enforced))
 
 
 # ------------------------------------------------------------------------------------ records
@@ -230,11 +198,7 @@ def _records(host: _FleetHost, client: Coordination) -> Iterator[Finding]:
     if state.leader:
         yield ok("leader", f"{state.leader} divides the budgets")
     else:
-        yield warning(
-            "leader",
-            "no host leads, so no allotment changes",
-            "Start an agent of the fleet with [fleet] lead = true.",
-        )
+        yield declared("leader-none")
     reports, capper = state.present_reports(), host.capper
     held = None if capper.state is None else capper.state.allotment
     if not capper.error.refusal and (held is None or host.time_left(held) is None):
@@ -258,18 +222,13 @@ def _name(
         with closing(client.watch(key, stored.revision)) as changes:
             renewals = changes.wait(min(beat + SECOND, _LONGEST_WATCH) / SECOND)
     except CoordinationError as error:
-        yield note("name", f"not examined: {error}")
+        yield declared("name-not-examined", error=error)
         return
     entry = state.book.hosts.get(name)
     if not renewals:
-        yield note("name", f"a session of {name} has not ended, and is not renewed")
+        yield declared("name-silent", name=name)
     elif entry is not None and is_acknowledged(entry, report):
-        yield failure(
-            "name",
-            f"another host is in contact as {name}, and enforces its allotment of"
-            f" {watts(entry.allotment.limit)}",
-            _NEW_NAME,
-        )
+        yield declared("name-taken", name=name, limit=watts(entry.allotment.limit))
 
 
 def _allotment(name: str, state: FleetState, report: HostReport | None) -> Iterator[Finding]:
@@ -277,35 +236,23 @@ def _allotment(name: str, state: FleetState, report: HostReport | None) -> Itera
     entry = state.book.hosts.get(name)
     reason = state.invalid.get(name) or state.plan().waiting.get(name, "")
     if name in state.book.drained:
-        yield note(
-            "drained",
-            f"{name} is limited to its floor by an operator",
-            f"Run `wattspan fleet drain {name} --undo` to give it its share again.",
-        )
+        yield declared("host-drained", name=name)
     if reason:
         yield _of_sentences(warning, "waiting", reason)
     if entry is None:
         if report is None and not reason:
-            yield warning(
-                "allotment",
-                f"{name} has never joined this fleet, or was removed",
-                "Start its agent; `wattspan fleet status` shows it within seconds.",
-            )
+            yield declared("allotment-none", name=name)
         return
     bounds = power_bounds(entry, report)
     where = f"at {entry.place}" if entry.place else "at no place"
     counted = f"{name} {where} counts with {watts(bounds.limit)}"
     if report is None:
-        yield warning(
-            "allotment",
-            f"{counted}, without contact",
-            f"Start its agent, or run `wattspan fleet remove {name}` once the host is off.",
-        )
+        yield declared("allotment-without-contact", counted=counted, name=name)
     elif is_acknowledged(entry, report):
         yield ok("allotment", f"{counted}, and with {watts(bounds.safe)} without contact")
     else:
         newest = watts(entry.allotment.limit)
-        yield note("allotment", f"{counted} until it has put its newest, {newest}, in force")
+        yield declared("allotment-not-in-force", counted=counted, newest=newest)
 
 
 def _budgets(
@@ -324,11 +271,7 @@ def _budgets(
         else:
             yield ok(what, f"{watts(budget)}; the floors of its hosts are {watts(sum(ones))}")
     if not nodes:
-        yield warning(
-            "budget",
-            f"none applies to {place_name(place)}, so this host is not limited",
-            "Run `wattspan fleet budget PLACE WATTS`.",
-        )
+        yield declared("budget-none", place=place_name(place))
 
 
 def _terms(name: str, state: FleetState) -> Finding:
@@ -345,17 +288,9 @@ def _absent(book: AllotmentBook, present: Collection[str]) -> Iterator[Finding]:
     """Other hosts of the fleet without contact: they count with limits that nobody may use."""
     absent = sorted(book.hosts.keys() - present)
     if absent:
-        yield warning(
-            "absent hosts",
-            f"{_some(absent)} without contact, and counted with their fallback, later their floor",
-            "Start their agents, or run `wattspan fleet remove HOST` once a host is off.",
-        )
+        yield declared("hosts-absent", hosts=_some(absent))
     if ended := sorted(set(book.ended) - book.hosts.keys()):
-        yield warning(
-            "ended hosts",
-            f"{_some(ended)} absent for {ENDED_AFTER // 3600} h, and not counted any more",
-            "Check that each is off, or start its agent; `wattspan fleet remove HOST` ends this.",
-        )
+        yield declared("hosts-ended", hosts=_some(ended), hours=ENDED_AFTER // 3600)
 
 
 def _some(names: Sequence[str]) -> str:

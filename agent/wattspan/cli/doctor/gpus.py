@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.cli.doctor.findings import Finding, note, ok, warning
+from wattspan.cli.doctor.findings import Finding, declared, ok, warning
 from wattspan.cli.doctor.host import file_text
 from wattspan.model import Domain
 from wattspan.sources.amdsmi.device import AMD
@@ -37,10 +37,7 @@ class GpuLibrary(NamedTuple):
 
     vendor: str
     driver: str
-    install: str
     file: str
-    pass_through: str  # of the file, into a container
-    rights: str
     missing: Callable[[], tuple[str, str] | None]
     source: str
 
@@ -63,27 +60,8 @@ def _without_amdsmi() -> tuple[str, str] | None:
 
 
 _LIBRARIES = {
-    NVIDIA: GpuLibrary(
-        "NVIDIA",
-        "nvidia",
-        "Load it (modprobe nvidia), or install NVIDIA's driver.",
-        "dev/nvidiactl",
-        "In a container, use NVIDIA's container runtime (--gpus all); on the host, nvidia-modprobe"
-        " makes it.",
-        "Give this user access to /dev/nvidia*; in a systemd unit, with DeviceAllow=.",
-        _without_nvml,
-        "nvml",
-    ),
-    AMD: GpuLibrary(
-        "AMD",
-        "amdgpu",
-        "Load it (modprobe amdgpu), or install the driver of ROCm.",
-        "dev/kfd",
-        "In a container, pass /dev/kfd and /dev/dri through: --device /dev/kfd.",
-        "Add the agent's user to the groups render and video, or run it as root.",
-        _without_amdsmi,
-        "amdsmi",
-    ),
+    NVIDIA: GpuLibrary("NVIDIA", "nvidia", "dev/nvidiactl", _without_nvml, "nvml"),
+    AMD: GpuLibrary("AMD", "amdgpu", "dev/kfd", _without_amdsmi, "amdsmi"),
 }
 
 
@@ -118,11 +96,11 @@ def examine_gpus(
     ``opens`` is true for a device file that this user may open.
     """
     if emulated:
-        yield note("GPUs of this host", "not examined: an emulated host is used")
+        yield declared("gpus-not-examined")
         return
     boards = pci_gpus(root)
     if not boards:
-        yield note("GPUs", "the kernel lists none of NVIDIA, AMD or Intel")
+        yield declared("gpus-none")
     readers = {domain.pci: domain.source for domain in domains if domain.pci}
     for board in boards:
         if board.address in readers:
@@ -144,8 +122,7 @@ def _causes(
     """The reasons for which boards are not read, in the order in which they must be removed."""
     driver = library.driver
     if not (root / "sys/module" / driver).is_dir():
-        cause = f"not read: the driver {driver} is not loaded"
-        yield warning(_names(boards), cause, library.install)
+        yield declared(f"{library.source}-driver", gpus=_names(boards))
         return
     others = [board for board in boards if board.driver != driver]
     yield from (_other_driver(board, driver) for board in others)
@@ -154,32 +131,21 @@ def _causes(
         return
     what, file = _names(boards), root / library.file
     if not file.exists():
-        yield warning(what, f"not read: {file} is missing", library.pass_through)
+        yield declared(f"{library.source}-file", gpus=what, file=file)
     elif not opens(file):
-        yield warning(what, f"not read: this user may not open {file}", library.rights)
+        yield declared(f"{library.source}-rights", gpus=what, file=file)
     missing = library.missing()
     if missing is not None:
         cause, remedy = missing
         yield warning(what, f"not read: {cause}", remedy)
     elif file.exists() and opens(file):
-        yield warning(
-            what,
-            "not read, although the library and the rights are there",
-            f"See the findings of Source {library.source}, and messages of {driver} in dmesg.",
-        )
+        yield declared("gpu-unexplained", what=what, source=library.source, driver=driver)
 
 
 def _other_driver(board: PciGpu, wanted: str) -> Finding:
-    if not board.driver:
-        cause = f"not read: the driver {wanted} is loaded and does not use it"
-        remedy = f"Look for messages of {wanted} in dmesg: it may be too new or too old for it."
-    elif board.driver == "nouveau":
-        cause = "not read: it belongs to the driver nouveau, which has no library for its energy"
-        remedy = "Install NVIDIA's driver, and blacklist nouveau."
-    else:
-        cause = f"not read: it belongs to the driver {board.driver}, as for a virtual machine"
-        remedy = f"Read its energy where the driver {wanted} has it."
-    return warning(_name(board), cause, remedy)
+    code = "gpu-of-nouveau" if board.driver == "nouveau" else "gpu-of-other-driver"
+    code = code if board.driver else "gpu-unused-by-driver"
+    return declared(code, gpu=_name(board), driver=board.driver, wanted=wanted)
 
 
 def _intel(board: PciGpu) -> Finding:
@@ -188,15 +154,12 @@ def _intel(board: PciGpu) -> Finding:
     The driver i915 has it since Linux 6.2, by the kernel's Documentation/ABI/testing/
     sysfs-driver-intel-i915-hwmon. The file of xe names 6.5, but the driver came with Linux 6.8.
     """
+    code = "gpu-of-intel-without-counter"
     if board.integrated:
-        detail = "in the processor: the energy of the CPU package includes its own"
-        return note(_name(board), detail)
-    if board.driver not in {"i915", "xe"}:
-        cause = f"not read: {f'the driver {board.driver} has it' if board.driver else 'no driver'}"
-        return warning(_name(board), cause, "Let the driver i915 or xe have it.")
-    cause = f"not read: the driver {board.driver} shows no energy counter under hwmon"
-    remedy = "A newer kernel may (i915: Linux 6.2, xe: 6.8); see the findings of Source hwmon."
-    return warning(_name(board), cause, remedy)
+        code = "gpu-in-processor"
+    elif board.driver not in {"i915", "xe"}:
+        code = "gpu-of-intel-with-other-driver" if board.driver else "gpu-of-intel-without-driver"
+    return declared(code, gpu=_name(board), driver=board.driver)
 
 
 def _power_meters(root: Path) -> Iterator[Finding]:
@@ -204,11 +167,7 @@ def _power_meters(root: Path) -> Iterator[Finding]:
     meters = sorted(each.name for each in (root / "sys/bus/acpi/devices").glob("ACPI000D:*"))
     chips = (root / "sys/class/hwmon").glob("*/name")
     if meters and not any(file_text(chip) == "power_meter" for chip in chips):
-        yield warning(
-            f"power meter {', '.join(meters)}",
-            "not read: the driver acpi_power_meter is not loaded",
-            "Load it (modprobe acpi_power_meter); kernels need CONFIG_SENSORS_ACPI_POWER.",
-        )
+        yield declared("power-meter-without-driver", meters=", ".join(meters))
 
 
 def _name(board: PciGpu) -> str:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from wattspan import __version__
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
 from wattspan.capper.protocol import has_capper_unit
-from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
+from wattspan.cli.doctor.findings import Finding, declared, failure, note, ok, warning
 from wattspan.cli.formatting import duration_text
 from wattspan.clock import SystemClock
 from wattspan.config import Config
@@ -26,8 +25,6 @@ from wattspan.http.sockets import directory_fault
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
-from wattspan.processes import open_processes
-from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 from wattspan.service.configuration import agent_directories, run_directory
@@ -45,6 +42,8 @@ _CAPABILITIES = {
 
 def examine_host(root: Path = Path("/"), euid: int | None = None) -> Iterator[Finding]:
     """The host under ``root``, for the user ``euid``, by default the calling one."""
+    import psutil
+
     euid = os.geteuid() if euid is None else euid
     memory = f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
     up = duration_text(round(SystemClock().now().wall - psutil.boot_time() * 1e9))
@@ -53,35 +52,18 @@ def examine_host(root: Path = Path("/"), euid: int | None = None) -> Iterator[Fi
     held = ", ".join(capabilities(root)) or "without capabilities"
     yield note("user", f"{'root' if euid == 0 else f'uid {euid}'}, {held}")
     if euid == 0 and has_capper_unit(root):
-        yield note(
-            "service",
-            "the service reads as user wattspan, which may read less than root",
-            "Examine with its rights: `sudo -u wattspan wattspan doctor`.",
-        )
+        yield declared("service-user")
     if vendor := hypervisor(root):
-        yield warning(
-            "virtual machine",
-            f"this is one ({vendor}); few hosts pass their energy counters through",
-            "Run wattspan on the host, or enable [sources.estimate].",
-        )
+        yield declared("virtual-machine", vendor=vendor)
     if runtime := container(root):
-        yield warning(
-            "container",
-            f"wattspan runs in one ({runtime}); it sees this container's processes only, and "
-            "counters may be masked",
-            "Run it on the host, or with the host's pid namespace and /sys mounted.",
-        )
+        yield declared("container", runtime=runtime)
     powercap = root / "sys/class/powercap"
     if powercap.is_dir():
         yield ok("powercap", f"{powercap} exists")
     elif platform.machine() not in ("x86_64", "i686"):
-        yield note("powercap", f"{powercap} is of x86 processors; source hwmon reads power meters")
+        yield declared("powercap-of-x86", powercap=powercap)
     else:
-        yield warning(
-            "powercap",
-            f"{powercap} is missing: the kernel offers no CPU energy counters",
-            "Load intel_rapl_msr; a kernel built without CONFIG_POWERCAP has none.",
-        )
+        yield declared("powercap-missing", powercap=powercap)
 
 
 def capabilities(root: Path = Path("/")) -> list[str]:
@@ -122,6 +104,8 @@ def file_text(path: Path) -> str:
 
 def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:
     """The means to observe processes, as the agent would open them."""
+    from wattspan.processes import open_processes
+
     try:
         processes = open_processes(clock, events=config.processes.events)
     except SourceError as error:
@@ -139,6 +123,8 @@ def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:
 
 def examine_pods(config: Config) -> Iterator[Finding]:
     """The pods of GPUs by the node's kubelet, if the agent would ask it."""
+    from wattspan.processes.pod_resources import open_pod_resources
+
     settings = config.processes
     pods = open_pod_resources(settings.pod_resources, settings.kubernetes_node)
     if pods is not None:
@@ -148,19 +134,14 @@ def examine_pods(config: Config) -> Iterator[Finding]:
             yield ok("pods", f"{len(pods.devices())} devices of pods by the kubelet")
         yield from (warning("pods", str(one)) for one in health.failures)
     elif settings.kubernetes_node:
-        yield warning(
-            "pods",
-            "[processes] kubernetes_node has no effect: the kubelet's socket is not accessible, or "
-            "wattspan[grpc] is not installed",
-            "Use packaging/kubernetes/components/pod-devices with an overlay that runs as root.",
-        )
+        yield declared("pods-not-asked")
 
 
 def examine_agent(config: Config) -> Iterator[Finding]:
     """The running agent, by its snapshot on the Unix socket."""
     name = "running agent"
     if not config.agent.api:
-        yield note(name, "not examined: [agent] api = false")
+        yield declared("agent-not-examined")
         return
     try:
         facts = request_json(SNAPSHOT_PATH, {}, directories=agent_directories(config))
@@ -169,7 +150,7 @@ def examine_agent(config: Config) -> Iterator[Finding]:
         yield note(name, str(error).partition(". ")[0])
         return
     except SnapshotSchemaError as error:
-        yield warning(name, str(error), "Restart the agent, with this release of wattspan.")
+        yield declared("agent-schema", error=str(error))
         return
     agent = snapshot.agent
     up = snapshot.at_unix_ns - agent.started_unix_ns
@@ -179,18 +160,12 @@ def examine_agent(config: Config) -> Iterator[Finding]:
     if snapshot.agent_version == __version__:
         yield ok(name, detail)
     else:
-        remedy = f"Restart the agent: this is wattspan {__version__}."
-        yield warning(name, detail, remedy)
+        yield declared("agent-version", detail=detail, version=__version__)
     for source in snapshot.sources:
         yield from (warning(source.source, sentence) for sentence in source.failures)
 
 
 # ------------------------------------------------------------------------------- configuration
-
-_REMEDY = (
-    "Correct it: no agent and no capper starts with it. Check it with `wattspan config check`. "
-    "The default is used for it below."
-)
 
 
 def examine_configuration(
@@ -205,17 +180,12 @@ def examine_configuration(
     """
     if owners is None:
         owners = allowed_owners(config.path, os.geteuid())
-    broken = [failure("broken", fault, _REMEDY) for fault in faults]
+    broken = [declared("configuration-broken", fault=fault) for fault in faults]
     yield from broken
     if config.path is not None:
         yield from _check_file(config.path, owners)
     elif config.hidden is not None:
-        yield note(
-            "file",
-            f"{config.hidden} is not readable for this user: its settings are not examined, except"
-            " those that a running agent publishes",
-            "Examine with the agent's rights: `sudo -u wattspan wattspan doctor`.",
-        )
+        yield declared("configuration-hidden", path=config.hidden)
     elif not broken:
         yield ok("file", "no file, the defaults apply")
     yield from (warning("environment", sentence) for sentence in config.warnings)
@@ -241,17 +211,10 @@ def _writable_by_others(path: Path, owners: Collection[int]) -> Iterator[Finding
         found, read_only = path.stat(), bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     except OSError:
         return
-    risk = "and a capper of root obeys its settings"
     if who := other_writers(found.st_mode, read_only=read_only):
-        yield warning(
-            "file", f"{path} can be changed by {who}, {risk}", f"Run `chmod go-w {path}`."
-        )
+        yield declared("file-writable", path=path, who=who)
     if found.st_uid not in owners:
-        yield warning(
-            "file",
-            f"{path} belongs to user {found.st_uid}, who can change it, {risk}",
-            f"Run `chown root {path}`.",
-        )
+        yield declared("file-owner", path=path, uid=found.st_uid)
 
 
 def other_writers(mode: int, *, read_only: bool) -> str:
@@ -292,11 +255,7 @@ def _state_directory(config: Config, path: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     if free < config.store.max_size:
         left = Size(free // 2**20 * 2**20)
-        yield warning(
-            "disk space",
-            f"{left} left at {existing}, less than store.max_size, {config.store.max_size}",
-            "Free some, or set store.max_size lower.",
-        )
+        yield declared("disk-space", left=left, place=existing, limit=config.store.max_size)
 
 
 def _directory(key: str, path: Path, problem: Callable[[str, str, str], Finding]) -> Finding:
@@ -329,7 +288,7 @@ def _check_rate(name: str, table: RateSettings, clock: Clock) -> Iterator[Findin
         return
     rate = open_rate(name, table, clock)
     if rate is None:
-        yield note(name, f"not configured: [{name}] is empty")
+        yield declared("rate-none", name=name)
         return
     if isinstance(rate, PolledRate):
         rate.poll()
@@ -340,7 +299,7 @@ def _check_rate(name: str, table: RateSettings, clock: Clock) -> Iterator[Findin
     if now is not None:
         yield ok(name, f"{now / BILLION:.10g} {table.unit}/kWh now, {origin}")
     elif table.schedule:
-        yield note(name, f"unknown now, {origin}: no period holds at this time")
+        yield declared("rate-unknown", name=name, origin=origin)
 
 
 def schedule_faults(table: RateSettings) -> list[str]:

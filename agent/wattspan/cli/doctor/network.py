@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
+from wattspan.cli.doctor.findings import Finding, declared, failure, ok, warning
 from wattspan.config import AccessSettings, Config
 from wattspan.http.access_policy import AccessError, exposure_warning, server_tls, token_check
 from wattspan.model.settings import Listen, Table, keys
@@ -108,11 +108,7 @@ def examine_security(config: Config) -> Iterator[Finding]:
             elif not listen.loopback:
                 yield ok(name, f"{listen} is open to the network, with TLS and authentication")
             elif name != "spans" and not settings.token_file:
-                yield note(
-                    name,
-                    f"{listen} serves this machine only, and every user of it",
-                    f"To hide the processes of users from each other, set token_file in [{name}].",
-                )
+                yield declared("listener-without-token", name=name, listen=listen)
             else:
                 yield ok(name, f"{listen} serves this machine only")
     yield from (warning("secrets", sentence) for sentence in inline_secrets(config))
@@ -139,7 +135,7 @@ def examine_spans(config: Config) -> Iterator[Finding]:
     """The listeners of spans, and the collector. Sends nothing, creates nothing."""
     spans = config.spans
     if not spans.enabled:
-        yield note("spans", "not received: [spans] enabled = false")
+        yield declared("spans-off")
         return
     if spans.http:
         yield _span_port(config, "http", spans.http, partial(_is_local_agent, spans.http, spans))
@@ -184,7 +180,7 @@ def examine_exporters(config: Config) -> Iterator[Finding]:
         yield failure("exporters.otlp.endpoint", str(error))
         return
     if destination is None:
-        yield note("exporters.otlp", "metrics are not pushed: no endpoint is set")
+        yield declared("push-off")
     else:
         waiting = "the newest metrics will be pushed when it can, and no total is lost"
         yield _collector(destination, waiting)
@@ -202,10 +198,14 @@ def _collector(destination: Destination, waiting: str) -> Finding:
             socket.create_connection(address, timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
         cause = (error.strerror or str(error)).lower()
-        return warning(
-            what,
-            f"{destination} cannot be reached: {cause}; {waiting}",
-            f"Start the collector, or correct [{signal.table}] {signal.address}.",
+        return declared(
+            "collector-unreachable",
+            what=what,
+            destination=destination,
+            cause=cause,
+            waiting=waiting,
+            table=signal.table,
+            address=signal.address,
         )
     return ok(what, f"{destination} can be reached")
 

@@ -14,7 +14,7 @@ from wattspan.attribution.cover import decide, explain
 from wattspan.attribution.frozen_counters import FROZEN_CAUSE, FROZEN_REMEDY
 from wattspan.attribution.metering import energy_between
 from wattspan.cli import formatting
-from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
+from wattspan.cli.doctor.findings import Diagnosis, Finding, declared, failure, note, ok, warning
 from wattspan.config import Config
 from wattspan.model import (
     MILLISECOND,
@@ -154,9 +154,7 @@ def examine_sources(
     domains, cover = _decide_cover(probes)
     for name, probe in probes.items():
         findings = [*_domains(probe, domains), *map(_failure, probe.failures)]
-        sections[f"Source {name}"] = findings or [
-            warning("counters", "it has none, and reports no reason")
-        ]
+        sections[f"Source {name}"] = findings or [declared("counters-none")]
     if cover:
         sections["Cover"] = cover
     emulated = any(domain.provenance is Provenance.EMULATED for domain in domains.values())
@@ -177,9 +175,8 @@ def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain],
         for domain in probe.domains:
             listed.setdefault(domain.id, domain)
             if (owner := owners.setdefault(domain.id, name)) != name:
-                detail = f"the sources {owner} and {name} list this id: that of {name} is ignored"
-                remedy = "Rename the domain, or disable one of the two sources."
-                findings.append(failure(domain.id, detail, remedy))
+                twice = declared("domain-listed-twice", domain=domain.id, owner=owner, name=name)
+                findings.append(twice)
     present = {key for probe in probes.values() for key in probe.last.keys() - probe.frozen}
     decided = decide(listed.values(), present)
     for thing, member, others in explain(decided.values(), listed):
@@ -194,7 +191,7 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
     """The source, or the reason why there is none."""
     enabled = getattr(settings, "enabled", None)
     if enabled is False:
-        return note("off", "enabled = false")
+        return declared("source-off")
     try:
         if (source := plugin.open(settings, context)) is not None:
             return source
@@ -203,10 +200,10 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
     except WattspanError as error:
         return (failure if enabled is True else note)("nothing to read", str(error))
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-        return failure("does not open", _fault(error), "Report this fault to its authors.")
+        return declared("source-broken", fault=_fault(error))
     if source is not None:
         source.close()
-    return note("nothing to read", "it finds nothing here")
+    return declared("source-empty")
 
 
 def _probe(

@@ -18,7 +18,7 @@ from wattspan.capper.protocol import (
     has_capper_unit,
 )
 from wattspan.cli.caps import capper_state
-from wattspan.cli.doctor.findings import Finding, Severity, failure, note, ok, warning
+from wattspan.cli.doctor.findings import Finding, Severity, declared, note, ok, warning
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
@@ -68,17 +68,12 @@ def examine_tuning(
 def _mode(config: Config) -> Finding:
     tuned = config.autotune
     if tuned.mode == "off":
-        remedy = 'Set mode = "advise" for advice, or "apply" to apply it.'
-        return note("tuning", 'off: [autotune] mode = "off"', remedy)
+        return declared("tuning-off")
     jobs = ", ".join(filter(None, (job.service or job.span for job in tuned.job)))
     named = f"for {jobs}" if jobs else "no job is named"
     budget = f"{100 * tuned.max_slowdown:.4g}% slower at most"
     if tuned.mode == "apply" and not jobs and not tuned.apply_found:
-        return warning(
-            "tuning",
-            f"apply, {budget}, but {named}, so no limit is written",
-            "Name a job in [[autotune.job]], or set apply_found = true.",
-        )
+        return declared("tuning-of-nothing", budget=budget, named=named)
     return ok("tuning", f"{tuned.mode}, {budget}, {named}")
 
 
@@ -119,11 +114,7 @@ def _unmatched(
     if (config.caps.budget_watts or config.caps.budget_file) and limited:
         free = [one.name for one in domains if one.in_cover and not _is_limited(one, limited)]
         if free:
-            yield warning(
-                "power budget",
-                f"it does not limit {', '.join(free)}: no power limit of theirs can be set",
-                "Add their power to [caps] reserve_watts.",
-            )
+            yield declared("budget-without-limit", devices=", ".join(free))
 
 
 def _is_limited(domain: Domain, limited: Collection[str]) -> bool:
@@ -158,10 +149,10 @@ def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:
         return (warning if chosen else note)(what, f"{detail}; {row.trouble}")
     if row is not None and row.foreign:
         detail += "; another program has set it, so it is left unchanged"
-        return warning(what, detail, "See `wattspan caps status`.")
+        return declared("knob-foreign", what=what, detail=detail)
     if row is not None and row.holder:
         detail += f"; held by {row.holder}"
-    return ok(what, detail) if chosen else note(what, f"{detail}; not in [autotune] knobs")
+    return ok(what, detail) if chosen else declared("knob-unused", what=what, detail=detail)
 
 
 def _states(
@@ -266,32 +257,21 @@ def examine_capper(
     whose = ", the capper of another agent of this host" if capper.shared else ""
     if capper.error.refusal:
         there = " in the configuration of that agent" if capper.shared else ""
-        return warning(
-            "capper",
-            f"answers at {capper.path}{whose} and refuses: {capper.error}",
-            f"Name this user in [caps] users{there}, and restart the capper.",
+        return declared(
+            "capper-refuses", path=capper.path, whose=whose, error=capper.error, there=there
         )
     if state is None:
         if held:
-            return warning("capper", f"none answers at {capper.path}", held)
+            return declared("capper-held", path=capper.path, held=held)
         return _silent_capper(config, capper, root, by_systemd=by_systemd, left=left)
     answers = f"answers at {capper.path} (pid {state.pid}){whose}"
     if capper.shared and config.caps.imposes:
-        return warning(
-            "capper",
-            f"{answers}; fixed caps and the power budget of this configuration are not in force",
-            "Put them into the configuration of that agent, or end it and its capper.",
-        )
+        return declared("capper-of-other-agent", answers=answers)
     if state.suspended:  # by `wattspan caps restore`, until it is restarted
         anew = "Restart the capper, or the agent that started it,"
         if by_systemd:
             anew = "Run `systemctl restart wattspan-capper` as root"
-        return warning(
-            "capper",
-            f"{answers}; `wattspan caps restore` has restored all limits, so no budget or fixed"
-            " cap is in force, and no job is tuned",
-            f"{anew} to set limits again.",
-        )
+        return declared("capper-suspended", answers=answers, anew=anew)
     count = sum(bool(row.holder) for row in capper.rows.values())
     return ok("capper", f"{answers}; {count} cap{' is' if count == 1 else 's are'} held")
 
@@ -308,21 +288,18 @@ def _silent_capper(
         why = printable(str(capper.error)).partition(". ")[0]
     start = f"Run `{capper_start_command(root)}` as root"
     if left:
-        detail = f"{why}, and an earlier one has ended without restoring its limits"
-        return warning("capper", detail, f"{start} to set limits again." if wanted else "")
+        return declared(
+            "capper-ended-and-needed" if wanted else "capper-ended", why=why, start=start
+        )
     if not wanted:
-        return note("capper", f"{why}; none is needed, because no cap is configured")
+        return declared("capper-unneeded", why=why)
     if caps.capper == "auto" and may and by_systemd:
-        return warning("capper", why, f"{start}; the service's agent starts none.")
+        return declared("capper-of-service", why=why, start=start)
     if caps.capper is True or (caps.capper == "auto" and may):
         missing = "" if may else f", which lacks {_CAPABILITY}"
         detail = f"{why}; the agent starts one as this user{missing}"
         return (ok if may else warning)("capper", detail)
-    return warning(
-        "capper",
-        f"{why}, and this user has no right to write limits ({_CAPABILITY} is missing)",
-        f"{start}; until then the tuner only advises.",
-    )
+    return declared("capper-without-right", why=why, capability=_CAPABILITY, start=start)
 
 
 # ------------------------------------------------------------------------------ left limits
@@ -342,12 +319,7 @@ def _unrestored_limits(place: Path, root: Path) -> Iterator[Finding]:
         read_journal(place, one) for one in boot_ids(place) if boot and one.startswith(boot)
     ]
     if damaged := {str(path) for found in journals for path in found.damaged}:
-        yield warning(
-            "left behind",
-            f"the journal is damaged: {', '.join(sorted(damaged))}",
-            "Run `wattspan caps restore` as root: it restores what can be recovered, and names"
-            " every device whose original limit is lost.",
-        )
+        yield declared("journal-damaged", paths=", ".join(sorted(damaged)))
         return
     entries = [
         entry
@@ -356,18 +328,9 @@ def _unrestored_limits(place: Path, root: Path) -> Iterator[Finding]:
         if entry.source is not EntrySource.EARLIER
     ]
     if imposed := _entry_names(entry for entry in entries if entry.imposed is not None):
-        yield warning(
-            "imposed limits",
-            f"fixed caps or a power budget stay in force while no capper runs: {imposed} ({place})",
-            "Start the capper, which takes them over, or run `wattspan caps restore` as root to"
-            " lift them.",
-        )
+        yield declared("limits-imposed", imposed=imposed, place=place)
     if names := _entry_names(entry for entry in entries if entry.imposed is None):
-        yield failure(
-            "left behind",
-            f"a capper has ended without restoring {names} ({place})",
-            "Run `wattspan caps restore` as root; the next capper does the same.",
-        )
+        yield declared("limits-left", names=names, place=place)
 
 
 def _entry_names(entries: Iterable[JournalEntry]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shlex
 from functools import partial
 from pathlib import Path
@@ -12,20 +11,6 @@ from typing import Any
 
 import click
 
-from wattspan.capper.protocol import CapperClient
-from wattspan.cli.frontier.measurement import (
-    AgentTrialMeter,
-    MeasuredHost,
-    SettableDevices,
-    carry_out,
-    check_permission,
-    described,
-    hold_settings,
-    idle_warning,
-    measured_host,
-    resolution_warning,
-    trial_trouble,
-)
 from wattspan.cli.frontier.tables import (
     autotune_lines,
     configuration_lines,
@@ -36,8 +21,6 @@ from wattspan.cli.frontier.tables import (
     study_note,
     trial_rows,
 )
-from wattspan.cli.measure import RunningAgentClient
-from wattspan.cli.measure.child import process_identity
 from wattspan.cli.options import (
     DURATION,
     FILE,
@@ -50,26 +33,22 @@ from wattspan.cli.options import (
 )
 from wattspan.clock import SystemClock
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Frontier
-from wattspan.frontier.runner import Durations, TrialRunner
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
 from wattspan.frontier.settings import (
-    Setting,
     grid,
     parse_clocks,
     parse_parameter,
     parse_powers,
     substituted,
 )
-from wattspan.frontier.span_units import SpanReceiver
 from wattspan.frontier.trials import Study, StudyFile, StudyFileError
 from wattspan.frontier.work import MIN_WINDOW, UnitSpan, parse_unit
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration
-from wattspan.ports import CapsError, ConfigError, WattspanError
-from wattspan.service.configuration import agent_directories, capper_client
+from wattspan.ports import ConfigError, WattspanError
+from wattspan.service.configuration import agent_directories
 
 DEFAULT_FILE = "frontier.json"
-_CALLS_TIMEOUT = 5.0  # seconds for one request to the capper
 
 study_argument = click.argument("file", type=FILE, default=DEFAULT_FILE)
 
@@ -171,6 +150,13 @@ def run(
     Needs a running agent. Limits are set by the capper, which restores the original ones after
     each trial, also if this command is killed. Without a capper, only parameters are compared.
     """
+    # Sockets, threads and progress bars: the other commands and the help need none.
+    from wattspan.cli.frontier import measurement
+    from wattspan.cli.measure import RunningAgentClient
+    from wattspan.cli.measure.child import process_identity
+    from wattspan.frontier.runner import Durations, TrialRunner
+    from wattspan.frontier.span_units import SpanReceiver
+
     units = parse_unit(unit)
     choices = dict(map(parse_parameter, parameters))
     settings = grid(
@@ -195,8 +181,8 @@ def run(
     config = configuration.load_without_plugins(client=True)
     directories = agent_directories(config)
     system_clock = SystemClock()
-    host = measured_host(devices, system_clock, directories)
-    settings, settable = _settable(configuration, settings, host)
+    host = measurement.measured_host(devices, system_clock, directories)
+    settings, settable = measurement.settable_here(configuration, settings, host)
     study = Study(
         created_unix=system_clock.now().wall / SECOND,
         host=host.name,
@@ -204,7 +190,7 @@ def run(
         emulated=host.emulated,
         command=list(words),
         unit=unit,
-        devices=described(host.devices, settable),
+        devices=measurement.described(host.devices, settable),
         settings=settings,
         repeat=repeat,
         window_seconds=window / SECOND,
@@ -212,15 +198,16 @@ def run(
     )
     if resume:
         study = kept.read().continued(study)
-    for sentence in filter(None, (idle_warning(host), resolution_warning(host, window / SECOND))):
+    coarse = measurement.resolution_warning(host, window / SECOND)
+    for sentence in filter(None, (measurement.idle_warning(host), coarse)):
         echo_error(f"warning: {sentence}")
     warm_up_time, window_time = study.warm_up_seconds * SECOND, study.window_seconds * SECOND
     runner = TrialRunner(
         study.command,
         SpanReceiver(units, system_clock, directories) if isinstance(units, UnitSpan) else units,
         Durations(round(warm_up_time), round(window_time), trial_limit),
-        AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
-        hold_settings(settable, partial(_connect, configuration), _job()),
+        measurement.AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
+        measurement.leases(configuration, settable),
         system_clock,
         process_identity,
         partial(click.echo, err=True) if verbose else lambda line: None,
@@ -231,46 +218,12 @@ def run(
         resumed=len(study.trials),
         time_budget=None if time_budget is None else time_budget / SECOND,
     )
-    study = carry_out(study, schedule, runner.run, kept)
+    study = measurement.carry_out(study, schedule, runner.run, kept)
     click.echo("\n".join(study_lines(Frontier(study))))
     if not study.usable():
-        raise WattspanError(f"No trial succeeded. The last one: {trial_trouble(study.trials[-1])}")
+        trouble = measurement.trial_trouble(study.trials[-1])
+        raise WattspanError(f"No trial succeeded. The last one: {trouble}")
     context.exit(0)
-
-
-def _settable(
-    configuration: ConfigurationOptions, settings: list[Setting], host: MeasuredHost
-) -> tuple[list[Setting], SettableDevices | None]:
-    """The settings that can be set here, and the devices; None if nothing is set."""
-    if not any(setting.capped for setting in settings):
-        return settings, None
-    client = _connect(configuration)
-    try:
-        settable = SettableDevices(client.rows(), host.devices)
-        settable.check(settings)
-        check_permission(
-            settings, hold_settings(settable, partial(_connect, configuration), _job())
-        )
-    except CapsError as error:
-        free = [setting for setting in settings if not setting.capped]
-        if error.refusal or len(free) < 2:
-            raise
-        echo_error(f"warning: Only the parameters are compared, at the present limits. {error}")
-        return free, None
-    finally:
-        client.close()
-    return settings, settable
-
-
-def _connect(configuration: ConfigurationOptions) -> CapperClient:
-    config = configuration.load_without_plugins(client=True)
-    who = f"wattspan frontier {os.getpid()}"
-    return capper_client(config, SystemClock(), who, timeout=_CALLS_TIMEOUT)
-
-
-def _job() -> str:
-    """The name of the leases of this process."""
-    return f"frontier {os.getpid()}"
 
 
 # ---------------------------------------------------------------------------------- a study

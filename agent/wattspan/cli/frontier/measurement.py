@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,9 +23,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from wattspan.capper.protocol import CapperClient
 from wattspan.cli.formatting import duration_text
 from wattspan.cli.measure import MeasurementClient
-from wattspan.cli.options import echo_error
+from wattspan.cli.options import ConfigurationOptions, echo_error
+from wattspan.clock import SystemClock
 from wattspan.frontier.allocation import spent_seconds
 from wattspan.frontier.runner import HeldLimits, HoldSetting, WindowEnergy
 from wattspan.frontier.schedule import TrialSchedule
@@ -35,9 +38,13 @@ from wattspan.model import SECOND, CapKey, CapRow, Consumer, HwType, Knob
 from wattspan.ports import Caps, CapsError, Clock, ConfigError
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import Device, read_devices, request_json
+from wattspan.service.configuration import capper_client
 
 READ_TIMEOUT = 10.0
 """Seconds to wait for the energy of a window that has just ended."""
+
+CAPPER_TIMEOUT = 5.0
+"""Seconds for one request to the capper."""
 
 MAX_OTHERS = 0.1
 """Share of the devices' active energy that other programs may have; more taints a trial."""
@@ -275,12 +282,7 @@ class FixedLease:
             raise self._refused
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 
@@ -359,6 +361,39 @@ def hold_settings(
             yield lease
 
     return hold
+
+
+def leases(configuration: ConfigurationOptions, devices: SettableDevices | None) -> HoldSetting:
+    """Holds settings of ``devices`` by leases of the capper, named after this process."""
+    return hold_settings(devices, partial(_connect, configuration), f"frontier {os.getpid()}")
+
+
+def settable_here(
+    configuration: ConfigurationOptions, settings: list[Setting], host: MeasuredHost
+) -> tuple[list[Setting], SettableDevices | None]:
+    """The settings that can be set here, and the devices; None if nothing is set. CapsError."""
+    if not any(setting.capped for setting in settings):
+        return settings, None
+    client = _connect(configuration)
+    try:
+        settable = SettableDevices(client.rows(), host.devices)
+        settable.check(settings)
+        check_permission(settings, leases(configuration, settable))
+    except CapsError as error:
+        free = [setting for setting in settings if not setting.capped]
+        if error.refusal or len(free) < 2:
+            raise
+        echo_error(f"warning: Only the parameters are compared, at the present limits. {error}")
+        return free, None
+    finally:
+        client.close()
+    return settings, settable
+
+
+def _connect(configuration: ConfigurationOptions) -> CapperClient:
+    config = configuration.load_without_plugins(client=True)
+    who = f"wattspan frontier {os.getpid()}"
+    return capper_client(config, SystemClock(), who, timeout=CAPPER_TIMEOUT)
 
 
 def check_permission(settings: Sequence[Setting], hold: HoldSetting) -> None:

@@ -7,13 +7,11 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import click
 import msgspec
 
-from wattspan.cli.measure import child
-from wattspan.cli.measure.results import CommandRun, MeasurementResult, result_lines
 from wattspan.cli.options import (
     DURATION,
     ConfigurationOptions,
@@ -32,6 +30,9 @@ from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Measurement, read_measurement, request_json
 from wattspan.service.configuration import LoadedConfiguration, agent_directories
 from wattspan.service.systemd import signal_handlers
+
+if TYPE_CHECKING:
+    from wattspan.cli.measure.results import CommandRun, MeasurementResult
 
 READ_INTERVAL = 10 * SECOND
 """A long run is read in periods, while the agent still remembers which processes belong to it."""
@@ -92,6 +93,8 @@ def command(
     Any user may measure own commands with a running agent. Without one, this reads the counters
     itself, which needs the rights for it: see `wattspan doctor`.
     """
+    from wattspan.cli.measure.results import result_lines
+
     clock = SystemClock()
     flags = {} if interval is None else {_INTERVAL: FlagValue("--interval", str(interval))}
     loaded = configuration.load(flags, client=True)
@@ -124,13 +127,13 @@ class RunningAgentClient:
 
     def __init__(self, directories: tuple[str, ...]) -> None:
         """AgentUnavailableError if no agent answers in the run ``directories``."""
+        from wattspan.cli.measure.child import process_identity
+
         self._directories = directories
         watched = self._request("/v1/watch", {"pid": "self", "family": "1"})
         # In a container the agent may see other process ids. It is then asked about this process,
         # which the kernel names to it, and so about all of its children.
-        self._same_pids = (watched["pid"], watched["started"]) == child.process_identity(
-            os.getpid()
-        )
+        self._same_pids = (watched["pid"], watched["started"]) == process_identity(os.getpid())
         self.about = "the running agent"
         self.note = (
             ""
@@ -161,6 +164,8 @@ def measure(
     words: Sequence[str], repeat: int, client: MeasurementClient, clock: Clock
 ) -> MeasurementResult:
     """Run ``words`` ``repeat`` times, or until it is interrupted."""
+    from wattspan.cli.measure.results import MeasurementResult
+
     runs: list[CommandRun] = []
     while len(runs) < repeat and not (runs and runs[-1].interrupted):
         runs.append(_measure_run(words, client, clock))
@@ -169,6 +174,9 @@ def measure(
 
 
 def _measure_run(words: Sequence[str], client: MeasurementClient, clock: Clock) -> CommandRun:
+    from wattspan.cli.measure.child import run_child
+    from wattspan.cli.measure.results import CommandRun
+
     run, since = CommandRun(), 0
 
     def read_period(consumer: Consumer, start: int) -> None:
@@ -181,7 +189,7 @@ def _measure_run(words: Sequence[str], client: MeasurementClient, clock: Clock) 
                     run.add(period)
                     since = end
 
-    ended = child.run_child(
+    ended = run_child(
         words, clock, on_start=client.watch, on_period=read_period, period=READ_INTERVAL
     )
     run.seconds = (ended.end - ended.start) / 1e9

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -21,7 +22,6 @@ from wattspan.cli.options import (
     echo_error,
     json_text,
 )
-from wattspan.cli.report import export, table
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import SECOND, GroupKind, HwType
@@ -30,10 +30,10 @@ from wattspan.ports import StoreError, WattspanError
 from wattspan.sdk import AgentUnavailableError
 from wattspan.sdk.client import request_json
 from wattspan.service.configuration import agent_directories
-from wattspan.storage.breakdown import break_down, kind_totals
-from wattspan.storage.database import file_exists, store_path
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN
-from wattspan.storage.query import HistoryExtract, NoHistory, extract_from_json, extract_history
+
+if TYPE_CHECKING:
+    from wattspan.storage.query import HistoryExtract, NoHistory
 
 _KINDS: dict[str, tuple[str, ...]] = {
     PROCESS: (PROCESS,),
@@ -43,6 +43,23 @@ _KINDS: dict[str, tuple[str, ...]] = {
     SPAN: (SPAN,),
     MODEL: (MODEL,),
 } | {kind.value: (kind,) for kind in GroupKind}
+
+FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+
+
+class EnergyUnit(NamedTuple):
+    microjoules: int
+    digits: int
+    from_total: int  # microjoules; `auto` selects it for totals from here on
+
+
+UNITS: Mapping[str, EnergyUnit] = {
+    "J": EnergyUnit(10**6, 2, 0),
+    "kJ": EnergyUnit(10**9, 3, 10**9),
+    "Wh": EnergyUnit(3600 * 10**6, 3, 10 * 3600 * 10**6),
+    "kWh": EnergyUnit(3600 * 10**9, 4, 3600 * 10**9),
+}
+"""A table has one unit, so that its figures are comparable."""
 
 _LINES = 20
 _LEFT_OUT = (
@@ -84,14 +101,14 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 )
 @click.option(
     "--unit",
-    type=click.Choice(["auto", *table.UNITS]),
+    type=click.Choice(["auto", *UNITS]),
     default="auto",
     help="Unit of the energies in the table.",
 )
 @click.option(
     "--format",
     "form",
-    type=click.Choice(export.FORMATS),
+    type=click.Choice(FORMATS),
     help="A table for people, the whole report as JSON, or its rows as JSON Lines, CSV or "
     "Parquet. [default: the suffix of --output; table for .txt or none]",
 )
@@ -138,7 +155,11 @@ def command(
     The store is for root and the agent's group. The running agent gives other users the totals of
     the host and of their own processes; a line tells what is left out.
     """
-    form = export.choose_format(form, output)
+    from wattspan.cli.report import export, table
+    from wattspan.storage.breakdown import break_down, kind_totals
+    from wattspan.storage.query import NoHistory, extract_history
+
+    form = choose_format(form, output)
     if since is not None and start is not None:
         raise click.UsageError("--since and --from: choose one.")
     if split and by != SPAN:
@@ -174,15 +195,28 @@ def command(
         lines = table.report_lines(path, by, found, breakdown, unit, split=split)
         report = "".join(f"{line}\n" for line in lines).encode(errors="replace")
     else:
-        report = _ROWS[form](export.report_rows(by, found, breakdown, split=split))
+        report = export.WRITERS[form](export.report_rows(by, found, breakdown, split=split))
     export.write_output(report, output)
 
 
-_ROWS = {"parquet": export.parquet_bytes, "csv": export.csv_bytes, "jsonl": export.jsonl_bytes}
+def choose_format(form: str | None, output: Path | None) -> str:
+    """The format of the options or of the file's suffix."""
+    suffix = output.suffix.removeprefix(".").lower() if output is not None else ""
+    found = form or ("table" if suffix in ("", "txt") else suffix)
+    if found not in FORMATS:
+        raise click.UsageError(
+            f"--output {output}: .{suffix} is no format. Name one with --format "
+            f"({', '.join(FORMATS)}), or use its name or .txt as the suffix."
+        )
+    if found == "parquet" and output is None:
+        raise click.UsageError("--format parquet is not text: name a file with --output FILE.")
+    return found
 
 
 def _store(state_dir: Path, emulated: bool) -> Path:
     """The host's store; an emulated host's if there is no other. The report names it."""
+    from wattspan.storage.database import file_exists, store_path
+
     true, other = store_path(state_dir), store_path(state_dir, emulated=True)
     return other if emulated or (not file_exists(true) and file_exists(other)) else true
 
@@ -219,6 +253,8 @@ def _shared_history(
 
     StoreError if neither the store nor an agent can be read.
     """
+    from wattspan.storage.query import extract_from_json
+
     state_dir = Path(config.agent.state_dir)
     if not _is_closed(state_dir):
         return None
@@ -241,6 +277,8 @@ def _shared_history(
 
 def _is_closed(state_dir: Path) -> bool:
     """True if this user may not read the store in a directory that exists."""
+    from wattspan.storage.database import store_path
+
     try:
         paths = [store_path(state_dir, emulated=emulated) for emulated in (False, True)]
         found = [path for path in paths if path.exists()]

@@ -32,8 +32,6 @@ from wattspan.util.text import NO_PYARROW, escape_formula, has_pyarrow
 if TYPE_CHECKING:
     from wattspan.footprint.cost import RatePeriod
 
-FORMATS = ("table", "json", "jsonl", "csv", "parquet")
-
 # ------------------------------------------------------------------------------ cost and carbon
 
 
@@ -347,6 +345,8 @@ def _cell_type(name: str) -> Any:
     return float if is_float else str
 
 
+WRITERS = {"parquet": parquet_bytes, "csv": csv_bytes, "jsonl": jsonl_bytes}
+
 # ---------------------------------------------------------------------------------------- output
 
 
@@ -367,17 +367,3 @@ def write_output(report: bytes, output: Path | None) -> None:
         raise WattspanError(
             f"Cannot write {output}: {why}. Choose another file with --output."
         ) from None
-
-
-def choose_format(form: str | None, output: Path | None) -> str:
-    """The format of the options or of the file's suffix."""
-    suffix = output.suffix.removeprefix(".").lower() if output is not None else ""
-    found = form or ("table" if suffix in ("", "txt") else suffix)
-    if found not in FORMATS:
-        raise click.UsageError(
-            f"--output {output}: .{suffix} is no format. Name one with --format "
-            f"({', '.join(FORMATS)}), or use its name or .txt as the suffix."
-        )
-    if found == "parquet" and output is None:
-        raise click.UsageError("--format parquet is not text: name a file with --output FILE.")
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +20,7 @@ from wattspan.cli.formatting import (
     share,
     table_lines,
 )
+from wattspan.cli.report import UNITS
 from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
 from wattspan.inference.division import DivisionMethod
@@ -33,20 +34,6 @@ from wattspan.util.text import printable
 
 _WIDEST = 40
 
-
-class EnergyUnit(NamedTuple):
-    microjoules: int
-    digits: int
-    from_total: int  # microjoules; `auto` selects it for totals from here on
-
-
-UNITS: Mapping[str, EnergyUnit] = {
-    "J": EnergyUnit(10**6, 2, 0),
-    "kJ": EnergyUnit(10**9, 3, 10**9),
-    "Wh": EnergyUnit(3600 * 10**6, 3, 10 * 3600 * 10**6),
-    "kWh": EnergyUnit(3600 * 10**9, 4, 3600 * 10**9),
-}
-"""A table has one unit, so that its figures are comparable."""
 
 _WITHOUT = {
     SPAN: "No span with known energy ended in this time: see docs/how-to/see-spans.md.",

@@ -7,15 +7,7 @@ from typing import cast
 
 import click
 import msgspec
-from rich.console import Console
 
-from wattspan.cli.agent_client import (
-    AgentCredentials,
-    SnapshotClient,
-    credentials_for,
-    fetch_with_fallback,
-    http_fetch,
-)
 from wattspan.cli.options import (
     DURATION,
     ConfigurationOptions,
@@ -24,8 +16,6 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.cli.top.controls import Keyboard, SortKey, ViewOptions, ViewSection
-from wattspan.cli.top.tables import select_rows
-from wattspan.cli.top.view import print_once, watch
 from wattspan.clock import SystemClock
 from wattspan.config import AccessSettings
 from wattspan.model.settings import Duration, Table
@@ -77,19 +67,23 @@ def command(
     read it there, the agent's Unix socket serves the user's own processes and coarse power of the
     host; a line tells what is left out. The key ? lists all keys.
     """
+    from rich.console import Console
+
+    from wattspan.cli import agent_client
+    from wattspan.cli.top.tables import select_rows
+    from wattspan.cli.top.view import print_once, watch
+
     if interval <= 0:
         raise click.BadParameter("must be more than 0", param_hint="--interval")
     clock = SystemClock()
     config = configuration.load(client=True).config
     table = config.exporters.get("prometheus")
     # The token of the configuration is for this host's agent, not for an address of the user.
-    credentials = (
-        AgentCredentials() if address else credentials_for(cast("AccessSettings | None", table))
-    )
-    fetch = http_fetch(credentials)
+    access = None if address else cast("AccessSettings | None", table)
+    fetch = agent_client.http_fetch(agent_client.credentials_for(access))
     if not address:
-        fetch = fetch_with_fallback(fetch, agent_directories(config))
-    view = SnapshotClient(address or _configured_address(table), clock, fetch)
+        fetch = agent_client.fetch_with_fallback(fetch, agent_directories(config))
+    view = agent_client.SnapshotClient(address or _configured_address(table), clock, fetch)
     options = ViewOptions(by=by, sort=sort, filter=wanted)
     if as_json:
         echo_json(msgspec.to_builtins(select_rows(view(), options)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from wattspan.cli.caps import cap_lines
 from wattspan.cli.formatting import UNKNOWN, TableColumn, duration_text, local_time, table_lines
@@ -38,7 +42,7 @@ from wattspan.tuning.serialization import row_to_json
 from wattspan.util.text import printable
 
 
-class ReasonExplanation(NamedTuple):
+class ReasonExplanation(Struct, frozen=True, forbid_unknown_fields=True):
     """``then`` is the next automatic step, ``do`` a remedy, or ""; both are sentences.
 
     ``means`` is empty if the clause in the decision's own sentence explains the reason.
@@ -49,175 +53,13 @@ class ReasonExplanation(NamedTuple):
     means: str = ""
 
 
-_LATER = "The tuner tries again after the dwell time, which doubles each time."
-_AGAIN = "Tuning resumes when the condition ends, or after the dwell time if a cap was restored."
-_ADVISES = "The tuner continues to advise."
-
-REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
-    # probing
-    DecisionReason.BASELINE: ReasonExplanation(
-        "The first lower setting is tried when the noise is known.",
-        means="The tuner observes the original setting: time of a unit of work, noise and power.",
-    ),
-    DecisionReason.SCREENING: ReasonExplanation(
-        "The most promising setting within the budget is certified.",
-        means="The tuner compares lower settings with the original, a few pairs of blocks each.",
-    ),
-    DecisionReason.CERTIFYING: ReasonExplanation(
-        "The setting is held if its bound is within the budget, and abandoned if that is unlikely.",
-        means="One setting alternates with the original until its bound is certain.",
-    ),
-    DecisionReason.SENTINEL: ReasonExplanation(
-        "The setting is held again, or released immediately if it has become too slow.",
-        means="The original temporarily replaces a held setting, to renew the comparison.",
-    ),
-    DecisionReason.RECERTIFYING: ReasonExplanation(
-        "It is held if it keeps the budget; otherwise the search starts from the beginning.",
-        means="A setting certified for the same program and hardware is certified again.",
-    ),
-    # holding
-    DecisionReason.CERTIFIED: ReasonExplanation(
-        "It is occasionally compared with the original, and released when it breaks the budget.",
-        means="The setting keeps the budget at the declared confidence, and best meets the "
-        "`objective`.",
-    ),
-    DecisionReason.STRAGGLER: ReasonExplanation(
-        "The original clocks are restored when the other pipeline is no longer slower.",
-        means="Another data-parallel pipeline of the job is slower, so that lower clocks cost no "
-        "time.",
-    ),
-    # releasing
-    DecisionReason.OVER_BUDGET: ReasonExplanation(
-        "After the dwell time a higher setting is certified; frequent releases double the time.",
-        "Check for other causes of a varying speed, or permit more with `max_slowdown`.",
-    ),
-    DecisionReason.CHANGED: ReasonExplanation(
-        "The original is observed again, and then the setting is certified again or abandoned."
-    ),
-    DecisionReason.PAUSED: ReasonExplanation(
-        "Tuning resumes when units end again: the certified setting is certified again."
-    ),
-    DecisionReason.ENDED: ReasonExplanation(
-        "The certified setting is remembered for the next run of the same program."
-    ),
-    DecisionReason.TAIL: ReasonExplanation(
-        _LATER, "Check `latency` and `percentile` of the job in the configuration."
-    ),
-    # declining
-    DecisionReason.ADVICE: ReasonExplanation(
-        "The tuner continues to observe.",
-        'Set `mode = "apply"` in `[autotune]`, or for the job alone.',
-        "The tuner only advises: no limit is written.",
-    ),
-    DecisionReason.NOT_CHOSEN: ReasonExplanation(
-        "The tuner continues to observe.",
-        'Name it in `[[autotune.job]]`, or set `declared = "allow"` or `apply_found = true`.',
-        "The configuration does not name the job, and settings are applied only to named jobs.",
-    ),
-    DecisionReason.NOT_ALLOWED: ReasonExplanation(
-        "Nothing, until the configuration changes.",
-        "Add them to `gpus` or `groups` in `[autotune]`, or change the declared terms.",
-        "The configuration or the declaration of the job does not permit to tune it.",
-    ),
-    DecisionReason.NO_SIGNAL: ReasonExplanation(
-        "Tuning starts when units of work and the energy of the job's devices are known.",
-        "Let the job send spans, and check `service` and `span` against `wattspan top --by span`.",
-    ),
-    DecisionReason.BAD_WORK: ReasonExplanation(
-        "Tuning starts when units with work arrive.",
-        "Correct `work`, or leave it empty to count every span as one.",
-    ),
-    DecisionReason.BAD_PIPELINE: ReasonExplanation(
-        "The pipeline is observed again after 200 iterations, which double each time.",
-        "Check `pipeline` of the job: every forward and backward of an iteration is one span.",
-    ),
-    DecisionReason.TOO_SHORT: ReasonExplanation("A longer run of the same program is searched."),
-    DecisionReason.TOO_NOISY: ReasonExplanation(
-        _LATER, "Count the work of units of different sizes with `work`, or raise `max_slowdown`."
-    ),
-    DecisionReason.NOT_MONOTONE: ReasonExplanation(
-        _LATER, "Look for heat, and for other work on the devices and their host."
-    ),
-    DecisionReason.NOT_BINDING: ReasonExplanation(
-        "The next of `knobs` is searched, if there is one. " + _LATER,
-        "Permit lower settings with `floor`, or add `gpu_clock` to `knobs`.",
-    ),
-    DecisionReason.INERT: ReasonExplanation(
-        _LATER, "Permit lower settings with `floor`, or add `gpu_clock` to `knobs`."
-    ),
-    DecisionReason.NO_SAVING: ReasonExplanation(_LATER),
-    DecisionReason.NO_ROOM: ReasonExplanation(
-        "Nothing, until one of them changes.",
-        "Check `max_slowdown` and `floor`, and `floor_watts` and `fixed` in `[caps]`.",
-    ),
-    DecisionReason.WAITING: ReasonExplanation("Tuning goes on when that exploration ends."),
-    # both releasing and declining
-    DecisionReason.FOREIGN_WRITER: ReasonExplanation(
-        "The device is not tuned while the foreign limit, which is left unchanged, is in force.",
-        "Find the writer (`nvidia-smi -pl`, DCGM, a scheduler); see `wattspan caps status`.",
-    ),
-    DecisionReason.THROTTLED: ReasonExplanation(
-        _AGAIN, "Check cooling and power; `wattspan top` names the reason beside the device."
-    ),
-    DecisionReason.SHARED: ReasonExplanation(
-        _AGAIN, "Give every tenant a `[[autotune.job]]`, or the device to one of them."
-    ),
-    DecisionReason.MIG: ReasonExplanation(_AGAIN),
-    DecisionReason.NO_PERMISSION: ReasonExplanation(
-        _ADVISES, "`wattspan doctor` names the missing right."
-    ),
-    DecisionReason.NO_CAPPER: ReasonExplanation(
-        _ADVISES, "Start `wattspan capper`, or let the agent start it: `capper` in `[caps]`."
-    ),
-    DecisionReason.LOST_DEVICE: ReasonExplanation(
-        _AGAIN, "See the kernel's log; a GPU that fell off its bus needs a reset or a reboot."
-    ),
-    DecisionReason.NO_DEVICE: ReasonExplanation(
-        "Tuning starts when it uses one.",
-        "`wattspan doctor` lists the knobs of this host; `knobs` in `[autotune]` selects them.",
-        "The job uses no device with a tunable knob.",
-    ),
-    DecisionReason.HELD: ReasonExplanation(
-        _AGAIN,
-        "`wattspan caps status` names the holder.",
-        "Another holder has the device's cap: another job, or the operator.",
-    ),
-}
-"""For every reason. The table of ``docs/explanation/how-the-tuner-decides.md`` is made of them."""
-
-
-TRACKING_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
-    DecisionReason.BASELINE: ReasonExplanation(
-        "A lower setting is tried where latencies leave room for it.",
-        means="The tuner observes latencies and energy at the original setting, by load.",
-    ),
-    DecisionReason.CERTIFYING: ReasonExplanation(
-        "The setting is held at this load once enough requests keep the limits, and left at the "
-        "first sign of misses.",
-        means="The tuner tries a setting below the certified ones at this load.",
-    ),
-    DecisionReason.CERTIFIED: ReasonExplanation(
-        "A rise of the load raises the setting at once; it is lowered by one step a minute.",
-        means="It is the lowest setting with certified latencies at this load and the projected "
-        "one.",
-    ),
-    DecisionReason.CHANGED: ReasonExplanation(
-        "The setting is lowered again after the dwell time, which doubles with each alarm.",
-        means="More requests arrived than ended in two periods.",
-    ),
-    DecisionReason.PAUSED: ReasonExplanation(
-        "The setting is lowered again after the dwell time, which doubles with each alarm.",
-        means="Requests are in flight, and none has begun or ended for a long time.",
-    ),
-    DecisionReason.TAIL: ReasonExplanation(
-        "The setting is certified again after the dwell time, which doubles with each alarm.",
-        "Check `slo` of the job in the configuration.",
-    ),
-    DecisionReason.NO_SIGNAL: ReasonExplanation(
-        "Load tracking starts when requests are announced as they begin, with their latencies.",
-        "Check `span`, `ttft` and `tbt` of the job: docs/how-to/track-the-load-of-a-server.md.",
-    ),
-}
+_TEXTS = msgspec.toml.decode(
+    Path(__file__).with_name("reasons.toml").read_bytes(),
+    type=dict[Literal["reasons", "tracking"], dict[DecisionReason, ReasonExplanation]],
+)
+REASON_EXPLANATIONS = _TEXTS["reasons"]
+"""For every reason."""
+TRACKING_EXPLANATIONS = _TEXTS["tracking"]
 """For reasons with another meaning in the decisions of load tracking."""
 
 

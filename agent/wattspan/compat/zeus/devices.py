@@ -27,6 +27,7 @@ from pathlib import Path
 from time import monotonic_ns, sleep
 from typing import Any, NamedTuple
 
+from wattspan import sdk
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Device, DeviceReader
 
@@ -361,6 +362,7 @@ class DeviceIndex:
 
         An agent that was started just now lists its devices within ``patience`` seconds.
         """
+        sdk.registration.renew()  # the agent samples finely from now on, not from the first window
         deadline = monotonic_ns() + round(patience * 1e9)
         try:
             while True:

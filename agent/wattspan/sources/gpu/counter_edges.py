@@ -54,6 +54,11 @@ class EdgeDetector:
         self._pause = 0  # until the next; the longer, the less there was to correct
         self._direction = 0  # of the last corrections: how many, negative for earlier
 
+    def forget(self) -> None:
+        """Search for the phase again when it is next wanted. The step is the same."""
+        self.period, self._last, self._plan = None, None, []
+        self._search_until, self._search_again = None, 0
+
     def observe(self, mono: int, counter: int) -> None:
         """Record the value at ``mono``; reads are in the order of time."""
         last, self._last = self._last, (mono, counter)

@@ -77,6 +77,11 @@ class GpuSettings(Table, frozen=True):
         Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
     ] = Duration.parse("2s")
 
+    @property
+    def longest(self) -> int:
+        """A second: a utilisation reading holds for two, and intervals wait three for usage."""
+        return SECOND
+
     def __post_init__(self) -> None:
         if self.deadline <= self.interval:
             raise ValueError("deadline: it must be longer than the interval")

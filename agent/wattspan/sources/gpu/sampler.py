@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from wattspan.model import (
     MILLISECOND,
+    SECOND,
     Domain,
     Failure,
     GpuStatus,
@@ -33,6 +34,9 @@ from wattspan.util.throttle import RetryBackoff
 
 _TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
 _DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
+
+COARSE = SECOND // 2
+"""An interval of samples from which nobody needs the times of a counter's moves."""
 
 FROZEN = "it does not change while the GPU is on"
 SUSPENDED = "; it is suspended now, and is not read, which would wake it"
@@ -89,6 +93,10 @@ class GpuSampler:
         self._at = clock.now()
         self._gauges = GpuGauges()
         self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
+        self._shortest: int = settings.interval  # of samples
+        self._interval: int = self._shortest
+        self._looked = 0  # when power and utilisation were read
+        self._awaits_sample = False  # no read before the next sample
         self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._facts = self._domain_facts()
@@ -117,10 +125,16 @@ class GpuSampler:
         self.asleep, self.near_an_edge = True, False
         self._follow_facts()
 
-    def sample(self, into: GpuFindings) -> None:
-        """Make the calls that are due. Raises GpuLostError or SessionLostError."""
-        device, usage = self.device, self.device.usage
-        energy, self._at = device.energy(self._max_power)
+    def sample(self, into: GpuFindings, interval: int = 0) -> None:
+        """Make the calls that are due, ``interval`` nanoseconds after those of the last sample.
+
+        Raises GpuLostError or SessionLostError.
+        """
+        usage = self.device.usage
+        if interval >= COARSE > self._interval:
+            self._edges.forget()
+        self._interval, self._awaits_sample = interval, False
+        energy, self._at = self.device.energy(self._max_power)
         at = self._at
         if self.asleep:
             self.asleep = False
@@ -130,9 +144,7 @@ class GpuSampler:
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
         if looks:
             with self._gauge_pace:
-                self._gauges = device.gauges()
-            if self._gauges.module is not None:
-                self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
+                self._look(at, energy)
         self._count(at, energy, self._gauges.draw if looks else None, into)
         into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
         if status_due:
@@ -148,6 +160,12 @@ class GpuSampler:
         into.usages += self.device.usage.flush(self._at)
 
     # -------------------------------------------------------------------- energy
+
+    def _look(self, at: Instant, energy: Microjoules | None) -> None:
+        """Read power and utilisation, just after the energy."""
+        self._looked, self._gauges = at.mono, self.device.gauges()
+        if self._gauges.module is not None:
+            self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
 
     @property
     def _max_power(self) -> Milliwatts:
@@ -166,7 +184,8 @@ class GpuSampler:
             limit = self._ceiling or _DEFAULT_MAX_POWER
             most = self._max_power if device.overshoots else limit
             view = SensorView(device.sensor_duty(gauges), busy, most)
-            self._check.observe(at.mono, compared, view, frozen=meter.frozen)
+            seldom = self._check.judged and self._interval >= COARSE
+            self._check.observe(at.mono, compared, view, ignored=meter.frozen or seldom)
         refused = self._refused or bool(device.counter_fault)
         counter = meter.read(at, energy, power, refused=refused, trusted=self._trusted)
         made: Instant | None = at
@@ -195,17 +214,45 @@ class GpuSampler:
         moved = self._edges.moved_at(at.mono)
         return None if moved is None else at.before(at.mono - moved)
 
-    def next_edge_read(self, now: int) -> int | None:
-        """The time of the next extra read of the energy counter, if one is useful."""
-        if self.asleep or self._meter.derived is not False or not self.device.has_steps:
+    @property
+    def _power_interval(self) -> int | None:
+        """The interval of reads of power between samples; None if samples are enough.
+
+        Power is read more often where it is integrated, and until the counter was compared with it.
+        """
+        if self._meter.derived:
+            interval = self._shortest
+        elif self._check.judged or self._scope.module or self._gauges.draw is None:
+            return None
+        else:
+            interval = GAUGE_SAMPLES * self._shortest
+        return interval if self._interval >= 2 * interval else None
+
+    def next_read(self, now: int) -> int | None:
+        """The time of the next read between samples, if one is useful."""
+        if self.asleep or self._awaits_sample or self._meter.derived is None:
+            return None
+        if self._power_interval is not None:
+            return self._looked + self._power_interval
+        if self._interval >= COARSE or self._meter.derived or not self.device.has_steps:
             return None
         return self._edges.next_read(now)
 
-    def read_edge(self) -> None:
-        """Read the energy counter, to find the time of its moves."""
+    def read_between(self, *, suspended: bool) -> None:
+        """Read the energy counter to find its moves, or with the power, to integrate or compare it.
+
+        A board that is ``suspended`` is not read. Raises GpuLostError or SessionLostError.
+        """
+        self._awaits_sample = True  # also after an error
+        if suspended:
+            return
         energy, at = self.device.energy(self._max_power)
-        if energy is not None:
+        if self._power_interval is not None:
+            self._look(at, energy)
+            self._count(at, energy, self._gauges.draw, GpuFindings())  # the next sample reports it
+        elif energy is not None:
             self._edges.observe(at.mono, energy)
+        self._awaits_sample = False
 
     def _status(self, at: Instant) -> GpuStatus:
         """The status at ``at``, of which power and utilisation were read before."""

@@ -126,7 +126,7 @@ class GpuSession:
         self._down: Failure | None = None
         self._domains: tuple[Domain, ...] = ()
 
-    def sample(self) -> Batch:
+    def sample(self, interval: int = 0) -> Batch:
         """Make all calls that are due, and try to recover lost GPUs."""
         found = GpuFindings()
         now = self._clock.monotonic()
@@ -140,7 +140,7 @@ class GpuSession:
         if self._initialised:
             if not asleep:
                 self._recover_lost(now, found)
-            self._ask_all(found)
+            self._ask_all(found, interval)
         if self._initialised and not self._gpus:
             self._shut_down()
             self._backoff.failed(now)
@@ -165,18 +165,18 @@ class GpuSession:
         """The call under way and the time of its start; other threads may read it."""
         return self.vendor.library.current
 
-    def next_edge_read(self, now: int) -> int | None:
-        """The time of the next extra read of a counter, if one is needed between samples."""
-        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_edge_read(now)) is not None]
+    def next_read(self, now: int) -> int | None:
+        """The time of the next read of a counter or a power between samples; None without one."""
+        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_read(now)) is not None]
         return min(wanted, default=None)
 
-    def read_edges(self, now: int) -> None:
-        """Make the extra reads that are due. The next sample reports errors of a GPU."""
+    def read_between(self, now: int) -> None:
+        """Make the reads between samples that are due. The next sample reports errors of a GPU."""
         for gpu in list(self._gpus.values()):
-            at = gpu.next_edge_read(now)
+            at = gpu.next_read(now)
             if at is not None and at <= now:
                 with contextlib.suppress(GpuLostError, SessionLostError):
-                    gpu.read_edge()
+                    gpu.read_between(suspended=self._bound.suspended(gpu.identity.pci))
 
     @property
     def near_an_edge(self) -> bool:
@@ -193,13 +193,13 @@ class GpuSession:
 
     # -------------------------------------------------------------------- GPUs
 
-    def _ask_all(self, found: GpuFindings) -> None:
+    def _ask_all(self, found: GpuFindings, interval: int) -> None:
         for domain_id, gpu in list(self._gpus.items()):
             if self._bound.suspended(gpu.identity.pci):
                 gpu.pause(found)
                 continue
             try:
-                gpu.sample(found)
+                gpu.sample(found, interval)
             except GpuLostError as error:
                 self._lose(domain_id, error.code, found)
             except SessionLostError as error:

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -253,64 +253,80 @@ class HwmonSource:
         self._misconfigured: tuple[Failure, ...] = ()
         self._meters: dict[str, SensorMeter] = {}  # by domain id
         self._chips: dict[str, CallInterval] = {}  # by device
+        self._of_power: frozenset[str] = frozenset()  # devices with a power to integrate
+        self._newest: dict[str, Reading] = {}  # by domain id, since the last sample
+        self._failing: dict[str, Failure] = {}  # by domain id, of the last reads
         self._epochs: dict[str, int] = {}  # by domain id; outlives the sensor
         self._domains: tuple[Domain, ...] = ()
         self._vanished: dict[str, Failure] = {}  # by domain id
         self._due = 0
         self.current_call: tuple[str, int] | None = None
 
-    def sample(self) -> Batch:
+    def sample(self, interval: int = 0) -> Batch:
+        del interval
         self.current_call = ("the read of the sensors", self._clock.monotonic())
         try:
             return self.read()
         finally:
             self.current_call = None
 
-    def next_edge_read(self, now: int) -> int | None:
-        """None: no sensor is read between samples."""
+    def next_read(self, now: int) -> int | None:
+        """The time of the next read of a chip with a power to integrate."""
+        del now
+        return min((self._chips[device].due for device in self._of_power), default=None)
 
-    def read_edges(self, now: int) -> None:
-        """Without effect."""
+    def read_between(self, now: int) -> None:
+        """Read the chips with a power to integrate; the next sample has their newest energy."""
+        self.current_call = ("the read of the sensors", now)
+        try:
+            self._read_chips(now, self._of_power)
+        finally:
+            self.current_call = None
 
     def read(self) -> Batch:
         now = self._clock.monotonic()
         if now >= self._due:
             self._discover(now)
-        readings: list[Reading] = []
-        failures = [*self._vanished.values(), *self._misconfigured]
-        for device, interval in self._chips.items():
-            if not interval.begin(now):
-                continue
-            with interval:
-                for meter in self._meters.values():
-                    if meter.files.sensor.device == device:
-                        self._read(meter, readings, failures)
+        self._read_chips(now, self._chips)
+        failures = [*self._vanished.values(), *self._misconfigured, *self._failing.values()]
         failures += (frozen_failure(one.domain) for one in self._meters.values() if one.frozen)
-        return Batch(self._domains, tuple(readings), tuple(failures))
+        readings, self._newest = tuple(self._newest.values()), {}
+        return Batch(self._domains, readings, tuple(failures))
 
     def close(self) -> None:
         """Forget the sensors: the next read looks for them again."""
         self._meters.clear()
         self._chips.clear()
+        self._of_power = frozenset()
         self._domains = ()
         self._due = 0
 
-    def _read(self, meter: SensorMeter, readings: list[Reading], failures: list[Failure]) -> None:
-        path = str(meter.files.files[0])
+    def _read_chips(self, now: int, devices: Container[str]) -> None:
+        """Read the sensors of those ``devices`` that are due."""
+        for device, interval in self._chips.items():
+            if device not in devices or not interval.begin(now):
+                continue
+            with interval:
+                for meter in self._meters.values():
+                    if meter.files.sensor.device == device:
+                        self._read(meter)
+
+    def _read(self, meter: SensorMeter) -> None:
+        path, domain_id = str(meter.files.files[0]), meter.domain.id
+        self._failing.pop(domain_id, None)
         try:
             reading = meter.reading(self._clock)
         except ValueError as error:
-            failures.append(
-                Failure(NAME, path, Trouble.MALFORMED, str(error), _AGAIN, meter.domain.id)
-            )
+            failure = Failure(NAME, path, Trouble.MALFORMED, str(error), _AGAIN, domain_id)
+            self._failing[domain_id] = failure
             return
         except OSError as error:
-            failures.append(_access_failure(path, error, meter.domain.id))
+            self._failing[domain_id] = _access_failure(path, error, domain_id)
             if error.errno in _GONE:
                 self._due = 0
             return
         if reading is not None:
-            readings.append(reading)
+            self._newest[domain_id] = reading
 
     def _is_part(self, domain: Domain) -> bool:
         """True if another sensor contains this one and may be summed instead."""
@@ -355,8 +371,11 @@ class HwmonSource:
             )
         for present in self._meters:
             self._vanished.pop(present, None)
+        self._failing = {key: one for key, one in self._failing.items() if key in self._meters}
         sensors = [meter.files.sensor for meter in self._meters.values()]
-        of_power = {one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY}
+        self._of_power = frozenset(
+            one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY
+        )
         uncounted = {one.device: True for one in sensors}
         uncounted |= {
             meter.files.sensor.device: False
@@ -366,7 +385,7 @@ class HwmonSource:
         self._chips = {
             device: self._chips.get(device)
             or CallInterval(
-                POWER_READ_INTERVAL if device in of_power else READ_INTERVAL, self._clock
+                POWER_READ_INTERVAL if device in self._of_power else READ_INTERVAL, self._clock
             )
             for device in sorted(uncounted, key=lambda device: (uncounted[device], device))
         }
@@ -420,6 +439,7 @@ def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
 @dataclass(frozen=True, slots=True)
 class _SampleIntervals:
     interval: int = POWER_READ_INTERVAL
+    longest: int = 10 * SECOND
     status_interval: int = SECOND  # without effect: no sensor has a status
     deadline: int = 5 * SECOND
 

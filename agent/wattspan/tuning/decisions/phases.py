@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 
-from wattspan.model import DecisionReason, Move, Nanoseconds
-from wattspan.tuning.decisions import report, safety, search, tenants
+from wattspan.model import Decision, DecisionReason, Move, Nanoseconds
+from wattspan.tuning.decisions import safety, search, tenants
 from wattspan.tuning.decisions.blocks import ENERGY_TIMEOUT
-from wattspan.tuning.decisions.estimates import Estimates
+from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
 from wattspan.tuning.decisions.rank_balancing import (
     lower_waiting_ranks,
     saves_energy,
     slack_outdated,
     step_time_certified,
 )
-from wattspan.tuning.decisions.report import decline_decision, probe_decision, release_decision
+from wattspan.tuning.decisions.report import (
+    cause_text,
+    decline_decision,
+    level_figures,
+    percent_text,
+    release_decision,
+    saving_text,
+    setting_text,
+    slowdown_text,
+)
 from wattspan.tuning.decisions.safety import SIGNAL_TIMEOUT, decline_and_pause, release_and_pause
 from wattspan.tuning.decisions.search import LevelEvidence, ProbePlan, TunerPhase, TunerState
 from wattspan.tuning.decisions.sequential_test import pairs_needed
@@ -166,7 +175,7 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         if state.decision.reason is DecisionReason.ADVICE:
             return state
         first = state.search.resume_level or search.start_level(state)
-        return state._replace(decision=report.advice_decision(state, first, max(needed, 12.0)))
+        return state._replace(decision=_advice_decision(state, first, max(needed, 12.0)))
     if not observation.may_explore:
         return _return_to_original(state, observation)
     if state.search.resume_level is not None:
@@ -179,7 +188,7 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
 
 
 def _draw_text(state: TunerState) -> str:
-    cause = report.cause_text(DecisionReason.NOT_BINDING)
+    cause = cause_text(DecisionReason.NOT_BINDING)
     highest, lowest = max(state.estimates.draws) / 1000, state.search.ladder.bottom / 1000
     return f"{cause}, {highest:.0f} W at most of {lowest:.0f} W"
 
@@ -449,7 +458,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         state, extra = search.random_choice(state, 4)
         blocks = min(map(_hold_blocks, tenants.everyone(state)))
         state = _request_level(state, now, level, blocks + extra)
-        return state._replace(decision=report.hold_decision(state, level, estimate))
+        return state._replace(decision=_hold_decision(state, level, estimate))
     suspected = any(map(_suspicious, tenants.everyone(state)))
     soon = suspected and state.samples.full_blocks >= 6 and state.samples.level == level
     if state.search.plan.level != level or complete or soon:
@@ -457,7 +466,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         return _probe(state, DecisionReason.SENTINEL, level)
     if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == estimate.time.n:
         return state
-    return state._replace(decision=report.hold_decision(state, level, estimate))
+    return state._replace(decision=_hold_decision(state, level, estimate))
 
 
 def _suspicious(state: TunerState) -> bool:
@@ -512,3 +521,52 @@ def _restart_for_changed_job(state: TunerState, observation: Observation) -> Tun
     progress = state.search._replace(plan=ProbePlan(level, 1), resume_level=level)
     state = _request_level(state._replace(search=progress), observation.now, state.top, 1)
     return state._replace(decision=release_decision(state, DecisionReason.CHANGED, level))
+
+
+# ---------------------------------------------------------------------------------- sentences
+
+
+def _hold_decision(state: TunerState, level: int, estimate: LevelEstimate) -> Decision:
+    bound = estimate.time.upper(state.error)
+    sentence = (
+        f"Hold {setting_text(state, level)}: {slowdown_text(estimate.time.mean)} "
+        f"({100 * state.policy.confidence:.0f} % bound {percent_text(math.expm1(bound))}) of a "
+        f"{100 * state.policy.max_slowdown:g} % budget, {saving_text(estimate.energy)}, "
+        f"{estimate.time.n} pairs."
+    )
+    caps = state.search.ladder.caps(level)
+    return Decision(
+        Move.HOLD, DecisionReason.CERTIFIED, sentence, caps, level_figures(state, level)
+    )
+
+
+def probe_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
+    time = state.estimates.at(level).time
+    name = setting_text(state, level)
+    so_far = f"{slowdown_text(time.mean)} so far, {time.n} pairs" if time.n else "no pair yet"
+    sentence = {
+        DecisionReason.BASELINE: f"Learn the original setting: {_noise(state)}.",
+        DecisionReason.SCREENING: f"Screen {name}: {so_far}.",
+        DecisionReason.CERTIFYING: f"Certify {name}: {so_far}.",
+        DecisionReason.RECERTIFYING: f"Certify {name} again: {so_far}.",
+        DecisionReason.SENTINEL: f"Compare {name} with the original setting: {so_far}.",
+    }[reason]
+    caps = state.search.ladder.caps(state.search.plan.level)
+    return Decision(Move.PROBE, reason, sentence, caps, level_figures(state, level))
+
+
+def _noise(state: TunerState) -> str:
+    blocks = state.estimates.blocks
+    if not blocks:
+        return "its noise is not known yet"
+    return f"{blocks} block{'s' if blocks > 1 else ''}, {percent_text(state.estimates.noise)} noise"
+
+
+def _advice_decision(state: TunerState, level: int, pairs: float) -> Decision:
+    minutes = search.block_time(state) * 5 * pairs / 60e9
+    sentence = (
+        f"Advice: try {setting_text(state, level)} first; the job's noise is "
+        f"{percent_text(state.estimates.noise)}, so certifying a setting would take about "
+        f"{minutes:.0f} minutes."
+    )
+    return Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, {"setting": float(level)})

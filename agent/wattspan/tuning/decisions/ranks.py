@@ -8,7 +8,8 @@ as one that computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -50,6 +51,33 @@ class SynchronousStep(NamedTuple):
         return WorkUnit(self.start, self.end, self.work)
 
 
+def concurrent_units(
+    waiting: dict[int, deque[WorkUnit]],
+    most_ahead: int,
+    overlap: Callable[[Sequence[WorkUnit]], bool],
+) -> Iterator[list[WorkUnit]]:
+    """Take the units of all ranks at the same time, by rank in the order of ``waiting``.
+
+    Units that do not ``overlap`` with those of every other rank are dropped, as is a rank without
+    any for as long as another one has more than ``most_ahead`` of them.
+    """
+    while waiting:
+        behind = [rank for rank, queue in waiting.items() if not queue]
+        if behind:
+            if max(map(len, waiting.values())) <= most_ahead:
+                return
+            for rank in behind:
+                del waiting[rank]
+            continue
+        heads = [queue[0] for queue in waiting.values()]
+        if overlap(heads):
+            for queue in waiting.values():
+                queue.popleft()
+            yield heads
+        else:
+            waiting[min(heads, key=lambda unit: unit.end).rank].popleft()
+
+
 @dataclass(frozen=True, slots=True)
 class Lockstep:
     """Combines the units of several ranks into steps.
@@ -64,30 +92,15 @@ class Lockstep:
 
     def add(self, units: Iterable[WorkUnit]) -> tuple[Lockstep, tuple[SynchronousStep, ...]]:
         """Add units; returns the steps that they complete too."""
-        waiting = {rank: list(queue) for rank, queue in self.queues.items()}
+        waiting = {rank: deque(queue) for rank, queue in self.queues.items()}
         for unit in units:
-            waiting.setdefault(unit.rank, []).append(unit)
-        heads = dict.fromkeys(waiting, 0)
+            waiting.setdefault(unit.rank, deque()).append(unit)
         steps: list[SynchronousStep] = []
         end = self.end
-        while waiting:
-            behind = [rank for rank, queue in waiting.items() if heads[rank] == len(queue)]
-            if behind:
-                if max(len(queue) - heads[rank] for rank, queue in waiting.items()) <= _AHEAD:
-                    break
-                for rank in behind:
-                    del waiting[rank], heads[rank]
-                continue
-            together = [queue[heads[rank]] for rank, queue in waiting.items()]
-            if _units_overlap(together):
-                steps.append(_step(together, end))
-                end = max(end, steps[-1].end)
-                for rank in heads:
-                    heads[rank] += 1
-            else:
-                heads[min(together, key=lambda unit: unit.end).rank] += 1
-        queues = {rank: tuple(queue[heads[rank] :]) for rank, queue in waiting.items()}
-        return Lockstep(queues, end), tuple(steps)
+        for together in concurrent_units(waiting, _AHEAD, _units_overlap):
+            steps.append(_step(together, end))
+            end = max(end, steps[-1].end)
+        return Lockstep({rank: tuple(of) for rank, of in waiting.items()}, end), tuple(steps)
 
 
 def _units_overlap(units: Sequence[WorkUnit]) -> bool:

@@ -155,47 +155,21 @@ def level_text(knob: Knob, level: int) -> str:
 def slowdown_text(ratio: float) -> str:
     """A log ratio of time in words."""
     slowdown = math.expm1(ratio)
-    return f"{_percent(abs(slowdown))} {'slower' if slowdown >= 0 else 'faster'}"
+    return f"{percent_text(abs(slowdown))} {'slower' if slowdown >= 0 else 'faster'}"
 
 
 def saving_text(ratio: float) -> str:
     """A log ratio of energy in words."""
     saving = -math.expm1(ratio)
-    return f"{_percent(abs(saving))} {'less' if saving >= 0 else 'more'} energy"
+    return f"{percent_text(abs(saving))} {'less' if saving >= 0 else 'more'} energy"
 
 
-def _percent(ratio: float) -> str:
+def percent_text(ratio: float) -> str:
+    """``"4.2 %"`` for 0.042."""
     return f"{100 * ratio:.1f} %"
 
 
-def hold_decision(state: TunerState, level: int, estimate: LevelEstimate) -> Decision:
-    bound = estimate.time.upper(state.error)
-    sentence = (
-        f"Hold {setting_text(state, level)}: {slowdown_text(estimate.time.mean)} "
-        f"({100 * state.policy.confidence:.0f} % bound {_percent(math.expm1(bound))}) of a "
-        f"{100 * state.policy.max_slowdown:g} % budget, {saving_text(estimate.energy)}, "
-        f"{estimate.time.n} pairs."
-    )
-    caps = state.search.ladder.caps(level)
-    return Decision(Move.HOLD, DecisionReason.CERTIFIED, sentence, caps, _figures(state, level))
-
-
-def probe_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
-    time = state.estimates.at(level).time
-    name = setting_text(state, level)
-    so_far = f"{slowdown_text(time.mean)} so far, {time.n} pairs" if time.n else "no pair yet"
-    sentence = {
-        DecisionReason.BASELINE: f"Learn the original setting: {_noise(state)}.",
-        DecisionReason.SCREENING: f"Screen {name}: {so_far}.",
-        DecisionReason.CERTIFYING: f"Certify {name}: {so_far}.",
-        DecisionReason.RECERTIFYING: f"Certify {name} again: {so_far}.",
-        DecisionReason.SENTINEL: f"Compare {name} with the original setting: {so_far}.",
-    }[reason]
-    caps = state.search.ladder.caps(state.search.plan.level)
-    return Decision(Move.PROBE, reason, sentence, caps, _figures(state, level))
-
-
-def _figures(state: TunerState, level: int) -> dict[str, float]:
+def level_figures(state: TunerState, level: int) -> dict[str, float]:
     """The figures of a level by name."""
     estimate = state.estimates.at(level)
     figures = {
@@ -212,30 +186,13 @@ def _figures(state: TunerState, level: int) -> dict[str, float]:
     return figures
 
 
-def _noise(state: TunerState) -> str:
-    blocks = state.estimates.blocks
-    if not blocks:
-        return "its noise is not known yet"
-    return f"{blocks} block{'s' if blocks > 1 else ''}, {_percent(state.estimates.noise)} noise"
-
-
 def release_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
     """Restore the original setting now."""
     sentence = f"Release {setting_text(state, level)}: {cause_text(reason)}."
-    return Decision(Move.RELEASE, reason, sentence, {}, _figures(state, level))
+    return Decision(Move.RELEASE, reason, sentence, {}, level_figures(state, level))
 
 
 def decline_decision(reason: DecisionReason, cause: str = "") -> Decision:
     """Keep the original setting; ``cause`` replaces the usual clause of the reason."""
     sentence = f"Keep the original setting: {cause or cause_text(reason)}."
     return Decision(Move.DECLINE, reason, sentence)
-
-
-def advice_decision(state: TunerState, level: int, pairs: float) -> Decision:
-    minutes = search.block_time(state) * 5 * pairs / 60e9
-    sentence = (
-        f"Advice: try {setting_text(state, level)} first; the job's noise is "
-        f"{_percent(state.estimates.noise)}, so certifying a setting would take about "
-        f"{minutes:.0f} minutes."
-    )
-    return Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, {"setting": float(level)})

@@ -65,6 +65,19 @@ def test_readings_have_the_timestamp_of_their_value(period: int, phase: int, jit
     assert bench.unclear < 200
 
 
+def test_forgotten_phase_is_searched_again_and_the_step_stays() -> None:
+    bench = Bench(100 * MILLISECOND, 31 * MILLISECOND)
+    bench.run(5)
+    bench.finder.forget()
+    assert (bench.finder.period, bench.finder.step) == (None, pytest.approx(bench.period))
+    assert bench.finder.next_read(bench.now) == bench.now
+    bench.phase += 47 * MILLISECOND
+    bench.run(2)
+    bench.errors.clear()
+    bench.run(10)
+    assert max(map(abs, bench.errors)) <= 2 * EDGE_GUARD
+
+
 def test_counter_phase_jump_is_recovered() -> None:
     bench = Bench(100 * MILLISECOND, 0)
     bench.run(10)

@@ -16,13 +16,13 @@ from testbed.pipelines import (
 
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
-from wattspan.tuning.pipeline.assembly import ClockChange
 from wattspan.tuning.pipeline.control import (
     ENERGY_PATIENCE,
     PipelineControl,
     PipelineObservation,
     RemoteRank,
 )
+from wattspan.tuning.pipeline.iterations import ClockChange
 from wattspan.tuning.pipeline.session import use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePhase, PipelinePolicy, begin_session
 

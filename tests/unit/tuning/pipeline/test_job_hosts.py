@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from testbed.job_hosts import JOB, TAIL, JobHost, RunningJob
 from testbed.pipelines import WATTS
+from testbed.saved_state import saved
 
 from wattspan.fleet.job_records import RECORD_LIFETIME, JobRecord
 from wattspan.model import SECOND, DecisionReason
-from wattspan.tuning.pipeline.partners import NO_PARTNERS
-from wattspan.tuning.pipeline.replicas import PipelineGroup
+from wattspan.tuning.pipeline.replicas import NO_PARTNERS, PipelineGroup
 from wattspan.tuning.pipeline.session_state import (
     JobLoss,
     PipelinePhase,
@@ -40,6 +40,7 @@ def until(
     raise AssertionError([host.session.decision for host in job.hosts])
 
 
+@saved
 def planned() -> RunningJob:
     """A job whose two hosts have plans."""
     job = RunningJob(POLICY, BASES, STARTS)
@@ -47,6 +48,7 @@ def planned() -> RunningJob:
     return job
 
 
+@saved
 def following() -> RunningJob:
     """A job whose first host has lower clocks for the second one."""
     job = planned()

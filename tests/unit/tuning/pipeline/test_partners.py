@@ -15,7 +15,7 @@ from wattspan.fleet.job_records import (
     SeenRecord,
 )
 from wattspan.model import SECOND
-from wattspan.tuning.pipeline.partners import JobPartners, judged, summarized
+from wattspan.tuning.pipeline.replicas import JobPartners, judged, summarized
 from wattspan.tuning.pipeline.session_state import PipelinePolicy
 
 NOW = 1000 * SECOND

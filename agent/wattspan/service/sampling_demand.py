@@ -1,0 +1,188 @@
+"""The sampling interval: fine while a consumer of the figures needs it, coarse at rest.
+
+Ten samples a second cost several times as much as one, and the energy by device is the same. Only
+the energy of a short period depends on them: of a span, a window, a step that the tuner compares,
+or a sample of the idle power while it is learned. Each of these consumers asks for the fine
+interval, for a time that it renews. The poller reads the interval at each tick, and a consumer that
+comes while the agent rests wakes it at once.
+
+A consumer that is a process keeps the fine interval only while it lives. The poller looks for one
+that does, and ends the others on its way: a check costs one lookup while the first one lives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from wattspan.model import MILLISECOND, SECOND, Consumer
+from wattspan.ports import Clock
+from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.pools import PoolName, Pools
+
+REST, FINE = SECOND, 100 * MILLISECOND
+"""The intervals of ``[agent] interval = "auto"``."""
+
+START = 10 * SECOND
+"""The fine interval holds for this long after the start of the agent: first figures come soon."""
+
+ASKED_FOR = 2 * SECOND + SECOND // 2
+"""A part of the agent that asks for fine samples once a second or more often does so for this."""
+
+QUERY_TIME = 3 * SECOND
+"""A query for a period that has just ended waits for one or two readings after it."""
+
+WINDOW_EXPIRY = 900 * SECOND
+"""A process that has registered for windows is expected to open more of them for this long; the
+SDK registers it anew every five minutes."""
+
+SPAN_EXPIRY, MAX_SPAN_EXPIRY = 15 * SECOND, 600 * SECOND
+"""More spans of a process are expected within three of its learned periods, between these."""
+
+_CHECK_EVERY = SECOND
+_CHECKED_AT_ONCE = 64  # processes that are looked up in one check, at most
+
+
+class Reason(StrEnum):
+    """The kind of a consumer: a label of a metric."""
+
+    START = "start"  # the first seconds of the agent
+    IDLE_POWER = "idle_power"  # that is still learned
+    INTEGRATION = "integration"  # of a device whose energy is the integral of its power
+    QUERY = "query"  # for a period that has just ended
+    SIDE_CHANNEL = "side_channel"  # connected processes
+    SPANS = "spans"  # sent by a process, within its learned period
+    TUNING = "tuning"  # a job whose settings are compared
+    WINDOWS = "windows"  # of a process that has registered
+
+
+class Intervals(NamedTuple):
+    """The two intervals in nanoseconds; equal if the interval is fixed."""
+
+    rest: int = REST
+    fine: int = FINE
+
+
+@dataclass(slots=True)
+class _Registered:
+    """A process: the time of its last registration, and the time until which that holds."""
+
+    seen: int
+    until: int
+    gap: int = 0  # between its registrations, decaying
+
+
+Registration = tuple[Reason, Consumer]
+
+
+class SamplingDemand:
+    """The consumers of fine samples. Thread-safe, except ``interval`` and ``sleep_until``.
+
+    These two are for the poller's thread. ``lives`` tells whether a process still runs.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        intervals: Intervals,
+        lives: Callable[[Consumer], bool] = lambda _: True,
+        pools: Pools | None = None,
+    ) -> None:
+        self._clock, self._lives = clock, lives
+        self.intervals = intervals
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._holds: dict[Reason, int] = {}
+        self._pool: FairPool[Registration] = (pools or Pools()).make(PoolName.SAMPLING)
+        self._registered: dict[Registration, _Registered] = {}
+        self._next_check = self._fine_until = 0
+        self.hold(Reason.START, START)
+
+    # ------------------------------------------------------------------------------ any thread
+
+    def hold(self, reason: Reason, duration: int) -> None:
+        """Sample finely for at least ``duration`` nanoseconds from now on."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._holds[reason] = max(self._holds.get(reason, 0), now + duration)
+            resting = now >= self._fine_until
+        if resting:
+            self._woken.set()
+
+    def register(self, reason: Reason, process: Consumer, path: SharePath) -> None:
+        """Sample finely while ``process`` lives and its registration holds.
+
+        ``path`` has the levels of its owner. A registration for spans holds as long as more are
+        expected by the times of the earlier ones.
+        """
+        now, key = self._clock.monotonic(), (reason, process)
+        with self._lock:
+            known = self._registered.pop(key, None)
+            admission = self._pool.admit(key, path)
+            for displaced in admission.displaced:
+                self._registered.pop(displaced, None)
+            if not admission:
+                return
+            gap = 0 if known is None else max(now - known.seen, known.gap - known.gap // 8)
+            lasts = WINDOW_EXPIRY
+            if reason is Reason.SPANS:
+                lasts = min(MAX_SPAN_EXPIRY, max(SPAN_EXPIRY, 3 * gap))
+            self._registered[key] = _Registered(now, now + lasts, gap)
+            resting = now >= self._fine_until
+        if resting:
+            self._woken.set()
+
+    def wake(self) -> None:
+        """End the present sleep of the poller."""
+        self._woken.set()
+
+    def reasons(self) -> dict[str, int]:
+        """The consumers by reason; processes whose end was not noticed yet are included."""
+        now = self._clock.monotonic()
+        with self._lock:
+            counts = Counter(one.value for one, until in self._holds.items() if until > now)
+            counts.update(reason.value for reason, _ in self._registered)
+        return {reason.value: counts[reason.value] for reason in Reason}
+
+    # ----------------------------------------------------------------------- the poller's thread
+
+    def interval(self, now: int) -> int:
+        """The time from a tick to the next one, in nanoseconds."""
+        fine = self.intervals.fine
+        with self._lock:
+            if now >= self._fine_until or now >= self._next_check:
+                self._next_check = now + _CHECK_EVERY
+                self._fine_until = max(self._held_until(now), self._awaited_until(now))
+            return fine if now < self._fine_until else self.intervals.rest
+
+    def sleep_until(self, mono: int) -> None:
+        """Return at the monotonic time ``mono``, or when a consumer has come."""
+        left = mono - self._clock.monotonic()
+        if left > 0:
+            self._woken.wait(left / 1e9)
+        self._woken.clear()
+
+    def _held_until(self, now: int) -> int:
+        for reason in [one for one, until in self._holds.items() if until <= now]:
+            del self._holds[reason]
+        return max(self._holds.values(), default=0)
+
+    def _awaited_until(self, now: int) -> int:
+        """The time until which a registered process keeps the fine interval, if it lives on."""
+        for key in [*itertools.islice(self._registered, _CHECKED_AT_ONCE)]:
+            one = self._registered[key]
+            if one.until > now and self._lives(key[1]):
+                return one.until
+            del self._registered[key]
+            self._pool.remove(key)
+        return now + _CHECK_EVERY if self._registered else 0
+
+
+def fixed(clock: Clock, interval: int) -> SamplingDemand:
+    """A demand that never changes the interval."""
+    return SamplingDemand(clock, Intervals(interval, interval))

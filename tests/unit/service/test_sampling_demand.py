@@ -1,0 +1,188 @@
+"""The interval is fine while a living consumer needs it, and never held by the dead."""
+
+import random
+
+import pytest
+
+from wattspan.model import MILLISECOND, SECOND, Consumer
+from wattspan.service.sampling_demand import (
+    FINE,
+    MAX_SPAN_EXPIRY,
+    QUERY_TIME,
+    REST,
+    SPAN_EXPIRY,
+    START,
+    WINDOW_EXPIRY,
+    Intervals,
+    Reason,
+    SamplingDemand,
+    fixed,
+)
+from wattspan.testing import ManualClock
+
+
+class Host:
+    """A demand after the start of the agent, and the processes that run."""
+
+    def __init__(self, intervals: Intervals | None = None) -> None:
+        self.clock, self.running = ManualClock(), set[Consumer]()
+        self.lookups = 0
+        self.demand = SamplingDemand(self.clock, intervals or Intervals(), self.lives)
+        self.clock.advance(ns=START)
+
+    def lives(self, process: Consumer) -> bool:
+        self.lookups += 1
+        return process in self.running
+
+    def start(self, pid: int) -> Consumer:
+        process = Consumer(pid, 1)
+        self.running.add(process)
+        return process
+
+    def register(self, process: Consumer, reason: Reason = Reason.WINDOWS, user: int = 7) -> None:
+        self.demand.register(reason, process, (user, process))
+
+    @property
+    def interval(self) -> int:
+        return self.demand.interval(self.clock.monotonic())
+
+    def fine_time(self, most: int = 2 * WINDOW_EXPIRY) -> int:
+        """The time until the agent rests, to a second."""
+        began = self.clock.monotonic()
+        while self.interval == FINE and self.clock.monotonic() - began < most:
+            self.clock.advance(1)
+        return self.clock.monotonic() - began
+
+
+def test_agent_rests_after_its_start_without_consumers() -> None:
+    clock = ManualClock()
+    demand = SamplingDemand(clock, Intervals())
+    assert demand.interval(clock.monotonic()) == FINE
+    assert demand.reasons()["start"] == 1
+    clock.advance(ns=START)
+    assert demand.interval(clock.monotonic()) == REST
+    assert set(demand.reasons().values()) == {0}
+    assert demand.reasons().keys() == {one.value for one in Reason}
+
+
+def test_hold_lasts_for_its_duration_and_a_shorter_one_does_not_end_it() -> None:
+    host = Host()
+    host.demand.hold(Reason.QUERY, QUERY_TIME)
+    host.demand.hold(Reason.QUERY, MILLISECOND)
+    assert host.demand.reasons()["query"] == 1
+    assert host.fine_time() == QUERY_TIME
+
+
+def test_process_that_dies_releases_the_fine_interval_within_a_second() -> None:
+    host = Host()
+    process = host.start(1)
+    host.register(process)
+    assert host.interval == FINE
+    host.clock.advance(30)
+    assert host.interval == FINE
+    host.running.clear()
+    assert host.fine_time() <= SECOND
+    assert host.demand.reasons()["windows"] == 0
+
+
+def test_registration_of_a_process_that_is_dead_already_counts_for_nothing() -> None:
+    host = Host()
+    host.register(Consumer(1, 1))
+    assert host.interval == REST
+
+
+def test_registration_for_windows_expires_without_renewal() -> None:
+    host = Host()
+    process = host.start(1)
+    host.register(process)
+    assert host.fine_time() == WINDOW_EXPIRY
+    host.register(process)
+    assert host.interval == FINE
+
+
+@pytest.mark.parametrize(
+    ("period", "expected"),
+    [(1, SPAN_EXPIRY), (30, 90 * SECOND), (400, MAX_SPAN_EXPIRY)],
+)
+def test_spans_are_expected_for_three_learned_periods(period: int, expected: int) -> None:
+    host = Host()
+    process = host.start(1)
+    for _ in range(4):
+        host.clock.advance(period)
+        host.register(process, Reason.SPANS)
+    assert host.fine_time() == expected
+
+
+def test_thousand_dead_processes_before_a_living_one_are_passed_in_bounded_steps() -> None:
+    host = Host()
+    for pid in range(1, 1001):
+        host.register(Consumer(pid, 1))
+    living = host.start(2000)
+    host.register(living)
+    before, checks = host.lookups, 0
+    while host.demand.reasons()["windows"] > 1:
+        assert host.interval == FINE
+        host.clock.advance(1)
+        checks += 1
+    assert 10 < checks < 20
+    assert host.lookups - before <= 64 * (checks + 1)
+    host.running.clear()
+    assert host.fine_time() <= SECOND
+
+
+def test_user_with_thousands_of_processes_does_not_displace_that_of_another() -> None:
+    host = Host()
+    victim = host.start(1)
+    host.register(victim, user=1)
+    for pid in range(10, 5000):
+        host.register(Consumer(pid, 1), user=2)
+    assert host.demand.reasons()["windows"] == 1024
+    for _ in range(20):
+        assert host.interval == FINE
+        host.clock.advance(1)
+    host.running.remove(victim)
+    assert host.fine_time() <= 20 * SECOND
+    assert host.demand.reasons()["windows"] == 0
+
+
+def test_fixed_interval_ignores_consumers() -> None:
+    clock = ManualClock()
+    demand = fixed(clock, 3 * SECOND)
+    demand.hold(Reason.QUERY, QUERY_TIME)
+    assert demand.interval(clock.monotonic()) == 3 * SECOND
+
+
+def test_sleep_ends_at_once_when_a_consumer_comes_while_the_agent_rests() -> None:
+    host = Host()
+    assert host.interval == REST
+    host.demand.hold(Reason.QUERY, QUERY_TIME)
+    host.demand.sleep_until(host.clock.monotonic() + 3600 * SECOND)  # hangs if it does not
+    assert host.interval == FINE
+    host.demand.wake()
+    host.demand.sleep_until(host.clock.monotonic() + 3600 * SECOND)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_consumers_are_always_served_and_the_dead_never_for_long(seed: int) -> None:
+    draw, host = random.Random(seed), Host()
+    until: dict[Consumer, int] = {}
+    for pid in range(1, 300):
+        host.clock.advance(draw.choice([0.05, 1, 20]))
+        now = host.clock.monotonic()
+        match draw.randrange(4):
+            case 0:
+                process = host.start(pid)
+                host.register(process)
+                until[process] = now + WINDOW_EXPIRY
+            case 1 if host.running:
+                process = draw.choice(sorted(host.running))
+                host.register(process)
+                until[process] = now + WINDOW_EXPIRY
+            case 2 if host.running:
+                host.running.remove(draw.choice(sorted(host.running)))
+            case _:
+                pass
+        if any(end > now for process, end in until.items() if process in host.running):
+            assert host.interval == FINE
+    host.running.clear()
+    assert host.fine_time() <= 5 * SECOND
