@@ -168,7 +168,7 @@ def full_host() -> Snapshot:
         other={CPU: Microjoules(0), MEMORY: Microjoules(899_999_999)},
         retired={},
         groups=(GroupRow(Group(GroupKind.CONTAINER, "trainer-7f9c"), {CPU: Microjoules(5)}, {}),),
-        provenance={CPU: Provenance.MEASURED, GPU: Provenance.DERIVED},
+        provenance={CPU: Provenance.MEASURED, GPU: Provenance.DERIVED, MEMORY: Provenance.MEASURED},
         gpus=(status, GpuStatus("GPU-1", at)),
         health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567),),
         spans=spans(),

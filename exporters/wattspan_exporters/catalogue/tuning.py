@@ -31,7 +31,7 @@ from wattspan_exporters.catalogue.definition import (
     items_of,
     single,
 )
-from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
+from wattspan_exporters.catalogue.energy import boot_start_times, worst_provenance
 from wattspan_exporters.catalogue.gpu import MEGAHERTZ, clock_limits
 
 _HARDWARE_TYPES = {
@@ -76,7 +76,7 @@ def _provenance(snapshot: Snapshot, row: TuningRow) -> str:
     own = tuple(a for a in snapshot.domains if a.domain.id in row.devices)
     return (
         worst_provenance(own)
-        or provenances(snapshot).get(_HARDWARE_TYPES[row.knob])
+        or snapshot.provenance.get(_HARDWARE_TYPES[row.knob])
         or Provenance.ESTIMATED
     )
 
