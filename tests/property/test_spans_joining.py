@@ -135,7 +135,7 @@ def test_exclusive_and_outside_energies_add_up_to_the_process(
             assert process.remembered == 0
     for each in results:
         assert all(energy >= 0 for energy in each.exclusive.values())
-        assert 0 <= each.coverage <= 1
+        assert 0 <= each.inclusive.covered <= max(0, each.span.end - each.span.start)
     stretch = joined_stretch(results, machine)
     outside = process.outside(machine.profile, NEVER)
     if stretch is None:

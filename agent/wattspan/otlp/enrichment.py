@@ -17,14 +17,16 @@ model. It settles after the span has been forwarded, so ``request.quality`` is `
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from operator import add
 from types import MappingProxyType
 from typing import Any
 
 from wattspan.inference.estimate import RequestEstimate
 from wattspan.model import BaselineQuality, Certainty, HwType, Provenance, StaticBasis
-from wattspan.spans.values import Outcome, SpanEnergy
+from wattspan.spans.values import Outcome, RequestEnergies, SpanEnergy, SpanEnergyColumns
 from wattspan.util.protobuf import length_delimited, message_class, serialize
 
 ATTRIBUTE_PREFIX = "wattspan.energy."
@@ -61,25 +63,52 @@ class EnergyAttributeEncoder:
         self.baseline_unknown = dict(baseline_unknown or {})
         self._templates: dict[_Shape, _AttributeTemplate] = {}
 
-    def of(self, energy: SpanEnergy) -> bytes:
-        """The attributes as fields of a Span message, to be appended to its bytes."""
-        span, exclusive, (inclusive, uncertainty, *_), outcome, static, basis = energy
-        unknown = tuple(
-            kind
-            for kind, until in self.baseline_unknown.items()
-            if span.start < until and kind in inclusive
-        )
-        shape = (tuple(exclusive), tuple(inclusive), tuple(uncertainty), unknown, basis, outcome)
-        template = self._templates.get(shape)
-        if template is None:
-            if len(self._templates) >= _MAX_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[shape] = _AttributeTemplate(shape, self.provenance)
-        values: list[int] = [*exclusive.values(), *inclusive.values(), *uncertainty.values()]
-        values += [sum(each.values()) for each in (exclusive, inclusive, uncertainty) if each]
-        if static is not None:
-            values.append(static)
-        return template.filled(energy.coverage, values)
+    def of(self, energies: SpanEnergyColumns) -> list[bytes]:
+        """The attributes of each span as fields of a Span message, to be appended to its bytes."""
+        count = len(energies)
+        shapes: list[Sequence[Any]] = [
+            [tuple(energies.exclusive)] * count
+            if energies.known is None
+            else list(map(tuple, energies.known)),
+            list(map(tuple, energies.inclusive.energy)),
+            list(map(tuple, energies.inclusive.uncertainty)),
+            self._unknown(energies),
+            energies.basis or [None] * count,
+            energies.outcome,
+        ]
+        groups: dict[_Shape, list[int]] = defaultdict(list)
+        if count and all(each.count(each[0]) == count for each in shapes):
+            groups[next(zip(*shapes, strict=True))] = [*range(count)]
+        else:
+            for i, shape in enumerate(zip(*shapes, strict=True)):
+                groups[shape].append(i)
+        found = [b""] * count
+        for shape, at in groups.items():
+            template = self._templates.get(shape)
+            if template is None:
+                if len(self._templates) >= _MAX_TEMPLATES:
+                    self._templates.clear()
+                template = self._templates[shape] = _AttributeTemplate(shape, self.provenance)
+            some = energies
+            if len(at) < len(energies):
+                some = energies.picked(lambda column, at=at: [column[i] for i in at])  # type: ignore[misc]
+            for i, attributes in zip(at, template.filled(some), strict=True):
+                found[i] = attributes
+        return found
+
+    def _unknown(self, energies: SpanEnergyColumns) -> Sequence[tuple[HwType, ...]]:
+        """The kinds whose idle power was unknown when each span began."""
+        starts, inclusive = energies.spans.start, energies.inclusive.energy
+        if min(starts, default=0) >= max(self.baseline_unknown.values(), default=0):
+            return [()] * len(starts)
+        return [
+            tuple(
+                kind
+                for kind, until in self.baseline_unknown.items()
+                if start < until and kind in known
+            )
+            for start, known in zip(starts, inclusive, strict=True)
+        ]
 
 
 class _AttributeTemplate:
@@ -103,16 +132,29 @@ class _AttributeTemplate:
         )
         if any(by_figure) and (unknown or outcome is not Outcome.JOINED):
             texts += text_attribute(f"{ATTRIBUTE_PREFIX}certainty", Certainty.LOWER_BOUND)
+        self._kinds, self._has_static = by_figure, basis is not None
         self._pack = struct.Struct(
             "<" + "".join(f"{len(key)}sd" for key in keys) + f"{len(texts)}s"
         ).pack
-        self._parts: list[bytes | float] = [part for key in keys for part in (key, 0.0)] + [texts]
+        self._keys, self._texts = keys, texts
 
-    def filled(self, coverage: float, microjoules: list[int]) -> bytes:
-        parts = self._parts
-        parts[1] = coverage
-        parts[3:-1:2] = [energy / 1e6 for energy in microjoules]
-        return self._pack(*parts)
+    def filled(self, energies: SpanEnergyColumns) -> Iterator[bytes]:
+        """The attributes of each of ``energies``, which have this shape."""
+        exclusive, inclusive, uncertainty = self._kinds
+        columns: list[list[Sequence[int]]] = [
+            [energies.exclusive[kind] for kind in exclusive],
+            [[each[kind] for each in energies.inclusive.energy] for kind in inclusive],
+            [[each[kind] for each in energies.inclusive.uncertainty] for kind in uncertainty],
+        ]
+        values: list[Any] = list(chain.from_iterable(columns))
+        values += [list(map(sum, zip(*figure, strict=True))) for figure in columns if figure]
+        if self._has_static:
+            values.append(energies.static)
+        joules = [[energy / 1e6 for energy in column] for column in values]
+        parts: list[Iterable[Any]] = []
+        for key, column in zip(self._keys, (energies.coverages, *joules), strict=True):
+            parts += (repeat(key), column)
+        return map(self._pack, *parts, repeat(self._texts))
 
 
 def text_attribute(key: str, value: str) -> bytes:
@@ -176,38 +218,35 @@ def enrich(
     attributes of another agent unless new ones replace them. ValueError if the lengths differ.
     """
     request = message_class("Request").FromString(body)
-    encode = attributes.of
+    encoded = [b""] * len(energies)
+    for positions, part in RequestEnergies.of(energies).parts:
+        for at, own in zip(positions, attributes.of(part), strict=True):
+            encoded[at] = own
+            if at in estimates:
+                encoded[at] += request_attributes(estimates[at])
     has_energy = _PREFIX_BYTES in body
-    rest, position = iter(energies), 0
+    position = 0
     for scope in scope_spans(request):
-        spans: Sequence[bytes] = scope.spans
-        of_scope = [*islice(rest, len(spans))]
+        spans: Sequence[bytes] = scope.spans[:]
+        of_scope = encoded[position : position + len(spans)]
+        position += len(spans)
         if has_energy:
             spans = _without_energy_attributes(spans, of_scope)
-        enriched = [
-            span if energy is None else span + encode(energy)
-            for span, energy in zip(spans, of_scope, strict=True)
-        ]
-        if estimates:
-            for at, energy in enumerate(of_scope, position):
-                if energy is not None and at in estimates:
-                    enriched[at - position] += request_attributes(estimates[at])
-        scope.spans[:] = enriched
-        position += len(enriched)
-    if next(rest, rest) is not rest:
-        raise ValueError("there are more energies than spans")
+        scope.spans[:] = list(map(add, spans, of_scope))
+    if position != len(encoded):
+        raise ValueError(f"there are {len(encoded)} energies of {position} spans")
     return serialize(request)
 
 
 def _without_energy_attributes(
-    spans: Sequence[bytes], energies: Sequence[SpanEnergy | None]
+    spans: Sequence[bytes], attributes: Sequence[bytes]
 ) -> Sequence[bytes]:
-    """The spans without the energy attributes that new ones replace."""
+    """The spans without the energy attributes that new ``attributes`` replace."""
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
     bare = list(spans)
-    for position, (raw, energy) in enumerate(zip(spans, energies, strict=False)):
-        if energy is not None and _PREFIX_BYTES in raw:
+    for position, (raw, own) in enumerate(zip(spans, attributes, strict=False)):
+        if own and _PREFIX_BYTES in raw:
             span = Span.FromString(raw)
             if len(span.attributes) > _MAX_SEARCHED:
                 continue

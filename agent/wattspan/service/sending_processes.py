@@ -19,7 +19,7 @@ from wattspan.model import SECOND, Consumer, Principal, service_label
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.sharing.fair_pool import FairPool
 from wattspan.sharing.pools import PoolName, Pools
-from wattspan.spans.values import SpanEnergy
+from wattspan.spans.values import RequestEnergies
 
 if TYPE_CHECKING:
     from wattspan.ingest.identity_verification import IdentityResolver, SpanIdentity
@@ -53,7 +53,7 @@ class PendingRequest:
     request: ExportRequest
     cost: int
     identities: tuple[SpanIdentity, ...]
-    energies: list[SpanEnergy | None]
+    energies: RequestEnergies
     left: int
     requests: list[tuple[int, Consumer, InferenceRequest]] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class SpanInbox:
             with self._lock:
                 self._quota.release(share_path(request.peer.quota_owner), cost)
             raise
-        energies: list[SpanEnergy | None] = [None] * (request.count + len(request.skipped))
+        energies = RequestEnergies(request.count + len(request.skipped))
         with self._lock:
             self._received.append(
                 PendingRequest(request, cost, identities, energies, request.count)

@@ -454,12 +454,12 @@ class SpanJoiner:
         if not waiting:
             del self._waiting[process.consumer]
         self._note_open(process)
-        rows = iter(results)
+        at = 0
         for chunk in ready:
+            first, at = at, at + len(chunk.spans)
             chunk.pending.left -= len(chunk.spans)
             if self._forwarder is not None:
-                for position, result in zip(chunk.positions, rows, strict=False):
-                    chunk.pending.energies[position] = result
+                chunk.pending.energies.parts.append((chunk.positions, results[first:at]))
         self._totals.add(results, now, process.owner, self._history.baseline_unknown())
 
     def _counted(self, process: SendingProcess, spans: SpanColumns) -> SpanColumns:

@@ -161,6 +161,8 @@ class FairDivision:
         cpu_weight, gpu_weight = self._cpu_weight, self._gpu_weight
         at, energy = self.at, self.energy
         row, base, slope, begin, edge = -1, 0, 0, 0, -NEVER
+        # Where the power of the row alone counts, the energy up to an event is computed when asked.
+        linear = stale = False
         since: tuple[int, int] | None = None
         blocked, caps = False, iter(covered)
         cap = next(caps, None)
@@ -168,7 +170,20 @@ class FairDivision:
         location = (energy, 0)
         for event in order:
             time, code = times[event], codes[event]
-            if time > at:
+            if linear and at < time < edge and cpu_weight == gpu_weight:
+                if cpu_weight:
+                    if since is None:
+                        since = at, (base + slope * (at - begin))
+                    virtual += slope * ((time - at) * (ONE // cpu_weight))
+                elif since is not None:
+                    stretches.append(
+                        CoveredStretch(since[0], at, since[1], base + slope * (at - begin))
+                    )
+                    since = None
+                at, stale = time, True
+            elif time > at:
+                if stale:
+                    energy, stale = base + slope * (at - begin), False
                 if time >= edge:
                     row, base, slope, begin, edge = _row(rows, time, row)
                 now = base + slope * (time - begin)
@@ -193,6 +208,7 @@ class FairDivision:
                     stretches.append(CoveredStretch(since[0], at, since[1], energy))
                     since = None
                 at, energy = time, now
+                linear = located is None and not blocked and time >= thinned
             if located is not None:
                 located[event] = location
             if code < 0:
@@ -223,11 +239,13 @@ class FairDivision:
                     cpu_weight += cpu[code]
                     gpu_weight += gpu[code]
             elif code == BLOCK and cap is not None:
-                blocked, ceiling = True, cap.after
+                blocked, ceiling, linear = True, cap.after, False
             elif code == UNBLOCK and cap is not None:
-                blocked, energy = False, cap.after
+                blocked, energy, linear, stale = False, cap.after, False, False
                 cap = next(caps, None)
                 ceiling = cap.before if cap else beyond
+        if stale:
+            energy = base + slope * (at - begin)
         if since is not None:
             stretches.append(CoveredStretch(since[0], at, since[1], energy))
         self._virtual, self.passed = virtual, passed

@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import chain, repeat
+from operator import itemgetter, sub
 from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 from wattspan.model import HwType, Microjoules, ModelEnum, Nanoseconds, StaticBasis, StaticSplit
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
+_Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Columns(Sequence[Row], Generic[Row]):
@@ -70,10 +72,14 @@ class Columns(Sequence[Row], Generic[Row]):
         """The same rows with other ``columns``."""
         return type(self)(*(columns.get(name, getattr(self, name)) for name in self.row._fields))
 
+    def picked(self, pick: _Pick) -> Self:
+        """The rows that ``pick`` chooses of each column."""
+        columns = (getattr(self, name) for name in self.row._fields)
+        return type(self)(*(pick(column) if column else () for column in columns))
+
     def chosen(self, indices: Sequence[int]) -> Self:
         """The rows at ``indices``."""
-        columns = (getattr(self, name) for name in self.row._fields)
-        return type(self)(*([column[i] for i in indices] if column else () for column in columns))
+        return self.picked(lambda column: [column[i] for i in indices])
 
     def __len__(self) -> int:
         return len(getattr(self, self.row._fields[0]))
@@ -87,10 +93,9 @@ class Columns(Sequence[Row], Generic[Row]):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
-        at = range(len(self))[index]
         if isinstance(index, slice):
-            return self.chosen(at)
-        (row,) = self.chosen([at])
+            return self.picked(itemgetter(index))
+        (row,) = self.chosen([range(len(self))[index]])
         return row
 
 
@@ -288,12 +293,6 @@ class SpanEnergy(NamedTuple):
     static: Microjoules | None = None
     basis: StaticBasis | None = None
 
-    @property
-    def coverage(self) -> float:
-        """The measured fraction of the span's time (0–1)."""
-        length = self.span.end - self.span.start
-        return self.inclusive.covered / length if length > 0 else 0.0
-
 
 def dict_builder(kinds: tuple[HwType, ...]) -> Callable[..., dict[HwType, Microjoules]]:
     """A function from energies to a dictionary; a display is five times faster than dict()."""
@@ -352,6 +351,27 @@ class SpanEnergyColumns(Sequence[SpanEnergy]):
             [row.basis for row in rows] if split else (),
         )
 
+    def picked(self, pick: _Pick) -> Self:
+        """The rows that ``pick`` chooses of each column."""
+        return type(self)(
+            self.spans.picked(pick),
+            {kind: pick(column) for kind, column in self.exclusive.items()},
+            None if self.known is None else pick(self.known),
+            self.inclusive.picked(pick),
+            pick(self.outcome),
+            pick(self.static) if self.static else (),
+            pick(self.basis) if self.basis else (),
+        )
+
+    @property
+    def coverages(self) -> Iterator[float]:
+        """The measured fraction of the time of each span (0–1)."""
+        lengths = map(sub, self.spans.end, self.spans.start)
+        return (
+            covered / length if length > 0 else 0.0
+            for covered, length in zip(self.inclusive.covered, lengths, strict=True)
+        )
+
     def missing_before(self, until: int) -> Self:
         """The same energies; a part of that of every span that began before ``until`` is missing.
 
@@ -392,6 +412,49 @@ class SpanEnergyColumns(Sequence[SpanEnergy]):
             for row, known in zip(rows, self.known, strict=True)
         )
 
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> SpanEnergy: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
-        """The rows at ``index``; all rows are made."""
+        if isinstance(index, slice):
+            return self.picked(itemgetter(index))
+        (row,) = self.picked(lambda column: [column[index]])
+        return row
+
+
+class RequestEnergies(Sequence[SpanEnergy | None]):
+    """The energies of the spans of a request; None for a span without a process.
+
+    ``parts`` are those that are known, by column, each with the positions of its spans.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.parts: list[tuple[Sequence[int], SpanEnergyColumns]] = []
+
+    @classmethod
+    def of(cls, rows: Sequence[SpanEnergy | None]) -> RequestEnergies:
+        """``rows`` by column; the same object if they are."""
+        if isinstance(rows, cls):
+            return rows
+        found = cls(len(rows))
+        known = {at: row for at, row in enumerate(rows) if row is not None}
+        found.parts.append((list(known), SpanEnergyColumns.of(list(known.values()))))
+        return found
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> SpanEnergy | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SpanEnergy | None]: ...
+    def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
+
+    def __iter__(self) -> Iterator[SpanEnergy | None]:
+        rows: dict[int, SpanEnergy] = {}
+        for positions, energies in self.parts:
+            rows.update(zip(positions, energies, strict=True))
+        return map(rows.get, range(self._count))

@@ -146,9 +146,9 @@ def test_attributes_of_the_application_come_first_and_in_order():
 
 
 def test_energies_that_do_not_fit_the_spans_are_an_error():
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="1 energies of 2 spans"):
         enrich(request("a", "b").SerializeToString(), [None], MEASURED)
-    with pytest.raises(ValueError, match="more energies than spans"):
+    with pytest.raises(ValueError, match="2 energies of 1 spans"):
         enrich(request("a").SerializeToString(), [None, None], MEASURED)
 
 

@@ -84,7 +84,7 @@ def test_single_span_has_the_energy_of_its_process() -> None:
     assert result.outcome is Outcome.JOINED
     assert milliseconds(result) == milliseconds(result, GPU) == 200
     assert result.exclusive == result.inclusive.energy
-    assert result.coverage == 1
+    assert result.inclusive.covered == result.span.end - result.span.start
 
 
 def test_energy_during_a_child_is_the_childs() -> None:
@@ -394,8 +394,8 @@ def test_results_without_inclusive_energies_are_otherwise_equal(announces: bool)
     ):
         full = whole.settle(batch, profile, NEVER)
         bare = brief.settle(batch, profile, NEVER, inclusive=False)
-        assert [(*one[:2], one.outcome, one.coverage) for one in bare] == [
-            (*one[:2], one.outcome, one.coverage) for one in full
+        assert [(*one[:2], one.outcome, one.inclusive.covered) for one in bare] == [
+            (*one[:2], one.outcome, one.inclusive.covered) for one in full
         ]
         assert not any(one.inclusive.energy for one in bare)
     assert {one.outcome for one in full} == {Outcome.JOINED}
