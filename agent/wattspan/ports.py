@@ -110,6 +110,16 @@ class PacedSource(Protocol):
         ...
 
 
+@runtime_checkable
+class CallCounter(Protocol):
+    """A counter source that counts the calls of its driver's library."""
+
+    @property
+    def calls(self) -> int | None:
+        """The calls since the start; None if it uses none. Safe from any thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UsageBatch:
     """The usage of processes since the previous batch.

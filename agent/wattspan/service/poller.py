@@ -44,6 +44,7 @@ from wattspan.model.snapshot import FleetAccounts
 from wattspan.plugins import AwaitedSources
 from wattspan.ports import (
     Batch,
+    CallCounter,
     Clock,
     CounterSource,
     PacedSource,
@@ -153,8 +154,15 @@ class MonitoredSource:
             self._last_reading is not None
             and self._clock.monotonic() - self._last_reading <= SILENT_SOURCE_AFTER
         )
+        calls = self.source.calls if isinstance(self.source, CallCounter) else None
         return SourceHealth(
-            self.source.name, up, self._reads, self._failed, self.batch.failures, self._duration
+            self.source.name,
+            up,
+            self._reads,
+            self._failed,
+            self.batch.failures,
+            self._duration,
+            calls,
         )
 
 

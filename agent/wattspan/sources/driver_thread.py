@@ -112,6 +112,11 @@ class DriverSession(Protocol):
         ...
 
     @property
+    def calls(self) -> int | None:
+        """The calls of the driver's library so far; None without one."""
+        ...
+
+    @property
     def near_an_edge(self) -> bool:
         """True if a counter moves at the time of the samples: another phase would be better."""
         ...
@@ -181,6 +186,11 @@ class DriverThreadSource:
         if bounded != self._interval:
             self._interval = bounded
             self._woken.set()
+
+    @property
+    def calls(self) -> int | None:
+        """The calls of the driver's library since the start; None without one."""
+        return self._session.calls
 
     def integrates_power(self) -> bool:
         """False: the thread integrates, and ``read`` need not be called for it."""

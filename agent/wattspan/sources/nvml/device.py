@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from wattspan.model import (
@@ -149,13 +150,19 @@ class NvmlVendor(GpuVendor):
 
     messages = nvml.MESSAGES
     kernel_driver = "nvidia"
-    resets_settings = True
+    opens_single = resets_settings = True
 
     def __init__(
-        self, binding: Any, clock: Clock, *, nested: bool = False, dcgm: DcgmExporter | None = None
+        self,
+        binding: Any,
+        clock: Clock,
+        *,
+        nested: bool = False,
+        dcgm: DcgmExporter | None = None,
+        driver_files: Path = Path("/proc/driver/nvidia/gpus"),
     ) -> None:
         super().__init__(nvml.open_library(binding, clock), clock)
-        self.nested, self.dcgm = nested, dcgm
+        self.nested, self.dcgm, self._driver_files = nested, dcgm, driver_files
         self._driver = ""
 
     def begin(self) -> None:
@@ -165,13 +172,27 @@ class NvmlVendor(GpuVendor):
     def end(self) -> None:
         self.library.call("nvmlShutdown")
 
+    def place_at(self, address: str) -> BoardPlace:
+        return BoardPlace(f"GPU {address}", address)
+
     def places(self) -> list[BoardPlace]:
         count = min(int(self.library.call("nvmlDeviceGetCount")), MAX_GPUS)
         return [BoardPlace(f"GPU {index}", index) for index in range(count)]
 
+    def can_suspend(self, address: str) -> bool:
+        """True if the driver's power management of idle boards (RTD3) is on for the board."""
+        try:
+            lines = (self._driver_files / address / "power").read_text().splitlines()
+        except OSError:
+            return False
+        return any(one.startswith("Runtime D3 status:") and "Enabled" in one for one in lines)
+
     def open(self, place: BoardPlace) -> GpuBoard:
-        handle = self.library.call("nvmlDeviceGetHandleByIndex", place.key)
-        return self._board(handle, place.key)
+        if isinstance(place.key, int):
+            handle = self.library.call("nvmlDeviceGetHandleByIndex", place.key)
+            return self._board(handle, place.key)
+        handle = self.library.call("nvmlDeviceGetHandleByPciBusId", place.key.encode())
+        return self._board(handle, int(self.library.call("nvmlDeviceGetIndex", handle)))
 
     def find(self, domain_id: str) -> GpuBoard:
         uuid = domain_id.removeprefix("gpu:")

@@ -450,6 +450,10 @@ class NvmlUsage:
             return self._division.step
         return 0 if self._meter is None else max(_GRAIN, round(self._meter.step / _GRAIN) * _GRAIN)
 
+    @property
+    def held(self) -> bool:
+        return self._processes.any_listed
+
     def measure(
         self, at: Instant, busy: int | None, *, looked: bool, settle: bool
     ) -> Iterable[Usage]:
