@@ -17,7 +17,7 @@ import argparse
 from testbed.machine import describe
 from testbed.recurring_trainings import COMPUTED, jobs, zeus
 
-from wattspan.recurring.search import (
+from wattspan.recurring.jobs import (
     choose,
 )
 

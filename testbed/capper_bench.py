@@ -20,6 +20,7 @@ from wattspan.config import CapsSettings
 from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
+from wattspan.util.files import replace_file
 
 BOOT = "4a6b1c52-0000-4000-8000-000000000000"
 W = 1000
@@ -126,7 +127,7 @@ class Disk(Journal):
             raise OSError(ENOSPC, "No space left on device")
         if self.cut:
             self.cut = False
-            self._replace_copy(self.path, text)
+            replace_file(self.path, text, self.path.with_name("journal.draft"))
             raise Killed
         super()._replace(text)
         if self.meanwhile is not None:

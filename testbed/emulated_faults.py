@@ -401,22 +401,16 @@ class FaultyHostEngine(HostEngine):
         self._answers = {**self._answers, "fault": self._fault}
 
     def _fault(
-        self,
-        pid: int,
-        fault: str,
-        zone: str | None = None,
-        gpu: int | None = None,
-        on: object = True,
+        self, fault: str, zone: str | None = None, gpu: int | None = None, on: object = True
     ) -> dict[str, Any]:
-        del pid
         if zone is not None:
             if fault not in _ZONE_FAULTS:
                 raise ValueError(f"no such fault: {fault}")
             self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
         elif gpu is not None:
-            break_gpu(*self._jobs.gpus.of(gpu), fault, on)
+            break_gpu(*self._gpus.of(gpu), fault, on)
         else:
-            for boards in self._jobs.gpus.files:
+            for boards in self._gpus.files:
                 break_driver(boards, fault, on)
         return {"done": fault}
 

@@ -60,7 +60,13 @@ def kustomization(folder: Path) -> Resource:
 
 
 def documents(path: Path) -> list[Resource]:
-    return [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
+    return parsed(path.read_text(encoding="utf-8"))
+
+
+def parsed(text: str) -> list[Resource]:
+    """The documents of a YAML text; libyaml's parser is ten times as fast as that in Python."""
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    return [one for one in yaml.load_all(text, loader) if one]
 
 
 def _apply(folder: Path, found: list[Resource]) -> None:

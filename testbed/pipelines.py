@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from wattspan.model import SECOND
-from wattspan.tuning.decisions.values import EnergyPoint
+from wattspan.tuning.decisions.values import EnergyPoint, WorkUnit
 from wattspan.tuning.pipeline.control import PipelineObservation
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import (
@@ -22,7 +22,6 @@ from wattspan.tuning.pipeline.iterations import (
     PipelineIteration,
     RankEnergy,
     RankInstruction,
-    RankUnit,
 )
 from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.replicas import PipelineGroup
@@ -189,7 +188,7 @@ def observation(
     )
     start = min(one.start for one in instructions)
     last = max(one.end for one in instructions) if end is None else nanoseconds(end)
-    units = tuple(RankUnit(rank, start, last) for rank in range(len(clocks)))
+    units = tuple(WorkUnit(start, last, rank=rank) for rank in range(len(clocks)))
     return PipelineObservation(
         last + nanoseconds(late), units, instructions, dict(enumerate(clocks))
     )

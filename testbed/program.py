@@ -15,9 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.waiting import eventually
+from wattspan.cli import cli
 from wattspan.emulation.control import Closeable
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
@@ -71,6 +73,12 @@ def wattspan(
         check=False,
         timeout=60,
     )
+
+
+def in_process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the program to its end within this process, which starts nothing."""
+    done = CliRunner().invoke(cli, arguments, env={"WATTSPAN_CONFIG": os.devnull, **environ})
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def options(settings: Mapping[str, object]) -> list[str]:

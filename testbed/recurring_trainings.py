@@ -12,7 +12,7 @@ from random import Random
 from statistics import fmean, variance
 from typing import NamedTuple
 
-from wattspan.recurring.search import (
+from wattspan.recurring.jobs import (
     BatchSizeChoice,
     BatchSizeTrial,
     SearchPhase,

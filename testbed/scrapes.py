@@ -16,6 +16,7 @@ from testbed.snapshots import CPU, GPU, MEMORY, NOON, account, process
 from wattspan.model import (
     AgentStats,
     CapKey,
+    CapperFigures,
     CapRow,
     Consumer,
     Decision,
@@ -167,7 +168,7 @@ def full_host() -> Snapshot:
         other={CPU: Microjoules(0), MEMORY: Microjoules(899_999_999)},
         retired={},
         groups=(GroupRow(Group(GroupKind.CONTAINER, "trainer-7f9c"), {CPU: Microjoules(5)}, {}),),
-        provenance={CPU: Provenance.MEASURED, GPU: Provenance.DERIVED},
+        provenance={CPU: Provenance.MEASURED, GPU: Provenance.DERIVED, MEMORY: Provenance.MEASURED},
         gpus=(status, GpuStatus("GPU-1", at)),
         health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567, 4_321),),
         spans=spans(),
@@ -296,7 +297,7 @@ def tuning() -> TuningAccounts:
                 trouble="no permission",
             ),
         ),
-        capper=True, writes=31, restores=2, ceiling=1_200_000,
+        capper=CapperFigures(True, "", writes=31, restores=2), ceiling=1_200_000,
         forwarded=88, forward_drops={"queue_full": 3},
     )  # fmt: skip
 

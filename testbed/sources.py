@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 from testbed.requirements import ROOT
+
+_BLOCKS = re.compile(r"^(?=class |(?:async )?def )", re.MULTILINE)
+_METHODS = re.compile(r"^ {4}(?:async )?def (\w+)", re.MULTILINE)
+_FUNCTION = re.compile(r"\A(?:async )?def (\w+)")
 
 
 @functools.cache
@@ -44,14 +49,9 @@ def documents() -> list[Path]:
 
 @functools.cache
 def functions(path: Path) -> dict[str, str]:
-    """The text of each function of the module and each method of its classes, by name."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """The text of each function and method, by name, up to the next one."""
     found: dict[str, str] = {}
-    inside: list[ast.stmt] = [*parsed(path).body]
-    while inside:
-        node = inside.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found[node.name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-        elif isinstance(node, ast.ClassDef):
-            inside += node.body
+    for block in _BLOCKS.split(path.read_text(encoding="utf-8")):
+        _, *parts = (_METHODS if block.startswith("class ") else _FUNCTION).split(block)
+        found |= zip(parts[::2], parts[1::2], strict=True)
     return found

@@ -7,6 +7,7 @@ from dataclasses import replace
 from wattspan.model import (
     SECOND,
     CapKey,
+    CapperFigures,
     CapRow,
     Decision,
     DecisionReason,
@@ -287,9 +288,7 @@ ACCOUNTS = TuningAccounts(
         cap("GPU-2", foreign=True),
         cap("GPU-3", usable=False, trouble="the driver refuses it"),
     ),
-    capper=True,
-    writes=9,
-    restores=2,
+    capper=CapperFigures(True, "", writes=9, restores=2),
     ceiling=2_400 * W,
 )
 

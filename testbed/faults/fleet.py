@@ -44,9 +44,7 @@ class FleetStage(Stage):
         self.authority = Authority(self.etcd_folder, "ours")
         self._served = self.authority.issue("server")
         tls = [f"--cert-file={self._served.certificate}", f"--key-file={self._served.key}"]
-        self.etcd = EtcdCluster(
-            self.etcd_folder, tls=tls, authority=str(self.authority.certificate)
-        )
+        self.etcd = EtcdCluster(self.etcd_folder, tls=tls, tls_ca=str(self.authority.certificate))
         self.flood: Flood | None = None
         try:
             self.etcd.__enter__()
@@ -196,7 +194,6 @@ def _flooded(
 
     def end(stage: Stage) -> None:
         flood, of(stage).flood = of(stage).flood, None
-        assert flood is not None
         flood.end()
         told["rate"] = flood.written * NANO / (stage.last.at - told["began"])
         of(stage).etcd.client().commit([KeyWrite(f"{PREFIX}stranger/0-0", None)])

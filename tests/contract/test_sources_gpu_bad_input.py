@@ -163,7 +163,8 @@ NVML_FUNCTIONS = (
     *("nvmlInit", "nvmlShutdown", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree"),
 )
 AMD_FUNCTIONS = (
-    *emulated_amdsmi._CALLS,
+    *emulated_amdsmi._PART_CALLS,
+    *emulated_amdsmi._GPU_CALLS,
     *("amdsmi_init", "amdsmi_shut_down", "amdsmi_get_processor_handles"),
 )
 FUNCTIONS = (

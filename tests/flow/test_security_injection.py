@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from rich.console import Console
 from testbed.file_writer import desk
-from testbed.program import wattspan
+from testbed.program import in_process, wattspan
 from testbed.scrapes import Series, full_host, parse
 from testbed.top_view import document
 
@@ -192,8 +192,8 @@ def test_names_are_sanitised_in_caps_status(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run" / "capper.sock"
     path.parent.mkdir()
     with answering(path, msgspec.json.encode(StateReply(rows=[row], lease=1)) + b"\n"):
-        done = wattspan("caps", "status", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
-        plain = wattspan("caps", "status", "--json", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
+        done = in_process("caps", "status", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
+        plain = in_process("caps", "status", "--json", WATTSPAN_AGENT_RUN_DIR=str(path.parent))
     assert "because: " in done.stdout, done.stderr
     assert not CONTROL.search(done.stdout)
     assert not CONTROL.search(plain.stdout)

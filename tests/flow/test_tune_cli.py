@@ -18,7 +18,7 @@ from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.server import HttpServer
 from wattspan.http.sockets import listen_unix
-from wattspan.model import RecordedDecision, TuningAccounts
+from wattspan.model import CapperFigures, RecordedDecision, TuningAccounts
 from wattspan.storage.tuning import DecisionLog, decisions_path
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import tuning_document
@@ -130,7 +130,7 @@ def test_json_output_is_the_agent_response(tune: Tune) -> None:
 
 
 def test_unresponsive_capper_is_reported_first(tune: Tune, run_dir: Path) -> None:
-    accounts = TuningAccounts("apply", capper=False, capper_trouble="No capper answers. Start it.")
+    accounts = TuningAccounts("apply", capper=CapperFigures(False, "No capper answers. Start it."))
     with QueryServer(run_dir, tuning=lambda: accounts):
         told = tune.told("status").splitlines()
     assert told[1] == "! No capper answers. Start it."
@@ -138,7 +138,7 @@ def test_unresponsive_capper_is_reported_first(tune: Tune, run_dir: Path) -> Non
 
 
 def test_capper_of_another_agent_is_reported(tune: Tune, run_dir: Path) -> None:
-    accounts = TuningAccounts("apply", capper=True, capper_shared="/run/other/capper.sock")
+    accounts = TuningAccounts("apply", capper=CapperFigures(True, "", "/run/other/capper.sock"))
     with QueryServer(run_dir, tuning=lambda: accounts):
         told = tune.told("status").splitlines()
     assert told[1] == "The capper of another agent, on /run/other/capper.sock, writes the limits."

@@ -56,7 +56,7 @@ class BudgetedHost(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def release(self, number: int) -> None:
-        self.attempt(lambda: self.bench.manager.gone(number))
+        self.attempt(lambda: self.bench.manager.release(number))
 
     @rule()
     def turn(self) -> None:

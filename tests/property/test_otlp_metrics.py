@@ -11,7 +11,8 @@ from testbed.otlp_sink import Key, Point, points, total_seen
 from testbed.snapshots import NOON
 
 from wattspan.model import SECOND, AgentStats, Instant, Snapshot
-from wattspan_exporters.catalogue.definition import CACHE_SLACK, Instrument, Labels, Metric
+from wattspan_exporters.catalogue.definition import Instrument, Labels, Metric
+from wattspan_exporters.catalogue.series import CACHE_SLACK
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 
 names = st.sampled_from("abcdefgh")

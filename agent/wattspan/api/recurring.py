@@ -26,6 +26,7 @@ from wattspan.recurring.jobs import (
     NamedTerms,
     RecurringJobTerms,
     TrainingRun,
+    TrialOutcome,
     job_facts,
 )
 from wattspan.recurring.run_book import (
@@ -38,7 +39,6 @@ from wattspan.recurring.run_book import (
     TermsChangedError,
     UnknownRunError,
 )
-from wattspan.recurring.search import TrialOutcome
 
 RECURRING_PATH = "/v1/recurring"
 MAX_BODY_BYTES = 16_384

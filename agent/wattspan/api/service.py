@@ -72,7 +72,7 @@ from wattspan.ports import (
 )
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.sharing.fair_pool import SharePath, share_path
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import recorded_decision_to_json, tuning_document
 
@@ -203,7 +203,7 @@ class WatchList:
 SETTLE_POLL_INTERVAL = 20 * MILLISECOND
 """Interval between checks whether a window has settled."""
 
-MAX_WAITING = POOL_RULES[PoolName.WAITING_QUERIES].limit
+MAX_WAITING = PoolName.WAITING_QUERIES.limit
 """Queries that may wait for settlement at a time, half of them of one user at most.
 
 The next are answered at once, so that none crowds out spans.

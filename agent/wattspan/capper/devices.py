@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -70,7 +71,9 @@ def open_actuators(
     found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
         if nvml is None and amdsmi is None and not emulated:
-            nvml, amdsmi = load_binding(), _amd_binding()
+            nvml = load_binding()
+            with suppress(BindingError):
+                amdsmi = load_amd_binding()
         vendors: list[GpuVendor] = [] if nvml is None else [NvmlVendor(nvml, clock)]
         vendors += [] if amdsmi is None else [AmdSmiVendor(amdsmi, clock)]
         for vendor in vendors:
@@ -89,13 +92,6 @@ def open_actuators(
                 " authors of the plugin, or remove it from caps.actuators."
             ) from error
     return tuple(found)
-
-
-def _amd_binding() -> Any:
-    try:
-        return load_amd_binding()
-    except BindingError:
-        return None
 
 
 class ConcurrentActuator(Actuator, Protocol):

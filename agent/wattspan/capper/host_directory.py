@@ -152,26 +152,20 @@ def _user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-class CapperLock:
-    """The right to be the capper of a host, until it is released or the process ends.
+def lock_capper(place: CapperHost) -> FileLock:
+    """Take the right to be the capper of a host; JournalError names its holder, if it is known.
 
     It can be taken on a read-only disk as well: a restore must not depend on writing.
     """
-
-    def __init__(self, place: CapperHost) -> None:
-        """Take the lock; JournalError names its holder, if it is known."""
-        path = place.directory / "lock"
-        try:
-            self._lock = FileLock(path, unwritable=True)
-        except LockHeldError as error:
-            raise JournalError(_lock_held_message(path, error.holder)) from None
-        except OSError as error:
-            raise JournalError(
-                f"Cannot lock {path}: {error.strerror}. Make it writable for the capper."
-            ) from None
-
-    def release(self) -> None:
-        self._lock.release()
+    path = place.directory / "lock"
+    try:
+        return FileLock(path, unwritable=True)
+    except LockHeldError as error:
+        raise JournalError(_lock_held_message(path, error.holder)) from None
+    except OSError as error:
+        raise JournalError(
+            f"Cannot lock {path}: {error.strerror}. Make it writable for the capper."
+        ) from None
 
 
 def _unknown_holder_message(path: Path, holder: LockHolder) -> str:

@@ -344,10 +344,7 @@ class Journal:
 
     def _replace(self, text: bytes) -> None:
         for path in self._paths:
-            self._replace_copy(path, text)
-
-    def _replace_copy(self, path: Path, text: bytes) -> None:
-        replace_file(path, text, self._directory / _DRAFT)
+            replace_file(path, text, self._directory / _DRAFT)
 
     def _tidy(self, damaged: list[Path]) -> None:
         """Remove the drafts of a killed process, and keep a copy of each damaged file."""

@@ -151,7 +151,7 @@ class CapManager:
         for key, state in list(self.reconciler.knobs.items()):
             held = self.leases.holding(key)
             if held is not None and self._forbidden(state) is not None:
-                self._release(held.holder, held.cause.job, "it is not to be tuned any more")
+                self.release(held.holder, held.cause.job, "it is not to be tuned any more")
 
     def hasten(self) -> None:
         """Change limits in one step from now on, as before the end of the capper."""
@@ -190,20 +190,18 @@ class CapManager:
         errors |= self._apply(concerned - errors.keys(), until=now.mono + HOLD_TIMEOUT)
         refused = next((errors[key] for key in requested if key in errors), None)
         if refused is not None:
-            self._release(holder, job, "the hold could not be had whole")
+            self.release(holder, job, "the hold could not be had whole")
             raise refused
 
     def renew(self, holder: int) -> None:
         """Restart the lease of a connection."""
         self.leases.renew(holder, self._clock.monotonic())
 
-    def release(self, holder: int, job: str = "") -> None:
+    def release(self, holder: int, job: str = "", why: str = "its holder let go") -> None:
         """Restore the limits that ``holder`` holds for ``job``, or all of them."""
-        self._release(holder, job, "its holder let go")
-
-    def gone(self, holder: int) -> None:
-        """The connection has ended, and its leases with it."""
-        self._release(holder, "", "its holder has gone")
+        released = self.leases.release(holder, job).items()
+        ended = {key: cause._replace(why=why) for key, cause in released}
+        self._reconcile(ended, ended)
 
     def impose(self, imposed: ImposedLimits) -> None:
         """Set the limits that apply from the next turn on without any lease."""
@@ -308,11 +306,6 @@ class CapManager:
         keys = set(self.reconciler.entries)
         errors = self._reconcile(keys, dict.fromkeys(keys, WriteCause(why=why)))
         return tuple(e for e in errors.values() if e.refusal != RefusalReason.FOREIGN)
-
-    def _release(self, holder: int, job: str, why: str) -> None:
-        released = self.leases.release(holder, job).items()
-        ended = {key: cause._replace(why=why) for key, cause in released}
-        self._reconcile(ended, ended)
 
     def _check(self, holder: int, job: str, requested: Mapping[CapKey, int]) -> None:
         """CapsError if the limits cannot be granted; nothing has been changed then."""

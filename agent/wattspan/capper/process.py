@@ -20,12 +20,12 @@ from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.host_directory import (
     CapperHost,
-    CapperLock,
     HostClaim,
     HostDirectoryError,
     HostHeldError,
     distrust_reason,
     has_journal,
+    lock_capper,
 )
 from wattspan.capper.host_root import HostRoot
 from wattspan.capper.journal import Journal, JournalError
@@ -38,6 +38,7 @@ from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, CapRow, Knob
 from wattspan.ports import CapsError, Clock
+from wattspan.util.files import FileLock
 from wattspan.util.unix_sockets import PeerCredentials, uids_of
 
 SOCKET_MODE = 0o666
@@ -50,7 +51,7 @@ _LOCK_TIMEOUT, _LOCK_INTERVAL = 10 * SECOND, 100 * MILLISECOND
 """Longest time that an ending capper may keep the lock."""
 
 Log = Callable[[str], None]
-_Lock = TypeVar("_Lock", HostClaim, CapperLock)
+_Lock = TypeVar("_Lock", HostClaim, FileLock)
 
 
 def enabled_knobs(config: Config) -> frozenset[Knob]:
@@ -192,7 +193,7 @@ class Capper:
         self._log, self._alive, self._claim = log, alive, claim
         self._troubles: set[str] = set()
         with ExitStack() as stack:
-            stack.callback(CapperLock(host).release)
+            stack.callback(lock_capper(host).release)
             listening = inherited or listen_unix(socket, SOCKET_MODE, what="requests for caps")
             stack.callback(listening.remove)
             stack.callback(listening.socket.close)
@@ -331,7 +332,7 @@ def restore_former(
     if distrust := distrust_reason(directory):
         raise JournalError(f"Cannot restore the limits of the capper of {directory}: {distrust}")
     with ExitStack() as stack:
-        stack.callback(CapperLock(former).release)
+        stack.callback(lock_capper(former).release)
         engine = CapEngine(former, config, actuators(), clock, log, enumerate_devices=False)
         stack.callback(engine.close)
         engine.manager.impose_retained()
@@ -394,7 +395,7 @@ class RestoreContext:
                     raise
                 except HostDirectoryError as error:
                     self.log(f"Limits are restored without the lock of the host. {error}")
-            stack.callback(self._wait_for(lambda: CapperLock(host)).release)
+            stack.callback(self._wait_for(lambda: lock_capper(host)).release)
             actuators = self.actuators()
             engine = CapEngine(
                 host, self.config, actuators, self.clock, self.log, enumerate_devices=False

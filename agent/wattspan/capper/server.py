@@ -329,7 +329,7 @@ class RequestHandler:
         """The connection has ended."""
         self._introduced.discard(holder)
         self._refused_before.pop(holder, None)
-        self._manager.gone(holder)
+        self._manager.release(holder, why="its holder has gone")
 
     def turn(self) -> None:
         """Impose limits, expire leases and reconcile; to be called every second."""

@@ -8,7 +8,6 @@ repeated here, as far as they are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from wattspan.emulation.gpu_file import (
     FAULT_NO_PROCESSES,
     KINDS,
     CalledGpu,
+    DriverCalls,
     EmulatedDriver,
     ProcessEntry,
     energy_accumulator,
@@ -98,15 +98,6 @@ class ProcessorHandle(NamedTuple):
 class EmulatedAmdSmi(EmulatedDriver):
     """Stands in for the ``amdsmi`` module: ``smi.amdsmi_init()``, ``smi.AmdSmiClkType``, ..."""
 
-    AmdSmiException = AmdSmiException
-    AmdSmiLibraryException = AmdSmiLibraryException
-    AmdSmiInitFlags = AmdSmiInitFlags
-    AmdSmiClkType = AmdSmiClkType
-    AmdSmiTemperatureType = AmdSmiTemperatureType
-    AmdSmiTemperatureMetric = AmdSmiTemperatureMetric
-    AmdSmiMemoryType = AmdSmiMemoryType
-    AmdSmiDevPerfLevel = AmdSmiDevPerfLevel
-
     uninitialised = NOT_INITIALISED
     not_loaded = DRIVER_NOT_LOADED
     not_supported = NOT_SUPPORTED
@@ -114,14 +105,16 @@ class EmulatedAmdSmi(EmulatedDriver):
     torn = INTERNAL_EXCEPTION
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        super().__init__(path, clock)
+        super().__init__(path, clock, _PART_CALLS, _GPU_CALLS)
         self._session = 0
         self._processors: tuple[ProcessorHandle, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
-        """A function of AMD SMI that is emulated."""
-        if name in _CALLS:
-            return partial(self._ask, _CALLS[name])
+        """A function of AMD SMI that is emulated, an enumeration or an exception."""
+        if name.startswith("AmdSmi") and name in globals():
+            return globals()[name]
+        if name in _PART_CALLS or name in _GPU_CALLS:
+            return partial(self._ask, name)
         raise AttributeError(f"The emulated AMD SMI has no {name!r}.")
 
     def amdsmi_init(self, flag: int = AmdSmiInitFlags.INIT_AMD_GPUS) -> None:
@@ -145,23 +138,17 @@ class EmulatedAmdSmi(EmulatedDriver):
         self._opened()
         return list(self._processors)
 
-    def _ask(self, call: Callable[..., Any], handle: ProcessorHandle, *arguments: Any) -> Any:
+    def _ask(self, name: str, handle: ProcessorHandle, *arguments: Any) -> Any:
         file = self._opened()
         if handle.session != self._session:
             raise AmdSmiLibraryException(INVALID)
         gpu = self._gpu(file, handle.gpu, handle.partition)
         if handle.partition >= max(1, gpu.record.partitions):
             raise AmdSmiLibraryException(NOT_FOUND)
-        return call(gpu, *arguments)
+        return self._answer(name, gpu, *arguments)
 
     def failure(self, code: int) -> Exception:
         return AmdSmiLibraryException(code)
-
-
-def _require_first(gpu: CalledGpu) -> None:
-    """Refuse a call that only the first partition answers, for the whole board."""
-    if gpu.part:
-        raise AmdSmiLibraryException(NOT_SUPPORTED)
 
 
 # ------------------------------------------------------------------------------------ identity
@@ -197,7 +184,6 @@ def _partition_mode(gpu: CalledGpu) -> str:
 
 
 def _energy(gpu: CalledGpu) -> dict[str, Any]:
-    _require_first(gpu)
     gpu.refuse_if(FAULT_NO_COUNTER)
     moment = gpu.snapshot()
     return {
@@ -209,7 +195,6 @@ def _energy(gpu: CalledGpu) -> dict[str, Any]:
 
 def _power(gpu: CalledGpu) -> dict[str, Any]:
     """Watts. An MI300 has a current power and no average."""
-    _require_first(gpu)
     gpu.refuse_if(FAULT_NO_POWER)
     watts = gpu.live.power_instant // 1000
     return {
@@ -250,15 +235,7 @@ def _temperature(gpu: CalledGpu, sensor: int, metric: int) -> int:
     return int(gpu.live.temperature)
 
 
-def _memory_total(gpu: CalledGpu, kind: int) -> int:
-    return _of_video_memory(kind, gpu.identity.memory_total)
-
-
-def _memory_usage(gpu: CalledGpu, kind: int) -> int:
-    return _of_video_memory(kind, gpu.live.memory_used)
-
-
-def _of_video_memory(kind: int, value: int) -> int:
+def _video_memory(kind: int, value: int) -> int:
     if kind != AmdSmiMemoryType.VRAM:
         raise AmdSmiLibraryException(NOT_SUPPORTED)
     return int(value)
@@ -302,7 +279,6 @@ def _is_graphics(entry: ProcessEntry) -> bool:
 
 def _power_cap(gpu: CalledGpu) -> dict[str, int]:
     """Microwatts."""
-    _require_first(gpu)
     identity = gpu.identity
     return {
         "power_cap": gpu.requested_limit * _MICROWATTS,
@@ -315,7 +291,6 @@ def _power_cap(gpu: CalledGpu) -> dict[str, int]:
 
 def _set_power_cap(gpu: CalledGpu, sensor: int, microwatts: int) -> None:
     """The driver keeps whole watts."""
-    _require_first(gpu)
     if sensor:
         raise AmdSmiLibraryException(INVALID)
     gpu.request_limit(microwatts // (1000 * _MICROWATTS) * 1000, OUT_OF_BOUNDS)
@@ -340,23 +315,26 @@ def _set_determinism(gpu: CalledGpu, megahertz: int) -> None:
     gpu.request_clock(identity.clock_min, megahertz)
 
 
-_CALLS: dict[str, Callable[..., Any]] = {
+_PART_CALLS: DriverCalls = {
     "amdsmi_get_gpu_device_bdf": _bdf,
     "amdsmi_get_gpu_device_uuid": lambda gpu: gpu.identity.uuid.decode(),
     "amdsmi_get_gpu_asic_info": _asic,
     "amdsmi_get_gpu_driver_info": _driver,
     "amdsmi_get_gpu_compute_partition": _partition_mode,
-    "amdsmi_get_energy_count": _energy,
-    "amdsmi_get_power_info": _power,
     "amdsmi_get_gpu_activity": _activity,
     "amdsmi_get_clock_info": _clock_info,
     "amdsmi_get_temp_metric": _temperature,
-    "amdsmi_get_gpu_memory_total": _memory_total,
-    "amdsmi_get_gpu_memory_usage": _memory_usage,
+    "amdsmi_get_gpu_memory_total": lambda gpu, kind: _video_memory(kind, gpu.identity.memory_total),
+    "amdsmi_get_gpu_memory_usage": lambda gpu, kind: _video_memory(kind, gpu.live.memory_used),
     "amdsmi_get_gpu_process_list": _process_list,
-    "amdsmi_get_power_cap_info": _power_cap,
-    "amdsmi_set_power_cap": _set_power_cap,
     "amdsmi_get_gpu_perf_level": _perf_level,
     "amdsmi_set_gpu_perf_level": _set_perf_level,
     "amdsmi_set_gpu_perf_determinism_mode": _set_determinism,
 }
+_GPU_CALLS: DriverCalls = {
+    "amdsmi_get_energy_count": _energy,
+    "amdsmi_get_power_info": _power,
+    "amdsmi_get_power_cap_info": _power_cap,
+    "amdsmi_set_power_cap": _set_power_cap,
+}
+"""The calls that only the first partition answers, for the whole board."""

@@ -46,6 +46,7 @@ from wattspan.util.unix_sockets import peer_credentials
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 PERIOD = 10 * MILLISECOND  # of the CPU counters, by default
+_OF_CLIENT = {"attach", "load", "finished"}  # questions about a process, the client's by default
 
 
 class HostEngine(socketserver.ThreadingUnixStreamServer):
@@ -71,13 +72,11 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
 
         self._runner = PowercapRunner(counters, self._clock, period=period, also=step)
         self._runner.start()
-        self._gpus: HostGpus | None = None
-        if profile.gpus:
-            self._gpus = HostGpus(directory, profile.gpus, self._clock, lambda: counters.speeds)
-            for index, slices in profile.instances.items():
-                boards, place = self._gpus.of(index)
-                boards.divide(place, slices)
-            self._gpus.start(GPU_STEP)
+        self._gpus = HostGpus(directory, profile.gpus, self._clock, lambda: counters.speeds)
+        for index, slices in profile.instances.items():
+            boards, place = self._gpus.of(index)
+            boards.divide(place, slices)
+        self._gpus.start(GPU_STEP)
         self._jobs = JobManager(directory, self._gpus, cpus, tree.socket_of_cpu)
         self._answers: Mapping[str, Callable[..., dict[str, Any]]] = {
             "truth": self._truth,
@@ -85,7 +84,7 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
             "attach": self._attach,
             "load": self._load,
             "finished": self._finished,
-            "work": lambda pid, job, since=None: self._jobs.finished(job, since),
+            "work": lambda job, since=None: self._jobs.finished(job, since),
             "steer": self._steer,
         }
         super().__init__(str(directory / SOCKET_NAME), _ClientHandler)
@@ -97,15 +96,15 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
     def answer(self, pid: int, line: str) -> dict[str, Any]:
         """The answer to one request of the process ``pid``. No request ends the host."""
         try:
-            question = {"pid": pid, **json.loads(line)}
-            return self._answers[question.pop("do")](**question)
+            question = json.loads(line)
+            do = question.pop("do")
+            if do in _OF_CLIENT:
+                question.setdefault("pid", pid)
+            return self._answers[do](**question)
         except (LookupError, TypeError, ValueError, WattspanError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _start_jobs(
-        self, pid: int, agent: str = "", max_slowdown: float | None = None
-    ) -> dict[str, Any]:
-        del pid
+    def _start_jobs(self, agent: str = "", max_slowdown: float | None = None) -> dict[str, Any]:
         for job in self._profile.jobs:
             self._jobs.start(job, agent, max_slowdown)
         return {"jobs": self._jobs.pids}
@@ -122,37 +121,32 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         work: GpuWork = SteadyLoad(load, KERNELS[kernel])
         if steps is not None:
             work = Training(**steps, load=load, kernel=KERNELS[kernel])
-        boards, index = self._jobs.gpus.of(gpu)
+        boards, index = self._gpus.of(gpu)
         boards.attach(index, pid, work, until_exit=True, instance=instance)
         return {"done": "attach"}
 
     def _load(self, pid: int, gpu: int, load: float) -> dict[str, Any]:
-        boards, index = self._jobs.gpus.of(gpu)
+        boards, index = self._gpus.of(gpu)
         boards.set_load(index, pid, load)
         return {"done": "load"}
 
     def _finished(self, pid: int, gpu: int | None, since: int) -> dict[str, Any]:
         return self._jobs.work_log(pid, gpu).summary(since)
 
-    def _steer(self, pid: int, job: str, **changes: Any) -> dict[str, Any]:
-        del pid
+    def _steer(self, job: str, **changes: Any) -> dict[str, Any]:
         if "kernel" in changes:
             changes["kernel"] = KERNELS[changes["kernel"]]
         self._jobs.change(job, changes)
         return {"done": "steer"}
 
-    def _truth(self, pid: int, at: Sequence[int] | None = None) -> dict[str, Any]:
+    def _truth(self, at: Sequence[int] | None = None) -> dict[str, Any]:
         """The energy at each time in ``at``, or now, in microjoules: of zones, GPUs, processes."""
-        del pid
         times = [self._clock.monotonic()] if at is None else at
         zones = self._runner.spent_at(times)
-        places = {} if self._gpus is None else self._gpus.places
-        spent = [boards.spent_at(index, times) for _, (boards, index) in sorted(places.items())]
+        places = sorted(self._gpus.places.items())
+        spent = [boards.spent_at(index, times) for _, (boards, index) in places]
         moments = [
-            {
-                "zones": zones[place],
-                "gpus": [asdict(board[place]) for board in spent],
-            }
+            {"zones": zones[place], "gpus": [asdict(board[place]) for board in spent]}
             for place in range(len(times))
         ]
         return moments[0] if at is None else {"at": moments}
@@ -163,8 +157,7 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         self._thread.join()
         self.server_close()
         self._jobs.close()
-        if self._gpus is not None:
-            self._gpus.close()
+        self._gpus.close()
         self._runner.stop()
         self._meters.close()
 

@@ -17,10 +17,10 @@ import mmap
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import PICOJOULES, last_edge
@@ -315,6 +315,9 @@ def energy_accumulator(record: GpuRecord, moment: GpuSnapshot) -> int:
 
 _POLL = 0.005  # seconds between two checks of a fault that blocks calls
 
+DriverCalls = Mapping[str, Callable[..., Any]]
+"""Calls on a GPU by the names of a driver's library."""
+
 
 class EmulatedDriver(ABC):
     """A driver's library over the file at ``path``, which is opened when it is initialised.
@@ -328,8 +331,12 @@ class EmulatedDriver(ABC):
     denied: int
     torn: int  # the owner of the file stopped in the middle of writing
 
-    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self, path: Path, clock: Clock | None, part_calls: DriverCalls, gpu_calls: DriverCalls
+    ) -> None:
+        """``part_calls`` are those on a GPU or a part of it; a part supports no ``gpu_calls``."""
         self._path, self.clock = path, clock or SystemClock()
+        self._part_calls, self._gpu_calls = part_calls, gpu_calls
         self._pause = threading.Event()
         self._file: GpuFile | None = None
 
@@ -368,6 +375,13 @@ class EmulatedDriver(ABC):
         if record.error:
             raise self.failure(int(record.error))
         return CalledGpu(self, file, index, part)
+
+    def _answer(self, name: str, gpu: CalledGpu, *arguments: Any) -> Any:
+        """The answer to a call on a GPU or on a part of it."""
+        call = self._part_calls.get(name)
+        if call is None and gpu.part:
+            raise self.failure(self.not_supported)
+        return (call or self._gpu_calls[name])(gpu, *arguments)
 
 
 class CalledGpu:

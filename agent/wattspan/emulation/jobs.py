@@ -72,7 +72,7 @@ class JobManager:
     def __init__(
         self,
         directory: Path,
-        gpus: HostGpus | None,
+        gpus: HostGpus,
         cpus: CpuJobs,
         socket_of_cpu: Sequence[int],
     ) -> None:
@@ -84,13 +84,6 @@ class JobManager:
     @property
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
-
-    @property
-    def gpus(self) -> HostGpus:
-        """The GPUs of the host; ValueError if it has none."""
-        if self._gpus is None:
-            raise ValueError("this host has no GPU")
-        return self._gpus
 
     def start(self, job: DemoJob, agent: str, max_slowdown: float | None = None) -> None:
         """Start a process for a job; it sends spans to ``agent``, if that is not empty.
@@ -115,7 +108,7 @@ class JobManager:
         self._processes[job.name], self._jobs[job.name] = process, job
         socket = self._socket_of_cpu[min(job.cpu or 0, len(self._socket_of_cpu) - 1)]
         for gpu, work in job.gpus.items():
-            boards, index = self.gpus.of(gpu)
+            boards, index = self._gpus.of(gpu)
             boards.attach(
                 index,
                 process.pid,
@@ -139,14 +132,14 @@ class JobManager:
         if gpu is None:
             self._cpus.change_work(pid, change)
         else:
-            boards, index = self.gpus.of(gpu)
+            boards, index = self._gpus.of(gpu)
             boards.change_work(index, pid, change)
 
     def work_log(self, pid: int, gpu: int | None) -> WorkLog:
         """The finished work of a process, on a board or on the CPUs."""
         if gpu is None:
             return self._cpus.work_log(pid)
-        boards, index = self.gpus.of(gpu)
+        boards, index = self._gpus.of(gpu)
         return boards.work_log(index, pid)
 
     def finished(self, name: str, since: int | None = None) -> dict[str, Any]:

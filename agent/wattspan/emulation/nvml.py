@@ -26,6 +26,7 @@ from wattspan.emulation.gpu_file import (
     KINDS,
     NO_INSTANCE,
     CalledGpu,
+    DriverCalls,
     EmulatedDriver,
     GpuFile,
     InstanceEntry,
@@ -51,7 +52,7 @@ class EmulatedNvml(EmulatedDriver):
     torn = pynvml.NVML_ERROR_UNKNOWN
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        super().__init__(path, clock)
+        super().__init__(path, clock, _INSTANCE_CALLS, _GPU_CALLS)
         self._lock = threading.Lock()
         self._users = 0
         self._samples: dict[int, _GpmSample] = {}  # of the caller, by address
@@ -60,10 +61,8 @@ class EmulatedNvml(EmulatedDriver):
         """An NVML function that is emulated, or a constant or an exception of pynvml."""
         if name.startswith(("NVML", "c_nvml")):
             return getattr(pynvml, name)
-        if name in _INSTANCE_CALLS:
-            return partial(self._ask_gpu, _INSTANCE_CALLS[name], part=True)
-        if name in _GPU_CALLS:
-            return partial(self._ask_gpu, _GPU_CALLS[name])
+        if name in _INSTANCE_CALLS or name in _GPU_CALLS:
+            return partial(self._ask_gpu, name)
         if name in _HOST_CALLS:
             return partial(self._ask_host, _HOST_CALLS[name])
         own: dict[str, Callable[..., Any]] = {
@@ -93,15 +92,9 @@ class EmulatedNvml(EmulatedDriver):
     def _ask_host(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return call(self._opened(), *arguments)
 
-    def _ask_gpu(
-        self, call: Callable[..., Any], handle: int, *arguments: Any, part: bool = False
-    ) -> Any:
-        """Call with a GPU, or with a MIG instance if the function takes a ``part``."""
+    def _ask_gpu(self, name: str, handle: int, *arguments: Any) -> Any:
         instance, index = divmod(handle, _INSTANCE)
-        gpu = self._gpu(self._opened(), index, instance)
-        if instance and not part:
-            raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return call(gpu, *arguments)
+        return self._answer(name, self._gpu(self._opened(), index, instance), *arguments)
 
     def _allocate_sample(self) -> Any:
         self._opened()
@@ -419,14 +412,14 @@ def _refuse_locking(gpu: CalledGpu) -> None:
     gpu.refuse_if(FAULT_NO_PERMISSION, pynvml.NVML_ERROR_NO_PERMISSION)
 
 
-_HOST_CALLS: dict[str, Callable[..., Any]] = {
+_HOST_CALLS: DriverCalls = {
     "nvmlSystemGetDriverVersion": lambda file: file.header.driver_version.decode(),
     "nvmlDeviceGetCount": _count,
     "nvmlDeviceGetHandleByIndex": _handle_by_index,
     "nvmlDeviceGetHandleByUUID": _handle_by_uuid,
     "nvmlGpmMetricsGet": _gpm_metrics,
 }
-_INSTANCE_CALLS: dict[str, Callable[..., Any]] = {
+_INSTANCE_CALLS: DriverCalls = {
     "nvmlDeviceGetName": _name,
     "nvmlDeviceGetUUID": _uuid,
     "nvmlDeviceGetGpuInstanceId": _instance_id,
@@ -437,7 +430,7 @@ _INSTANCE_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMPSComputeRunningProcesses": _list_processes("mps"),
 }
 """The calls on a GPU or on one of its MIG instances; those below refuse an instance."""
-_GPU_CALLS: dict[str, Callable[..., Any]] = {
+_GPU_CALLS: DriverCalls = {
     "nvmlDeviceGetIndex": lambda gpu: gpu.index,
     "nvmlDeviceGetPciInfo": lambda gpu: _structure("nvmlPciInfo_t", busId=gpu.identity.bus_id),
     "nvmlDeviceGetArchitecture": lambda gpu: gpu.identity.architecture,

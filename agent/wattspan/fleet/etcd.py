@@ -35,14 +35,15 @@ from wattspan.fleet.coordination import (
     check_commit,
 )
 from wattspan.fleet.http_client import (
+    MAX_RESPONSE_BYTES,
     Answer,
     BrokenExchangeError,
-    JsonStream,
     MemberConnection,
     RefusedCallError,
     describe_failure,
 )
 from wattspan.http.access_policy import AccessError, client_tls, is_world_accessible
+from wattspan.model import MILLISECOND, SECOND
 from wattspan.ports import Clock, ConfigError
 from wattspan.util.encoding import GrpcStatus
 from wattspan.util.files import read_regular
@@ -102,13 +103,13 @@ class EtcdGateway:
         """
         return self._try_endpoints(_posted(path, request, answer), repeatable=repeatable)
 
-    def stream(self, path: str, request: Any) -> JsonStream:
-        """Open a streaming call; CoordinationError."""
+    def stream(self, path: str, request: Any) -> MemberConnection:
+        """A connection of its own with the answers to ``request``; CoordinationError."""
         body = msgspec.json.encode(request)
 
         def open_stream(
             connection: MemberConnection, headers: dict[str, str], deadline: int
-        ) -> JsonStream:
+        ) -> MemberConnection:
             try:
                 connection.detect_silence()
                 # A member without a leader ends the stream, instead of staying silent.
@@ -119,7 +120,7 @@ class EtcdGateway:
                 raise BrokenExchangeError(describe_failure(error), sent=True) from None
             if head.status_code != HTTPStatus.OK:
                 raise RefusedCallError(head.status_code, b"")
-            return JsonStream(connection, self._clock)
+            return connection
 
         return self._try_endpoints(open_stream, repeatable=True, keep=False)
 
@@ -368,7 +369,7 @@ class EtcdCoordination:
     """A client of an etcd cluster. Safe from any thread."""
 
     def __init__(self, settings: FleetSettings, clock: Clock) -> None:
-        self._gateway = EtcdGateway(settings, clock)
+        self._gateway, self._clock = EtcdGateway(settings, clock), clock
 
     def read(self, prefix: str) -> PrefixState:
         answer = self._gateway.call("/v3/kv/range", _range_of(prefix), _RangeAnswer)
@@ -413,33 +414,56 @@ class EtcdCoordination:
 
     def watch(self, prefix: str, after: int) -> EtcdChanges:
         create = _range_of(prefix) | {"start_revision": str(after + 1)}
-        return EtcdChanges(self._gateway.stream("/v3/watch", {"create_request": create}))
+        connection = self._gateway.stream("/v3/watch", {"create_request": create})
+        return EtcdChanges(connection, self._clock)
 
     def close(self) -> None:
         self._gateway.close()
 
 
 class EtcdChanges:
-    """The changes of a prefix in an etcd cluster."""
+    """The changes of a prefix in an etcd cluster: a stream of lines of JSON. For one thread."""
 
-    def __init__(self, stream: JsonStream) -> None:
-        self._stream = stream
+    def __init__(self, connection: MemberConnection, clock: Clock) -> None:
+        self._connection, self._clock = connection, clock
+        self._received = bytearray()
+        self._is_closed = False
 
     def wait(self, seconds: float) -> tuple[KeyChange, ...]:
+        deadline = self._clock.monotonic() + max(MILLISECOND, round(seconds * SECOND))
         try:
-            while (message := self._stream.next(seconds)) is not None:
-                if changes := self._changes(message):
+            while True:
+                if changes := self._changes(self._line(deadline)):
                     return changes
-        except (ConnectionError, ValueError, RecursionError) as error:
+        except TimeoutError:
+            return ()
+        except (OSError, h11.RemoteProtocolError, ValueError, RecursionError) as error:
             self.close()
+            endpoint, cause = self._connection.endpoint, describe_failure(error)
             raise WatchEndedError(
-                f"The changes of etcd at {self._stream.endpoint} ended: {error}. They are read"
-                " again."
+                f"The changes of etcd at {endpoint} ended: {cause}. They are read again."
             ) from None
-        return ()
 
     def close(self) -> None:
-        self._stream.close()
+        self._is_closed = True
+        self._connection.close()
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _line(self, deadline: int) -> bytes:
+        """The next message. TimeoutError; ConnectionResetError once the stream has ended."""
+        if self._is_closed:
+            raise ConnectionResetError("it is closed")
+        while (end := self._received.find(b"\n")) < 0:
+            event = self._connection.next_event(deadline)
+            if not isinstance(event, h11.Data):
+                raise ConnectionResetError("it ended the stream")
+            self._received += event.data
+            if len(self._received) > MAX_RESPONSE_BYTES:
+                raise ConnectionResetError("its message is too long")
+        message = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return message
 
     def _changes(self, message: bytes) -> tuple[KeyChange, ...]:
         answer = _WATCH_DECODER.decode(message)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one member of a cluster, with a deadline for each call, and streams of JSON."""
+"""HTTP/1.1 to one member of a cluster, with a deadline for each call."""
 
 from __future__ import annotations
 
@@ -154,42 +154,6 @@ class MemberConnection:
         if left <= 0:
             raise TimeoutError
         return left / SECOND
-
-
-class JsonStream:
-    """The messages of a streaming call, as raw JSON. For one thread."""
-
-    def __init__(self, connection: MemberConnection, clock: Clock) -> None:
-        self._connection, self._clock = connection, clock
-        self._received = bytearray()
-        self._is_closed = False
-        self.endpoint = connection.endpoint
-
-    def next(self, seconds: float) -> bytes | None:
-        """The next message, None if there is none within ``seconds``; ConnectionError."""
-        deadline = self._clock.monotonic() + max(1_000_000, round(seconds * SECOND))
-        if self._is_closed:
-            raise ConnectionResetError("it is closed")
-        while (end := self._received.find(b"\n")) < 0:
-            try:
-                event = self._connection.next_event(deadline)
-            except TimeoutError:
-                return None
-            except (OSError, h11.RemoteProtocolError) as error:
-                raise ConnectionResetError(describe_failure(error)) from None
-            if isinstance(event, h11.Data):
-                self._received += event.data
-            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-                raise ConnectionResetError("it ended the stream")
-            if len(self._received) > MAX_RESPONSE_BYTES:
-                raise ConnectionResetError("its message is too long")
-        message = bytes(self._received[:end])
-        del self._received[: end + 1]
-        return message
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._connection.close()
 
 
 def describe_failure(error: Exception) -> str:

@@ -49,19 +49,13 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: Annotated[int, msgspec.Meta(gt=0, le=MAX_LIFETIME)]
 
 
-@dataclass(frozen=True, slots=True)
 class FleetKeys:
     """The keys of the fleet with ``prefix``, which ends with a slash."""
 
-    prefix: str
-
-    @property
-    def book(self) -> str:
-        return f"{self.prefix}book"
-
-    @property
-    def leader(self) -> str:
-        return f"{self.prefix}leader"
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.book, self.leader = f"{prefix}book", f"{prefix}leader"
+        self.default_terms = f"{prefix}default-terms"
 
     def report(self, host: str) -> str:
         return f"{self.prefix}reports/{host}"
@@ -71,10 +65,6 @@ class FleetKeys:
 
     def terms(self, host: str) -> str:
         return f"{self.prefix}terms/{host}"
-
-    @property
-    def default_terms(self) -> str:
-        return f"{self.prefix}default-terms"
 
     def host_of(self, key: str) -> str | None:
         """The host of a report's key; None for any other key."""

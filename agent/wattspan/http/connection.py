@@ -313,8 +313,13 @@ class HttpConnection(asyncio.Protocol):
             headers.append(("Content-Length", str(len(response.body))))
         reason = responses.get(response.status, "")
         if self._left is not None and "Connection" not in response.headers:
+            closes = isinstance(self._request, SimpleRequest) and self._request.closes
+            if closes:
+                headers.append(("Connection", "close"))
             self._transport.write(response_head(response.status, reason, headers) + response.body)
             self._end_response()
+            if closes:
+                self._shut_down()
             return
         head = h11.Response(status_code=response.status, headers=headers, reason=reason)
         bodiless = self._request is not None and self._request.method == b"HEAD"

@@ -73,6 +73,7 @@ from wattspan.model.spans import StaticSplit as StaticSplit
 from wattspan.model.spans import UnmeteredRow as UnmeteredRow
 from wattspan.model.spans import service_label as service_label
 from wattspan.model.tuning import CapKey as CapKey
+from wattspan.model.tuning import CapperFigures as CapperFigures
 from wattspan.model.tuning import CapRow as CapRow
 from wattspan.model.tuning import Decision as Decision
 from wattspan.model.tuning import DecisionReason as DecisionReason

@@ -463,8 +463,20 @@ class TuningRow(TuningFigures):
 
 
 @dataclass(frozen=True, slots=True)
+class CapperFigures:
+    """The capper. ``answers`` is None if none is needed, ``shared`` a socket of another agent's."""
+
+    answers: bool | None
+    trouble: str
+    shared: str = ""
+    writes: int = 0
+    restores: int = 0
+    resets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TuningAccounts:
-    """The state of tuning and of all caps. ``capper`` is None if none is needed.
+    """The state of tuning and of all caps.
 
     ``forwarded`` counts the log records that the user's collector has received, None without a
     collector; ``forward_drops`` counts lost ones by reason.
@@ -473,12 +485,7 @@ class TuningAccounts:
     mode: str = "off"
     rows: tuple[TuningRow, ...] = ()
     caps: tuple[CapRow, ...] = ()
-    capper: bool | None = None
-    capper_trouble: str = ""
-    capper_shared: str = ""  # its socket, if it is the capper of another agent
-    writes: int = 0
-    restores: int = 0
-    resets: int = 0
+    capper: CapperFigures = CapperFigures(None, "")
     ceiling: int | None = None  # milliwatts: the host's power budget, if there is one
     forwarded: int | None = None
     forward_drops: Mapping[str, int] = field(default_factory=dict)

@@ -31,7 +31,13 @@ from typing import Any, NamedTuple
 
 from wattspan.compat.zeus.devices import DeviceIndex
 from wattspan.model.consumers import HOST_ROOT
-from wattspan.recurring.jobs import NamedTerms, RecurringJobTerms, TrainingRun, terms_facts
+from wattspan.recurring.jobs import (
+    NamedTerms,
+    RecurringJobTerms,
+    TrainingRun,
+    TrialOutcome,
+    terms_facts,
+)
 from wattspan.recurring.run_book import (
     NoRoomError,
     RunBook,
@@ -40,7 +46,6 @@ from wattspan.recurring.run_book import (
     TermsChangedError,
     UnknownRunError,
 )
-from wattspan.recurring.search import TrialOutcome
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import (
     Device,

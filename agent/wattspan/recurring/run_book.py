@@ -23,9 +23,11 @@ from wattspan.model import Principal
 from wattspan.model.consumers import principal_text
 from wattspan.recurring.jobs import (
     MAX_RUNS,
+    BatchSizeChoice,
     JobRuns,
     RecurringJobTerms,
     TrainingRun,
+    TrialOutcome,
     next_run,
 )
 from wattspan.recurring.run_statements import (
@@ -39,7 +41,6 @@ from wattspan.recurring.run_statements import (
     Statement,
     statements_of,
 )
-from wattspan.recurring.search import BatchSizeChoice, TrialOutcome
 
 MAX_NAME_LENGTH = 200
 MAX_SHOWN = 32
@@ -91,8 +92,7 @@ class RunningProcess:
     started: int
 
 
-@dataclass(frozen=True, slots=True)
-class BegunRun:
+class BegunRun(NamedTuple):
     """A run that has begun, and its batch size. ``key`` numbers the runs of its principal."""
 
     key: int

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from wattspan.model import SECOND, Consumer, Payer, Principal
 from wattspan.sharing.fair_pool import FairPool, share_path
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 
-MAX_PROCESSES = POOL_RULES[PoolName.FAMILIES].limit
+MAX_PROCESSES = PoolName.FAMILIES.limit
 """Running processes with a known parent, and as many ended ones; the user with most loses."""
 
 REMOVAL_INTERVAL = 10 * SECOND

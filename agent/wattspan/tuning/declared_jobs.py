@@ -33,7 +33,7 @@ from wattspan.model import (
 )
 from wattspan.ports import ProcessDirectory
 from wattspan.sharing.fair_pool import share_path
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.declarations import decide_terms
 from wattspan.tuning.permissions import (
     GpuVerdict,
@@ -44,7 +44,7 @@ from wattspan.tuning.permissions import (
 )
 from wattspan.tuning.work_units import TOKENS, ReceivedSpans, matching_job
 
-MAX_DECLARATIONS = POOL_RULES[PoolName.DECLARED_JOBS].limit
+MAX_DECLARATIONS = PoolName.DECLARED_JOBS.limit
 """Declarations of all users; one user has half of them at most."""
 
 
@@ -99,8 +99,7 @@ class DeclaredJobs:
         self._settings, self._directory = settings, directory
         self._permissions = TuningPermissions(directory, settings.groups)
         self._lock = threading.Lock()
-        self._groups: dict[_Spans, tuple[ProcessDeclaration, ...]] = {}  # each oldest first
-        self._by_process: dict[Consumer, tuple[ProcessDeclaration, ...]] = {}
+        self._declarations: list[ProcessDeclaration] = []  # of the same spans, oldest first
         self._quota = (pools or Pools()).make(PoolName.DECLARED_JOBS)
         self._jobs: dict[_Spans, tuple[DeclaredJob, ...]] = {}
         self._work = _work_attributes(settings.job)
@@ -111,18 +110,19 @@ class DeclaredJobs:
         Returns the terms of the job, with the answer to this process. DeclarationsFullError.
         """
         with self._lock:
-            own = self._by_process.get(declaration.consumer, ())
-            replaced = [one for one in own if _is_same(one, declaration)]
+            replaced = [one for one in self._declarations if _is_same(one, declaration)]
             if replaced != [declaration]:
                 if not replaced and not self._acquire(declaration.owner.principal):
                     raise DeclarationsFullError
                 self._change(replaced, declaration)
-            return self._terms(declaration, self._joined(declaration))
+            joined = self._joined(_spans(declaration), declaration.owner)
+            return self._terms(declaration, joined)
 
     def withdraw(self, consumer: Consumer, name: str) -> bool:
         """Remove the declaration of that name; False if the process has none."""
         with self._lock:
-            named = [one for one in self._by_process.get(consumer, ()) if one.name == name]
+            known = self._declarations
+            named = [one for one in known if (one.consumer, one.name) == (consumer, name)]
             self._change(named)
         return bool(named)
 
@@ -132,7 +132,7 @@ class DeclaredJobs:
             self._remove_ended()
             for spans, jobs in self._jobs.items():
                 if any(job.answer.provisional for job in jobs):
-                    self._jobs[spans] = self._made(self._groups[spans])
+                    self._jobs[spans] = self._made(spans)
             return tuple(chain.from_iterable(self._jobs.values()))
 
     def tuned(self) -> tuple[DeclaredJob, ...]:
@@ -153,32 +153,30 @@ class DeclaredJobs:
 
     def _remove_ended(self) -> None:
         identify = self._directory.identify
-        processes = [one for one in self._by_process if identify(one.pid) != one]
-        self._change([one for process in processes for one in self._by_process[process]])
+        processes = {one.consumer for one in self._declarations}
+        ended = {one for one in processes if identify(one.pid) != one}
+        self._change([one for one in self._declarations if one.consumer in ended])
 
     def _change(
         self, removed: Sequence[ProcessDeclaration], added: ProcessDeclaration | None = None
     ) -> None:
         """Remove declarations, and put ``added`` in the place of those with its spans."""
-        changed = (*removed, *(() if added is None else (added,)))
+        changed = [*removed, *filter(None, (added,))]
         if not changed:
             return
         for one in removed:
             self._quota.release(share_path(one.owner.principal))
-        if added is not None and removed:
-            self._quota.force(share_path(added.owner.principal))  # else there is room already
-        for process in {one.consumer for one in changed}:
-            own = [one for one in self._by_process.pop(process, ()) if one not in removed]
-            own += [one for one in (added,) if one is not None and one.consumer == process]
-            if own:
-                self._by_process[process] = tuple(own)
+        known = self._declarations
+        if added is not None:
+            if removed:  # else there is room already
+                self._quota.force(share_path(added.owner.principal))
+            former = (one for one in removed if _spans(one) == _spans(added))
+            known.insert(min(map(known.index, former), default=len(known)), added)
+        self._declarations = [one for one in known if one is added or one not in removed]
         for spans in dict.fromkeys(map(_spans, changed)):
-            group = self._groups.get(spans, ())
-            place = next((i for i, one in enumerate(group) if one in removed), len(group))
-            kept = [one for one in group if one not in removed]
-            if added is not None and _spans(added) == spans:
-                kept.insert(place, added)
-            self._update_group(spans, tuple(kept))
+            self._jobs[spans] = self._made(spans)
+            if not self._jobs[spans]:
+                del self._jobs[spans]
         # Declared ones first: they are exact, and exist only where the configuration counts none.
         jobs = chain.from_iterable(self._jobs.values())
         declared = [one.terms.job for one in jobs if _is_tuned(one)]
@@ -186,23 +184,15 @@ class DeclaredJobs:
         if work != self._work:  # receivers compare its identity
             self._work = work
 
-    def _update_group(self, spans: _Spans, group: tuple[ProcessDeclaration, ...]) -> None:
-        """Make the jobs of the declarations of the same spans."""
-        if not group:
-            del self._groups[spans], self._jobs[spans]
-            return
-        self._groups[spans] = group
-        self._jobs[spans] = self._made(group)
+    def _made(self, spans: _Spans) -> tuple[DeclaredJob, ...]:
+        """The jobs of declarations of these spans, one for each owner."""
+        owners = dict.fromkeys(one.owner for one in self._declarations if _spans(one) == spans)
+        return tuple(self._job(self._joined(spans, owner)) for owner in owners)
 
-    def _made(self, group: Sequence[ProcessDeclaration]) -> tuple[DeclaredJob, ...]:
-        """The jobs of declarations of the same spans."""
-        owners = dict.fromkeys(one.owner for one in group)
-        return tuple(self._job([one for one in group if one.owner == owner]) for owner in owners)
-
-    def _joined(self, declaration: ProcessDeclaration) -> list[ProcessDeclaration]:
-        """The declarations of the same job."""
-        group = self._groups[_spans(declaration)]
-        return [one for one in group if one.owner == declaration.owner]
+    def _joined(self, spans: _Spans, owner: JobOwner) -> list[ProcessDeclaration]:
+        """The declarations of one job."""
+        known = self._declarations
+        return [one for one in known if (_spans(one), one.owner) == (spans, owner)]
 
     def _job(self, joined: Sequence[ProcessDeclaration]) -> DeclaredJob:
         first = joined[0]
@@ -237,23 +227,15 @@ class DeclaredJobs:
             refusal = refusal or self._work_conflict(declaration, _declared_work(joined))
         operator = operator_terms(self._settings, named, refusal, condition)
         decided = decide_terms(declaration.asked, operator, [one.asked for one in joined])
-        return DeclaredTerms(
-            declaration.name,
-            declaration.uid,
-            declaration.asked,
-            decided.given,
-            decided.outcome,
-            decided.reason,
-            decided.provisional,
-            declaration.owner.label,
-        )
+        owner = declaration.owner.label
+        return DeclaredTerms(declaration.name, declaration.uid, declaration.asked, *decided, owner)
 
     def _work_conflict(self, declaration: ProcessDeclaration, work: str) -> str:
         """A sentence if an older job of another owner counts such spans by another attribute.
 
         One attribute is read from the spans of one name, whoever sends them.
         """
-        group = self._groups[_spans(declaration)]
+        group = (one for one in self._declarations if _spans(one) == _spans(declaration))
         older = takewhile(lambda one: one.owner != declaration.owner, group)
         other = next((one.work for one in older if one.work not in ("", TOKENS, work)), "")
         if not other or work in ("", TOKENS):
@@ -272,8 +254,9 @@ def _spans(declaration: ProcessDeclaration) -> _Spans:
 
 
 def _is_same(one: ProcessDeclaration, other: ProcessDeclaration) -> bool:
-    """True if two declarations of one process have the same name or the same spans."""
-    return one.name == other.name or _spans(one) == _spans(other)
+    """True if both are of one process, and have the same name or the same spans."""
+    same = one.name == other.name or _spans(one) == _spans(other)
+    return one.consumer == other.consumer and same
 
 
 def _is_tuned(job: DeclaredJob) -> bool:

@@ -93,22 +93,6 @@ def judged(
     )
 
 
-def advanced(
-    state: TunerState, observation: Observation, *, later: bool, has_turn: bool
-) -> tuple[TunerState | None, bool]:
-    """The next state, and True if it needs the turn to compare its held setting.
-
-    As ``kept``, while the setting is held and may not be compared. ``later`` is HostTurn's.
-    """
-    if has_turn or not can_keep(state):
-        return step(state, observation)[0], False
-    if not later:
-        following, _ = step(state, observation)
-        if can_keep(following) or following.search.phase is not TunerPhase.HOLD:
-            return following, False
-    return kept(state, observation), not later
-
-
 def kept(state: TunerState, observation: Observation) -> TunerState | None:
     """The state that holds its setting without comparing it; None if that must be certified again.
 
@@ -243,10 +227,15 @@ class HostTurns:
             self._before, self._place = self.turn.holders, observation.now
         # Work beside the comparisons of another host is compared with no other work.
         observation = replace(observation, since=max(observation.since, self._undisturbed))
-        following, self._due = advanced(
-            state, observation, later=self.turn.later, has_turn=self.has_turn
-        )
-        return following
+        self._due = False
+        if self.has_turn or not can_keep(state):
+            return step(state, observation)[0]
+        if not self.turn.later:
+            following, _ = step(state, observation)
+            if can_keep(following) or following.search.phase is not TunerPhase.HOLD:
+                return following
+            self._due = True  # it needs the turn to compare its held setting
+        return kept(state, observation)
 
     def leave(self) -> None:
         """Leave the sequence, at the original setting."""

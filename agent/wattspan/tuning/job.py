@@ -110,7 +110,7 @@ class TuningJob:
         self._use_terms()
         self.decided_knob = self.knob
         self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)
-        self._account: SlowdownAccount | None = None  # of the run's earlier tuners
+        self.account: SlowdownAccount | None = None  # of the run's earlier tuners
         self._account_stored_at = now.mono
         self.savings = savings or CumulativeSavings()
         self.savings.close()
@@ -319,10 +319,6 @@ class TuningJob:
             self._refusals.failed(now.mono)
         self._set_decision(self.decline(reason, sentence), now)
 
-    def store_result(self) -> None:
-        """Store for the next run what the present decision reports, and has been applied."""
-        self.strategy.store(self.decision)
-
     def _check_partition_modes(self, host: HostView) -> None:
         """Begin again if a device has another partition mode: none of the evidence applies to it.
 
@@ -365,7 +361,7 @@ class TuningJob:
 
     def keep_account(self, account: SlowdownAccount | None = None) -> None:
         """Keep ``account``, or that of the present tuner if there is one, for the next one."""
-        self._account = account or self._closed_account() or self._account
+        self.account = account or self._closed_account() or self.account
 
     def _closed_account(self) -> SlowdownAccount | None:
         """The account of the run with the present estimates; None if no tuner keeps one."""
@@ -374,26 +370,20 @@ class TuningJob:
         state = self._shared_state
         return None if state is None else closed_account(state)
 
-    @property
-    def account(self) -> SlowdownAccount | None:
-        """The account of the run's earlier tuners, as far as it is known here."""
-        return self._account
-
     def recalled_account(self) -> SlowdownAccount | None:
         """The account of the run's earlier tuners, also of those before a restart of the agent."""
-        if self._account is None and self.context.accounts is not None:
-            self._account = self.context.accounts.recall(self.name, self.ranks)
-        return self._account
+        if self.account is None:
+            self.account = self.context.accounts.recall(self.name, self.ranks)
+        return self.account
 
     def _store_account(self, now: int) -> None:
         """Store the account at intervals, so that it survives the agent."""
-        accounts = self.context.accounts
-        if accounts is None or not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
+        if not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
             return
         account = self._closed_account()
         if account is not None:
             self._account_stored_at = now
-            accounts.store(self.name, self.ranks, account)
+            self.context.accounts.store(self.name, self.ranks, account)
 
     # ------------------------------------------------------------------- choice of devices
 

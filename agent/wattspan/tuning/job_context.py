@@ -73,9 +73,9 @@ class TuningContext:
 
     certified: CertifiedStore
     owner_of: Callable[[Consumer], JobOwner | None]
-    accounts: AccountStore | None = None
-    evidence: EvidenceStore | None = None
-    plans: PlanSearches | None = None
+    accounts: AccountStore
+    evidence: EvidenceStore
+    plans: PlanSearches
     records: JobRecords | None = None
     command: Callable[[Consumer], str] = lambda _: ""
     floor: int = 0

@@ -47,7 +47,7 @@ class JobDevices:
         self._owner, self._context = owner, context
         self._settings = AutotuneSettings()
         self._lowest_power = 0
-        self._members: dict[Payer, int] = {}  # every process of the job's families, and its rank
+        self.members: dict[Payer, int] = {}  # every process of the job's families, and its rank
         self._members_read_at = 0
         self._position = self._first = 0  # in ``knobs``: the present one, the first worth trying
         self._rounds = self._round_ends = 0  # rounds in which no knob was of use
@@ -63,25 +63,20 @@ class JobDevices:
 
     # ------------------------------------------------------------------------------ members
 
-    @property
-    def members(self) -> Mapping[Payer, int]:
-        """Every process of the job as last read, and its rank."""
-        return self._members
-
     def update_members(self, host: HostView, ranks: Mapping[Consumer, int]) -> None:
         """Update the processes of the job's families.
 
         The GPU work of a server may be done by another process than the one that sends spans.
         """
         now = host.now.mono
-        known = ranks.keys() <= self._members.keys()
+        known = ranks.keys() <= self.members.keys()
         if known and now - self._members_read_at < _FAMILY_INTERVAL:
             return
         self._members_read_at = now
-        self._members = dict(ranks.items())
+        self.members = dict(ranks.items())
         for leader, rank in ranks.items():
             for one in filter(self._is_own, host.energies.family(leader)):
-                self._members.setdefault(one, rank)
+                self.members.setdefault(one, rank)
 
     def _is_own(self, payer: Payer) -> bool:
         """True if a descendant of the job's processes is its owner's.
@@ -211,7 +206,7 @@ class JobDevices:
         """The range of a device, with the lowest rank of the job's processes that use it."""
         domain = host.domains.get(key.device)
         users = used.get(domain.resource or "", ()) if domain is not None else ()
-        rank = min((self._members[one] for one in users), default=0)
+        rank = min((self.members[one] for one in users), default=0)
         floor = self._context.floor
         if key.knob is Knob.GPU_POWER:
             floor = max(floor, self._lowest_power)
@@ -228,7 +223,7 @@ class JobDevices:
         """
         vetoes = host.vetoes(self.knob, self.names)
         divided = [one for one in self.names if (gpu := host.gpu(one)) and gpu.mig]
-        if whole_boards and all(host.is_whole(one, self._members) for one in divided):
+        if whole_boards and all(host.is_whole(one, self.members) for one in divided):
             vetoes.discard(DecisionReason.MIG)
         if any(host.is_shared(key, members) for key in self._keys(self._position, self.names)):
             vetoes.add(DecisionReason.SHARED)

@@ -26,7 +26,6 @@ from wattspan.tuning.decisions.values import KnobRange
 from wattspan.tuning.host_view import DeviceSampler, HostView
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
-from wattspan.tuning.pipeline.iterations import RankUnit
 from wattspan.tuning.pipeline.plan import ClockPlan
 from wattspan.tuning.pipeline.replicas import NO_PARTNERS, JobPartners, PipelineGroup
 from wattspan.tuning.pipeline.session import use_plan
@@ -106,13 +105,13 @@ class PipelineSessions:
 
     def _searched(self, name: str, session: PipelineState) -> PipelineState:
         """Begin the search that the session asks for, and use its result."""
-        task, searches = session.task, self._job.context.plans
-        if task is None or searches is None:
+        task = session.task
+        if task is None:
             self._searches.pop(name, None)
             return session
         present = self._searches.get(name)
         if present is None or present[0] is not task:
-            present = self._searches[name] = task, searches.submit(task)
+            present = self._searches[name] = task, self._job.context.plans.submit(task)
         future = present[1]
         if not future.done():
             return session
@@ -243,7 +242,7 @@ class OwnRanks:
     def observe(self, host: HostView) -> Mapping[str, PipelineObservation]:
         """The spans, clocks and energies of each pipeline since the last step."""
         job, sampler = self._job, self._job.devices.sampler
-        units = [RankUnit(one.rank, one.start, one.end) for one in job.work.units.drain()]
+        units = job.work.units.drain()
         instructions = job.work.instructions.drain()
         sampler.read_caps(host)
         in_force, known = sampler.in_force, host.trouble is None or not self.apply

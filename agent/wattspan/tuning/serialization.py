@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from wattspan.model import (
+    CapperFigures,
     CapRow,
     Decision,
     Knob,
@@ -74,22 +75,11 @@ def _setting_scale(knob: Knob) -> float:
 # ------------------------------------------------------------------------------------ accounts
 
 
-class CapperEntry(Struct, frozen=True, kw_only=True):
-    """The capper. ``answers`` is null if none is needed, ``shared`` a socket of another agent's."""
-
-    answers: bool | None
-    trouble: str
-    shared: str = ""
-    writes: int
-    restores: int
-    resets: int = 0
-
-
 class TuningDocument(Struct, frozen=True):
     """The state of tuning and of all caps; unknown fields of a newer agent are ignored."""
 
     mode: str
-    capper: CapperEntry
+    capper: CapperFigures
     ceiling_watts: float | None
     jobs: list[JsonObject]  # each of `row_to_json`
     caps: list[JsonObject]
@@ -98,14 +88,7 @@ class TuningDocument(Struct, frozen=True):
 def tuning_document(accounts: TuningAccounts) -> TuningDocument:
     return TuningDocument(
         accounts.mode,
-        CapperEntry(
-            answers=accounts.capper,
-            trouble=accounts.capper_trouble,
-            shared=accounts.capper_shared,
-            writes=accounts.writes,
-            restores=accounts.restores,
-            resets=accounts.resets,
-        ),
+        accounts.capper,
         _divided(accounts.ceiling, _MILLI),
         list(map(row_to_json, accounts.rows)),
         list(map(_cap_to_json, accounts.caps)),
@@ -114,17 +97,11 @@ def tuning_document(accounts: TuningAccounts) -> TuningDocument:
 
 def tuning_accounts(document: TuningDocument) -> TuningAccounts:
     """Inverse of :func:`tuning_document`. LookupError, TypeError or ValueError: invalid facts."""
-    capper = document.capper
     return TuningAccounts(
         mode=document.mode,
         rows=tuple(map(_row_from_json, document.jobs)),
         caps=tuple(map(_cap_from_json, document.caps)),
-        capper=capper.answers,
-        capper_trouble=capper.trouble,
-        capper_shared=capper.shared,
-        writes=capper.writes,
-        restores=capper.restores,
-        resets=capper.resets,
+        capper=document.capper,
         ceiling=_multiplied(document.ceiling_watts, _MILLI),
     )
 

@@ -126,8 +126,7 @@ class TrackingStrategy:
         if ended is not None and ended.policy == policy:
             self._tracking = resume_tracking(ended, now)
         else:
-            store = owner.context.evidence
-            known = None if store is None else store.recall(owner.name, owner.ranks, policy)
+            known = owner.context.evidence.recall(owner.name, owner.ranks, policy)
             self._tracking = begin_tracking(policy, now, known)
         self._apply = apply
         return None
@@ -199,5 +198,5 @@ class TrackingStrategy:
 
     def _store(self, state: TrackingState | None, evidence: TrackingEvidence) -> None:
         job = self._job
-        if job.context.evidence is not None and state is not None:
+        if state is not None:
             job.context.evidence.store(job.name, job.ranks, state.policy, evidence)

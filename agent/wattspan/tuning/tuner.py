@@ -15,6 +15,7 @@ from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     SECOND,
     CapKey,
+    CapperFigures,
     CapRow,
     DecisionReason,
     Failure,
@@ -324,7 +325,7 @@ class Tuner:
         self._decisions.add(
             RecordedDecision(host.now, job.name, job.decided_knob, decision, job.applied)
         )
-        job.store_result()
+        job.strategy.store(decision)  # it has been applied
 
     def _apply(self, job: TuningJob, now: Instant) -> None:
         """Let the capper hold the job's caps, or restore the limits."""
@@ -380,12 +381,14 @@ class Tuner:
             mode=self._settings.mode,
             rows=(*rows, *missing),
             caps=tuple(self._rows.values()),
-            capper=None if self._caps is None else self._trouble is None,
-            capper_trouble=self._trouble_text,
-            capper_shared=totals.shared,
-            writes=totals.writes,
-            restores=totals.restores,
-            resets=totals.resets,
+            capper=CapperFigures(
+                None if self._caps is None else self._trouble is None,
+                self._trouble_text,
+                totals.shared,
+                totals.writes,
+                totals.restores,
+                totals.resets,
+            ),
             ceiling=totals.ceiling,
         )
 

@@ -262,12 +262,3 @@ def sanitize(value: str, most: int = MAX_LABEL) -> str:
     surrogate (a file name that is not UTF-8) cannot be encoded.
     """
     return cut_with_digest(value, most, _UNPRINTABLE.sub("\ufffd", value))
-
-
-CACHE_SLACK = 64
-"""Unused series that a cache may keep, so that small changes are cheap."""
-
-
-def cache_must_shrink(kept: int, used: int) -> bool:
-    """Return True if a cache of ``kept`` entries must shrink to the ``used`` ones."""
-    return kept > 2 * used + CACHE_SLACK

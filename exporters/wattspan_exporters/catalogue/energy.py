@@ -48,19 +48,6 @@ def worst_provenance(domains: tuple[DomainAccount, ...]) -> Provenance | None:
     return max(found, key=lambda provenance: provenance.rank, default=None)
 
 
-def provenances(snapshot: Snapshot) -> dict[HwType, str]:
-    """Return the provenance of the sum over each measured hardware type."""
-    known = dict(snapshot.provenance)
-    for account in snapshot.domains:
-        domain = account.domain
-        summed = domain.in_cover or account.counted
-        if summed and domain.hw_type not in snapshot.provenance:
-            known[domain.hw_type] = domain.provenance.worse(
-                known.get(domain.hw_type, domain.provenance)
-            )
-    return {hw_type: known[hw_type] for hw_type in HwType if hw_type in known}
-
-
 def parent(domain: Domain) -> str:
     """Return "" for the cover: the sum over ``hw_parent=""`` counts every joule once."""
     return "" if domain.in_cover else domain.parent or OUTSIDE_COVER
@@ -211,7 +198,7 @@ ENERGY = (
 
 def process_energy(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield listed processes, then one row ``other`` for each hardware type."""
-    provenance = provenances(snapshot)
+    provenance = snapshot.provenance
     for row in _deduplicated(snapshot.processes):
         pid, command, group = _process_labels(row)
         for hw_type, energy in row.energy.items():
@@ -288,7 +275,7 @@ def _started(row: ProcessRow) -> int:
 
 
 def group_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    provenance = provenances(snapshot)
+    provenance = snapshot.provenance
     for row in snapshot.groups:
         kind, name = row.group
         for hw_type, energy in row.energy.items():
@@ -350,7 +337,7 @@ ACCOUNTS = (
 
 
 def span_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    provenance = provenances(snapshot)
+    provenance = snapshot.provenance
     for row in snapshot.spans.rows:
         for hw_type, spent in row.energy.items():
             yield (hw_type, *row.key, provenance.get(hw_type, "")), spent
@@ -360,7 +347,7 @@ def _split_energy(part: str) -> Draw:
     """The static or the dynamic part of the GPU energy of the spans of every name."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        provenance = provenances(snapshot).get(HwType.GPU, "")
+        provenance = snapshot.provenance.get(HwType.GPU, "")
         for row in snapshot.spans.rows:
             for basis, split in row.splits.items():
                 yield (HwType.GPU, *row.key, provenance, basis), getattr(split, part)
@@ -370,7 +357,7 @@ def _split_energy(part: str) -> Draw:
 
 def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
     """Return one exemplar for each series of ``energy`` with a span."""
-    provenance = provenances(snapshot)
+    provenance = snapshot.provenance
     return {
         (hw_type, *row.key, provenance.get(hw_type, "")): exemplar
         for row in snapshot.spans.rows
@@ -379,7 +366,7 @@ def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
 
 
 def energy_outside_spans(snapshot: Snapshot) -> Iterator[Sample]:
-    provenance = provenances(snapshot)
+    provenance = snapshot.provenance
     for (service, owner, hw_type), spent in snapshot.spans.outside.items():
         yield (hw_type, service, owner, provenance.get(hw_type, "")), spent
 

@@ -19,7 +19,6 @@ from wattspan_exporters.catalogue.definition import (
     no_samples,
     single,
 )
-from wattspan_exporters.catalogue.energy import provenances
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
 
@@ -27,14 +26,14 @@ _MODEL = ("service.name", "model", "owner")
 
 
 def token_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    provenance = provenances(snapshot).get(HwType.GPU, "")
+    provenance = snapshot.provenance.get(HwType.GPU, "")
     for row in snapshot.spans.inference:
         for token_type, energy in row.energy.items():
             yield (*row.key, token_type, provenance), energy
 
 
 def request_energies(snapshot: Snapshot) -> Iterator[tuple[Labels, Distribution]]:
-    provenance = provenances(snapshot).get(HwType.GPU, "")
+    provenance = snapshot.provenance.get(HwType.GPU, "")
     for row in snapshot.spans.inference:
         count, total = sum(row.requests.values()), sum(row.energy.values())
         yield (*row.key, provenance), Distribution(count, total, row.buckets)
@@ -43,7 +42,7 @@ def request_energies(snapshot: Snapshot) -> Iterator[tuple[Labels, Distribution]
 def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield nothing before the first request: no engine is known."""
     if snapshot.spans.inference:
-        yield (provenances(snapshot).get(HwType.GPU, ""),), snapshot.spans.inference_idle
+        yield (snapshot.provenance.get(HwType.GPU, ""),), snapshot.spans.inference_idle
 
 
 def _of_rows(rows: str, field: str) -> Draw:

@@ -31,7 +31,7 @@ from wattspan_exporters.catalogue.definition import (
     items_of,
     single,
 )
-from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
+from wattspan_exporters.catalogue.energy import boot_start_times, worst_provenance
 from wattspan_exporters.catalogue.gpu import MEGAHERTZ, clock_limits
 
 _HARDWARE_TYPES = {
@@ -76,7 +76,7 @@ def _provenance(snapshot: Snapshot, row: TuningRow) -> str:
     own = tuple(a for a in snapshot.domains if a.domain.id in row.devices)
     return (
         worst_provenance(own)
-        or provenances(snapshot).get(_HARDWARE_TYPES[row.knob])
+        or snapshot.provenance.get(_HARDWARE_TYPES[row.knob])
         or Provenance.ESTIMATED
     )
 
@@ -185,7 +185,7 @@ def _capper(name: str, text: str, field: str) -> Metric:
 
 def _of_capper(snapshot: Snapshot, field: str) -> int | None:
     tuning = snapshot.tuning
-    return None if tuning.capper is None else int(getattr(tuning, field))
+    return None if tuning.capper.answers is None else int(getattr(tuning.capper, field))
 
 
 TUNING = (
@@ -259,7 +259,7 @@ TUNING = (
            (), single(attrgetter("tuning.ceiling"))),
     Metric("wattspan.capper.up", GAUGE, "",
            "State of the capper: 1 if it answers, else 0; absent if none is needed.",
-           (), single(lambda snapshot: _of_capper(snapshot, "capper"))),
+           (), single(lambda snapshot: _of_capper(snapshot, "answers"))),
     _capper("writes", "Power-limit and clock-limit writes by the capper.", "writes"),
     _capper("restores", "Original limits restored by the capper.", "restores"),
     _capper("resets",

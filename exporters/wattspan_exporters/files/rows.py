@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from wattspan.model import Snapshot
@@ -17,10 +18,10 @@ from wattspan.util.text import escape_formula
 from wattspan_exporters.catalogue.definition import (
     Labels,
     Metric,
-    cache_must_shrink,
     counters,
     sanitize,
 )
+from wattspan_exporters.catalogue.series import SeriesCache
 from wattspan_exporters.prometheus.renderer import format_number
 
 FORMAT_VERSION = 1
@@ -119,13 +120,16 @@ class RowEncoder:
     """
 
     def __init__(self, metrics: Sequence[Metric], form: RowFormat) -> None:
-        self._metrics = tuple(one for metric in metrics for one in counters(metric))
         self._form = form
-        self._kept: dict[str, dict[Labels, tuple[str, str]]] = {m.name: {} for m in self._metrics}
+        self._series = [
+            (one, SeriesCache(partial(self._around, one)))
+            for metric in metrics
+            for one in counters(metric)
+        ]
 
     @property
     def kept(self) -> int:
-        return sum(map(len, self._kept.values()))
+        return sum(len(cache) for _, cache in self._series)
 
     def encode(self, snapshot: Snapshot) -> EncodedRows:
         """The rows of a snapshot, with the values that a scrape shows."""
@@ -136,25 +140,13 @@ class RowEncoder:
             host=sanitize(snapshot.host),
         )
         lines: list[str] = []
-        for metric in self._metrics:
-            lines.extend(self._lines(metric, snapshot, f"{self._form.opening}{cells},"))
+        stamp, between = f"{self._form.opening}{cells},", f",{self._form.key('whole')}"
+        for metric, cache in self._series:
+            for (before, after), value in cache.drawn(metric.draw(snapshot)):
+                shown, whole = self._figures(value, metric.decimals)
+                lines.append(f"{stamp}{before}{shown}{between}{whole}{after}")
+            cache.shrink()
         return EncodedRows("".join(lines).encode(), len(lines))
-
-    def _lines(self, metric: Metric, snapshot: Snapshot, stamp: str) -> Iterator[str]:
-        kept, decimals = self._kept[metric.name], metric.decimals
-        between = f",{self._form.key('whole')}"
-        seen: dict[Labels, tuple[str, str]] = {}
-        for labels, value in metric.draw(snapshot):
-            if labels in seen:  # a duplicate series
-                continue
-            around = kept.get(labels)
-            if around is None:
-                around = kept[labels] = self._around(metric, labels)
-            seen[labels] = around
-            shown, whole = self._figures(value, decimals)
-            yield f"{stamp}{around[0]}{shown}{between}{whole}{around[1]}"
-        if cache_must_shrink(len(kept), len(seen)):
-            self._kept[metric.name] = seen
 
     def _figures(self, value: int | float, decimals: int) -> tuple[str, str]:
         null = self._form.null

@@ -29,10 +29,10 @@ from wattspan_exporters.catalogue.definition import (
     Instrument,
     Labels,
     Metric,
-    cache_must_shrink,
     counters,
     sanitize,
 )
+from wattspan_exporters.catalogue.series import SeriesCache
 
 Value = str | bool
 DataPoint = Any
@@ -48,11 +48,10 @@ RENAMED_ATTRIBUTES = {"job": "exported_job"}
 class SeriesStream:
     """One series, with the data point that is sent with new times and values."""
 
-    __slots__ = ("exemplar", "point", "turn", "value")
+    __slots__ = ("exemplar", "point", "value")
 
     def __init__(self, point: DataPoint) -> None:
         self.point = point
-        self.turn = 0
         self.value: int | float = 0
         self.exemplar: Exemplar | None = None
 
@@ -93,49 +92,51 @@ class MetricStreams:
         """``first`` is a data point without attributes, of which each series gets a copy."""
         self._metric, self._first = metric, first
         self._keys = tuple(RENAMED_ATTRIBUTES.get(key, key) for key in metric.attributes)
-        self._kept: dict[Labels, SeriesStream] = {}
-        self._turn = 0
+        self._series = SeriesCache(self._stream)
+        self._fresh: list[tuple[Labels, SeriesStream]] = []
         self._forgotten_at = 0
         self._seen_at = 0  # the time of the snapshot before
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._series)
 
     def drawn(self, snapshot: Snapshot) -> Sequence[SeriesStream]:
         """The series of ``snapshot`` in its order."""
-        metric, kept = self._metric, self._kept
+        metric = self._metric
         counts = metric.instrument is Instrument.COUNTER
-        self._turn = turn = self._turn + 1
         if snapshot.at.wall < self._seen_at:
             self._set_back(snapshot.at.wall)
         drawn: list[SeriesStream] = []
-        fresh: list[tuple[Labels, SeriesStream]] = []
-        for labels, value in metric.draw(snapshot):
-            stream = kept.get(labels)
-            if stream is None:
-                stream = kept[labels] = SeriesStream(self._point(labels))
-                fresh.append((labels, stream))
-            elif stream.turn == turn:  # a duplicate series: the first counts, as in a scrape
-                continue
-            elif counts and value < stream.value:
+        for stream, value in self._series.drawn(metric.draw(snapshot)):
+            if counts and value < stream.value:
                 stream.begin(self._seen_at)
-            stream.turn, stream.value = turn, value
+            stream.value = value
             drawn.append(stream)
-        if fresh:
-            self._begin(fresh, snapshot)
+        if self._fresh:
+            self._begin(self._fresh, snapshot)
+            self._fresh = []
         self._seen_at = snapshot.at.wall
-        if cache_must_shrink(len(kept), len(drawn)):
-            self._kept = {labels: one for labels, one in kept.items() if one.turn == turn}
+        if self._series.shrink():
             self._forgotten_at = snapshot.at.wall
         if metric.exemplars is not None:
             self._show(snapshot)
         return drawn
 
+    def _stream(self, labels: Labels) -> SeriesStream:
+        """A new series, whose start time is not set yet."""
+        point = type(self._first)()
+        point.CopyFrom(self._first)
+        pairs = zip(self._keys, labels, strict=True)
+        add_attributes(point.attributes, {key: sanitize(value) for key, value in pairs if value})
+        stream = SeriesStream(point)
+        self._fresh.append((labels, stream))
+        return stream
+
     def _set_back(self, wall: int) -> None:
         """After the clock was set back, no stream starts in the future."""
         self._seen_at = wall
         self._forgotten_at = min(self._forgotten_at, wall)
-        for stream in self._kept.values():
+        for _, stream in self._series.items:
             if stream.point.start_time_unix_nano > wall:
                 stream.begin(wall)
 
@@ -153,18 +154,11 @@ class MetricStreams:
             start = max(begun if own is None else own, self._forgotten_at)
             stream.begin(max(0, min(start, snapshot.at.wall)))
 
-    def _point(self, labels: Labels) -> DataPoint:
-        point = type(self._first)()
-        point.CopyFrom(self._first)
-        pairs = zip(self._keys, labels, strict=True)
-        add_attributes(point.attributes, {key: sanitize(value) for key, value in pairs if value})
-        return point
-
     def _show(self, snapshot: Snapshot) -> None:
         """Update the exemplars of the series."""
         metric = self._metric
         exemplars = metric.exemplars(snapshot) if metric.exemplars is not None else {}
-        for labels, stream in self._kept.items():
+        for labels, stream in self._series.items:
             if (shown := exemplars.get(labels)) != stream.exemplar:
                 stream.show(shown, 10**metric.decimals)
 

@@ -2,9 +2,9 @@
 
 prometheus-client's writer builds an object and several dictionaries for every sample of every
 scrape, and takes about ten times as long for ten thousand samples. Here the text before a value
-is made once for each series, and the text of a value only when it changes. Timestamps (a scrape
-has one) and ``_created`` series (they double the counters, and Prometheus does not detect resets
-by them) are omitted.
+is made once for each series, the text of a value only when it changes, and a metric is drawn only
+when a field of the snapshot changes that it reads. Timestamps (a scrape has one) and ``_created``
+series (they double the counters, and Prometheus does not detect resets by them) are omitted.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from typing import cast
 
 from wattspan.model import Exemplar, Snapshot
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
+    Histogram,
     Instrument,
     Labels,
     Metric,
     bound_texts,
-    cache_must_shrink,
     sanitize,
 )
+from wattspan_exporters.catalogue.series import ReadSnapshot, SeriesCache, changed_fields
 
 _HEX = re.compile("[0-9a-f]{1,32}")
 
@@ -93,63 +95,64 @@ OPENMETRICS_END = "# EOF\n"
 class _SeriesLine:
     """The line of a series, kept between scrapes."""
 
-    __slots__ = ("exemplar", "head", "tail", "text", "turn", "value")
+    __slots__ = ("exemplar", "head", "tail", "text", "value")
 
     def __init__(self, head: str) -> None:
-        self.head, self.text, self.tail, self.turn = head, "", "\n", 0
+        self.head, self.text, self.tail = head, "", "\n"
         self.value: int | float | None = None
         self.exemplar: Exemplar | None = None
 
 
-class Renderer:
-    """Renders snapshots; keeps the line of each series, and rewrites only changed lines.
+_UNWATCHED_AFTER, _WATCHED_EVERY = 3, 64
+"""Consecutive drawings after which the fields that a metric reads are noted only now and then."""
 
-    At most about twice the lines of the newest snapshot are kept. For one thread at a time.
-    """
 
-    def __init__(self, metrics: Sequence[Metric] = CATALOGUE) -> None:
-        self._metrics = tuple(metrics)
-        self._kept: dict[str, dict[Labels, _SeriesLine]] = {metric.series: {} for metric in metrics}
+class _Family:
+    """The lines of one metric, written anew when a field of which they were drawn changes."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
         self._preambles = {
-            ExpositionFormat.TEXT: {one.series: _text_preamble(one) for one in metrics},
-            ExpositionFormat.OPENMETRICS: {
-                one.series: _openmetrics_preamble(one) for one in metrics
-            },
+            ExpositionFormat.TEXT: _text_preamble(metric),
+            ExpositionFormat.OPENMETRICS: _openmetrics_preamble(metric),
         }
-        self._turn = 0
+        self.series = SeriesCache(
+            lambda labels: _SeriesLine(line_head(metric.series, metric.labels, labels))
+        )
+        self._read: frozenset[str] = frozenset()
+        self._redrawn = 0  # consecutive drawings
+        self._lines: list[str] = []
+        self._exemplars: Mapping[Labels, Exemplar] = {}
+        self._texts: dict[ExpositionFormat, str] = {}  # of the lines, as far as they were needed
 
-    @property
-    def kept(self) -> int:
-        return sum(map(len, self._kept.values()))
+    def text(self, snapshot: Snapshot, changed: frozenset[str], form: ExpositionFormat) -> str:
+        """All lines with their head; "" without a series."""
+        if self._read and self._read.isdisjoint(changed):  # what reads no field may change
+            self._redrawn = 0
+        else:
+            read: set[str] = set()
+            # A metric that changes with each snapshot is not watched: that takes twice the time.
+            watched = self._redrawn < _UNWATCHED_AFTER or self._redrawn % _WATCHED_EVERY == 0
+            self._lines = self._draw(
+                cast(Snapshot, ReadSnapshot(snapshot, read)) if watched else snapshot
+            )
+            self._read, self._texts = frozenset(read), {}
+            self._redrawn += 1
+        if (text := self._texts.get(form)) is None:
+            lines = self._lines
+            if self._exemplars and form is ExpositionFormat.OPENMETRICS:
+                lines = self._with_exemplars(lines, self._exemplars)
+            text = self._texts[form] = self._preambles[form] + "".join(lines) if lines else ""
+        return text
 
-    def render(self, snapshot: Snapshot, form: ExpositionFormat, appendix: str = "") -> bytes:
-        """One document; ``appendix`` is further text in the same format."""
-        preambles = self._preambles[form]
-        self._turn += 1
-        parts: list[str] = []
-        for metric in self._metrics:
-            if lines := self._lines(metric, snapshot) or _histogram_lines(metric, snapshot):
-                if form is ExpositionFormat.OPENMETRICS and metric.exemplars is not None:
-                    lines = self._with_exemplars(metric, lines, metric.exemplars(snapshot))
-                parts.append(preambles[metric.series])
-                parts.extend(lines)
-        parts.append(appendix)
-        if form is ExpositionFormat.OPENMETRICS:
-            parts.append(OPENMETRICS_END)
-        return "".join(parts).encode()
-
-    def _lines(self, metric: Metric, snapshot: Snapshot) -> list[str]:
-        kept, turn = self._kept[metric.series], self._turn
+    def _draw(self, snapshot: Snapshot) -> list[str]:
+        metric = self._metric
+        if metric.histogram is not None:
+            return _histogram_lines(metric, metric.histogram, snapshot)
         decimals = metric.decimals
         one = 10**decimals if decimals else math.inf
         lines: list[str] = []
-        for labels, value in metric.draw(snapshot):
-            line = kept.get(labels)
-            if line is None:
-                line = kept[labels] = _SeriesLine(line_head(metric.series, metric.labels, labels))
-            elif line.turn == turn:  # a duplicate series would invalidate the scrape
-                continue
-            line.turn = turn
+        for line, value in self.series.drawn(metric.draw(snapshot)):
             if line.value != value:
                 line.value = value
                 # Hot path: insert a decimal point into the digits of the integer.
@@ -159,33 +162,50 @@ class Renderer:
                 else:
                     line.text = f"{line.head}{format_number(value, decimals)}\n"
             lines.append(line.text)
-        if cache_must_shrink(len(kept), len(lines)):
-            drawn = ((labels, line) for labels, line in kept.items() if line.turn == turn)
-            self._kept[metric.series] = dict(drawn)
+        self.series.shrink()
+        if metric.exemplars is not None:
+            self._exemplars = metric.exemplars(snapshot)
         return lines
 
-    def _with_exemplars(
-        self, metric: Metric, lines: list[str], exemplars: Mapping[Labels, Exemplar]
-    ) -> list[str]:
-        """``lines`` of this turn with their exemplars; the kept lines stay without."""
-        kept = self._kept[metric.series]
+    def _with_exemplars(self, lines: list[str], exemplars: Mapping[Labels, Exemplar]) -> list[str]:
+        """``lines`` with their exemplars; the kept lines stay without."""
         tails: dict[str, str] = {}
         for labels, exemplar in exemplars.items():
-            if (line := kept.get(labels)) is not None:
+            if (line := self.series.get(labels)) is not None:
                 if line.exemplar != exemplar:
                     line.exemplar = exemplar
-                    line.tail = exemplar_tail(exemplar, metric.decimals)
+                    line.tail = exemplar_tail(exemplar, self._metric.decimals)
                 tails[line.text] = line.tail
         return [text[:-1] + tails[text] if text in tails else text for text in lines]
 
 
-def _histogram_lines(metric: Metric, snapshot: Snapshot) -> list[str]:
+class Renderer:
+    """Renders snapshots; keeps the line of each series, and rewrites only changed lines.
+
+    At most about twice the lines of the newest snapshot are kept. For one thread at a time.
+    """
+
+    def __init__(self, metrics: Sequence[Metric] = CATALOGUE) -> None:
+        self._families = [_Family(metric) for metric in metrics]
+        self._rendered: Snapshot | None = None
+
+    @property
+    def kept(self) -> int:
+        return sum(len(family.series) for family in self._families)
+
+    def render(self, snapshot: Snapshot, form: ExpositionFormat) -> bytes:
+        """One document."""
+        changed = changed_fields(self._rendered, snapshot)
+        self._rendered = snapshot
+        document = "".join([one.text(snapshot, changed, form) for one in self._families])
+        return (document + OPENMETRICS_END * (form is ExpositionFormat.OPENMETRICS)).encode()
+
+
+def _histogram_lines(metric: Metric, histogram: Histogram, snapshot: Snapshot) -> list[str]:
     """The lines of a histogram; those of one series must not be interleaved with others."""
-    if metric.histogram is None:
-        return []
     series, names, bounds = metric.series, metric.labels, bound_texts(metric)
     lines: list[str] = []
-    for labels, one in metric.histogram.drawn(snapshot).items():
+    for labels, one in histogram.drawn(snapshot).items():
         for bound, count in zip(bounds, (*one.up_to, one.observations), strict=True):
             lines.append(
                 f"{line_head(f'{series}_bucket', (*names, 'le'), (*labels, bound))}{count}\n"

@@ -11,7 +11,7 @@ from testbed.idle_baseline import LAWS, SCENARIOS, resting, run, steady
 @pytest.mark.parametrize("law", ["straight line", "Fan et al."])
 @pytest.mark.parametrize("load", ["variation of 15 %", "requests"])
 def test_process_energy_beside_a_busy_start_meets_its_goals(load: str, law: str) -> None:
-    runs = [run(SCENARIOS[load], LAWS[law], seconds=70, seed=seed) for seed in range(3)]
+    runs = [run(SCENARIOS[load], LAWS[law], seconds=40, seed=seed) for seed in range(3)]
     assert all(one.known_after is not None and one.known_after <= 30 for one in runs)
     assert statistics.median(abs(one.error(30, 40)) for one in runs) <= 0.05
     assert max(one.error(0, 5) for one in runs) <= 0.05

@@ -15,7 +15,7 @@ from testbed.capper_bench import BOOT, Disk, W, entry
 from wattspan.capper.audit import GENERATIONS, AuditAction, AuditEvent, AuditLog
 from wattspan.capper.host_directory import (
     CapperHost,
-    CapperLock,
+    lock_capper,
     open_capper_directory,
 )
 from wattspan.capper.journal import EntrySource, Journal, JournalError
@@ -28,9 +28,9 @@ LOCKS = """
 import sys
 from pathlib import Path
 from wattspan.capper.journal import JournalError
-from wattspan.capper.host_directory import CapperLock, CapperHost
+from wattspan.capper.host_directory import lock_capper, CapperHost
 try:
-    CapperLock(CapperHost(Path(sys.argv[1]), "boot"))
+    lock_capper(CapperHost(Path(sys.argv[1]), "boot"))
 except JournalError as error:
     print(error)
 """
@@ -253,27 +253,27 @@ def test_emulated_hosts_journal_is_kept_apart(tmp_path: Path) -> None:
 
 def test_journal_lock_is_exclusive_and_ends_with_its_holder(tmp_path: Path) -> None:
     place = CapperHost(tmp_path, BOOT)
-    first = CapperLock(place)
+    first = lock_capper(place)
     with pytest.raises(JournalError, match=r"Process \d+ is the one capper of this host"):
-        CapperLock(place)
+        lock_capper(place)
     first.release()
-    CapperLock(place).release()
+    lock_capper(place).release()
     assert (tmp_path / "lock").exists()
 
 
 def test_capper_lock_file_is_private(tmp_path: Path) -> None:
     (tmp_path / "lock").touch(0o640)  # format of earlier versions
-    CapperLock(CapperHost(tmp_path, BOOT)).release()
+    lock_capper(CapperHost(tmp_path, BOOT)).release()
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_foreign_lock_holder_is_named_as_not_a_capper(
     tmp_path: Path,
 ) -> None:
-    lock = CapperLock(CapperHost(tmp_path, BOOT))
+    lock = lock_capper(CapperHost(tmp_path, BOOT))
     (tmp_path / "lock").write_text("1\n")  # a capper that has released everything
     with pytest.raises(JournalError) as refused:
-        CapperLock(CapperHost(tmp_path, BOOT))
+        lock_capper(CapperHost(tmp_path, BOOT))
     lock.release()
     assert f"Process {os.getpid()} has the lock" in str(refused.value)
     assert "is the capper" not in str(refused.value)
@@ -284,7 +284,7 @@ def test_foreign_lock_holder_is_named_as_not_a_capper(
 def test_invisible_lock_holder_is_reported_as_unknown(
     tmp_path: Path,
 ) -> None:
-    lock = CapperLock(CapperHost(tmp_path, BOOT))
+    lock = lock_capper(CapperHost(tmp_path, BOOT))
     (tmp_path / "lock").write_text("4194304\n")  # more than any process has for a number
     alone = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", LOCKS]
     told = subprocess.run(

@@ -77,7 +77,7 @@ def test_way_down_takes_several_askings(tmp_path: Path) -> None:
 def test_device_has_one_lease_holder(bench: Bench) -> None:
     bench.hold(500 * W)
     assert refusal(bench, 550 * W, holder=2, job="other") == RefusalReason.HELD
-    bench.manager.gone(1)
+    bench.manager.release(1)
     bench.hold(550 * W, holder=2, job="other")
     assert bench.stands[0] == 550 * W
 
@@ -241,7 +241,7 @@ def test_audit_log_has_holder_limit_and_end_reason(bench: Bench) -> None:
     held()
     bench.turn(10)
     held()
-    bench.manager.gone(1)
+    bench.manager.release(1, why="its holder has gone")
     held()
     bench.manager.restore()
     told = [(str(e.deed), e.old, e.new, e.why, e.job) for e in bench.events]

@@ -98,7 +98,7 @@ def test_expired_lease_is_restored_at_once(bench: Bench) -> None:
 
 def test_lost_tuner_is_restored_at_once(bench: Bench) -> None:
     held(bench)
-    bench.manager.gone(1)
+    bench.manager.release(1)
     assert bench.stands[0] == 650 * W
 
 
@@ -117,7 +117,7 @@ def test_next_capper_restores_at_once(bench: Bench) -> None:
 def test_restore_that_fails_at_first_is_not_ramped_later(bench: Bench) -> None:
     held(bench)
     bench.board().inert = True
-    bench.manager.gone(1)
+    bench.manager.release(1)
     bench.board().inert = False
     bench.turn(60)
     assert bench.stands[0] == 650 * W
@@ -125,7 +125,7 @@ def test_restore_that_fails_at_first_is_not_ramped_later(bench: Bench) -> None:
 
 def test_cap_after_a_fault_is_ramped_again(bench: Bench) -> None:
     held(bench)
-    bench.manager.gone(1)
+    bench.manager.release(1)
     bench.turn(1)
     bench.hold(500 * W)
     assert bench.stands[0] == 610 * W

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from testbed.capper_bench import BOOT, Bench, W
 
-from wattspan.capper.host_directory import CapperHost, CapperLock, HostClaim, HostHeldError
+from wattspan.capper.host_directory import CapperHost, HostClaim, HostHeldError, lock_capper
 from wattspan.capper.journal import JournalError
 from wattspan.capper.process import RestoreContext, accept_foreign_limits, restore_limits
 from wattspan.capper.protocol import CapperClient, RefusalReason, RefusedReply
@@ -98,7 +98,7 @@ def test_foreign_limit_is_accepted_with_a_terminating_capper(left: Bench, path: 
 
 
 def test_terminating_capper_keeps_its_lock(left: Bench, path: Path) -> None:
-    ending = CapperLock(CapperHost(left.folder, BOOT))
+    ending = lock_capper(CapperHost(left.folder, BOOT))
     clock = ManualClock()
     clock.on_sleep = lambda now: ending.release()
     with refusing(path, RefusalReason.ENDING):
@@ -107,7 +107,7 @@ def test_terminating_capper_keeps_its_lock(left: Bench, path: Path) -> None:
 
 
 def test_lock_holder_that_does_not_end_is_named(left: Bench, path: Path) -> None:
-    hanging = CapperLock(CapperHost(left.folder, BOOT))
+    hanging = lock_capper(CapperHost(left.folder, BOOT))
     with (
         refusing(path, RefusalReason.ENDING),
         pytest.raises(JournalError, match="is the one capper of this host"),

@@ -18,15 +18,24 @@ SIMPLE = (
 
 def test_simple_request_has_its_target_headers_and_length() -> None:
     found = simple_request(SIMPLE + b"body")
-    assert found is not None
     assert (found.method, found.target, found.length) == (b"POST", b"/v1/traces?a=b", 4)
     assert dict(found.headers)[b"x-thing"] == b"one two"
     assert found.size == len(SIMPLE)
 
 
-def test_persistent_connection_is_simple() -> None:
-    persistent = SIMPLE.replace(b"Host", b"Connection: Keep-Alive\r\nHost")
-    assert simple_request(persistent) is not None
+@pytest.mark.parametrize(("value", "closes"), [(b"Keep-Alive", False), (b"close", True)])
+def test_request_that_states_the_end_of_its_connection_is_simple(
+    value: bytes, closes: bool
+) -> None:
+    found = simple_request(SIMPLE.replace(b"Host", b"Connection: " + value + b"\r\nHost"))
+    assert found is not None
+    assert found.closes is closes
+
+
+def test_get_without_a_body_is_simple() -> None:
+    found = simple_request(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert found is not None
+    assert (found.method, found.target, found.length) == (b"GET", b"/metrics", 0)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,10 @@ def test_persistent_connection_is_simple() -> None:
         SIMPLE.replace(b": 4", b": 4, 4"),
         SIMPLE.replace(b": 4", b": " + b"4" * 16),
         SIMPLE.replace(b"Content-Length: 4\r\n", b""),
+        SIMPLE.replace(b"POST", b"HEAD"),
+        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
 def test_other_requests_are_for_the_general_parser(head: bytes) -> None:
@@ -86,3 +99,12 @@ def test_simple_request_without_a_body_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path) as site:
         assert statuses(site.tell(post(b"") + post(b"x"))) == [200, 200]
     assert [request.body for request in site.asked] == [b"", b"x"]
+
+
+def test_connection_ends_after_the_response_if_the_client_wants_that(tmp_path: Path) -> None:
+    get = b"GET /echo HTTP/1.1\r\nHost: a\r\n"
+    with serving(tmp_path) as site:
+        answers = site.tell(get + b"\r\n" + get + b"Connection: close\r\n\r\n" + get + b"\r\n")
+    assert statuses(answers) == [200, 200]
+    assert answers.lower().count(b"connection: close\r\n") == 1
+    assert [request.method for request in site.asked] == ["GET", "GET"]

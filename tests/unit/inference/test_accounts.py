@@ -9,11 +9,11 @@ from wattspan.inference.division import DivisionMethod, RequestEnergy
 from wattspan.inference.requests import InferenceRequest
 from wattspan.model import REQUEST_ENERGY_BOUNDS, SECOND, Microjoules, UnmeteredRow
 from wattspan.sharing.fair_pool import SharePath
-from wattspan.sharing.pools import POOL_RULES, PoolName
+from wattspan.sharing.pools import PoolName
 from wattspan.spans.values import InferenceDetails
 
-MAX_ACCOUNTS = POOL_RULES[PoolName.INFERENCE_ACCOUNTS].limit
-MAX_UNMETERED = POOL_RULES[PoolName.UNMETERED_ACCOUNTS].limit
+MAX_ACCOUNTS = PoolName.INFERENCE_ACCOUNTS.limit
+MAX_UNMETERED = PoolName.UNMETERED_ACCOUNTS.limit
 CLIENT, ENGINE = UnmeteredRole.CLIENT, UnmeteredRole.ENGINE
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import h11
 import pytest
 
 from wattspan.api.snapshot_document import SnapshotSchemaError, decode_snapshot
 from wattspan.config.published import PUBLISHED_FILE, PublishedAgent, find_published
 from wattspan.fleet.coordination import WatchEndedError
 from wattspan.fleet.etcd import EtcdChanges
-from wattspan.fleet.http_client import JsonStream, RefusedCallError
+from wattspan.fleet.http_client import MemberConnection, RefusedCallError
 from wattspan.model.consumers import parse_principal
+from wattspan.testing import ManualClock
 
 HOSTILE = {
     "nested": b'{"other":' + b"[" * 100_000,
@@ -24,15 +26,16 @@ HOSTILE = {
 
 
 class Stream:
-    """One message of a watch; implements JsonStream."""
+    """One message of a watch; implements MemberConnection."""
 
     endpoint = "here"
 
     def __init__(self, message: bytes) -> None:
         self.messages = [message]
 
-    def next(self, seconds: float) -> bytes | None:
-        return self.messages.pop() if self.messages and seconds else None
+    def next_event(self, deadline: int) -> h11.Data:
+        assert deadline > 0
+        return h11.Data(data=self.messages.pop() + b"\n")
 
     def close(self) -> None:
         self.messages.clear()
@@ -59,7 +62,7 @@ def name_the_status(body: bytes, _: Path) -> None:
 
 def end_the_watch(body: bytes, _: Path) -> None:
     with pytest.raises(WatchEndedError):
-        EtcdChanges(cast("JsonStream", Stream(body))).wait(1)
+        EtcdChanges(cast("MemberConnection", Stream(body)), ManualClock()).wait(1)
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)

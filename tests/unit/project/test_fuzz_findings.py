@@ -43,7 +43,6 @@ def test_capper_survives_any_ceiling_file(tmp_path: Path, text: str) -> None:
     assert before is not None
     path.write_text(f"{text}\n")
     found = file.poll(before)
-    assert found is not None
     assert found.limit == 900 * W
     assert file.trouble.startswith(f"Cannot take a ceiling from {path}: ")
 
@@ -124,7 +123,6 @@ def test_truncated_status_gives_no_other_pid(tmp_path: Path) -> None:
     witness = ProcessInspector(tmp_path)
     living = witness.look(42)
     witness.close()
-    assert living is not None
     assert living.pids == (42,)  # and not 7, of which the last digit was cut off
 
 

@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
-from testbed.kustomize import Resource, built, documents, kustomization, of_kind
+from testbed.kustomize import Resource, built, documents, kustomization, of_kind, parsed
 from testbed.requirements import ROOT
 
 from wattspan.cli import cli
@@ -50,10 +50,12 @@ NAMES = [
 ]
 
 
-@pytest.fixture(params=NAMES)
-def resources(request: pytest.FixtureRequest, tmp_path: Path) -> list[Resource]:
+@pytest.fixture(params=NAMES, scope="module")
+def resources(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Resource]:
     """Result of each overlay, of each component on the base, and of each example of the guide."""
-    return built(chosen(request.param, tmp_path))
+    return built(chosen(request.param, tmp_path_factory.mktemp("chosen")))
 
 
 def chosen(name: str, tmp_path: Path) -> Path:
@@ -138,7 +140,7 @@ def test_kustomize_gives_the_same_result(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     text = re.sub(r"\b(wattspan(-gpu)?)-[0-9a-z]{10}$", r"\1", done.stdout, flags=re.MULTILINE)
-    theirs = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
+    theirs = {(one["kind"], one["metadata"]["name"]): one for one in parsed(text)}
     assert theirs == {(one["kind"], one["metadata"]["name"]): one for one in built(folder)}
 
 

@@ -205,7 +205,6 @@ def test_ceiling_of_the_guide_is_understood(tmp_path: Path) -> None:
     file = CeilingFile(path, SystemClock())
     ceiling = file.poll(None)
     assert file.trouble == ""
-    assert ceiling is not None
     assert (ceiling.limit, ceiling.why) == (1_200_000, "partition at 80 %")
 
 

@@ -47,6 +47,9 @@ TREATMENT = {
 }
 
 
+MAKERS = {"Thread", "Timer", "add_thread", "ThreadPoolExecutor"}
+
+
 def uses(path: Path) -> Iterator[str]:
     """The functions of a module that make a thread, one entry for each."""
     module = path.relative_to(AGENT).as_posix()
@@ -60,12 +63,13 @@ def uses(path: Path) -> Iterator[str]:
                 yield f"{module}:{'.'.join(names)}"
             yield from visit(child, inner)
 
-    return visit(ast.parse(path.read_text()), ())
+    text = path.read_text()
+    return visit(ast.parse(text), ()) if any(one in text for one in MAKERS) else iter(())
 
 
 def makes_thread(function: ast.expr) -> bool:
-    called = ast.unparse(function)
-    return called.split(".")[-1] in {"Thread", "Timer", "add_thread", "ThreadPoolExecutor"}
+    name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+    return name in MAKERS
 
 
 def found() -> list[str]:

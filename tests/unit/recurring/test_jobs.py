@@ -8,18 +8,21 @@ from random import Random
 import pytest
 
 from wattspan.recurring.jobs import (
+    BatchSizeTrial,
     NamedTerms,
     Prospect,
     RecurringJobTerms,
+    SearchPhase,
+    SearchPolicy,
     SearchVerdict,
     TrainingRun,
+    TrialOutcome,
     mean_energies,
     next_run,
     prospect,
     trials_of,
     verdict_sentence,
 )
-from wattspan.recurring.search import BatchSizeTrial, SearchPhase, SearchPolicy, TrialOutcome
 
 POLICY = SearchPolicy((16, 32, 64), default=32, rounds=1)
 TERMS = RecurringJobTerms("nightly", POLICY, 0.8, True, max_epochs=10)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from wattspan.recurring import BatchSizeOptimizer
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
+from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun, TrialOutcome
 from wattspan.recurring.optimizer import FileRuns, StartedRun, is_alive, this_process
 from wattspan.recurring.run_book import RunningProcess
-from wattspan.recurring.search import TrialOutcome
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 
 

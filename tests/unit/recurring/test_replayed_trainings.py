@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from testbed.recurring_trainings import COMPUTED, Arm, Job, jobs, zeus
 
-from wattspan.recurring.search import choose
+from wattspan.recurring.jobs import choose
 
 JOBS = list(jobs())
 TOY = Job(

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from wattspan.model import Principal
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
+from wattspan.recurring.jobs import (
+    RecurringJobTerms,
+    SearchPhase,
+    SearchPolicy,
+    TrainingRun,
+    TrialOutcome,
+)
 from wattspan.recurring.run_book import (
     RunBook,
     RunBookError,
@@ -20,7 +26,6 @@ from wattspan.recurring.run_book import (
     TermsChangedError,
     UnknownRunError,
 )
-from wattspan.recurring.search import SearchPhase, SearchPolicy, TrialOutcome
 
 TERMS = RecurringJobTerms("nightly", SearchPolicy((16, 32, 64), 32, rounds=1), 0.8, True, 10)
 ADA, EVE = Principal(1000), Principal(1001)

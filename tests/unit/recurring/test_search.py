@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.recurring.search import (
+from wattspan.recurring.jobs import (
     LEAST_VARIATION,
     BatchSizeTrial,
     SearchPhase,

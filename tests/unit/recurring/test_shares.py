@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from wattspan.model import Principal
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
+from wattspan.recurring.jobs import RecurringJobTerms, SearchPolicy, TrainingRun, TrialOutcome
 from wattspan.recurring.run_book import (
     OPEN_DAYS,
     NoRoomError,
@@ -28,7 +28,6 @@ from wattspan.recurring.run_statements import (
     SLICE,
     Statement,
 )
-from wattspan.recurring.search import SearchPolicy, TrialOutcome
 
 TERMS = RecurringJobTerms("nightly", SearchPolicy((16, 32, 64), 32, rounds=1), 0.8, True, 10)
 ADA, EVE = Principal(1000), Principal(1001)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -719,7 +720,6 @@ def spans_around_a_step(step: float, phase: int, length: int, delay: int) -> lis
     found = {id(request): energies[0] for request, energies in agent.collector.got}
     for start, end, request in sent:
         energy = found[id(request)]
-        assert energy is not None
         assert energy.outcome in {Outcome.JOINED, Outcome.INVERTED}
         is_joined = energy.outcome is Outcome.JOINED
         joined = energy.exclusive[HwType.CPU] * 100 / POWER if is_joined else None
@@ -727,10 +727,19 @@ def spans_around_a_step(step: float, phase: int, length: int, delay: int) -> lis
     return spans
 
 
+AROUND_A_STEP = [
+    pytest.param(step, phase, length, marks=() if (a + b + c) % 4 == 0 else pytest.mark.exhaustive)
+    for (a, step), (b, phase), (c, length) in product(
+        enumerate([0.05, -0.05, 3600.0, -3600.0]),
+        enumerate([0, 10, 50, 90]),
+        enumerate([30, 100, 250, 700]),
+    )
+]
+"""Every combination; those beyond a table of all pairs are exhaustive."""
+
+
 @pytest.mark.parametrize("delay", [0, 50, 300])
-@pytest.mark.parametrize("length", [30, 100, 250, 700])
-@pytest.mark.parametrize("phase", [0, 10, 50, 90])
-@pytest.mark.parametrize("step", [0.05, -0.05, 3600.0, -3600.0])
+@pytest.mark.parametrize(("step", "phase", "length"), AROUND_A_STEP)
 def test_clock_step_affects_only_spans_with_an_end_near_it(
     step: float, phase: int, length: int, delay: int
 ) -> None:

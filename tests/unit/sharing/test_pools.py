@@ -9,7 +9,7 @@ import pytest
 
 from wattspan.model import Principal
 from wattspan.sharing.fair_pool import Overflow, share_path
-from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools
 
 ROOT = Path(__file__).parents[3]
 MODEST = share_path(Principal(1000))
@@ -21,8 +21,7 @@ LIMIT = 64
 def test_documentation_lists_exactly_the_pools_of_the_agent() -> None:
     section = (ROOT / "docs/security.md").read_text().split("### Shared pools")[1].split("###")[0]
     rows = re.findall(r"^\| `(\w+)` \|.*?\| (reserve|refuse|replace)\b", section, re.MULTILINE)
-    assert rows == [(str(name), str(rule.overflow)) for name, rule in POOL_RULES.items()]
-    assert set(POOL_RULES) == set(PoolName)
+    assert rows == [(str(name), str(name.overflow)) for name in PoolName]
 
 
 def test_agent_makes_every_pool_by_its_rule() -> None:
@@ -41,7 +40,7 @@ def test_modest_user_gets_places_beside_a_greedy_one(
     pool = pools.make(name, LIMIT)
     for number in range(10 * LIMIT):
         pool.admit(number, greedy[number % len(greedy)])
-    reserved = POOL_RULES[name].overflow is Overflow.RESERVE
+    reserved = name.overflow is Overflow.RESERVE
     for number in range(LIMIT // 4 if reserved else LIMIT // 2):
         assert pool.admit(("modest", number), MODEST)
     for number in range(10 * LIMIT):

@@ -53,7 +53,7 @@ def test_stretched_model_takes_longer_for_the_same_work() -> None:
     assert slow.energy - fast.energy == pytest.approx(active)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[CompletionServer]:
     """A server whose model takes a thousandth of its time, without an agent."""
     settings = InferenceServerSettings(slower=1e-3, slots=4, agent="/nonexistent")

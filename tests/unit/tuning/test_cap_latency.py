@@ -82,21 +82,17 @@ def ramped(turns: int, settle_time: int = SECOND) -> Run:
 
 def test_slow_caps_lengthen_the_settling_time() -> None:
     run = ramped(2_000)
-    assert run.state is not None
     assert run.state.latency.measured
     assert run.state.policy.settle_time > 1.5 * SECOND
 
 
 def test_slightly_slower_caps_lengthen_the_settling_time() -> None:
     known = ramped(2_000).state
-    assert known is not None
     settle_time = known.policy.settle_time * 9 // 10
     state = ramped(2_000, settle_time).state
-    assert state is not None
     assert settle_time < state.policy.settle_time < 1.5 * settle_time
 
 
 def test_latency_is_measured_from_the_beginning() -> None:
     run = ramped(10)
-    assert run.state is not None
     assert not run.state.latency.measured

@@ -38,7 +38,6 @@ def test_bin_between_two_numbers_of_instances_is_left_out() -> None:
 def test_best_range_keeps_the_limits_certainly() -> None:
     found = instance_ranges(LOAD, PRESENT)
     best = best_range(found)
-    assert best is not None
     assert (best.least, best.bin.bin) == (2, 5)  # one instance needs less, and misses the limits
     uncertain = [one._replace(bin=replace(one.bin, kept=None)) for one in found]
     assert best_range(uncertain) is None

@@ -223,7 +223,6 @@ def test_drift_cancels_between_neighbouring_blocks() -> None:
     for at, level in enumerate((FLOOR, TOP, FLOOR)):
         cost = (1.1 if level == FLOOR else 1.0) * (2.0 + 0.1 * at)
         pairing, pair = add_block(pairing, block(level, at, cost), TOP, reach=1, screening=False)
-    assert pair is not None
     assert pair.busy == pytest.approx(math.log(1.1), abs=0.001)
     assert pair.power == pytest.approx(0.0)
 
@@ -253,7 +252,6 @@ def test_pair_without_energy_gives_time_evidence_only() -> None:
         pairing, pair = add_block(
             pairing, block(level, at, 2.0, None), TOP, reach=1, screening=True
         )
-    assert pair is not None
     assert pair.power is None
 
 

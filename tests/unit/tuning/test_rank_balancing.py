@@ -78,7 +78,6 @@ def state(**more: object) -> TunerState:
 def lowered() -> tuple[TunerState, int]:
     """The state with less for the last rank, held, of which nothing has been seen yet."""
     proposed = lower_waiting_ranks(state())
-    assert proposed is not None
     level = proposed.evidence.slack.lowered
     assert level is not None
     stretches = (proposed.samples.periods[0]._replace(level=level),)
@@ -160,7 +159,6 @@ def test_recent_waits_decide_with_lowered_ranks() -> None:
 
 def test_only_waiting_ranks_are_lowered() -> None:
     proposed = lower_waiting_ranks(state())
-    assert proposed is not None
     assert proposed.evidence.slack.lowered is not None
     caps = proposed.search.ladder.caps(proposed.evidence.slack.lowered)
     assert caps["GPU-0"] == caps["GPU-1"] == BASE
@@ -172,7 +170,6 @@ def test_only_waiting_ranks_are_lowered() -> None:
 def test_ranks_are_lowered_to_their_floor_at_most() -> None:
     narrow = (*RANGES[:2], replace(RANGES[2], floor=595 * W))
     proposed = lower_waiting_ranks(state(ladder=LevelLadder.over(narrow)))
-    assert proposed is not None
     assert proposed.evidence.slack.lowered is not None
     assert proposed.search.ladder.caps(proposed.evidence.slack.lowered)["GPU-2"] == 595 * W
 
@@ -323,7 +320,6 @@ def test_waiting_rank_is_lowered_after_a_common_hold() -> None:
 def test_next_run_starts_with_the_common_cap() -> None:
     before, level = lowered()
     certified = certified_levels(before)
-    assert certified is not None
     assert (certified.level, certified.levels) == (BASE, before.search.ladder.caps(level))
     assert relearn(with_fields(before, resume_level=level)).search.resume_level == BASE
 

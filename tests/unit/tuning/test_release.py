@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from testbed.saved_state import saved
 from testbed.tuning_plant import GPU, QUICK, TOP, Plant, Run, gentle, with_fields
 
 from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
@@ -27,10 +28,15 @@ def released(decision: Decision) -> bool:
     return decision.move is Move.RELEASE
 
 
-def holding(plant: Plant | None = None) -> Run:
-    run = Run(plant or Plant(), DWELL)
+def held_at(plant: Plant) -> Run:
+    run = Run(plant, DWELL)
     run.until(held)
     return run
+
+
+@saved
+def holding() -> Run:
+    return held_at(Plant())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,6 @@ def test_rest_doubles_with_each_release_of_an_hour() -> None:
         run.plant.vetoes = frozenset({DecisionReason.THROTTLED})
         run.on(1)
         run.plant.vetoes = frozenset()
-        assert run.state is not None
         waits.append(run.state.search.rest_until / SECOND - run.plant.now)
     assert waits == [60, 120, 240]
 
@@ -119,7 +124,6 @@ def test_device_that_does_not_obey_is_left_alone() -> None:
 def test_trial_waits_for_another_job() -> None:
     run = Run(Plant(may=False))
     run.until(lambda one: one.reason is DecisionReason.WAITING)
-    assert run.state is not None
     assert run.state.exploring
     run.on(50)
     assert all(not one.caps for one in run.decisions)
@@ -132,7 +136,6 @@ def test_trial_waits_for_another_job() -> None:
     run.plant.may = False
     run.on(3)
     assert run.decisions[-1].move is Move.HOLD
-    assert run.state is not None
     assert not run.state.exploring
 
 
@@ -156,9 +159,7 @@ def test_changed_job_is_released_and_proved_again() -> None:
     assert run.decisions[-1].reason is DecisionReason.CHANGED
     assert run.until(held).caps
     figures = report(run.state)
-    assert figures.slowdown is not None
     assert figures.slowdown < 0.05
-    assert figures.saved is not None
     assert figures.saved > 0
 
 
@@ -169,14 +170,12 @@ def test_false_spans_are_judged_by_the_gaps_between_them() -> None:
     )
     run = Run(plant, DWELL)
     level = run.until(held).caps[GPU]
-    assert run.state is not None
     assert run.state.estimates.at(level).misleading
     assert 1.5 * (gentle(level)[0] - 1) < 0.05
 
 
 def test_long_steps_without_gaps_are_not_compared() -> None:
-    run = holding(Plant(gap=lambda _: 0.0))
-    assert run.state is not None
+    run = held_at(Plant(gap=lambda _: 0.0))
     before = run.state.estimates.at(run.decisions[-1].caps[GPU]).time.n
     run.plant.silent = True
     run.on(40)
@@ -220,7 +219,6 @@ def test_failed_candidate_is_replaced_by_a_higher_one() -> None:
     run.plant.curve = costing(level, 0.054)
     decision = run.until(held)
     assert decision.caps[GPU] > level
-    assert run.state is not None
     assert run.state.search.failed_candidates >= 1
     assert not any(one.move is Move.RELEASE for one in run.decisions)
 
@@ -233,7 +231,7 @@ def test_much_too_slow_candidate_is_released() -> None:
 
 
 def test_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> None:
-    run = holding(Plant(cv=0.03))
+    run = held_at(Plant(cv=0.03))
     level = run.decisions[-1].caps[GPU]
     lower = run.until(lambda one: one.reason is DecisionReason.CERTIFYING and bool(one.caps)).caps[
         GPU
@@ -265,7 +263,6 @@ def test_way_down_ends_where_energy_rises_again() -> None:
 
     run = Run(Plant(curve=shallow, cv=0.002), replace(DWELL, knob=Knob.CPU_POWER, block_units=40))
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
-    assert run.state is not None
     assert len(run.state.estimates.levels) == 2
     assert run.until(held).caps[GPU] > 370_000
 
@@ -282,14 +279,12 @@ def test_setting_without_savings_is_not_held() -> None:
 def test_certified_level_without_savings_is_followed_by_a_lower_one() -> None:
     run = Run(Plant(cv=0.002), DWELL)
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
-    assert run.state is not None
     level = TOP - 8_000
     shallow = LevelEstimate(time=Evidence(12, 0.001, 0.001), power=Evidence(12, -0.001, 0.001))
     estimates = replace(run.state.estimates, levels={**run.state.estimates.levels, level: shallow})
     before = with_fields(run.state, estimates=estimates, candidate=level)
     after = _certified(before, Observation(now=run.state.search.requested_at), level)
     assert after.search.phase is TunerPhase.PROVE
-    assert after.search.candidate is not None
     assert after.search.candidate < level
     assert after.search.refinements == 1
     last = _certified(
@@ -301,7 +296,6 @@ def test_certified_level_without_savings_is_followed_by_a_lower_one() -> None:
 def test_blocks_of_a_comparison_follow_settling_time_and_noise() -> None:
     run = Run(Plant(cv=0.002), DWELL)
     run.until(held)
-    assert run.state is not None
     slow = run.state._replace(policy=replace(run.state.policy, settle_time=60 * SECOND))
     assert comparison_blocks(slow) == (3, MAX_REACH)
     assert comparison_blocks(with_fields(slow, certified=None)) == (1, 2)

@@ -118,7 +118,6 @@ def test_clients_that_pause_between_requests_are_no_excuse_either() -> None:
 def test_growing_queue_is_evidence_at_unequal_load() -> None:
     behind = stretch(rate=5.0, served=3.0, latency=30.0)
     ratio = log_ratio(stretch(), behind)
-    assert ratio is not None
     assert ratio > 2
 
 
@@ -325,7 +324,6 @@ def test_three_percent_slower_cap_passes_at_light_load() -> None:
 def test_three_percent_slower_cap_fails_at_heavy_load() -> None:
     serving, throughput = watched(1.03, HEAVY)
     assert serving.fails(SERVED)
-    assert serving.capped.ratio is not None
     assert serving.capped.ratio > 0.01
     assert throughput > 0.98  # sufficient alone to pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from testbed.saved_state import saved
 from testbed.tuning_plant import (
     FLOOR,
     GPU,
@@ -38,24 +39,28 @@ def declined(decision: Decision) -> bool:
     return decision.move is Move.DECLINE and decision.reason is not DecisionReason.NO_SIGNAL
 
 
+@saved
+def holding() -> Run:
+    """A tuner that holds its first certified setting."""
+    run = Run(Plant())
+    run.until(held)
+    return run
+
+
 # ------------------------------------------------------------------------------------- a search
 
 
 def test_job_ends_capped_within_its_budget() -> None:
-    run = Run(Plant())
-    run.until(held)
+    run = holding()
     run.on(6_000)
     figures = report(run.state)
     time, power = gentle(run.plant.level if run.plant.level != TOP else figures.tried[-1].setting)
     assert 1.02 < time < 1.05
     assert figures.held_slowdown == pytest.approx(time - 1, abs=0.006)
-    assert figures.held_bound is not None
     assert figures.held_bound <= 0.05
     assert figures.saving == pytest.approx(1 - time * power, rel=0.03)
-    assert figures.slowdown is not None
     assert figures.slowdown_bound is not None
     assert 0 < figures.slowdown < figures.slowdown_bound < 0.05
-    assert figures.saved_low is not None
     assert figures.saved is not None
     assert figures.saved_high is not None
     assert 0 < figures.saved_low <= figures.saved <= figures.saved_high
@@ -67,8 +72,7 @@ def test_job_ends_capped_within_its_budget() -> None:
 
 
 def test_search_learns_screens_certifies_and_holds() -> None:
-    run = Run(Plant())
-    run.until(held)
+    run = holding()
     assert run.reasons == [
         DecisionReason.BASELINE,
         DecisionReason.SCREENING,
@@ -78,7 +82,7 @@ def test_search_learns_screens_certifies_and_holds() -> None:
 
 
 def test_hold_explanation_has_its_figures() -> None:
-    decision = Run(Plant()).until(held)
+    decision = holding().decisions[-1]
     assert decision.sentence.startswith("Hold ")
     assert "% slower (95 % bound" in decision.sentence
     assert "of a 5 % budget" in decision.sentence
@@ -93,13 +97,11 @@ def test_certified_level_is_stored_and_proved_first() -> None:
     run.until(held)
     assert run.state is not None
     known = certified_levels(run.state)
-    assert known is not None
     assert known.level == run.state.search.certified
     again = Run(Plant(seed=1), state=begin(QUICK, RANGES, now=0, remembered=known))
     again.until(held)
     assert DecisionReason.SCREENING not in again.reasons
     assert DecisionReason.RECERTIFYING in again.reasons
-    assert again.state is not None
     assert again.state.search.certified == known.level
 
 
@@ -110,8 +112,7 @@ def test_stored_level_out_of_range_is_ignored(level: int) -> None:
 
 
 def test_held_level_is_compared_with_the_original_now_and_then() -> None:
-    run = Run(Plant())
-    run.until(held)
+    run = holding()
     sentinel = run.until(lambda one: one.reason is DecisionReason.SENTINEL)
     assert sentinel.move is Move.PROBE
     assert not sentinel.caps
@@ -124,8 +125,6 @@ def test_noisy_job_is_certified_too_if_later() -> None:
     quiet.until(held)
     noisy.until(held)
     first, second = report(quiet.state), report(noisy.state)
-    assert first.committed is not None
-    assert second.committed is not None
     assert first.committed < second.committed
     assert noisy.state.estimates.noise == pytest.approx(0.06, rel=0.5)
 
@@ -134,9 +133,7 @@ def test_lower_level_is_tried_with_more_evidence() -> None:
     run = Run(Plant(cv=0.03))
     first = run.until(held).caps[GPU]
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
-    assert run.state is not None
     assert run.state.search.refinements == 1
-    assert run.state.search.candidate is not None
     assert run.state.search.candidate < first
 
 
@@ -150,10 +147,7 @@ def test_several_devices_get_one_level_within_each_ones_range() -> None:
 def test_units_of_several_ranks_are_steps_of_one_job() -> None:
     run = Run(Plant(ranks=3))
     run.until(held)
-    one = Run(Plant())
-    one.until(held)
-    assert run.state is not None
-    assert one.state is not None
+    one = holding()
     assert run.state.account.units == pytest.approx(one.state.account.units, rel=0.3)
 
 
@@ -329,8 +323,7 @@ def test_decisions_are_pure_and_deterministic_by_seed() -> None:
 
 
 def test_job_that_ends_is_released() -> None:
-    run = Run(Plant())
-    run.until(held)
+    run = holding()
     assert run.state is not None
     state, decision = step(run.state, Observation(now=10**15, ended=True))
     assert (decision.move, decision.reason) == (Move.RELEASE, DecisionReason.ENDED)

@@ -21,13 +21,13 @@ from wattspan.model import (
     Principal,
     TuningState,
 )
-from wattspan.sharing.pools import POOL_RULES, PoolName
+from wattspan.sharing.pools import PoolName
 from wattspan.spans.values import Span, SpanColumns
 from wattspan.tuning.declared_jobs import MISSING_AFTER
 from wattspan.tuning.job import TuningJob
 
 HOUR = 3600
-MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
+MAX_JOBS = PoolName.TUNED_JOBS.limit // 2  # of one user
 COUNTED = TunedJobSettings(service="trainer", span="train_step", kind="steps", work="tokens.n")
 
 
@@ -51,7 +51,6 @@ def test_missing_configured_job_is_listed_with_remedies() -> None:
     host = Host()
     host.run(1)
     row = host.row()
-    assert row is not None
     assert row.state is TuningState.WAITING
     assert row.decision.reason is DecisionReason.NO_SIGNAL
     assert 'No span of the service "trainer" was received yet' in row.decision.sentence
@@ -63,7 +62,6 @@ def test_missing_span_name_error_lists_received_names() -> None:
     host.train(span="trian_step")
     host.run(10)
     row = host.row()
-    assert row is not None
     assert row.decision.sentence.startswith(
         'No span "train_step" of the service "trainer" was received yet; received: "trian_step".'
     )
@@ -74,7 +72,6 @@ def test_missing_service_error_lists_sending_services() -> None:
     host.train(service="unknown_service")
     host.run(10)
     row = host.row()
-    assert row is not None
     assert 'spans come from "unknown_service"' in row.decision.sentence
 
 
@@ -105,7 +102,6 @@ def test_invalid_work_attribute_is_named_and_stops_tuning(work: float | None) ->
     host.train(work=lambda _: work)
     host.run(120)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.BAD_WORK
     assert host.gpus[0].cap == DEFAULT
     assert host.logged == []
@@ -119,7 +115,6 @@ def test_few_units_without_work_do_not_matter() -> None:
     host.train(work=work)
     host.run(120)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is not DecisionReason.BAD_WORK
     assert row.units > 500
 
@@ -133,7 +128,6 @@ def test_work_that_becomes_invalid_releases_the_cap() -> None:
     counts.append(math.nan)
     host.run(60)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.BAD_WORK
     assert host.gpus[0].cap == DEFAULT
 
@@ -186,7 +180,6 @@ def test_paused_job_is_released_and_tuned_again() -> None:
     job.paused = True
     host.run(120)
     row = host.row()
-    assert row is not None
     assert row.decision.reason is DecisionReason.PAUSED
     assert host.gpus[0].cap == DEFAULT
     host.run(600)
@@ -207,7 +200,6 @@ def test_short_lived_processes_leave_no_state() -> None:
             assert len(tuning_job(host).work.units) < 100
     host.run(30)
     row = host.row()
-    assert row is not None
     assert row.state is TuningState.ENDED
     assert host.gpus[0].cap == DEFAULT
     assert len(host.book.decided) < 30
@@ -304,7 +296,6 @@ def test_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None:
 @pytest.mark.slow
 def test_tuner_does_not_request_a_device_of_another_holder() -> None:
     host = Host()
-    assert host.capper is not None
     other = {CapKey(Knob.GPU_POWER, "GPU-0"): 500_000}
     host.capper.hold("elsewhere/step", other, "it was there first")
     host.train()
@@ -385,12 +376,10 @@ def test_flapping_capper_is_logged_at_a_limited_rate() -> None:
 
 def test_ceiling_is_the_reference_below_it() -> None:
     host = Host()
-    assert host.capper is not None
     host.capper.impose("GPU-0", 600_000)
     host.train()
     host.run(HOUR, until=lambda: held(host))
     row = host.row()
-    assert row is not None
     assert row.original == {"GPU-0": 600_000}
     assert host.gpus[0].cap < 600_000
 
@@ -401,14 +390,12 @@ def test_new_ceiling_is_not_a_foreign_write() -> None:
     host.capper.impose("GPU-0", 500_000)
     host.run(120)
     row = host.row()
-    assert row is not None
     assert row.original == {"GPU-0": 500_000}
     assert host.gpus[0].cap <= 500_000
     host.capper.impose("GPU-0", None)
     host.run(HOUR, until=lambda: held(host))
     assert held(host)
     row = host.row()
-    assert row is not None
     assert row.original == {"GPU-0": DEFAULT}
     reasons = {one.decision.reason for one in host.book.decided}
     assert DecisionReason.FOREIGN_WRITER not in reasons
@@ -419,13 +406,11 @@ def test_new_ceiling_is_not_a_foreign_write() -> None:
 
 def test_clock_is_tried_if_no_power_limit_binds() -> None:
     host = Host(settings=quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK)))
-    assert host.capper is not None
     host.capper.clocks = True
     host.gpus[0].draw = MINIMUM // 2
     host.train()
     host.run(300)
     row = host.row()
-    assert row is not None
     capped = [one.decision for one in host.book.decided if one.knob is Knob.GPU_POWER]
     assert capped[-1].reason is DecisionReason.NOT_BINDING
     assert not any(one.caps for one in capped)
@@ -437,7 +422,6 @@ def test_clock_is_tried_if_no_power_limit_binds() -> None:
 def test_first_actuator_is_retried_after_all_failed() -> None:
     settings = quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK), dwell=60 * 10**9)
     host = Host(settings=settings)
-    assert host.capper is not None
     host.capper.clocks = True
     host.gpus[0].draw = MINIMUM // 2
     host.train()
@@ -446,7 +430,6 @@ def test_first_actuator_is_retried_after_all_failed() -> None:
     host.gpus[0].draw = 640_000
     host.run(HOUR, until=lambda: held(host))
     row = host.row()
-    assert row is not None
     assert (row.knob, row.state) == (Knob.GPU_POWER, TuningState.HOLDING)
     assert row.passed_knobs == {}
 
@@ -457,7 +440,6 @@ def test_job_without_a_gpu_has_its_package_tuned() -> None:
     host.compute()
     host.run(HOUR, until=lambda: held(host))
     row = host.row()
-    assert row is not None
     assert row.knob is Knob.CPU_POWER
     assert row.devices == ("intel-rapl:0",)
     assert host.packages[0].cap < 640_000
@@ -468,10 +450,8 @@ def test_job_that_computes_before_it_uses_its_gpu_is_tuned_by_the_gpu() -> None:
     job = host.compute()
     host.run(10)
     row = host.row()
-    assert row is not None
     assert row.knob is Knob.CPU_POWER
     job.gpu = host.gpus[0]
     host.run(10)
     row = host.row()
-    assert row is not None
     assert (row.knob, row.devices) == (Knob.GPU_POWER, ("GPU-0",))

@@ -18,10 +18,10 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan.sharing.pools import POOL_RULES, PoolName
+from wattspan.sharing.pools import PoolName
 
 ANN, BOB = 1000, 2000
-MAX_JOBS = POOL_RULES[PoolName.TUNED_JOBS].limit // 2  # of one user
+MAX_JOBS = PoolName.TUNED_JOBS.limit // 2  # of one user
 JOB = "trainer/train_step"
 UNNAMED: dict[str, object] = {"job": ()}
 
@@ -53,7 +53,6 @@ def test_unnamed_declared_job_is_applied_if_the_operator_allows_it() -> None:
     assert held(host)
     assert (found.applied, found.budget) == (True, 0.08)
     assert host.gpus[0].cap < DEFAULT
-    assert found.declared is not None
     assert found.declared.decision is DeclarationOutcome.ACCEPTED
     assert found.unit_time == pytest.approx(100_000_000, rel=0.02)
     assert found.unit_energy == pytest.approx(64_000_000, rel=0.02)
@@ -408,7 +407,6 @@ def test_unchanged_terms_do_not_restart_the_search() -> None:
     assert DecisionReason.BASELINE not in since
     assert row(host).decision.move in (Move.HOLD, Move.PROBE)
     declared = row(host).declared
-    assert declared is not None
     assert declared.name == "the same again"
 
 

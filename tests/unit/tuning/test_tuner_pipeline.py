@@ -74,10 +74,7 @@ def test_held_clocks_save_nearly_as_much_as_the_best_ones() -> None:
 def test_figures_of_a_held_plan() -> None:
     held = planned()
     found = row(held)
-    assert found.slowdown is not None
     assert found.slowdown <= 0.05
-    assert found.lost is not None
-    assert found.allowance is not None
     assert found.lost <= found.allowance
     assert found.units > 22
     assert found.unit_time == pytest.approx(0.92e9, rel=0.1)
@@ -91,9 +88,7 @@ def test_run_keeps_the_budget_and_saves_energy() -> None:
     host, _ = train_pipeline()
     host.run(1800)
     found = row(host)
-    assert found.slowdown is not None
     assert found.slowdown <= 0.05
-    assert found.saving is not None
     assert found.saving > 0.05
 
 
@@ -168,8 +163,6 @@ def test_account_of_the_run_survives_a_restart_of_the_agent() -> None:
     host.restart()
     host.run(5)
     after = row(host)
-    assert before.allowance is not None
-    assert after.allowance is not None
     assert after.allowance > 0.9 * before.allowance
 
 

@@ -81,8 +81,6 @@ def test_each_replica_has_a_plan_of_its_own() -> None:
     assert found.decision.shown["ranks"] == 4.0
     for one in found.pipelines:
         first, second = one.ranks
-        assert first.planned is not None
-        assert second.planned is not None
         assert second.planned < first.planned <= TOP
 
 
@@ -90,8 +88,6 @@ def test_run_of_all_replicas_keeps_the_budget() -> None:
     host, one, other = held()
     found = row(host)
     assert found.slowdown is not None
-    assert found.lost is not None
-    assert found.allowance is not None
     assert found.lost <= found.allowance
     times = {clocks: one.seconds(clocks) for clocks in {*one.used, *other.used}}
     usual = one.seconds((TOP, TOP))
@@ -104,10 +100,8 @@ def test_figures_of_ranks_are_measured() -> None:
     for one in row(host).pipelines:
         assert one.unit_time == pytest.approx(one.original_time, rel=0.1)
         bottleneck, slack = one.ranks
-        assert bottleneck.waiting is not None
         assert slack.waiting is not None
         assert 0 < bottleneck.waiting < slack.waiting < 1
-        assert slack.saved is not None
         assert slack.saved > 0
 
 
@@ -122,8 +116,6 @@ def test_faster_pipeline_gets_the_clocks_of_a_straggler() -> None:
     assert one.reason is DecisionReason.STRAGGLER
     assert other.reason is not DecisionReason.STRAGGLER
     assert one.straggler_time is not None
-    assert one.unit_time is not None
-    assert one.original_time is not None
     assert one.original_time < one.unit_time < one.straggler_time * 1.01
     assert all(rank.clock is not None and rank.clock < TOP for rank in one.ranks)
 

@@ -54,7 +54,6 @@ def original(hosts: StagedHosts) -> bool:
 def test_one_host_plans_the_clocks_of_all_ranks() -> None:
     holding = planned()
     planner = holding.planner
-    assert planner is not None
     (pipeline,) = planner.row.pipelines
     other = next(one for one in holding.members if one is not planner)
     own = [one.device for one in planner.host.gpus]
@@ -93,14 +92,10 @@ def test_pipeline_on_two_hosts_saves_energy_within_its_budget() -> None:
     hosts = planned()
     hosts.run(900)
     planner = hosts.planner
-    assert planner is not None
     row = planner.row
     assert 0 < hosts.lost <= BUDGET * hosts.usual
-    assert row.slowdown is not None
-    assert row.slowdown_bound is not None
     assert row.slowdown <= row.slowdown_bound <= 1.02 * BUDGET
     assert hosts.lost / hosts.usual <= row.slowdown_bound
-    assert row.saving is not None
     assert row.saving > 0.05
 
 
@@ -152,7 +147,6 @@ def test_account_of_the_run_continues_on_the_next_planning_host() -> None:
     hosts.run(60, until=lambda: hosts.planner is not None)
     assert hosts.planner is other
     hosts.run(30)
-    assert other.row.lost is not None
     assert other.row.lost >= 0.9 * lost
 
 
@@ -178,7 +172,6 @@ def test_throttled_host_restores_the_clocks_of_all() -> None:
 def test_throttled_planner_restores_the_clocks_of_all() -> None:
     hosts = planned()
     planner = hosts.planner
-    assert planner is not None
     planner.host.gpus[0].throttling = ("hw_slowdown",)
     hosts.run(SOON)
     assert original(hosts)
@@ -191,7 +184,6 @@ def test_wall_clocks_that_differ_decline_the_pipeline() -> None:
     hosts.members[1].host.clock.step_wall(0.02)
     hosts.run(120)
     planner = hosts.planner
-    assert planner is not None
     decision = planner.row.decision
     assert decision.reason is DecisionReason.BAD_PIPELINE
     assert "differ by" in decision.sentence
@@ -261,7 +253,6 @@ def test_three_hosts_with_one_stage_each_are_planned() -> None:
 def test_gpus_with_other_clocks_on_another_host_decline_the_pipeline() -> None:
     hosts = StagedHosts()
     capper = hosts.members[1].host.capper
-    assert capper is not None
     capper.highest_clock = TOP - 150
     hosts.run(60)
     planner = hosts.members[0].row.decision
@@ -286,7 +277,6 @@ def test_changed_ranks_of_another_host_begin_anew() -> None:
 def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
     hosts = planned()
     planner, other = roles(hosts)
-    assert other.host.capper is not None
     other.host.capper.refusal = ("no_permission", "The capper refuses.")
     hosts.run(SOON)
     assert not planner.clocked
@@ -297,7 +287,6 @@ def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
 def test_unwritable_clock_is_reported_to_the_planner() -> None:
     hosts = planned()
     planner, other = roles(hosts)
-    assert other.host.capper is not None
     other.host.capper.unusable = True
     hosts.run(SOON)
     assert original(hosts)

@@ -46,8 +46,6 @@ def test_two_jobs_on_one_gpu_are_tuned_within_the_budget_of_each() -> None:
     assert host.gpus[0].cap < DEFAULT
     assert all(job.steps for job in jobs)
     leader, other = host.row(B), host.row(A)
-    assert leader is not None
-    assert other is not None
     assert host.gpus[0].slowdown - 1 <= 0.03, "the smallest budget counts"
     assert leader.decision.caps
     assert other.decision.caps == {}
@@ -59,9 +57,7 @@ def test_two_jobs_on_one_gpu_are_tuned_within_the_budget_of_each() -> None:
     )
     for row in (leader, other):
         assert row.state is TuningState.HOLDING
-        assert row.held_bound is not None
         assert row.held_bound <= row.budget
-        assert row.slowdown_bound is not None
         assert row.slowdown_bound <= row.budget
     assert leader.saved_surely >= 0
     assert (other.saved, other.saved_surely) == (None, 0), "the energy is saved once"
@@ -107,8 +103,6 @@ def test_job_that_joins_a_tuned_gpu_is_tuned_with_it_under_one_account() -> None
     before = host.row(A)
     host.run(LIMIT, until=lambda: host.gpus[0].cap < DEFAULT and held(host, A))
     after = host.row(A)
-    assert before is not None
-    assert after is not None
     assert after.units > before.units
     assert joined.steps
 
@@ -121,10 +115,8 @@ def test_job_without_partners_is_tuned_alone(ending: str) -> None:
     stays = B if ending == "a" else A
     host.run(LIMIT, until=lambda: (row := host.row(stays)) is not None and bool(row.decision.caps))
     row = host.row(stays)
-    assert row is not None
     assert "Tuned with" not in row.decision.sentence
     ended = host.row(f"{ending}/train_step")
-    assert ended is not None
     assert ended.state is TuningState.ENDED
 
 

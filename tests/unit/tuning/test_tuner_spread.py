@@ -121,7 +121,6 @@ def test_held_setting_is_compared_in_the_turn_of_its_host_only() -> None:
     hosts = RankedHosts((0.1, 0.1), spread(3), later=(1,), noise=0.002)
     first = hosts.members[0]
     hosts.run(MINUTES, until=lambda: first.holds)
-    assert first.host.capper is not None
     first.host.capper.largest = 10_000  # its setting is in force again after some steps only
     certified, compared, turns = first.cap, [], set()
 
@@ -153,7 +152,6 @@ def test_host_waits_for_the_comparison_of_a_held_setting() -> None:
     ended = first.host.clock.monotonic()
     hosts.run(5)
     state = first.host.tuner._jobs[JOB].strategy.state
-    assert state is not None
     # The next comparison has no work beside those of the second host.
     assert state.samples.periods[-1].since >= ended
     assert (hosts.explorer, first.holds) == ("", True)
@@ -186,13 +184,11 @@ def test_long_text_of_a_setting_is_truncated_in_the_record() -> None:
     hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
     hosts.run(MINUTES, until=lambda: hosts.members[0].holds)
     job = hosts.hosts[0].tuner._jobs[JOB]
-    assert job.turns is not None
     assert job.strategy.state is not None
     state = with_fields(job.strategy.state, candidate=10**300)  # milliwatts
     ranks = job.turns.rank_setting(state, job.report, explores=False)
     record = JobRecord(session="a", sent=1, ranks=ranks)
     assert decode_record(encode_record(record)) == record
-    assert record.ranks is not None
     assert len(record.ranks.setting) == 100
 
 
@@ -366,7 +362,6 @@ def test_host_without_a_service_has_the_original_setting() -> None:
     train_together(host, (0.1,))
     host.run(120)
     found = host.row(JOB)
-    assert found is not None
     assert (found.decision.move, found.decision.reason) == (Move.DECLINE, DecisionReason.WAITING)
     assert "[fleet] names no service" in found.decision.sentence
     assert host.gpus[0].cap == DEFAULT

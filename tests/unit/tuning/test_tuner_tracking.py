@@ -14,7 +14,6 @@ PERIOD = 2  # seconds, of the tracked job
 
 def decided(host: Host) -> tuple[Move, DecisionReason]:
     row = host.row(JOB)
-    assert row is not None
     return row.decision.move, row.decision.reason
 
 
@@ -32,10 +31,8 @@ def lowered(**more: int) -> tuple[Host, TrackedServer]:
 def test_setting_is_lowered_once_enough_requests_keep_the_limit() -> None:
     host, server = lowered()
     row = host.row(JOB)
-    assert row is not None
     assert row.state is TuningState.HOLDING
     assert row.applied
-    assert row.load is not None
     assert row.load.objectives[0].name == "ttft_p90"
     assert 30 <= row.load.objectives[0].requests == row.units <= len(server.latencies)
     assert row.load.objectives[0].misses == sum(one > 0.4 for one in server.latencies) == 0
@@ -47,9 +44,6 @@ def test_saving_is_that_of_the_energy_per_token() -> None:
     host, _ = lowered(dwell=30 * SECOND)
     host.run(60)
     row = host.row(JOB)
-    assert row is not None
-    assert row.saving is not None
-    assert row.saved is not None
     assert 0.05 < row.saving < 1 - host.gpus[0].cap / 640_000 + 0.1
     assert row.saved > 0
 
@@ -58,9 +52,6 @@ def test_headroom_ends_at_the_load_that_was_certified() -> None:
     host, _ = lowered()
     host.run(30)
     row = host.row(JOB)
-    assert row is not None
-    assert row.load is not None
-    assert row.load.headroom is not None
     assert row.load.headroom * row.load.load == pytest.approx(row.load.bin_bound)
 
 
@@ -141,7 +132,6 @@ def test_end_of_the_server_restores_the_original() -> None:
     server.alive = False
     host.run(20)
     row = host.row(JOB)
-    assert row is not None
     assert row.state is TuningState.ENDED
     assert row.decision.reason is DecisionReason.ENDED
     assert host.gpus[0].cap == DEFAULT
@@ -181,7 +171,6 @@ def test_throttling_restores_the_original_until_it_ends() -> None:
 
 def test_setting_that_another_program_overwrites_is_released() -> None:
     host, _ = lowered()
-    assert host.capper is not None
     host.capper.foreign.add(host.gpus[0].device)
     host.run(2)
     assert decided(host) == (Move.RELEASE, DecisionReason.FOREIGN_WRITER)
@@ -191,7 +180,6 @@ def test_evidence_survives_a_capper_that_did_not_answer() -> None:
     host, _ = lowered()
     low = host.gpus[0].cap
     before = host.row(JOB)
-    assert host.capper is not None
     host.capper.refusal = "", "The capper does not answer."
     host.run(5)
     host.capper.lapse()
@@ -202,15 +190,12 @@ def test_evidence_survives_a_capper_that_did_not_answer() -> None:
     assert host.gpus[0].cap == low
     assert decided(host) == held
     after = host.row(JOB)
-    assert before is not None
-    assert after is not None
     assert after.units > before.units
     assert after.committed == before.committed
 
 
 def test_setting_that_never_comes_into_force_is_released() -> None:
     host = Host(settings=tracking())
-    assert host.capper is not None
     host.capper.largest = 0  # accepts a limit, and never writes it
     serve(host)
     host.run(120, until=lambda: decided(host)[1] is DecisionReason.FOREIGN_WRITER)
@@ -222,7 +207,6 @@ def test_server_that_does_not_announce_its_requests_keeps_the_original() -> None
     serve(host, announces=False)
     host.run(60)
     row = host.row(JOB)
-    assert row is not None
     assert decided(host) == (Move.DECLINE, DecisionReason.NO_SIGNAL)
     assert "announced" in row.decision.sentence
     assert row.state is TuningState.WAITING
@@ -241,7 +225,6 @@ def test_server_that_reports_no_latency_keeps_the_original() -> None:
     serve(host, reports=False)
     host.run(60)
     row = host.row(JOB)
-    assert row is not None
     assert decided(host) == (Move.DECLINE, DecisionReason.NO_SIGNAL)
     assert '"ttft"' in row.decision.sentence
     assert "set `ttft` of the job" in row.decision.sentence
@@ -252,7 +235,6 @@ def test_tracking_in_advice_mode_writes_no_limit() -> None:
     serve(host)
     host.run(60)
     row = host.row(JOB)
-    assert row is not None
     assert decided(host) == (Move.DECLINE, DecisionReason.ADVICE)
     assert "track the load, now " in row.decision.sentence
     assert host.gpus[0].cap == DEFAULT
@@ -260,12 +242,10 @@ def test_tracking_in_advice_mode_writes_no_limit() -> None:
 
 def test_tracked_server_uses_clocks_where_they_are_a_knob() -> None:
     host = Host(settings=tracking(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK)))
-    assert host.capper is not None
     host.capper.clocks = True
     serve(host)
     host.run(120, until=lambda: bool(host.capper and host.capper.clocked))
     row = host.row(JOB)
-    assert row is not None
     assert row.knob is Knob.GPU_CLOCK
     assert host.capper.clocked["GPU-0"] < 1980
     assert "MHz" in row.decision.sentence
@@ -276,7 +256,6 @@ def test_knob_without_a_lower_setting_is_not_tracked() -> None:
     serve(host)
     host.run(20)
     row = host.row(JOB)
-    assert row is not None
     assert decided(host) == (Move.DECLINE, DecisionReason.NO_ROOM)
     assert "`floor`" in row.decision.sentence
 
@@ -300,8 +279,6 @@ def test_load_of_a_server_without_a_device_is_the_number_in_flight() -> None:
     server = serve(host)
     host.run(30)
     row = host.row(JOB)
-    assert row is not None
-    assert row.load is not None
     assert row.load.headroom is None
     assert row.load.objectives[0].requests == 0
     assert row.load.objectives[0].miss_ratio is None

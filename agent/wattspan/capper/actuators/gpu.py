@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -112,7 +113,13 @@ class GpuBoards:
                     raise self._error(f"{thing} {self._name(device)}", error) from None
                 again = True
 
-    def presence(self, device: str) -> DevicePresence:
+    def state(self, knob: Knob, device: str, settings: Mapping[str, int | None]) -> KnobState:
+        """The state of a knob of a board, which answers, with these ``settings``. ActuatorError."""
+        identity, presence = self.identity(device), self._presence(device)
+        name, aliases = identity.name, identity.aliases
+        return KnobState(CapKey(knob, device), name, aliases=aliases, presence=presence, **settings)
+
+    def _presence(self, device: str) -> DevicePresence:
         """The evidence of resets of a board, which answers. ActuatorError."""
         identity, load = self.identity(device), ""
         if self._sysfs is not None:
@@ -321,18 +328,7 @@ class GpuPower(GpuActuator, PowerActuator):
 
     def _state(self, device: str) -> KnobState:
         limits = self._boards.ask(device, _READ_LIMITS, lambda board: board.power_limits())
-        identity = self._boards.identity(device)
-        return KnobState(
-            CapKey(self.knob, device),
-            identity.name,
-            minimum=limits.minimum,
-            default=limits.default,
-            maximum=limits.maximum,
-            requested=limits.requested,
-            enforced=limits.enforced,
-            aliases=identity.aliases,
-            presence=self._boards.presence(device),
-        )
+        return self._boards.state(self.knob, device, asdict(limits))
 
 
 class GpuClock(GpuActuator):
@@ -363,7 +359,6 @@ class GpuClock(GpuActuator):
         return self._settled(device, lambda now: now.enforced == value)
 
     def _state(self, device: str) -> KnobState:
-        identity = self._boards.identity(device)
         if device not in self._ranges:
             self._ranges[device] = self._boards.ask(
                 device, _READ_CLOCKS, lambda board: board.clock_range()
@@ -377,17 +372,9 @@ class GpuClock(GpuActuator):
             self._limits.pop(device, None)
         limit = self._limits.get(device)
         obeyed = limit is not None and clock is not None and clock <= limit
-        return KnobState(
-            CapKey(self.knob, device),
-            identity.name,
-            minimum=minimum,
-            default=maximum,
-            maximum=maximum,
-            requested=limit,
-            enforced=limit if obeyed else None,
-            aliases=identity.aliases,
-            presence=self._boards.presence(device),
-        )
+        settings = {"minimum": minimum, "default": maximum, "maximum": maximum}
+        settings |= {"requested": limit, "enforced": limit if obeyed else None}
+        return self._boards.state(self.knob, device, settings)
 
 
 def gpu_actuators(

@@ -37,10 +37,7 @@ class GpuLibrary(NamedTuple):
 
     vendor: str
     driver: str
-    install: str
     file: str
-    pass_through: str  # of the file, into a container
-    rights: str
     missing: Callable[[], tuple[str, str] | None]
     source: str
 
@@ -63,27 +60,8 @@ def _without_amdsmi() -> tuple[str, str] | None:
 
 
 _LIBRARIES = {
-    NVIDIA: GpuLibrary(
-        "NVIDIA",
-        "nvidia",
-        "Load it (modprobe nvidia), or install NVIDIA's driver.",
-        "dev/nvidiactl",
-        "In a container, use NVIDIA's container runtime (--gpus all); on the host, nvidia-modprobe"
-        " makes it.",
-        "Give this user access to /dev/nvidia*; in a systemd unit, with DeviceAllow=.",
-        _without_nvml,
-        "nvml",
-    ),
-    AMD: GpuLibrary(
-        "AMD",
-        "amdgpu",
-        "Load it (modprobe amdgpu), or install the driver of ROCm.",
-        "dev/kfd",
-        "In a container, pass /dev/kfd and /dev/dri through: --device /dev/kfd.",
-        "Add the agent's user to the groups render and video, or run it as root.",
-        _without_amdsmi,
-        "amdsmi",
-    ),
+    NVIDIA: GpuLibrary("NVIDIA", "nvidia", "dev/nvidiactl", _without_nvml, "nvml"),
+    AMD: GpuLibrary("AMD", "amdgpu", "dev/kfd", _without_amdsmi, "amdsmi"),
 }
 
 
@@ -144,8 +122,7 @@ def _causes(
     """The reasons for which boards are not read, in the order in which they must be removed."""
     driver = library.driver
     if not (root / "sys/module" / driver).is_dir():
-        cause = f"not read: the driver {driver} is not loaded"
-        yield warning(_names(boards), cause, library.install)
+        yield declared(f"{library.source}-driver", gpus=_names(boards))
         return
     others = [board for board in boards if board.driver != driver]
     yield from (_other_driver(board, driver) for board in others)
@@ -154,9 +131,9 @@ def _causes(
         return
     what, file = _names(boards), root / library.file
     if not file.exists():
-        yield warning(what, f"not read: {file} is missing", library.pass_through)
+        yield declared(f"{library.source}-file", gpus=what, file=file)
     elif not opens(file):
-        yield warning(what, f"not read: this user may not open {file}", library.rights)
+        yield declared(f"{library.source}-rights", gpus=what, file=file)
     missing = library.missing()
     if missing is not None:
         cause, remedy = missing

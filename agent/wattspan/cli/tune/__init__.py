@@ -25,13 +25,6 @@ from wattspan.cli.options import (
     json_option,
     with_options,
 )
-from wattspan.cli.tune.explanation import explain_all, explain_facts
-from wattspan.cli.tune.text import (
-    history_lines,
-    recommendation_facts,
-    recommendation_lines,
-    status_lines,
-)
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import Instant, TuningAccounts, TuningRow
@@ -79,6 +72,8 @@ def status(job: str, configuration: ConfigurationOptions, as_json: bool) -> None
     SLOWER and BOUND are the slowdown of the whole run, exploration included, and its upper bound
     (99 %). SAVING is of the energy per unit of work at the held setting.
     """
+    from wattspan.cli.tune.text import status_lines
+
     _show(configuration, job, as_json, lambda row, *_: row_to_json(row), status_lines)
 
 
@@ -90,6 +85,8 @@ def explain(job: str, configuration: ConfigurationOptions, as_json: bool) -> Non
     Also shows why no lower or higher setting was chosen, the next step, a remedy, and the caps of
     its devices with their holders.
     """
+    from wattspan.cli.tune.explanation import explain_all, explain_facts
+
     _show(configuration, job, as_json, explain_facts, explain_all)
 
 
@@ -109,6 +106,8 @@ def recommend(job: str, instances: int, configuration: ConfigurationOptions, as_
     figures. LIMITS tells if the latency limits are kept there. ENERGY is relative to the present
     number of instances. Nothing is changed: another program sets the number of instances.
     """
+    from wattspan.cli.tune.text import recommendation_facts, recommendation_lines
+
     _show(
         configuration,
         job,
@@ -141,6 +140,8 @@ def history(
     A decision is listed once, however long it holds; a setting in brackets was not applied.
     Without an agent, the history is read from its state directory.
     """
+    from wattspan.cli.tune.text import history_lines
+
     config = configuration.load(client=True).config
     parameters = {"limit": str(limit)}
     if since:

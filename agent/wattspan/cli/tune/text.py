@@ -220,17 +220,18 @@ def summary_lines(accounts: TuningAccounts) -> Iterator[str]:
     """The state of tuning on the host."""
     modes = {"advise": "advise: no limit is written", "apply": "apply: limits are written"}
     parts = [modes.get(accounts.mode, accounts.mode)]
-    if accounts.capper:
-        parts.append(f"{accounts.writes} writes, {accounts.restores} restores")
-        if accounts.resets:
-            parts.append(f"{accounts.resets} resets of devices")
+    capper = accounts.capper
+    if capper.answers:
+        parts.append(f"{capper.writes} writes, {capper.restores} restores")
+        if capper.resets:
+            parts.append(f"{capper.resets} resets of devices")
     if accounts.ceiling is not None:
         parts.append(f"the host's ceiling is {accounts.ceiling / 1000:.4g} W")
     yield "; ".join(parts)
-    if accounts.capper is False:
-        yield f"! {accounts.capper_trouble or 'The capper does not answer.'}"
-    elif accounts.capper_shared:
-        yield f"The capper of another agent, on {accounts.capper_shared}, writes the limits."
+    if capper.answers is False:
+        yield f"! {capper.trouble or 'The capper does not answer.'}"
+    elif capper.shared:
+        yield f"The capper of another agent, on {capper.shared}, writes the limits."
 
 
 def sort_rows(rows: Iterable[TuningRow]) -> list[TuningRow]:

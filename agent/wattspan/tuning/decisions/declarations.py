@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from wattspan.model import DeclarationOutcome, Knob, RequestedTerms, TuningTerms
 
@@ -38,8 +38,9 @@ class OperatorTerms:
     condition: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TermsDecision:
+class TermsDecision(NamedTuple):
+    """The terms that a job gets, and the answer to the process that asked."""
+
     given: TuningTerms
     outcome: DeclarationOutcome
     reason: str  # one sentence

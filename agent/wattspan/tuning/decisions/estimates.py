@@ -393,13 +393,9 @@ def _fit(
     prior: Prior | None,
 ) -> _ParabolaFit:
     terms = list(zip(depths, values, variances, strict=True))
-    covariance = 0.0, 0.0, 0.0
-    if prior is None:
-        linear, square = _parabola([(x, value, 1 / variance) for x, value, variance in terms])
-    else:
-        model_error = _CURVE_MODEL_ERROR**2
-        weighted = [(x, value, 1 / (variance + model_error)) for x, value, variance in terms]
-        linear, square, covariance = _posterior(weighted, prior)
+    model_error = 0.0 if prior is None else _CURVE_MODEL_ERROR**2
+    weighted = [(x, value, 1 / (variance + model_error)) for x, value, variance in terms]
+    linear, square, covariance = _coefficients(weighted, prior)
     bends = [
         _CURVE_MODEL_ERROR**2
         / (_CURVE_MODEL_ERROR**2 + variance)
@@ -409,21 +405,32 @@ def _fit(
     return _ParabolaFit(linear, square, (*bends, 0.0), covariance)
 
 
-def _posterior(
-    terms: Sequence[tuple[float, float, float]], prior: Prior
+def _coefficients(
+    terms: Sequence[tuple[float, float, float]], prior: Prior | None
 ) -> tuple[float, float, tuple[float, float, float]]:
-    """Coefficients by Bayesian linear regression, at least 0, and their covariance."""
-    one, two, both = prior.precision
-    first = one * prior.linear + both * prior.square
-    second = both * prior.linear + two * prior.square
+    """Coefficients by least squares of weighted terms, at least 0, and their covariance.
+
+    With a prior they are those of a Bayesian linear regression; without one the covariance is 0.
+    """
+    one = two = both = first = second = 0.0
+    if prior is not None:
+        one, two, both = prior.precision
+        first = one * prior.linear + both * prior.square
+        second = both * prior.linear + two * prior.square
     for x, value, weight in terms:
         one += weight * x**2
         two += weight * x**4
         both += weight * x**3
         first += weight * x * value
         second += weight * x**2 * value
+    covariance = 0.0, 0.0, 0.0
+    if prior is None and len(terms) < 2:  # half and half: one point cannot determine both
+        if not terms:
+            return 0.0, 0.0, covariance
+        return max(first / one, 0.0) / 2, max(second / two, 0.0) / 2, covariance
     determinant = one * two - both * both
-    covariance = two / determinant, one / determinant, -both / determinant
+    if prior is not None:
+        covariance = two / determinant, one / determinant, -both / determinant
     linear = (first * two - second * both) / determinant
     square = (one * second - both * first) / determinant
     if linear < 0:
@@ -431,24 +438,3 @@ def _posterior(
     if square < 0:
         return max(first / one, 0.0), 0.0, covariance
     return linear, square, covariance
-
-
-def _parabola(terms: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Weighted least squares with both coefficients at least 0."""
-    if not terms:
-        return 0.0, 0.0
-    x2 = sum(w * x**2 for x, _, w in terms)
-    x3 = sum(w * x**3 for x, _, w in terms)
-    x4 = sum(w * x**4 for x, _, w in terms)
-    xy = sum(w * x * y for x, y, w in terms)
-    xxy = sum(w * x * x * y for x, y, w in terms)
-    if len(terms) == 1:  # half and half: one point cannot determine both
-        return max(xy / x2, 0.0) / 2, max(xxy / x4, 0.0) / 2
-    determinant = x2 * x4 - x3 * x3
-    linear = (xy * x4 - xxy * x3) / determinant
-    square = (x2 * xxy - x3 * xy) / determinant
-    if linear < 0:
-        return 0.0, max(xxy / x4, 0.0)
-    if square < 0:
-        return max(xy / x2, 0.0), 0.0
-    return linear, square

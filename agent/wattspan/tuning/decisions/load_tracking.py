@@ -224,13 +224,9 @@ def resume_tracking(state: TrackingState, now: int) -> TrackingState:
 
     Requests and energy from before the first new observation are ignored.
     """
-    return begin_tracking(state.policy, now)._replace(
+    return begin_tracking(state.policy, now, collected_evidence(state))._replace(
         load=state.load,
-        cells=state.cells,
-        failed=state.failed,
-        doublings=state.doublings,
         alarmed_at=state.alarmed_at,
-        may_lower_at=now + state.dwell,
         begun=state.begun,
         totals=state.totals,
         committed=state.committed,
@@ -280,7 +276,8 @@ def _observe(state: TrackingState, observation: LoadObservation) -> TrackingStat
     if state.bin > before or (state.before_surge and state.load.surging):
         state = state._replace(quiet_since=now)
     state = _mark(state, now, settled=observation.in_force)
-    state = _add_requests(state, observation.requests)
+    for request in observation.requests:
+        state = _add_request(state, request)
     if now - state.tallied_at >= state.policy.period:
         state = _add_tallies(state, now)
     return _add_energy(state, observation)
@@ -295,12 +292,6 @@ def _mark(state: TrackingState, now: int, *, settled: bool) -> TrackingState:
     if last is not None:
         meters = (*meters, _Meter(last.at, now, *last[1:]))[-_MAX_METERS:]
     return state._replace(marks=(*state.marks, mark)[-_MAX_MARKS:], meters=meters)
-
-
-def _add_requests(state: TrackingState, requests: Sequence[RequestTimes]) -> TrackingState:
-    for request in requests:
-        state = _add_request(state, request)
-    return state
 
 
 def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:

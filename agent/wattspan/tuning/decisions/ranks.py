@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from wattspan.tuning.decisions.values import KnobRange, WorkUnit
 
@@ -51,22 +51,11 @@ class SynchronousStep(NamedTuple):
         return WorkUnit(self.start, self.end, self.work)
 
 
-class _Unit(Protocol):
-    """A unit of work of one rank, from start to end in nanoseconds."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
-
-
-_U = TypeVar("_U", bound=_Unit)
-
-
 def concurrent_units(
-    waiting: dict[int, deque[_U]], most_ahead: int, overlap: Callable[[Sequence[_U]], bool]
-) -> Iterator[list[_U]]:
+    waiting: dict[int, deque[WorkUnit]],
+    most_ahead: int,
+    overlap: Callable[[Sequence[WorkUnit]], bool],
+) -> Iterator[list[WorkUnit]]:
     """Take the units of all ranks at the same time, by rank in the order of ``waiting``.
 
     Units that do not ``overlap`` with those of every other rank are dropped, as is a rank without

@@ -18,7 +18,7 @@ from wattspan.fleet.job_records import PipelineSummary
 from wattspan.model import SECOND, Microjoules
 from wattspan.tuning.decisions.budget import lost_part
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence
-from wattspan.tuning.decisions.values import EnergyPoint
+from wattspan.tuning.decisions.values import EnergyPoint, WorkUnit
 from wattspan.tuning.pipeline.iterations import (
     AssembledIteration,
     ClockChange,
@@ -26,7 +26,6 @@ from wattspan.tuning.pipeline.iterations import (
     IterationTimes,
     PipelineIteration,
     RankInstruction,
-    RankUnit,
     finished,
     steady_clocks,
 )
@@ -62,7 +61,7 @@ class PipelineObservation(NamedTuple):
     """
 
     now: int
-    units: tuple[RankUnit, ...] = ()
+    units: tuple[WorkUnit, ...] = ()
     instructions: tuple[RankInstruction, ...] = ()
     clocks: Mapping[int, int | None] = MappingProxyType({})
     energy: Mapping[int, EnergyPoint] = MappingProxyType({})

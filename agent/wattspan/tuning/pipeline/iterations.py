@@ -23,7 +23,7 @@ from typing import NamedTuple
 from wattspan.fleet.job_records import PipelineSummary
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.ranks import concurrent_units
-from wattspan.tuning.decisions.values import EnergyPoint
+from wattspan.tuning.decisions.values import EnergyPoint, WorkUnit
 from wattspan.tuning.pipeline.costs import WARM_UP_ITERATIONS
 from wattspan.tuning.pipeline.dag import (
     MAX_INSTRUCTIONS,
@@ -262,14 +262,6 @@ MOST_AHEAD = 8
 """Units of lead of one rank after which a rank without any counts as ended."""
 
 
-class RankUnit(NamedTuple):
-    """One unit of work of a rank."""
-
-    rank: int
-    start: int
-    end: int
-
-
 class RankInstruction(NamedTuple):
     """One executed instruction of a rank."""
 
@@ -286,7 +278,7 @@ class AssembledIteration(NamedTuple):
     """
 
     number: int
-    units: tuple[RankUnit, ...]
+    units: tuple[WorkUnit, ...]
     instructions: tuple[RankInstruction, ...]
 
     @property
@@ -332,12 +324,12 @@ class IterationAssembly:
     following iterations have other ranks.
     """
 
-    units: Mapping[int, tuple[RankUnit, ...]] = field(default_factory=dict)
+    units: Mapping[int, tuple[WorkUnit, ...]] = field(default_factory=dict)
     instructions: Mapping[int, tuple[RankInstruction, ...]] = field(default_factory=dict)
     number: int = 0
 
     def add(
-        self, units: Iterable[RankUnit], instructions: Iterable[RankInstruction]
+        self, units: Iterable[WorkUnit], instructions: Iterable[RankInstruction]
     ) -> tuple[IterationAssembly, tuple[AssembledIteration, ...]]:
         """Add spans in any order; returns the iterations that they complete too."""
         known = {rank: list(of) for rank, of in self.units.items()}
@@ -364,11 +356,11 @@ class IterationAssembly:
         ), tuple(found)
 
 
-def _are_concurrent(units: Sequence[RankUnit]) -> bool:
+def _are_concurrent(units: Sequence[WorkUnit]) -> bool:
     return max(unit.start for unit in units) < min(unit.end for unit in units)
 
 
-def take_inside(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> list[RankInstruction]:
+def take_inside(unit: WorkUnit, pending: dict[int, list[RankInstruction]]) -> list[RankInstruction]:
     """Take the instructions of a unit; earlier ones are dropped, since they have no unit."""
     known = pending.get(unit.rank, [])
     inside = [one for one in known if unit.start <= one.start and one.end <= unit.end]

@@ -22,14 +22,13 @@ from wattspan.fleet.job_records import (
     UnitRecord,
 )
 from wattspan.model import MILLISECOND, SECOND, DecisionReason, Instant
-from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
+from wattspan.tuning.decisions.values import EnergyPoint, KnobRange, WorkUnit
 from wattspan.tuning.pipeline.control import PipelineObservation, RemoteRank, with_clock
 from wattspan.tuning.pipeline.dag import MAX_INSTRUCTIONS, InstructionKind, PipelineInstruction
 from wattspan.tuning.pipeline.iterations import (
     MAX_SKEW,
     ClockChange,
     RankInstruction,
-    RankUnit,
     take_inside,
 )
 
@@ -128,7 +127,7 @@ class RankHistory:
         )
 
 
-def _unit_record(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> UnitRecord:
+def _unit_record(unit: WorkUnit, pending: dict[int, list[RankInstruction]]) -> UnitRecord:
     instructions = tuple(
         InstructionRecord(
             one.instruction.stage,
@@ -203,7 +202,7 @@ class GatheredRanks:
     clocks: Mapping[str, int | None] = field(default_factory=dict)
     offsets: Mapping[str, int] = field(default_factory=dict)
     refusal: tuple[str, DecisionReason] | None = None
-    units: tuple[RankUnit, ...] = ()
+    units: tuple[WorkUnit, ...] = ()
     instructions: tuple[RankInstruction, ...] = ()
     latest: Mapping[int, int] = field(default_factory=dict)
     marks: Mapping[int, _RankMark] = field(default_factory=dict)
@@ -259,7 +258,7 @@ class GatheredRanks:
                 mark, marks[number] = marks[number], marks[number].after(one)
                 for unit in one.units:
                     if unit.start > mark.unit:
-                        units.append(RankUnit(number, unit.start + offset, unit.end + offset))
+                        units.append(WorkUnit(unit.start + offset, unit.end + offset, rank=number))
                         instructions += _instructions(number, unit, offset)
                 told = remote[number] = RemoteRank(
                     tuple(ClockChange(since + offset, mhz) for since, mhz in one.clocks),
@@ -277,7 +276,8 @@ class GatheredRanks:
         known = min(latest.get(rank, 0) for rank in (*self.ranges, *own.clocks))
         ready = _ready(units, known, own.now)
         ends = {unit.rank: unit.end for unit in ready}
-        inside, waiting = _divided(instructions, ends)
+        inside = tuple(one for one in instructions if one.end <= ends.get(one.rank, -1))
+        waiting = tuple(one for one in instructions if one.end > ends.get(one.rank, -1))
         gathered = replace(
             self,
             clocks=clocks,
@@ -296,15 +296,7 @@ def _offset(record: JobRecord, stages: HostRanks, now: Instant) -> int:
     return (stages.wall - record.sent) - (now.wall - now.mono)
 
 
-def _divided(
-    instructions: Sequence[RankInstruction], ends: Mapping[int, int]
-) -> tuple[tuple[RankInstruction, ...], tuple[RankInstruction, ...]]:
-    """The instructions up to the ``ends`` of their ranks, and the others."""
-    inside = tuple(one for one in instructions if one.end <= ends.get(one.rank, -1))
-    return inside, tuple(one for one in instructions if one.end > ends.get(one.rank, -1))
-
-
-def _ready(units: Iterable[RankUnit], known: int, now: int) -> list[RankUnit]:
+def _ready(units: Iterable[WorkUnit], known: int, now: int) -> list[WorkUnit]:
     """The units whose iteration is complete: those of all ranks are ``known`` up to some time.
 
     An iteration waits for a silent rank for some time only, and is without it then.

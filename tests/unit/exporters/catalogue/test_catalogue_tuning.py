@@ -12,6 +12,7 @@ from testbed.tuned import TRACKED
 
 from wattspan.model import (
     CapKey,
+    CapperFigures,
     CapRow,
     DecisionReason,
     Knob,
@@ -232,7 +233,9 @@ def test_package_and_gpu_limits_and_originals_use_one_metric() -> None:
 
 def test_unconfigured_capper_has_no_series_and_a_lost_one_is_down() -> None:
     nobody = replace(full_host(), tuning=TuningAccounts())
-    gone = replace(full_host(), tuning=TuningAccounts("apply", capper=False, writes=3))
+    gone = replace(
+        full_host(), tuning=TuningAccounts("apply", capper=CapperFigures(False, "", writes=3))
+    )
     for series in ("wattspan_capper_up", "wattspan_capper_writes_total"):
         assert drawn(series, nobody) == {}
     assert drawn("wattspan_capper_up", gone) == {(): 0}
@@ -274,7 +277,6 @@ def test_tracked_job_has_its_load_and_misses_and_no_slowdown_budget() -> None:
 
 
 def test_tracked_job_has_its_requests_in_flight_and_the_end_of_its_load_bin() -> None:
-    assert TRACKED.load is not None
     labels, snapshot = (TRACKED.job, Knob.GPU_CLOCK), with_rows(held(), TRACKED)
     assert drawn("wattspan_autotune_load_requests", snapshot) == {labels: TRACKED.load.load}
     assert drawn("wattspan_autotune_load_bin", snapshot) == {labels: TRACKED.load.bin_bound}

@@ -149,7 +149,6 @@ def left_behind(directory: Path, keys: dict[str, str]) -> Path:
     dying.turn()
     dying.turn()
     part = dying.writer._part
-    assert part is not None
     part.close()
     part.folder.close()
     (path,) = dying.parts

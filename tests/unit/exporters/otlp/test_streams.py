@@ -22,7 +22,7 @@ from wattspan.model import (
     Snapshot,
 )
 from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.catalogue.definition import CACHE_SLACK
+from wattspan_exporters.catalogue.series import CACHE_SLACK
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 
 BOOT = NOON - 10**12

@@ -49,8 +49,6 @@ def test_present_is_ten_seconds_and_the_hour_is_available_history() -> None:
     memory = PageHistory()
     newest = lived(memory, 1000, 1100)
     now, hour = memory.recent(newest)
-    assert now is not None
-    assert hour is not None
     assert 10 * SECOND <= now.duration <= 16 * SECOND
     assert hour.duration == 100 * SECOND
     assert build_flow(now).total == now.duration // SECOND * 100 * J
@@ -61,7 +59,6 @@ def test_history_is_limited_to_an_hour() -> None:
     memory = PageHistory()
     newest = lived(memory, 0, 3 * 3600, every=2.5)
     _, hour = memory.recent(newest)
-    assert hour is not None
     assert MAX_DURATION - 130 * SECOND <= hour.duration <= MAX_DURATION + STEP
     assert build_flow(hour).total == hour.duration // SECOND * 100 * J
     held = len(memory._coarse) + len(memory._fine)
@@ -91,7 +88,6 @@ def test_out_of_order_snapshot_is_ignored() -> None:
     memory = PageHistory()
     lived(memory, 1000, 1030)
     now, _ = memory.recent(host(at(1029)))
-    assert now is not None
     assert now.end == at(1030)
 
 
@@ -101,7 +97,6 @@ def test_clock_that_is_set_changes_labels_only() -> None:
     for seconds in range(1051, 1100):
         memory.record(host(at(seconds, step=-86_400)))
     _, hour = memory.recent(host(at(1100, step=-86_400)))
-    assert hour is not None
     assert hour.duration == 100 * SECOND
     step, _, powers = memory.powers(240)
     assert step == STEP
@@ -114,7 +109,6 @@ def test_sleep_is_a_hole_in_the_powers_and_no_time_of_the_flow() -> None:
     for seconds in range(1051, 1101):
         memory.record(host(at(seconds, asleep=600)))
     _, hour = memory.recent(host(at(1100, asleep=600)))
-    assert hour is not None
     assert hour.duration == 100 * SECOND
     _, _, powers = memory.powers(240)
     watts = powers["cpu"]
@@ -129,7 +123,6 @@ def test_another_ledger_is_another_beginning() -> None:
     for seconds in range(1101, 1120):
         memory.record(host(at(seconds), since=1100 * SECOND))
     _, hour = memory.recent(host(at(1120), since=1100 * SECOND))
-    assert hour is not None
     assert hour.duration < 20 * SECOND
     assert build_flow(hour).total == hour.duration // SECOND * 100 * J
 

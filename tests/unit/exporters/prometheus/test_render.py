@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from random import Random
 
 import pytest
 from testbed.scrapes import CATALOGUE_SERIES, GOLDEN, full_host, parse, total, value
-from testbed.snapshots import CPU, process
+from testbed.snapshots import CPU, NOON, busy_host, process, serving_host
 
-from wattspan.model import Instant, Microjoules, ProcessRow, Snapshot
+from wattspan.model import AgentStats, Instant, Microjoules, ProcessRow, Snapshot
 from wattspan.util.text import MAX_LABEL
 from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.catalogue.definition import (
-    CACHE_SLACK,
-    Instrument,
-    Metric,
-    Sample,
-    sanitize,
-)
+from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, sanitize
+from wattspan_exporters.catalogue.series import CACHE_SLACK
 from wattspan_exporters.prometheus.exporter import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, escape, format_number
 
@@ -78,12 +74,12 @@ def test_text_format_has_neither_units_nor_an_end() -> None:
 @formats
 def test_exporter_self_metrics_follow_the_catalogue(form: ExpositionFormat) -> None:
     itself = SelfMetrics("1.2.3")
-    document = Renderer().render(full_host(), form, itself.render(form))
-    scrape = parse(document, form)
+    scrape = parse(Renderer((*CATALOGUE, *itself.metrics)).render(full_host(), form), form)
     assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
     assert value(scrape, "process_resident_memory_bytes") > 0
-    own = {family.name for family in itself.registry.collect()}
-    assert not own & {metric.series.removesuffix("_total") for metric in CATALOGUE}
+    own = {metric.series for metric in itself.metrics}
+    assert own <= {name for name, _ in scrape}
+    assert not own & {metric.series for metric in CATALOGUE}
 
 
 def test_empty_snapshot_is_still_a_valid_scrape() -> None:
@@ -137,6 +133,47 @@ def test_reused_renderer_output_equals_a_new_one() -> None:
         snapshot = replace(full_host(), processes=(grown,))
         used = renderer.render(snapshot, ExpositionFormat.TEXT)
         assert used == Renderer().render(snapshot, ExpositionFormat.TEXT)
+
+
+@formats
+def test_kept_text_equals_a_new_one_after_changes_of_any_field(form: ExpositionFormat) -> None:
+    chosen = Random(37)
+    hosts = [full_host(), busy_host(), serving_host(), Snapshot(Instant(0, NOON), 0, "node7")]
+    renderer, shown = Renderer(), hosts[0]
+    for _ in range(120):
+        for field in chosen.sample(fields(Snapshot), 2):
+            part = getattr(chosen.choice(hosts), field.name)
+            if field.name == "stats":  # one of its fields alone
+                (name,) = (one.name for one in chosen.sample(fields(AgentStats), 1))
+                part = replace(shown.stats, **{name: getattr(part, name)})
+            elif field.name in ("domains", "health", "gpus") and len(part) == len(
+                before := getattr(shown, field.name)
+            ):
+                kept = chosen.randrange(len(part) + 1)  # some rows change
+                part = (*before[:kept], *part[kept:])
+            shown = replace(shown, **{field.name: part})
+        assert renderer.render(shown, form) == Renderer().render(shown, form)
+
+
+def test_metric_is_drawn_again_only_after_a_change_of_what_it_reads() -> None:
+    drawn: list[int] = []
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        drawn.append(snapshot.stats.processes)
+        yield (str(snapshot.emulated),), snapshot.stats.processes
+
+    renderer = Renderer([Metric("x", Instrument.GAUGE, "", "Help.", ("emulated",), draw)])
+    host = full_host()
+    louder = tuple(replace(one, energy=Microjoules(one.energy + 1)) for one in host.domains)
+    for snapshot in (
+        host,
+        replace(host, sequence=8),
+        replace(host, domains=louder, stats=replace(host.stats, ticks=11)),
+        replace(host, stats=replace(host.stats, processes=1)),
+        replace(host, domains=host.domains[1:], stats=replace(host.stats, processes=1)),
+    ):
+        renderer.render(snapshot, ExpositionFormat.TEXT)
+    assert drawn == [412, 1, 1]
 
 
 # --------------------------------------------------------------------------- values and labels

@@ -88,17 +88,16 @@ def test_each_field_fails_for_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "code"),
     [
-        "nvmlDeviceGetTemperature",
-        "nvmlDeviceGetMemoryInfo",
-        "nvmlDeviceGetClockInfo",
-        "nvmlDeviceGetMigMode",
-        "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetCurrentClocksEventReasons",
+        ("nvmlDeviceGetTemperature", 3),
+        ("nvmlDeviceGetMemoryInfo", 6),
+        ("nvmlDeviceGetClockInfo", 13),
+        ("nvmlDeviceGetMigMode", 25),
+        ("nvmlDeviceGetUtilizationRates", 26),
+        ("nvmlDeviceGetCurrentClocksEventReasons", 3),
     ],
 )
-@pytest.mark.parametrize("code", [3, 6, 13, 25, 26])
 def test_unsupported_reading_is_unknown_and_retried_once_a_minute(name: str, code: int) -> None:
     bench = Bench()
     bench.nvml.errors[name] = code

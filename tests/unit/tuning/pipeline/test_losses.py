@@ -11,8 +11,9 @@ from wattspan.fleet.job_records import JobRecord, LossRun, SeenRecord
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.budget import lost_part
 from wattspan.tuning.decisions.sequential_test import Evidence
+from wattspan.tuning.decisions.values import WorkUnit
 from wattspan.tuning.pipeline.control import ChargedIteration, PipelineControl
-from wattspan.tuning.pipeline.iterations import AssembledIteration, RankUnit
+from wattspan.tuning.pipeline.iterations import AssembledIteration
 from wattspan.tuning.pipeline.replicas import LossHistory
 from wattspan.tuning.pipeline.session_state import JobLoss, PipelinePolicy, begin_session
 
@@ -28,7 +29,7 @@ def charged(*levels: int, first: int = 100) -> PipelineControl:
     session = replace(begin_session(PipelinePolicy(1600, 800, blocking_watts=WATTS)), slower=SLOWER)
     iterations = [
         ChargedIteration(
-            AssembledIteration(number, (RankUnit(0, number * SECOND, (number + 1) * SECOND),), ()),
+            AssembledIteration(number, (WorkUnit(number * SECOND, (number + 1) * SECOND),), ()),
             SECOND,
             level,
             SLOWER.get(level, Evidence(0, 0.0, 0.0)),
@@ -76,7 +77,7 @@ def test_old_runs_are_forgotten() -> None:
 def test_iteration_without_time_has_no_run() -> None:
     control = charged(1)
     (one,) = control.charged
-    short = one._replace(iteration=AssembledIteration(0, (RankUnit(0, 5, 5),), ()))
+    short = one._replace(iteration=AssembledIteration(0, (WorkUnit(5, 5),), ()))
     assert LossHistory().charge({"a": replace(control, charged=(short,))}).runs == ()
 
 

@@ -16,9 +16,9 @@ from wattspan.fleet.job_records import (
     SeenRecord,
 )
 from wattspan.model import SECOND, DecisionReason, Instant, Move
-from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
+from wattspan.tuning.decisions.values import EnergyPoint, KnobRange, WorkUnit
 from wattspan.tuning.pipeline.control import PipelineObservation
-from wattspan.tuning.pipeline.iterations import ClockChange, RankInstruction, RankUnit
+from wattspan.tuning.pipeline.iterations import ClockChange, RankInstruction
 from wattspan.tuning.pipeline.remote_ranks import GatheredRanks, RankHistory, unready, unused
 
 WALL = 1_700_000_000 * SECOND
@@ -28,10 +28,10 @@ RANGE = KnobRange("gpu:1", 1980, 990, 15, 3)
 RANK = 3
 
 
-def unit(rank: int, number: int, start: int = THERE) -> RankUnit:
+def unit(rank: int, number: int, start: int = THERE) -> WorkUnit:
     """An iteration of 1.5 s every 2 s."""
     begun = start + 2 * SECOND * number
-    return RankUnit(rank, begun, begun + 3 * SECOND // 2)
+    return WorkUnit(begun, begun + 3 * SECOND // 2, rank=rank)
 
 
 def observation(number: int, start: int = THERE, rank: int = RANK) -> PipelineObservation:
@@ -218,8 +218,6 @@ def test_change_of_another_host_is_noticed(record: SeenRecord, found: str) -> No
 
 def test_further_rank_of_another_host_is_a_change() -> None:
     record = seen(history(0)).record
-    assert record is not None
-    assert record.stages is not None
     (rank,) = record.stages.ranks
     stages = HostRanks(
         wall=record.stages.wall, ranks=(rank, msgspec.structs.replace(rank, rank=RANK + 1))

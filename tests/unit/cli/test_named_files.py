@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from testbed.certificates import Authority
-from testbed.program import ENVIRONMENT, PROGRAM, options
+from testbed.program import in_process, options
 
 from wattspan.footprint.price_and_carbon import NumberError, read_number
 from wattspan.util.files import MAX_FILE_BYTES
@@ -55,16 +56,23 @@ KINDS = {
 kinds = pytest.mark.parametrize(("said", "make"), KINDS.items(), ids=KINDS.keys())
 
 
+@pytest.fixture(autouse=True)
+def in_time() -> Iterator[None]:
+    """A read that blocks is interrupted after 20 s."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        pytest.fail("a read blocks")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def check(*words: str) -> str:
-    """Standard error of `config check`, which may take at most 20 s."""
-    done = subprocess.run(
-        [*PROGRAM, "config", "check", *words],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-    )
+    """Standard error of `config check`."""
+    done = in_process("config", "check", *words)
     assert done.returncode == 2, (done.stdout, done.stderr)
     return done.stderr
 
