@@ -59,7 +59,8 @@ class Batch:
 
     ``domains`` are all present domains of the source; it returns the *same tuple object* while
     nothing has changed, so that callers may compare by identity. A domain without a reading in a
-    batch is no error: slow sources may have new values less often.
+    batch is no error: slow sources may have new values less often. ``calls`` are those of a
+    driver's library since the start; None of a source without one.
     """
 
     domains: tuple[Domain, ...]
@@ -67,6 +68,7 @@ class Batch:
     failures: tuple[Failure, ...] = ()
     usages: tuple[Usage, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
+    calls: int | None = None
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -107,16 +109,6 @@ class PacedSource(Protocol):
 
         A source with a thread integrates there, whatever the interval of its reads.
         """
-        ...
-
-
-@runtime_checkable
-class CallCounter(Protocol):
-    """A counter source that counts the calls of its driver's library."""
-
-    @property
-    def calls(self) -> int | None:
-        """The calls since the start; None if it uses none. Safe from any thread."""
         ...
 
 

@@ -44,7 +44,6 @@ from wattspan.model.snapshot import FleetAccounts
 from wattspan.plugins import AwaitedSources
 from wattspan.ports import (
     Batch,
-    CallCounter,
     Clock,
     CounterSource,
     PacedSource,
@@ -154,16 +153,8 @@ class MonitoredSource:
             self._last_reading is not None
             and self._clock.monotonic() - self._last_reading <= SILENT_SOURCE_AFTER
         )
-        calls = self.source.calls if isinstance(self.source, CallCounter) else None
-        return SourceHealth(
-            self.source.name,
-            up,
-            self._reads,
-            self._failed,
-            self.batch.failures,
-            self._duration,
-            calls,
-        )
+        name, batch, counts = self.source.name, self.batch, (self._reads, self._failed)
+        return SourceHealth(name, up, *counts, batch.failures, self._duration, batch.calls)
 
 
 class MonitoredUsage:

@@ -171,17 +171,13 @@ class GpuSession:
             failures=tuple(found.failures),
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
+            calls=self.vendor.library.calls,
         )
 
     @property
     def current_call(self) -> tuple[str, int] | None:
         """The call under way and the time of its start; other threads may read it."""
         return self.vendor.library.current
-
-    @property
-    def calls(self) -> int:
-        """The calls of the library so far; other threads may read it."""
-        return self.vendor.library.calls
 
     def next_read(self, now: int) -> int | None:
         """The time of the next read of a counter or a power between samples; None without one."""

@@ -274,7 +274,6 @@ class HwmonSource:
 
     name = NAME
     near_an_edge = False  # the steps of a sensor's values are not observed
-    calls = None  # the kernel's files are no library
 
     def __init__(
         self, sysfs: Path, clock: Clock, roles: Mapping[str, str], *, emulated: bool = False
