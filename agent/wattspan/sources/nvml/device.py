@@ -29,11 +29,8 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, about, quoted
 from wattspan.ports import Clock, SourceContext
-from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.gpu.calls import FIELD_ERRORS, DriverError, GpuCalls
 from wattspan.sources.gpu.port import (
-    GAUGE_SAMPLES,
-    MAX_USAGE_INTERVAL,
     BoardPlace,
     GpuBoard,
     GpuClockReading,
@@ -47,7 +44,7 @@ from wattspan.sources.gpu.port import (
 )
 from wattspan.sources.nvml import calls as nvml
 from wattspan.sources.nvml.dcgm import DcgmExporter
-from wattspan.sources.nvml.mig import MIN_ACTIVITY_PERIOD, MigDivision, NvmlUsage, UsagePaces
+from wattspan.sources.nvml.mig import MigDivision, NvmlUsage
 from wattspan.sources.nvml.processes import GpuProcesses
 
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
@@ -257,15 +254,9 @@ class NvmlDevice(GpuDevice):
             self.identity.domain_id,
             processes,
             MigDivision(self.calls, processes, self.identity.aliases[0], vendor.dcgm),
-            UsagePaces(
-                CallInterval(settings.usage_interval, self.clock, MAX_USAGE_INTERVAL),
-                CallInterval(settings.process_interval, self.clock),
-                CallInterval(
-                    max(MIN_ACTIVITY_PERIOD, GAUGE_SAMPLES * settings.interval),
-                    self.clock,
-                    MAX_USAGE_INTERVAL,
-                ),
-            ),
+            settings,
+            settings.process_interval,
+            self.clock,
         )
 
     def energy(self, max_power: Milliwatts) -> tuple[Microjoules | None, Instant]:
