@@ -47,6 +47,7 @@ class FakeGpu:
     frozen_at: int | None = None
     module_watts: float = 0.0  # of a superchip's CPU and memory; 0: no superchip
     counts_module: bool = True  # a superchip's energy counter is the module's
+    address: str = ""  # on the PCI bus; "" is not told
 
 
 class FakeNvml:
@@ -136,6 +137,18 @@ class FakeNvml:
                 return self._handle("nvmlDeviceGetHandleByUUID", gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
+    def nvmlDeviceGetHandleByPciBusId(self, bus: bytes) -> Any:  # noqa: N802
+        self._enter("nvmlDeviceGetHandleByPciBusId")
+        for gpu in self.gpus:
+            if gpu.address == bus.decode():
+                return self._handle("nvmlDeviceGetHandleByPciBusId", gpu)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def pci_info(self, gpu: FakeGpu) -> SimpleNamespace:
+        if not gpu.address:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(busId=f"0000{gpu.address}")
+
     def __getattr__(self, name: str) -> Any:
         answer = self.answers.get(name) or _ANSWERS.get(name)
         if answer is None:
@@ -193,6 +206,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetIndex": lambda n, g: n.gpus.index(g),
     "nvmlDeviceGetUUID": lambda _n, g: g.uuid,
     "nvmlDeviceGetName": lambda _n, g: g.name,
+    "nvmlDeviceGetPciInfo": FakeNvml.pci_info,
     "nvmlDeviceGetArchitecture": lambda _n, g: g.architecture,
     "nvmlDeviceGetTotalEnergyConsumption": FakeNvml.energy,
     "nvmlDeviceGetPowerUsage": lambda _n, g: round(g.watts * 1000),

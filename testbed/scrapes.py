@@ -170,7 +170,7 @@ def full_host() -> Snapshot:
         groups=(GroupRow(Group(GroupKind.CONTAINER, "trainer-7f9c"), {CPU: Microjoules(5)}, {}),),
         provenance={CPU: Provenance.MEASURED, GPU: Provenance.DERIVED, MEMORY: Provenance.MEASURED},
         gpus=(status, GpuStatus("GPU-1", at)),
-        health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567),),
+        health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567, 4_321),),
         spans=spans(),
         tuning=tuning(),
         device_pods=(

@@ -59,7 +59,8 @@ class Batch:
 
     ``domains`` are all present domains of the source; it returns the *same tuple object* while
     nothing has changed, so that callers may compare by identity. A domain without a reading in a
-    batch is no error: slow sources may have new values less often.
+    batch is no error: slow sources may have new values less often. ``calls`` are those of a
+    driver's library since the start; None of a source without one.
     """
 
     domains: tuple[Domain, ...]
@@ -67,6 +68,7 @@ class Batch:
     failures: tuple[Failure, ...] = ()
     usages: tuple[Usage, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
+    calls: int | None = None
 
     @property
     def frozen(self) -> frozenset[str]:

@@ -293,6 +293,16 @@ def test_interval_that_changes_loses_no_energy_and_no_usage(host: Host) -> None:
     assert {reading.epoch for reading in host.of(0)} == {0}
 
 
+@pytest.mark.parametrize(("interval", "most"), [(0.1, 60), (1.0, 25)])
+def test_calls_of_the_library_are_few_and_counted(host: Host, interval: float, most: int) -> None:
+    """Calls a second for each board, of which one works and one rests."""
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
+    host.run(300, 1.0)  # until the counters have been compared
+    before = host.run(5, interval).calls or 0
+    made = (host.run(60, interval).calls or 0) - before
+    assert 0 < made <= 60 * most * len(host.boards)
+
+
 def test_counter_is_compared_with_frequent_power_until_it_is_judged(host: Host) -> None:
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(2, 1.0)

@@ -109,6 +109,9 @@ def test_counter_that_stands_still_while_cpus_work_is_frozen(
     assert {key for key, one in accounts.items() if one.gaps.get(GapReason.FROZEN)} == set(
         expected["gaps"]
     )
+    assert {key for key, one in accounts.items() if one.gaps.get(GapReason.SUSPEND)} == set(
+        expected.get("suspends", ())
+    )
     assert {key for key, one in accounts.items() if one.power is not None} == set(
         expected["powers"]
     )

@@ -1,5 +1,7 @@
 """Invariant 2: never a spike, never silence."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,7 +105,12 @@ def test_suspend_is_a_gap_of_its_duration(asleep: int, dt: int, a: int, b: int) 
     st.lists(
         st.one_of(
             st.tuples(st.just("read"), st.integers(0, 40 * SECOND), counters, st.integers(0, 1)),
-            st.tuples(st.just("absent"), st.integers(0, 40 * SECOND), counters, st.just(0)),
+            st.tuples(
+                st.sampled_from(["absent", "suspended"]),
+                st.integers(0, 40 * SECOND),
+                counters,
+                st.just(0),
+            ),
         ),
         max_size=40,
     )
@@ -117,7 +124,11 @@ def test_meter_tiles_time_with_intervals_and_gaps(steps: list[tuple[str, int, in
             stretch = meter.advance(reading(now, counter, epoch=epoch))
             first = now if first is None else first
         else:
+            meter.redefine(replace(domain(), suspended=what == "suspended"))
             stretch = meter.absent(Instant(now, 0))
+            if stretch is not None and what == "suspended":
+                assert isinstance(stretch, Gap)
+                assert stretch.reason is GapReason.SUSPEND
         if stretch is not None:
             assert last_end is None or stretch.start.mono == last_end
             last_end = stretch.end.mono

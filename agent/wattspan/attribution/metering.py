@@ -124,19 +124,24 @@ class CounterMeter:
     def absent(self, now: Instant, *, frozen: bool = False) -> Gap | None:
         """The gap up to ``now`` once readings have been absent for longer than the patience.
 
-        The energy of a shorter absence is not lost: the next reading includes it. ``frozen`` is
-        the reason of the absence: the counter does not move while its hardware works.
+        The energy of a shorter absence is not lost: the next reading includes it, unless the device
+        was suspended, which may stop or clear its counter. ``frozen`` is the reason of the absence:
+        the counter does not move while its hardware works.
         """
+        suspended = self._domain.suspended
         since = self._absent_since
         if since is None:
             since = self._expected if self._last is None else self._last.at
-            if since is None or now.mono - since.mono <= self._patience:
+            patience = 0 if suspended else self._patience
+            if since is None or now.mono - since.mono <= patience:
                 return None
         if now.mono <= since.mono:
             return None
         self._last = None
         self._absent_since = now
         self._reason = GapReason.FROZEN if frozen else GapReason.ABSENT
+        if suspended:
+            self._reason = GapReason.SUSPEND
         return Gap(self._domain.id, since, now, self._reason)
 
 

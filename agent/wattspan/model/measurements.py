@@ -185,6 +185,7 @@ class Domain:
     pci: str = ""  # the address of its first PCI function, as in "0000:0c:00.0"
     measures: Thing | None = None
     modelled: bool = False  # by a model of load, without a sensor; also of an emulated host
+    suspended: bool = False  # by the kernel: it is not read, and its energy is unknown meanwhile
 
     def __post_init__(self) -> None:
         if self.resource is not None and not self.in_cover:
@@ -208,7 +209,7 @@ class GapReason(ModelEnum):
     """The reason of a gap."""
 
     RESET = "reset"  # the counter fell without a plausible wrap
-    SUSPEND = "suspend"  # the host was suspended
+    SUSPEND = "suspend"  # the host was suspended, or the kernel had suspended the device
     LOST = "lost"  # the device or its driver was restarted
     MISSED = "missed"  # the counter may have lapped between two readings
     IMPLAUSIBLE = "implausible"  # more energy than the hardware can use

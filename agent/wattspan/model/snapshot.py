@@ -62,6 +62,7 @@ class SourceHealth:
     failed: int
     failures: tuple[Failure, ...] = ()
     read_nanoseconds: int = 0  # duration of the last read
+    calls: int | None = None  # of a driver's library; None of a source without one
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,23 +191,8 @@ class LifecycleUpdate:
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
 
-class _UnseenWork:
-    """The work of processes that no poll has seen, by the account that they share."""
-
-    def __init__(self, update: LifecycleUpdate) -> None:
-        self._update = update
-        self._totals: dict[tuple[Consumer, str], list[int]] = {}  # CPU time and weight
-
-    def add(self, consumer: Consumer, cgroup: str, record: ExitRecord) -> None:
-        total = self._totals.setdefault((consumer, cgroup), [0, 0])
-        total[0] += record.cpu
-        total[1] += exit_weight(record.memory)
-
-    def charge(self) -> None:
-        for (consumer, cgroup), (cpu, weight) in self._totals.items():
-            charge = CpuCharge(consumer, cpu, cgroup)
-            self._update.charges.append(charge)
-            self._update.ended.setdefault(cgroup, []).append(EndedCharge(charge, weight))
+_UnseenWork = dict[tuple[Consumer, str], tuple[int, int]]
+"""CPU time and weight of the ended processes of an account in a cgroup."""
 
 
 class LifecycleTracker:
@@ -422,7 +407,7 @@ class LifecycleTracker:
         # In the order of births: a parent's account is known before its children's.
         pids = [pid for pid in born if pid in exits]
         pids += [pid for pid in exits if pid not in born]
-        unseen = _UnseenWork(update)
+        unseen: _UnseenWork = {}
         for pid in pids:
             records, row = exits[pid], self._table.get(pid)
             if row is not None and pid not in tracked:
@@ -436,7 +421,10 @@ class LifecycleTracker:
                     if (final.certain and update.sees_all) or pid in born:
                         self._add_unseen(update, final, update.before, unseen)
         exits.clear()
-        unseen.charge()
+        for (consumer, text), (cpu, weight) in unseen.items():
+            charge = CpuCharge(consumer, cpu, text)
+            update.charges.append(charge)
+            update.ended.setdefault(text, []).append(EndedCharge(charge, weight))
 
     def _add_unseen(
         self, update: LifecycleUpdate, record: ExitRecord, before: Instant, unseen: _UnseenWork
@@ -465,7 +453,8 @@ class LifecycleTracker:
             update.exited.append(consumer)
         else:
             update.accounts[pid] = consumer.pid
-        unseen.add(consumer, text, record)
+        cpu, weight = unseen.get((consumer, text), (0, 0))
+        unseen[consumer, text] = cpu + record.cpu, weight + exit_weight(record.memory)
 
     def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
         """The cgroups of a process or of its nearest known ancestor."""

@@ -153,9 +153,8 @@ class MonitoredSource:
             self._last_reading is not None
             and self._clock.monotonic() - self._last_reading <= SILENT_SOURCE_AFTER
         )
-        return SourceHealth(
-            self.source.name, up, self._reads, self._failed, self.batch.failures, self._duration
-        )
+        name, batch, counts = self.source.name, self.batch, (self._reads, self._failed)
+        return SourceHealth(name, up, *counts, batch.failures, self._duration, batch.calls)
 
 
 class MonitoredUsage:

@@ -163,6 +163,7 @@ class DriverThreadSource:
         self._domains: tuple[Domain, ...] = ()
         self._failures: tuple[Failure, ...] = ()
         self._gpus: dict[str, GpuStatus] = {}
+        self._calls: int | None = None
         self._readings: deque[Reading] = deque(maxlen=MAX_QUEUED)
         self._usages: deque[Usage] = deque(maxlen=MAX_QUEUED)
         self._restart_wait = restart_wait
@@ -200,7 +201,7 @@ class DriverThreadSource:
             self._usages.clear()
             failures = self._failures if stuck is None else (*self._failures, stuck)
             gpus = tuple(s for s in self._gpus.values() if s.at.mono >= oldest)
-            return Batch(self._domains, readings, failures, usages, gpus)
+            return Batch(self._domains, readings, failures, usages, gpus, self._calls)
 
     def close(self) -> None:
         """End the thread, which releases the GPUs. A stuck thread is left running."""
@@ -213,7 +214,7 @@ class DriverThreadSource:
         """Keep the results of a sample for the next ``read``."""
         with self._lock:
             self._domains = batch.domains
-            self._failures = batch.failures
+            self._failures, self._calls = batch.failures, batch.calls
             self._readings.extend(batch.readings)
             self._usages.extend(batch.usages)
             self._gpus.update((status.domain_id, status) for status in batch.gpus)

@@ -156,8 +156,8 @@ class EnergyMeter:
         return self.integral.energy
 
     def pause(self) -> None:
-        """The board is not read from now on, because it is suspended."""
-        self.epoch += bool(self.derived)
+        """The board is not read from now on, because it is suspended: its counter may restart."""
+        self.epoch += self.derived is not None
         self.integral.pause()
         self._moved, self.frozen = None, False
 

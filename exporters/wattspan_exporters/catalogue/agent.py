@@ -23,7 +23,11 @@ COUNTER, GAUGE, INFO = Instrument.COUNTER, Instrument.GAUGE, Instrument.INFO
 
 
 def _source(
-    name: str, instrument: Instrument, unit: str, text: str, value: Callable[[SourceHealth], int]
+    name: str,
+    instrument: Instrument,
+    unit: str,
+    text: str,
+    value: Callable[[SourceHealth], int | None],
 ) -> Metric:
     """A metric of one figure of every source's health."""
     draw = each(attrgetter("health"), lambda health: (health.source,), value)
@@ -48,6 +52,8 @@ SOURCES = (
            ("source", "trouble"), unreadable),
     _source("read", GAUGE, "s", "Duration of the last read of the source.",
             attrgetter("read_nanoseconds")),
+    _source("calls", COUNTER, "",
+            "Calls of the driver's library (NVML, AMD SMI) by the source.", attrgetter("calls")),
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------------------- agent

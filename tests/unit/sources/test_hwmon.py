@@ -356,6 +356,67 @@ def test_closed_source_looks_for_its_sensors_again(tree: Tree, clock: ManualCloc
     assert len(session.sample().readings) == 4
 
 
+def card(tree: Tree, status: str = "active") -> tuple[Path, Path]:
+    """The directories of an Intel GPU that the kernel may suspend, and of its power."""
+    xe = tree.chip("xe", "0000:03:00.0", {"energy1_label": "card", "energy1_input": 5_000_000})
+    power = (xe / "device/power").resolve()
+    power.mkdir()
+    for name, content in (("runtime_status", status), ("control", "auto")):
+        write(power / name, content)
+    write(power / "autosuspend_delay_ms", 1000)
+    return xe, power
+
+
+@pytest.mark.parametrize("status", ["suspended", "suspending"])
+def test_suspended_card_is_not_read_and_its_energy_is_unknown(
+    tree: Tree, clock: ManualClock, status: str
+) -> None:
+    """A read of its counter would wake it."""
+    xe, power = card(tree)
+    reader = source(tree, clock)
+    (before,) = reader.read().readings
+    write(power / "runtime_status", status)
+    write(xe / "energy1_input", "must not be read")
+    for _ in range(60):
+        clock.advance(0.1)
+        batch = reader.read()
+        assert (batch.readings, batch.failures) == ((), ())
+        assert [domain.suspended for domain in batch.domains] == [True]
+    write(power / "runtime_status", "active")
+    write(xe / "energy1_input", 1_000)
+    clock.advance(0.1)
+    batch = reader.read()
+    assert [domain.suspended for domain in batch.domains] == [False]
+    assert [one.epoch for one in batch.readings] == [before.epoch + 1]
+
+
+@pytest.mark.parametrize("status", ["unsupported", "error", ""])
+def test_card_that_is_not_suspended_by_the_kernel_is_read(
+    tree: Tree, clock: ManualClock, status: str
+) -> None:
+    card(tree, status)
+    batch = source(tree, clock).read()
+    assert len(batch.readings) == 1
+    assert not batch.domains[0].suspended
+
+
+@pytest.mark.parametrize(("watts", "rests"), [(8.0, True), (80.0, False)])
+def test_idle_card_is_left_alone_so_that_the_kernel_can_suspend_it(
+    tree: Tree, clock: ManualClock, watts: float, rests: bool
+) -> None:
+    xe, _ = card(tree)
+    reader = source(tree, clock)
+    energy, longest, last = 5_000_000, 0, clock.monotonic()
+    for tick in range(300):
+        clock.advance(0.1)
+        energy += round((8.0 if tick < 30 else watts) * 1e5)
+        write(xe / "energy1_input", energy)
+        if readings := reader.read().readings:
+            longest, last = max(longest, readings[-1].at.mono - last), readings[-1].at.mono
+            assert readings[-1].counter == energy
+    assert (longest >= 4 * SECOND) is rests
+
+
 def test_unobserved_time_has_no_energy(tree: Tree, clock: ManualClock) -> None:
     tree.grace()
     reader = source(tree, clock)

@@ -136,7 +136,7 @@ class DriverLibrary:
     """The functions of a vendor's library. Errors are DriverErrors.
 
     ``current`` is the name of the call under way and the monotonic time of its start; None without
-    a call. Other threads read it, so one attribute holds one tuple.
+    a call. Other threads read it, so one attribute holds one tuple. ``calls`` counts them.
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class DriverLibrary:
         """``binding`` raises ``errors``; ``translate`` returns NVML's code of one."""
         self.binding = binding
         self.current: tuple[str, int] | None = None
+        self.calls = 0
         self._clock, self._errors, self._translate = clock, errors, translate
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -156,6 +157,7 @@ class DriverLibrary:
         if function is None:
             raise DriverError(FUNCTION_NOT_FOUND)
         self.current = (name, self._clock.monotonic())
+        self.calls += 1
         try:
             return function(*arguments)
         except self._errors as error:

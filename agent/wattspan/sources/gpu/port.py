@@ -168,6 +168,11 @@ class GpuUsage(Protocol):
         """The time resolution in nanoseconds; 0 if it is unknown."""
         ...
 
+    @property
+    def held(self) -> bool:
+        """True if a process has the board open, as far as the driver lists them."""
+        ...
+
     def measure(
         self, at: Instant, busy: int | None, *, looked: bool, settle: bool
     ) -> Iterable[Usage]:
@@ -340,6 +345,10 @@ class GpuVendor(ABC):
     """Failures to recover a lost board after which the library is initialised again, although the
     other boards answer: a board that was bound again is not found otherwise."""
 
+    opens_single: ClassVar[bool] = False
+    """True if ``place_at`` leads to one board without a call on others. Boards that such a library
+    has open are kept awake."""
+
     resets_settings: ClassVar[bool] = False
     """True if an initialisation may end the settings of all boards, where no other process keeps
     the driver loaded."""
@@ -358,6 +367,15 @@ class GpuVendor(ABC):
     @abstractmethod
     def places(self) -> list[BoardPlace]:
         """The boards in the order of the driver. DriverError."""
+
+    def place_at(self, address: str) -> BoardPlace:
+        """The board at a PCI address, which may not be there; with ``opens_single`` only."""
+        raise DriverError(NOT_SUPPORTED, cause=address)
+
+    def can_suspend(self, address: str) -> bool:
+        """False if the driver keeps the board at ``address`` awake, whatever the kernel permits."""
+        del address
+        return True
 
     @abstractmethod
     def open(self, place: BoardPlace) -> GpuBoard | None:

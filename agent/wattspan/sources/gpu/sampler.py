@@ -89,7 +89,7 @@ class GpuSampler:
         self._scope = ModuleScope()
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
-        self.asleep = False  # it is suspended, and not read
+        self.asleep = self.rests = False  # suspended; not read, for that or to let it sleep
         self._at = clock.now()
         self._gauges = GpuGauges()
         self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
@@ -116,14 +116,20 @@ class GpuSampler:
         """Release what the library keeps for this GPU."""
         self.device.usage.close()
 
-    def pause(self, into: GpuFindings) -> None:
-        """Make no call: the board is suspended, and a call would wake it."""
-        if self.asleep:
-            return
-        self.flush_usage(into)
-        self._meter.pause()
-        self.asleep, self.near_an_edge = True, False
-        self._follow_facts()
+    @property
+    def idle(self) -> bool:
+        """True if the board did no work at the last sample, and no process has it open."""
+        return self._gauges.busy == 0 and not self.device.usage.held
+
+    def pause(self, into: GpuFindings, *, suspended: bool) -> None:
+        """Make no call, which would wake a ``suspended`` board or keep it from being suspended."""
+        if not self.rests:
+            self.flush_usage(into)
+            self.rests, self.near_an_edge = True, False
+        if suspended and not self.asleep:
+            self._meter.pause()
+            self.asleep = True
+            self._follow_facts()
 
     def sample(self, into: GpuFindings, interval: int = 0) -> None:
         """Make the calls that are due, ``interval`` nanoseconds after those of the last sample.
@@ -136,8 +142,8 @@ class GpuSampler:
         self._interval, self._awaits_sample = interval, False
         energy, self._at = self.device.energy(self._max_power)
         at = self._at
-        if self.asleep:
-            self.asleep = False
+        if self.rests:
+            self.asleep = self.rests = False
             usage.resume(at)
         usage_due, status_due = usage.pace.begin(at.mono), self._status_pace.begin(at.mono)
         counted = energy is not None and self._meter.derived is False
@@ -230,7 +236,7 @@ class GpuSampler:
 
     def next_read(self, now: int) -> int | None:
         """The time of the next read between samples, if one is useful."""
-        if self.asleep or self._awaits_sample or self._meter.derived is None:
+        if self.rests or self._awaits_sample or self._meter.derived is None:
             return None
         if self._power_interval is not None:
             return self._looked + self._power_interval
@@ -324,6 +330,7 @@ class GpuSampler:
             why=f"{what}, {how}",
             static_power=self.device.static_power,
             pci=identity.pci,
+            suspended=facts.asleep,
             measures=Thing(ThingKind.MODULE) if module and not derived else None,
         )
 

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import Batch, CounterSource, SourceContext
+from wattspan.sources.device_power import DevicePower
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.gpu.calls import (
     GPU_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NO_PERMISSION,
     NOT_FOUND,
     SESSION_ERRORS,
     UNINITIALIZED,
@@ -49,6 +52,7 @@ class BoundDevices:
     def __init__(self, sysfs: Path, driver: str) -> None:
         self._directory = sysfs / "bus/pci/drivers" / driver
         self._present: frozenset[str] | None = None
+        self._powers: dict[str, DevicePower] = {}
         self._due = 0
         self._settled: int | None = None
 
@@ -69,20 +73,27 @@ class BoundDevices:
             return True
         return False
 
+    def power(self, address: str) -> DevicePower:
+        """The power of the device at ``address``; "" is of one that is always awake."""
+        known = self._powers.get(address)
+        if known is None:
+            known = self._powers[address] = DevicePower(self._directory / (address or "unknown"))
+        return known
+
     def suspended(self, address: str) -> bool:
         """True if the kernel has powered the device down: a call of its driver would wake it."""
-        if not address:
-            return False
-        try:
-            status = (self._directory / address / "power/runtime_status").read_text()
-        except OSError:
-            return False
-        return status.strip() in {"suspended", "suspending"}
+        return self.power(address).is_suspended()
 
     def all_suspended(self) -> bool:
         """True if there are devices, and all of them are suspended."""
         present = self._look()
         return bool(present) and all(map(self.suspended, present))
+
+    def quiet(self, now: int) -> tuple[frozenset[str], frozenset[str]]:
+        """The devices that must not be used at the monotonic time ``now``, and the others."""
+        present = self._look()
+        quiet = frozenset(one for one in present if self.power(one).is_quiet(now))
+        return quiet, present - quiet
 
     def _look(self) -> frozenset[str]:
         try:
@@ -120,6 +131,7 @@ class GpuSession:
         self._bound = BoundDevices(context.sysfs or SYSFS, vendor.kernel_driver)
         self._appeared = False  # a device since the last initialisation
         self._initialised = False
+        self._closed: frozenset[str] = frozenset()  # addresses left out of the initialisation
         self._gpus: dict[str, GpuSampler] = {}  # by domain id: indices change when a GPU goes
         self._lost: dict[str, LostGpu] = {}  # by domain id, or by place where that is not known
         self._backoff = _new_backoff()
@@ -131,16 +143,17 @@ class GpuSession:
         found = GpuFindings()
         now = self._clock.monotonic()
         self._appeared |= self._bound.appeared(now)
+        self._appeared |= any(not self._bound.power(one).is_quiet(now) for one in self._closed)
         due = self._must_initialise and self._backoff.is_due(now)
-        asleep = (due or bool(self._lost)) and self._must_sleep
+        asleep = (due or bool(self._lost)) and self._must_sleep(now)
         if asleep or self._initialised:
-            self._down = self._unavailable(*_ASLEEP) if asleep else None
+            tells = asleep and (self._lost or not self._gpus)
+            self._down = self._unavailable(*_ASLEEP) if tells else None
         if due and not asleep:
             self._initialise(found)
-        if self._initialised:
-            if not asleep:
-                self._recover_lost(now, found)
-            self._ask_all(found, interval)
+        if self._initialised and not asleep:
+            self._recover_lost(now, found)
+        self._ask_all(now, found, interval)
         if self._initialised and not self._gpus:
             self._shut_down()
             self._backoff.failed(now)
@@ -158,6 +171,7 @@ class GpuSession:
             failures=tuple(found.failures),
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
+            calls=self.vendor.library.calls,
         )
 
     @property
@@ -193,10 +207,13 @@ class GpuSession:
 
     # -------------------------------------------------------------------- GPUs
 
-    def _ask_all(self, found: GpuFindings, interval: int) -> None:
+    def _ask_all(self, now: int, found: GpuFindings, interval: int) -> None:
+        rests = False
         for domain_id, gpu in list(self._gpus.items()):
-            if self._bound.suspended(gpu.identity.pci):
-                gpu.pause(found)
+            address = gpu.identity.pci
+            power = self._bound.power(address)
+            if power.is_quiet(now) or address in self._closed or not self._initialised:
+                gpu.pause(found, suspended=power.is_suspended())
                 continue
             try:
                 gpu.sample(found, interval)
@@ -212,6 +229,21 @@ class GpuSession:
             else:
                 gpu.backoff.reset()
                 found.failures.extend(gpu.failures())
+                idle = gpu.idle and self.vendor.can_suspend(address)
+                rests |= power.observe(now, idle=idle)
+        if rests and self.vendor.opens_single:
+            self._close_quiet(now, found)
+
+    def _close_quiet(self, now: int, found: GpuFindings) -> None:
+        """Close the boards that begin to rest, which the library can only do for all at once."""
+        quiet, others = self._bound.quiet(now)
+        if others:
+            self._initialise(found)
+            return
+        for gpu in self._gpus.values():
+            gpu.close()
+        self._shut_down()
+        self._closed = quiet
 
     def _lose(self, domain_id: str, code: int, found: GpuFindings) -> None:
         gpu = self._gpus.pop(domain_id)
@@ -230,7 +262,9 @@ class GpuSession:
         """Try to get a new handle of each lost GPU: its old handle is invalid."""
         again = False
         for key, lost in list(self._lost.items()):
-            if not lost.backoff.is_due(now):
+            known = lost.gpu
+            quiet = known is not None and self._bound.power(known.identity.pci).is_quiet(now)
+            if quiet or not lost.backoff.is_due(now):
                 continue
             try:
                 board = self._found_again(lost)
@@ -257,7 +291,10 @@ class GpuSession:
             raise DriverError(lost.code)
         if isinstance(lost.known, BoardPlace):
             return self.vendor.open(lost.known)
-        return self.vendor.find(lost.known.identity.domain_id)
+        identity = lost.known.identity
+        if self._closed and identity.pci:  # a search by the id would open the others
+            return self.vendor.open(self.vendor.place_at(identity.pci))
+        return self.vendor.find(identity.domain_id)
 
     def _sampler(self, board: GpuBoard) -> GpuSampler:
         lost = self._lost.get(board.identity.domain_id)
@@ -279,11 +316,12 @@ class GpuSession:
         lists_once = not self.vendor.finds_again
         return lists_once and any(gpu.device.changed for gpu in self._gpus.values())
 
-    @property
-    def _must_sleep(self) -> bool:
-        """True if boards are found by an initialisation, which would wake all of them."""
-        initialises = not self._initialised or not self.vendor.finds_again
-        return initialises and self._bound.all_suspended()
+    def _must_sleep(self, now: int) -> bool:
+        """True if boards are found by an initialisation, which none of them must see."""
+        if self._initialised and self.vendor.finds_again:
+            return False
+        quiet, others = self._bound.quiet(now)
+        return bool(quiet) and not others
 
     def _initialise(self, found: GpuFindings) -> None:
         """Initialise the library, again if it is; GPUs that stay keep their counters."""
@@ -303,7 +341,7 @@ class GpuSession:
         """Open every GPU; a GPU that cannot be opened is lost, not the others."""
         gpus: dict[str, GpuSampler] = {}
         unnamed: dict[str, LostGpu] = {}
-        for place in self.vendor.places():
+        for place in self._places():
             try:
                 board = self.vendor.open(place)
                 if board is None:
@@ -313,18 +351,31 @@ class GpuSession:
                 code = code_of(error)
                 if code in SESSION_ERRORS:
                     raise
+                if self._closed and code in _NOT_HERE:
+                    continue
                 unnamed[place.name] = self._unopened(place, code)
                 continue
             if board.identity.domain_id in self._gpus:
                 gpu.rebind(board)
             gpus[board.identity.domain_id] = gpu
         for domain_id in self._gpus.keys() - gpus.keys():
-            self._lose(domain_id, GPU_NOT_FOUND, found)
+            if self._gpus[domain_id].identity.pci in self._closed:
+                gpus[domain_id] = self._gpus[domain_id]
+            else:
+                self._lose(domain_id, GPU_NOT_FOUND, found)
         self._gpus = gpus
         self._lost = self._still_lost(unnamed)
         self._down = None
         if not gpus and not self._lost:
             self._down = self._unavailable(*self.vendor.messages.no_gpu)
+
+    def _places(self) -> list[BoardPlace]:
+        """The boards to open: all of the library's, or those that are neither asleep nor rest."""
+        quiet, others = self._bound.quiet(self._clock.monotonic())
+        self._closed = quiet if self.vendor.opens_single else frozenset()
+        if self._closed:
+            return [self.vendor.place_at(address) for address in sorted(others)]
+        return self.vendor.places()
 
     def _unopened(self, place: BoardPlace, code: int) -> LostGpu:
         """A GPU that never answered; its attempts become fewer through initialisations."""
@@ -375,6 +426,9 @@ class GpuSession:
             self._domains = domains
         return self._domains
 
+
+_NOT_HERE = frozenset({NOT_FOUND, GPU_NOT_FOUND, INVALID_ARGUMENT, NO_PERMISSION})
+"""The answers for a board of the host that a container has not."""
 
 _ASLEEP = (
     "all GPUs are suspended, and a call would wake them",

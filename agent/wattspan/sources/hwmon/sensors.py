@@ -356,9 +356,12 @@ def resolve_sensors(
 
     def thing(sensor: Sensor) -> Thing:
         meaning, above = known[sensor], container(sensor)
-        contained = above is not None and known[above].part is meaning.part
-        around = thing(above).part if above is not None and contained else ()
-        return _thing(sensor, meaning, sockets[meaning.socket, meaning.package], around or (NAME,))
+        inside = above is not None and known[above].part is not HardwarePart.MACHINE
+        outer = thing(above) if above is not None and inside else Thing(ThingKind.NODE)
+        resource = sockets[meaning.socket, meaning.package]
+        own = _thing(sensor, meaning, resource, outer.part or (NAME,))
+        # The configuration may give a card another part of the hardware than its own tiles.
+        return own if not inside or own.kind is outer.kind else outer._replace(part=own.part)
 
     domains = {}
     for sensor in sorted(known, key=ids.__getitem__):

@@ -29,9 +29,11 @@ from wattspan.model import (
     Microjoules,
     Reading,
     Trouble,
+    mean_power,
 )
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
+from wattspan.sources.device_power import DevicePower
 from wattspan.sources.driver_thread import CallInterval, DriverThreadSource
 from wattspan.sources.energy_meter import PowerIntegral
 from wattspan.sources.hwmon.sensors import (
@@ -56,6 +58,10 @@ MAX_SENSORS = 10_000
 """No host has as many: 2 sockets of 192 cores have 386 counters."""
 AWAKE_UNMOVED = 5 * SECOND
 """The counter of a card that is awake and stands still for longer is frozen."""
+IDLE_FACTOR, IDLE_MARGIN = 1.25, 1000
+"""A card is idle up to this times its least power, and so many milliwatts more."""
+LONGEST_WINDOW = 3 * SECOND
+"""The power of a longer time tells nothing of the present."""
 
 MAX_INTERVAL = 60 * SECOND  # of an average; a longer one is no value of a driver
 _MAX_LABEL = 64
@@ -173,8 +179,28 @@ class SensorMeter:
         self.epoch = epoch
         self._integral = PowerIntegral()
         self._last: int | None = None  # a counter's last value
-        self._moved = 0  # when it moved last, or its device slept
+        self._moved = 0  # when it moved last
+        self._window: tuple[int, int] | None = None  # begin of the present window, and energy then
+        self._least: int | None = None  # milliwatts, of a counter
         self.frozen = False
+        self.idle = False  # a counter shows hardly more than the least power
+
+    @property
+    def device(self) -> Path:
+        """The directory of the device."""
+        return self.files.files[0].parent / "device"
+
+    def pause(self, *, suspended: bool) -> None:
+        """The device is not read now; one that was suspended may have restarted its counter."""
+        if suspended and not self.domain.suspended:
+            self.epoch += 1
+            self._integral.pause()
+            self.domain = replace(self.domain, suspended=True)
+            self._last, self._window, self.frozen = None, None, False
+
+    def redefine(self, domain: Domain) -> None:
+        """Use other properties of the domain."""
+        self.domain = replace(domain, suspended=self.domain.suspended)
 
     def reading(self, clock: Clock) -> Reading | None:
         """The present energy; None while the counter has not moved.
@@ -183,13 +209,19 @@ class SensorMeter:
         """
         values = [_value(path) for path in self.files.files]
         at = clock.now()
+        if self.domain.suspended:
+            self.domain = replace(self.domain, suspended=False)
         sensor = self.files.sensor
         if sensor.quantity is SensorQuantity.ENERGY:
             energy = Microjoules(sum(values))
             if energy != self._last or self.domain.moves_with:
+                self._follow_power(at, energy)
                 self._last, self._moved, self.frozen = energy, at.mono, False
                 return self._at(at, energy)
-            return self._unmoved(at, energy)
+            # The next value that differs covers the time. An awake card always uses energy.
+            awake = DevicePower(self.device).status == "active"
+            self.frozen = awake and at.mono - self._moved >= AWAKE_UNMOVED
+            return None
         if sensor.quantity is SensorQuantity.CURRENT:
             power = values[0] * values[1] // 1000  # millivolts times milliamperes: microwatts
         else:
@@ -203,17 +235,18 @@ class SensorMeter:
             self.epoch += 1
         return self._at(middle, self._integral.energy)
 
-    def _unmoved(self, at: Instant, energy: Microjoules) -> Reading | None:
-        """The reading of a GPU's counter that has not moved: none, unless the kernel suspended it.
-
-        The next value that differs covers the time. An awake card always uses energy.
-        """
-        status = _text(self.files.files[0].parent / "device/power/runtime_status")
-        if status == "suspended":
-            self._moved, self.frozen = at.mono, False
-            return self._at(at, energy)
-        self.frozen = status == "active" and at.mono - self._moved >= AWAKE_UNMOVED
-        return None
+    def _follow_power(self, at: Instant, energy: Microjoules) -> None:
+        """Compare the power of a second or more with the least so far."""
+        elapsed = 0 if self._window is None else at.mono - self._window[0]
+        if self._window is not None and elapsed < SECOND:
+            return
+        before, self._window = self._window, (at.mono, energy)
+        if before is None or elapsed > LONGEST_WINDOW:
+            self.idle = False
+            return
+        power = mean_power(max(0, energy - before[1]), elapsed)
+        self._least = power if self._least is None else min(self._least, power)
+        self.idle = power <= self._least * IDLE_FACTOR + IDLE_MARGIN
 
     def _at(self, at: Instant, energy: Microjoules) -> Reading:
         return Reading(self.domain.id, at, energy, self.epoch)
@@ -253,6 +286,7 @@ class HwmonSource:
         self._misconfigured: tuple[Failure, ...] = ()
         self._meters: dict[str, SensorMeter] = {}  # by domain id
         self._chips: dict[str, CallInterval] = {}  # by device
+        self._powers: dict[str, DevicePower] = {}  # by device, if the kernel may suspend it
         self._of_power: frozenset[str] = frozenset()  # devices with a power to integrate
         self._newest: dict[str, Reading] = {}  # by domain id, since the last sample
         self._failing: dict[str, Failure] = {}  # by domain id, of the last reads
@@ -288,6 +322,7 @@ class HwmonSource:
         if now >= self._due:
             self._discover(now)
         self._read_chips(now, self._chips)
+        self._follow_domains()
         failures = [*self._vanished.values(), *self._misconfigured, *self._failing.values()]
         failures += (frozen_failure(one.domain) for one in self._meters.values() if one.frozen)
         readings, self._newest = tuple(self._newest.values()), {}
@@ -307,9 +342,21 @@ class HwmonSource:
             if device not in devices or not interval.begin(now):
                 continue
             with interval:
-                for meter in self._meters.values():
-                    if meter.files.sensor.device == device:
+                meters = [m for m in self._meters.values() if m.files.sensor.device == device]
+                power = self._powers.get(device)
+                quiet = power is not None and power.is_quiet(now)
+                for meter in meters:
+                    if quiet:
+                        meter.pause(suspended=power is not None and power.is_suspended())
+                    else:
                         self._read(meter)
+                if power is not None and not quiet:
+                    power.observe(now, idle=any(one.idle for one in meters))
+
+    def _follow_domains(self) -> None:
+        after = tuple(meter.domain for meter in self._meters.values())
+        if after != self._domains:  # callers compare by identity
+            self._domains = after
 
     def _read(self, meter: SensorMeter) -> None:
         path, domain_id = str(meter.files.files[0]), meter.domain.id
@@ -358,7 +405,7 @@ class HwmonSource:
         for sensor, domain in domains.items():
             meter = before.get(domain.id)
             if meter is not None and meter.files == found[sensor]:
-                meter.domain = domain
+                meter.redefine(domain)
             else:
                 self._epochs[domain.id] = self._epochs.get(domain.id, -1) + 1
                 meter = SensorMeter(found[sensor], domain, self._epochs[domain.id])
@@ -389,9 +436,12 @@ class HwmonSource:
             )
             for device in sorted(uncounted, key=lambda device: (uncounted[device], device))
         }
-        after = tuple(meter.domain for meter in self._meters.values())
-        if after != self._domains:  # callers compare by identity
-            self._domains = after
+        folders = {meter.files.sensor.device: meter.device for meter in self._meters.values()}
+        self._powers = {
+            device: self._powers.get(device) or DevicePower(path)
+            for device, path in folders.items()
+            if DevicePower(path).status not in {"", "unsupported"}
+        }
 
 
 _CHARGED = (HwType.CPU, HwType.MEMORY)

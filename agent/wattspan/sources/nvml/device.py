@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from wattspan.model import (
@@ -28,11 +29,8 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, about, quoted
 from wattspan.ports import Clock, SourceContext
-from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.gpu.calls import FIELD_ERRORS, DriverError, GpuCalls
 from wattspan.sources.gpu.port import (
-    GAUGE_SAMPLES,
-    MAX_USAGE_INTERVAL,
     BoardPlace,
     GpuBoard,
     GpuClockReading,
@@ -46,7 +44,7 @@ from wattspan.sources.gpu.port import (
 )
 from wattspan.sources.nvml import calls as nvml
 from wattspan.sources.nvml.dcgm import DcgmExporter
-from wattspan.sources.nvml.mig import MIN_ACTIVITY_PERIOD, MigDivision, NvmlUsage, UsagePaces
+from wattspan.sources.nvml.mig import MigDivision, NvmlUsage
 from wattspan.sources.nvml.processes import GpuProcesses
 
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
@@ -149,13 +147,19 @@ class NvmlVendor(GpuVendor):
 
     messages = nvml.MESSAGES
     kernel_driver = "nvidia"
-    resets_settings = True
+    opens_single = resets_settings = True
 
     def __init__(
-        self, binding: Any, clock: Clock, *, nested: bool = False, dcgm: DcgmExporter | None = None
+        self,
+        binding: Any,
+        clock: Clock,
+        *,
+        nested: bool = False,
+        dcgm: DcgmExporter | None = None,
+        driver_files: Path = Path("/proc/driver/nvidia/gpus"),
     ) -> None:
         super().__init__(nvml.open_library(binding, clock), clock)
-        self.nested, self.dcgm = nested, dcgm
+        self.nested, self.dcgm, self._driver_files = nested, dcgm, driver_files
         self._driver = ""
 
     def begin(self) -> None:
@@ -165,13 +169,27 @@ class NvmlVendor(GpuVendor):
     def end(self) -> None:
         self.library.call("nvmlShutdown")
 
+    def place_at(self, address: str) -> BoardPlace:
+        return BoardPlace(f"GPU {address}", address)
+
     def places(self) -> list[BoardPlace]:
         count = min(int(self.library.call("nvmlDeviceGetCount")), MAX_GPUS)
         return [BoardPlace(f"GPU {index}", index) for index in range(count)]
 
+    def can_suspend(self, address: str) -> bool:
+        """True if the driver's power management of idle boards (RTD3) is on for the board."""
+        try:
+            lines = (self._driver_files / address / "power").read_text().splitlines()
+        except OSError:
+            return False
+        return any(one.startswith("Runtime D3 status:") and "Enabled" in one for one in lines)
+
     def open(self, place: BoardPlace) -> GpuBoard:
-        handle = self.library.call("nvmlDeviceGetHandleByIndex", place.key)
-        return self._board(handle, place.key)
+        if isinstance(place.key, int):
+            handle = self.library.call("nvmlDeviceGetHandleByIndex", place.key)
+            return self._board(handle, place.key)
+        handle = self.library.call("nvmlDeviceGetHandleByPciBusId", place.key.encode())
+        return self._board(handle, int(self.library.call("nvmlDeviceGetIndex", handle)))
 
     def find(self, domain_id: str) -> GpuBoard:
         uuid = domain_id.removeprefix("gpu:")
@@ -236,15 +254,9 @@ class NvmlDevice(GpuDevice):
             self.identity.domain_id,
             processes,
             MigDivision(self.calls, processes, self.identity.aliases[0], vendor.dcgm),
-            UsagePaces(
-                CallInterval(settings.usage_interval, self.clock, MAX_USAGE_INTERVAL),
-                CallInterval(settings.process_interval, self.clock),
-                CallInterval(
-                    max(MIN_ACTIVITY_PERIOD, GAUGE_SAMPLES * settings.interval),
-                    self.clock,
-                    MAX_USAGE_INTERVAL,
-                ),
-            ),
+            settings,
+            settings.process_interval,
+            self.clock,
         )
 
     def energy(self, max_power: Milliwatts) -> tuple[Microjoules | None, Instant]:

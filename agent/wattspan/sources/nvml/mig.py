@@ -29,6 +29,7 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
+from wattspan.ports import Clock
 from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.gpu.calls import (
     FUNCTION_NOT_FOUND,
@@ -39,7 +40,13 @@ from wattspan.sources.gpu.calls import (
     DriverError,
     GpuCalls,
 )
-from wattspan.sources.gpu.port import FailureOf, driver_text
+from wattspan.sources.gpu.port import (
+    GAUGE_SAMPLES,
+    MAX_USAGE_INTERVAL,
+    FailureOf,
+    GpuSettings,
+    driver_text,
+)
 from wattspan.sources.nvml.calls import MESSAGES
 from wattspan.sources.nvml.dcgm import EXPORTER_INTERVAL, DcgmExporter
 from wattspan.sources.nvml.processes import UTILISATION, GpuProcesses, Holders, UsageMeter
@@ -407,14 +414,6 @@ MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
 """NVML requires as much between two samples of the activity of a MIG instance."""
 
 
-class UsagePaces(NamedTuple):
-    """The intervals of utilisation samples, process lists, and the activity of instances."""
-
-    samples: CallInterval
-    processes: CallInterval
-    activity: CallInterval
-
-
 class NvmlUsage:
     """The GpuUsage of one board: by utilisation samples, or by MIG instances while it is divided.
 
@@ -426,11 +425,16 @@ class NvmlUsage:
         resource: str,
         processes: GpuProcesses,
         division: MigDivision,
-        paces: UsagePaces,
+        settings: GpuSettings,
+        list_interval: int,
+        clock: Clock,
     ) -> None:
-        self.pace = paces.samples
+        """``list_interval`` is that of process lists."""
+        self.pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
+        self._list_pace = CallInterval(list_interval, clock)
+        period = max(MIN_ACTIVITY_PERIOD, GAUGE_SAMPLES * settings.interval)
+        self._activity_pace = CallInterval(period, clock, MAX_USAGE_INTERVAL)
         self._resource, self._processes, self._division = resource, processes, division
-        self._paces = paces
         self._meter: UsageMeter | None = None
         self._present: frozenset[Payer] = frozenset()
         self._mig = self._vgpu_host = False
@@ -450,14 +454,18 @@ class NvmlUsage:
             return self._division.step
         return 0 if self._meter is None else max(_GRAIN, round(self._meter.step / _GRAIN) * _GRAIN)
 
+    @property
+    def held(self) -> bool:
+        return self._processes.any_listed
+
     def measure(
         self, at: Instant, busy: int | None, *, looked: bool, settle: bool
     ) -> Iterable[Usage]:
-        if self._paces.processes.begin(at.mono):
-            with self._paces.processes:
+        if self._list_pace.begin(at.mono):
+            with self._list_pace:
                 self._list_processes()
         if self._division.instances:
-            return self._of_instances(at) if self._paces.activity.begin(at.mono) else ()
+            return self._of_instances(at) if self._activity_pace.begin(at.mono) else ()
         return self._of_processes(at, busy, settle=settle) if looked else ()
 
     def _list_processes(self) -> None:
@@ -467,7 +475,7 @@ class NvmlUsage:
             self._present = self._processes.list_holders()
 
     def _of_instances(self, at: Instant) -> Iterable[Usage]:
-        with self._paces.activity:
+        with self._activity_pace:
             usage = self._division.usage(self._resource, at)
         return () if usage is None else (usage,)
 

@@ -340,6 +340,11 @@ class GpuProcesses:
         return info is not None and info.command.startswith(MPS_SERVER)
 
     @property
+    def any_listed(self) -> bool:
+        """True if the newest lists have a process."""
+        return bool(self._listed)
+
+    @property
     def guessed(self) -> frozenset[Payer]:
         """The clients of an MPS server among which its samples are divided."""
         if self._sampled:

@@ -1,0 +1,79 @@
+"""Devices that the kernel suspends while nobody uses them (runtime power management).
+
+A read of a suspended device wakes it, and its energy meanwhile is unknown. Each read of an idle
+device restarts the time after which the kernel suspends it, and an open handle of some drivers
+keeps it awake for ever. A device that may be suspended is therefore left alone for a while once it
+is idle.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wattspan.model import MILLISECOND, SECOND
+
+IDLE_TIME = 10 * SECOND
+"""The time without work after which a device is left alone first."""
+
+LONGEST_IDLE_TIME = 3600 * SECOND
+"""The same after some rests in which the kernel did not suspend it: something else needs it."""
+
+USUAL_DELAY, LONGEST_DELAY = 5 * SECOND, 30 * SECOND
+REST_MARGIN = 3 * SECOND
+"""A rest is longer than the kernel's delay by this: five seconds where the driver has none."""
+
+
+class DevicePower:
+    """One device, by its directory in sysfs: whether it is suspended, or left alone.
+
+    A status that is absent, "unsupported" or "error" is of a device that the kernel keeps awake.
+    """
+
+    def __init__(self, device: Path) -> None:
+        self._power = device / "power"
+        self._idle_since: int | None = None
+        self._idle_time = IDLE_TIME
+        self._rest_until = 0
+
+    @property
+    def is_managed(self) -> bool:
+        """True if the kernel may suspend the device by itself."""
+        return self._text("control") == "auto" and self.status not in {"", "unsupported", "error"}
+
+    @property
+    def status(self) -> str:
+        """The kernel's ``runtime_status``; "" if it cannot be read."""
+        return self._text("runtime_status")
+
+    def is_suspended(self) -> bool:
+        """True if a read would wake the device, or keep it from being suspended just now."""
+        suspended = self.status in {"suspended", "suspending"}
+        if suspended:  # the rest has served its purpose
+            self._rest_until, self._idle_time, self._idle_since = 0, IDLE_TIME, None
+        return suspended
+
+    def is_quiet(self, now: int) -> bool:
+        """True if the device must not be read at the monotonic time ``now``."""
+        return self.is_suspended() or now < self._rest_until
+
+    def observe(self, now: int, *, idle: bool) -> bool:
+        """Record at a read if the device was idle since the last one; True if a rest begins."""
+        if not idle:
+            self._idle_since = None
+            return False
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since < self._idle_time or not self.is_managed:
+            return False
+        delay = self._text("autosuspend_delay_ms")
+        milliseconds = int(delay) if delay.isascii() and delay.isdigit() else None
+        wait = USUAL_DELAY if milliseconds is None else milliseconds * MILLISECOND
+        self._rest_until = now + min(wait, LONGEST_DELAY) + REST_MARGIN
+        self._idle_since, self._idle_time = None, min(2 * self._idle_time, LONGEST_IDLE_TIME)
+        return True
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self._power / name).read_text(errors="replace")[:64].strip()
+        except OSError:
+            return ""
