@@ -56,7 +56,6 @@ def main() -> None:
     subject = demo()
     print(describe())
     with subject.running(), sync_playwright() as playwright:
-        assert subject.url is not None
         url = subject.url.removesuffix("healthz")
         time.sleep(SETTLE)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

@@ -205,7 +205,6 @@ def run(mode: str, begin: float, seconds: float) -> StackRun:
             while process.poll() is None:
                 time.sleep(1.0)
                 report = job_report(folder, f"{SERVICE}/{SPAN}") or report
-            assert process.stdout is not None
             served = ServedExcerpt(*json.loads(process.stdout.read()))
             return StackRun(mode, served, report, _unlocked(host))
 

@@ -67,7 +67,6 @@ def flooded(way: str, where: str, agent: SpanAgent, seconds: float) -> Result:
         stdout=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    assert sender.stdout is not None
     assert sender.stdin is not None
     said = json.loads(sender.stdout.readline() or "{}")
     if not said:

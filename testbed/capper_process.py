@@ -77,7 +77,6 @@ def holding(socket: Path, key: CapKey, milliwatts: int) -> subprocess.Popen[str]
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     return holder
 
@@ -183,7 +182,5 @@ def finish(holder: subprocess.Popen[str]) -> None:
     """Kill a lease holder in any state."""
     holder.kill()
     holder.wait(20)
-    assert holder.stdin is not None
-    assert holder.stdout is not None
     holder.stdin.close()
     holder.stdout.close()

@@ -57,7 +57,6 @@ class Machine(Closeable):
             self.emulated = stack.enter_context(EmulatedHost(profile_named("two-socket")))
             self.root = stack.enter_context(DebianRoot())
             sysfs = self.emulated.sysfs
-            assert sysfs is not None
             (sysfs / "fs" / "cgroup").mkdir(parents=True)
             self._zone = sysfs / "devices/virtual/powercap/intel-rapl/intel-rapl:0"
             self.original = self.limit

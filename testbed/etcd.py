@@ -105,7 +105,6 @@ class EtcdCluster(Closeable):
 
     def _signal(self, member: int, number: int) -> None:
         process = self._processes[member]
-        assert process is not None
         process.send_signal(number)
 
     def settings(self, **options: object) -> FleetSettings:

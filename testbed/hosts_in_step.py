@@ -40,7 +40,6 @@ class ExchangingHost:
         host._pass()
         host.tap.drain()
         if self.killed is not None and host.clock.monotonic() - self.killed > LEASE:
-            assert host.capper is not None
             host.capper.lapse()
             self.killed = None
 
@@ -50,7 +49,6 @@ class ExchangingHost:
 
     def start(self) -> None:
         """Another agent begins, with an exchange of its own."""
-        assert self.host.capper is not None
         self.host.capper.lapse()
         self.host._job_records = self.new_exchange(self.host.clock)
         self.host.restart()

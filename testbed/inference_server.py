@@ -97,12 +97,10 @@ class _Worker:
         )
 
     def load(self, load: float) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{load:.6f}\n")
         self._process.stdin.flush()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 

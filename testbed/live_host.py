@@ -68,7 +68,6 @@ class LiveAgent(Closeable):
             text=True,
         )
         self._burners.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline() == "burning\n"
         return process.pid
 

@@ -83,7 +83,6 @@ def holding(command: Sequence[str]) -> Iterator[None]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
     ) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
             yield
         finally:

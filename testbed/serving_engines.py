@@ -79,7 +79,6 @@ class ServingEngine:
         """Run the next iteration."""
         batching = self.batching
         if not batching.busy:
-            assert self.next is not None
             start = max(batching.now, self.next.arrived)
             if start > batching.now:
                 self.curve.add(start, 0.0)

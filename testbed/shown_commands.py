@@ -71,8 +71,6 @@ class PageShell(Closeable):
     def run(self, command: str) -> str:
         """The output and the errors of a command."""
         shell = self._shell
-        assert shell.stdin is not None
-        assert shell.stdout is not None
         # The shell has read all of it before the command can read the same standard input.
         shell.stdin.write(f"{{ {command}\n}} 2>&1; echo; echo {_END}\n")
         shell.stdin.flush()

@@ -99,7 +99,6 @@ class Installed:
 
     def zone(self, name: str = "intel-rapl:0") -> Path:
         """Path of a package's limit on this machine."""
-        assert self.emulated.sysfs is not None
         return self.emulated.sysfs / "class" / "powercap" / name / "constraint_0_power_limit_uw"
 
     def limit(self, name: str = "intel-rapl:0") -> int:

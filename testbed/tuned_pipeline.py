@@ -142,14 +142,11 @@ class PipelineRank(Job):
     @property
     def clock(self) -> int:
         """The clock in force in MHz."""
-        assert self.host is not None
-        assert self.host.capper is not None
         return self.host.capper.clocked.get(self.gpu.device, TOP)
 
     def advance(self, start: int, end: int) -> list[Span]:
         if not self.alive:
             return []
-        assert self.training is not None
         since, until = start / 1e9 - self.ahead, end / 1e9 - self.ahead
         self.training.advance(until)
         self.gpu.draw = round(1000 * self._watts(since, until))
@@ -168,7 +165,6 @@ class PipelineRank(Job):
         return WAITING + above / (TICK / 1e9)
 
     def _instruction(self, one: PipelineInstruction, start: float, end: float) -> Span:
-        assert self.training is not None
         stage = 0 if self.training.wrong_stage and one.stage else one.stage
         replica = self.training.replica
         reported = None

@@ -241,7 +241,6 @@ class Tuned(Closeable):
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process
 

@@ -43,7 +43,6 @@ class StageHost(ExchangingHost):
         self.clock_start = start
         clock = ManualClock(mono=round(start * 1e9))
         self.host = Host(gpus, settings=settings, records=self.new_exchange, clock=clock, seed=gpus)
-        assert self.host.capper is not None
         self.host.capper.clocks = True
 
     @property
@@ -61,7 +60,6 @@ class StageHost(ExchangingHost):
     @property
     def clocked(self) -> dict[str, int]:
         """The lower clocks in force."""
-        assert self.host.capper is not None
         return self.host.capper.clocked
 
 

@@ -60,8 +60,6 @@ class UserProcess(Closeable):
 
     def ask(self, question: str, **details: object) -> Any:
         """The answer to a question, a method of `_Answers`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([question, details]) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -112,8 +110,6 @@ class UserProcess(Closeable):
 
     def close(self) -> None:
         self._process.kill()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.read()  # until those that it forked have ended too
         self._process.stdout.close()

@@ -137,7 +137,6 @@ def _sink() -> Iterator[str]:
         stdout=subprocess.PIPE,
     )
     try:
-        assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
     finally:
         stop(process)

@@ -49,10 +49,8 @@ class Mounted:
         return Path(f"/proc/{self._holder.pid}/root{self.folder / path}")
 
     def close(self) -> None:
-        assert self._holder.stdin is not None
         self._holder.stdin.close()
         self._holder.wait(60)  # unmount it, after a final sync
-        assert self._holder.stdout is not None
         self._holder.stdout.close()
         self._temporary.cleanup()
 

@@ -194,7 +194,6 @@ def _flooded(
 
     def end(stage: Stage) -> None:
         flood, of(stage).flood = of(stage).flood, None
-        assert flood is not None
         flood.end()
         told["rate"] = flood.written * NANO / (stage.last.at - told["began"])
         of(stage).etcd.client().commit([KeyWrite(f"{PREFIX}stranger/0-0", None)])

@@ -33,7 +33,6 @@ class Actor:
             text=True,
             cwd=ROOT,
         )
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(settings) + "\n")
         self._process.stdin.flush()
 
@@ -48,7 +47,6 @@ class Actor:
 
     def said(self) -> str:
         """Its next line; "" at its end."""
-        assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def result(self, within: float, wanted: Callable[[], bool] = lambda: True) -> dict[str, int]:
@@ -72,7 +70,6 @@ class Actor:
         return dict(json.loads(line)) if line else {"(stopped)": 1}
 
     def tell(self, line: str) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 

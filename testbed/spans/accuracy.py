@@ -204,7 +204,6 @@ def neighbour(agent: SpanAgent, gpu: int | None) -> Iterator[None]:
     finally:
         for one in (process, guest):
             if one is not None:
-                assert one.stdin is not None
                 one.stdin.close()
                 one.wait()
 

@@ -68,18 +68,14 @@ class ClockedGpu(Gpu):
 
     @property
     def clock(self) -> float:
-        assert self.curve is not None
-        assert self.capper is not None
         return self.capper.clocked.get(self.device, self.curve.original)
 
     @property
     def power(self) -> int:
-        assert self.curve is not None
         return round(1000 * self.curve.power(self.clock))
 
     @property
     def slowdown(self) -> float:
-        assert self.curve is not None
         return self.curve.at(self.clock).time
 
 
@@ -112,7 +108,6 @@ def run(curve: Curve, noise: float, seed: int, seconds: float) -> Outcome:
             mode="apply", knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK), job=(named,)
         )
     )
-    assert host.capper is not None
     host.capper.clocks, host.capper.highest_clock = True, round(curve.original)
     gpu = ClockedGpu(host.gpus[0].device, curve=curve, capper=host.capper)
     host.gpus[0] = gpu
@@ -124,7 +119,6 @@ def run(curve: Curve, noise: float, seed: int, seconds: float) -> Outcome:
     if job.left is not None:
         done += job.step * math.exp(rng.gauss(0.0, noise)) - job.left
     took, row = (host.clock.monotonic() - began) / 1e9, host.row()
-    assert row is not None
     return Outcome(
         noise,
         took / done - 1,

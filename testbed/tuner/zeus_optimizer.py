@@ -58,7 +58,6 @@ def _runs(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         text=True,
         env=app_environment(PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore"),
     ) as process:
-        assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(plan) + "\n")
         process.stdin.close()

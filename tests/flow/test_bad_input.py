@@ -145,7 +145,6 @@ def host() -> Iterator[EmulatedHost]:
 
 
 def zone_file(host: EmulatedHost, zone: str, name: str) -> Path:
-    assert host.sysfs is not None
     return (host.sysfs / "class" / "powercap" / zone / name).resolve()
 
 

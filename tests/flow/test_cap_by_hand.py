@@ -108,7 +108,6 @@ def originals(host: EmulatedHost) -> dict[str, int]:
             handle
         )
     nvml.nvmlShutdown()
-    assert host.sysfs is not None
     for zone in sorted((host.sysfs / "class/powercap").glob("intel-rapl:?")):
         name = (zone / "name").read_text().strip()
         if name.startswith("package"):

@@ -69,7 +69,6 @@ def test_emulated_host_runs_until_its_capper_has_ended(tmp_path: Path) -> None:
             kept=host.lifeline,
         )
         child.start()
-        assert engine.stdin is not None
         engine.stdin.close()  # as by a kill of the agent
         read = os.open(f"/proc/{engine.pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
         with pytest.raises(BlockingIOError):  # its standard input has not ended

@@ -49,7 +49,6 @@ class Application(Closeable):
 
     def answer(self) -> tuple[str, str]:
         """The next decision and instance that it is told."""
-        assert self.process.stdout is not None
         decision, instance = json.loads(self.process.stdout.readline())
         return decision, instance
 

@@ -239,8 +239,6 @@ def test_demo_ends_quietly_when_its_reader_exits(tmp_path: Path) -> None:
         [*PROGRAM, "demo", "--profile", "laptop", "--listen", "127.0.0.1:0"],
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()  # as `| head -1` does
     said = process.stderr.read()

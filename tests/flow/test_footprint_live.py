@@ -43,7 +43,6 @@ def balanced(agent: LiveAgent, price: int) -> bool:
     """Every microjoule of the cover is weighed at the price, in whole currency, or is unknown."""
     snapshot = agent.agent.view()
     weighed = snapshot.footprint.cost
-    assert weighed is not None
     known = cover(snapshot) - weighed.unknown
     return abs(weighed.total - known * price * 10**9 // KILOWATT_HOUR) <= 1
 

@@ -78,7 +78,6 @@ def test_signal_sent_to_us_reaches_the_command(agent: QueryServer, number: int) 
         text=True,
         start_new_session=True,
     ) as program:
-        assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         program.send_signal(number)
         said = program.stdout.readline()
@@ -129,7 +128,6 @@ def test_signals_ignored_from_the_start_stay_ignored(agent: QueryServer) -> None
         text=True,
     )
     with program:
-        assert program.stdout is not None
         assert program.stdout.readline() == f"ignored {int(signal.SIGHUP)}\n"
         assert program.stdout.readline() == "ready\n"
         program.terminate()

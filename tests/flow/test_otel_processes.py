@@ -35,12 +35,10 @@ def programs() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def line(program: subprocess.Popen[str]) -> str:
-    assert program.stdout is not None
     return program.stdout.readline().strip()
 
 
 def tell(program: subprocess.Popen[str]) -> None:
-    assert program.stdin is not None
     program.stdin.write("\n")
     program.stdin.flush()
 
@@ -278,7 +276,6 @@ def test_application_is_unaffected_without_an_agent(where: str, tmp_path: Path) 
     if where == "a dead socket":
         with listening(tmp_path) as feed:
             feed.stop = lambda: None  # type: ignore[method-assign]  # killed, its socket stays
-            assert feed._listening is not None
             feed._listening.socket.close()
     elif where == "a closed directory":
         tmp_path = tmp_path / "closed"
@@ -320,7 +317,6 @@ def test_restarted_agent_receives_announcements(
             return starts(second.drain())
 
         assert eventually(heard, "the application finds the new agent")
-    assert program.stdin is not None
     program.stdin.close()
     program.stdin = None
     assert finish(program) == ""

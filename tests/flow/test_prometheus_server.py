@@ -412,7 +412,6 @@ def test_active_request_finishes_at_shutdown() -> None:
 def opened(listen: str) -> None:
     context = ExporterContext(ManualClock(), "1", [].append)
     exporter = plugin.open(plugin.settings(listen=Listen(listen)), context)
-    assert exporter is not None
     assert exporter.address is None
     exporter.start(full_host)
 

@@ -82,7 +82,6 @@ def test_killed_run_is_lost_and_its_size_is_tried_again(agent: SpanAgent) -> Non
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == b"32\n"
     assert status(agent, "killed")["running"] == 1
     process.kill()

@@ -35,8 +35,6 @@ def guesses(past: VictimPast, *, resolution: int, peer: Peer = STRANGER) -> list
             joules(told(past, *window, resolution=resolution, peer=peer))
             for window in ((start, middle), (middle, end))
         )
-        assert first is not None
-        assert then is not None
         found.append(None if abs(first - then) < 1e-4 else first > then)
     return found
 

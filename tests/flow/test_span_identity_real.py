@@ -249,7 +249,6 @@ def test_kernel_names_the_socket_of_a_connection_until_it_ends(agent: Agent) -> 
             assert peer.address is not None
             assert peer.local is not None
             found = connections.owner_of(peer.address, peer.local)
-            assert found is not None
             assert found.inode == os.fstat(mine.fileno()).st_ino
         assert connections.owner_of(peer.address, peer.local) is None
     connections.close()
@@ -298,7 +297,6 @@ def test_kernel_data_of_this_process_is_read_correctly() -> None:
     me = witness.look(os.getpid())
     witness.close()
     process = psutil.Process()
-    assert me is not None
     assert me.parent == process.ppid()
     assert me.users == set(process.uids())
     assert me.pids[0] == os.getpid()

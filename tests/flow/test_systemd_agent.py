@@ -79,7 +79,6 @@ def test_unit_attributes_other_users(everything: Installed) -> None:
     work = "import os\nos.setuid(12345)\nprint('begun', flush=True)\nwhile True: pass"
     worker = it.host.popen(PYTHON, "-c", work)
     with worker:
-        assert worker.stdout is not None
         worker.stdout.readline()
         try:
             eventually(

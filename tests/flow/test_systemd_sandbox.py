@@ -101,8 +101,6 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
             # its own lock from then on, without other holders
             it.host.systemctl("start", CAPPER)
             it.host.systemctl("stop", CAPPER)
-            assert listener.stdout is not None
-            assert victim.stdout is not None
             listener.stdout.readline()
             it.host.inside("/opt/probed/victim").write_text(victim.stdout.readline())
             yield it

@@ -84,7 +84,6 @@ class Server:
         self._process = process
 
     def clients(self, number: int) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
 

@@ -29,7 +29,6 @@ class PackageHost(Limited, Closeable):
         self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
         self.sockets = Path(self._sockets.name)
         self.emulated = FaultyHost(profile_named(PROFILE))
-        assert self.emulated.sysfs is not None
         zone = self.emulated.sysfs / "class/powercap/intel-rapl:0"
         self._file = zone / "constraint_0_power_limit_uw"
         self.original = self.limit

@@ -238,8 +238,6 @@ def test_ended_agent_is_reported_and_a_new_one_is_used(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         ) as measured:
-            assert measured.stdin is not None
-            assert measured.stdout is not None
             assert measured.stdout.readline() == "measured\n"
             first.end()
             measured.stdin.write("ended\n")

@@ -81,7 +81,6 @@ def test_records_tile_time_and_charge_at_least_the_busy_time(
                 for pid, engine, units, known in listed
             ],
         )
-        assert usage is not None
         assert (usage.start.mono, usage.end.mono) == (start, now)
         assert all(spent > 0 for spent in usage.spent.values())
         assert usage.unclaimed >= 0

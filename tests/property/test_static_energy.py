@@ -100,7 +100,6 @@ def test_static_and_dynamic_energy_add_up_to_exclusive_energy(
         if one.basis is None:
             assert one.static is None
         else:
-            assert one.static is not None
             assert 0 <= one.static <= one.exclusive[GPU]
     assert sum(one.static or 0 for one in split) <= sum(
         static for _, _, static, basis in spent if basis is not None

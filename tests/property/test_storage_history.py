@@ -134,7 +134,6 @@ def test_history_sums_to_the_totals_at_every_step(
 
 
 def roll_everything_up(store: Store, step: int) -> None:
-    assert store._opened is not None
     rows = store._opened.history
     coarser = {MINUTE: HOUR, HOUR: DAY}[step]
     while (oldest := rows._oldest(step)) is not None:
@@ -208,6 +207,5 @@ def test_arbitrary_names_and_wall_clocks_are_stored(names: list[str], wall: int)
         again = Store(Path(directory), Settings(), host.clock)
         kept = again.last_checkpoint()
         again.close()
-    assert kept is not None
     assert kept.at == at
     assert [row.info.command for row in kept.processes] == odd

@@ -212,10 +212,8 @@ def test_budget_holds_with_the_costliest_probe() -> None:
     plant = Plant(curve=lambda at: (1 + 2.5 * (TOP - at) / TOP, 0.9), cv=0.02)
     run = Run(plant)
     run.on(1_500)
-    assert run.state is not None
     assert run.state.search.phase is TunerPhase.REST
     figures = report(run.state)
-    assert figures.lost is not None
     assert figures.lost <= allowance(0.05, run.state.account.elapsed)
 
 

@@ -115,9 +115,11 @@ class TokenTraces:
 
     def add(self, owner: Hashable, spans: SpanColumns) -> set[SpanPlace]:
         """Add received spans of a principal; returns the earlier ones that repeat their tokens."""
+        own = self._owners.get(owner) or _OwnTraces()
+        if not (own.traces or spans.tokens_in or spans.tokens_out):
+            return set()
         tokens, roles = zip(*map(spans.full, TOKENS), strict=True), spans.full("role")
         has_tokens = [bool(read or written) for read, written in tokens]
-        own = self._owners.get(owner) or _OwnTraces()
         wanted = set(compress(spans.trace, has_tokens))
         wanted.update(own.traces.keys() & spans.trace)
         found: set[SpanPlace] = set()

@@ -123,7 +123,9 @@ def count_fields(message: bytes, layer: _Layer, limit: int, budget: FieldBudget)
             while at < end and count <= limit:
                 count += 1
                 # Nearly all numbers have one or two bytes, and a call takes as long as a field.
-                tag, at = (byte, at + 1) if (byte := message[at]) < 128 else _varint(message, at)
+                tag, at = message[at], at + 1
+                if tag > 127:
+                    tag, at = _varint(message, at - 1)
                 kind = tag & 7
                 if kind == _BYTES:
                     if (byte := message[at]) < 128:
@@ -132,7 +134,7 @@ def count_fields(message: bytes, layer: _Layer, limit: int, budget: FieldBudget)
                         length, at = byte & 127 | above << 7, at + 2
                     else:
                         length, at = _varint(message, at)
-                    if (inner := layer.get(tag >> 3)) is not None:
+                    if layer and (inner := layer.get(tag >> 3)) is not None:
                         pending.append((at, min(at + length, end), _NESTED[inner]))
                     at += length
                 elif kind == _VARINT:

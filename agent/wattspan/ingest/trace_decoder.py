@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -66,6 +67,9 @@ _TOGETHER = 64  # spans of a scope with a malformed one that are tried at once
 _Request, _ResourceSpans = message_class("FlatRequest"), message_class("FlatResourceSpans")
 _ScopeSpans, _ScopeSpanFields = message_class("ScopeSpans"), message_class("ScopeSpanFields")
 _Resource, _SpanEvents = message_class("Resource"), message_class("SpanEvents")
+_FIELDS = [
+    attrgetter(name) for name in ("trace_id", "span_id", "parent_span_id", "name", "start", "end")
+]
 
 
 class _RequestedColumn(NamedTuple):
@@ -131,10 +135,9 @@ _CAUSES = {
 """The sentence for the sender, by reason of refusal."""
 
 
-def _unusable(
-    traces: Sequence[bytes], spans: Sequence[bytes], starts: Sequence[int], ends: Sequence[int]
-) -> dict[int, str]:
+def _unusable(columns: Sequence[Sequence[Any]]) -> dict[int, str]:
     """The positions of spans with an invalid id or without a time, and the reasons."""
+    traces, spans, *_, starts, ends = columns
     found = dict.fromkeys(_invalid_ids(traces, spans), "invalid_id")
     if 0 in starts or 0 in ends:
         for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -402,44 +405,33 @@ class TraceDecoder:
     ) -> SpanColumns:
         """The spans of one scope with usable ids and times; the others are refused."""
         # All spans of a scope at once take half the time of one by one.
-        rows = [
-            (
-                each.trace_id,
-                each.span_id,
-                each.parent_span_id,
-                each.name,
-                each.kind,
-                each.start,
-                each.end,
-            )
-            for each in _ScopeSpanFields.FromString(scope).spans
-        ]
-        if not rows:
-            return SpanColumns.of([])
-        columns = list(zip(*rows, strict=True))
-        refused = _unusable(columns[0], columns[1], columns[5], columns[6])
+        rows = _ScopeSpanFields.FromString(scope).spans[:]
+        columns = [list(map(field, rows)) for field in _FIELDS]
+        refused = _unusable(columns)
+        count = len(rows)
         if refused:
-            valid = [i not in refused for i in range(len(rows))]
-            spans = list(compress(spans, valid))
-            columns = list(zip(*compress(rows, valid), strict=True))
-        records = self._records(columns, spans, asked, budget)
+            valid = [i not in refused for i in range(count)]
+            spans, rows = list(compress(spans, valid)), list(compress(rows, valid))
+            columns = [list(compress(column, valid)) for column in columns]
+        records = self._records(columns, rows, spans, asked, budget)
         for i, reason in sorted(refused.items()):
             self._skipped.append(self._position + i)
             self._refused.add(reason, _CAUSES[reason])
-        self._position += len(rows)
+        self._position += count
         return records
 
     def _records(
         self,
         columns: Sequence[Sequence[Any]],
+        rows: Sequence[Any],
         spans: Sequence[bytes],
         asked: _Requested,
         budget: FieldBudget,
     ) -> SpanColumns:
         """The records of ``spans``, with the ``columns`` of their own fields."""
-        if not columns:
+        if not spans:
             return SpanColumns.of([])
-        traces, ids, parents, raw_names, kinds, starts, ends = columns
+        traces, ids, parents, raw_names, starts, ends = columns
         printed = {name: printable(name, MAX_NAME) for name in set(raw_names)}
         names = [printed[name] for name in raw_names]
         optional: dict[str, Sequence[Any]] = {
@@ -449,7 +441,7 @@ class TraceDecoder:
         if self._keys:
             (optional["weight"],) = self._finders["weight"].columns(spans, self._keys, 1, budget)
         if self._present:
-            optional |= self._tokens(spans, kinds, budget)
+            optional |= self._tokens(spans, [row.kind for row in rows], budget)
         service = [self._claim.service] * len(names)
         own = traces, ids, _valid_parents(parents), service, names, starts, ends
         return SpanColumns(*own, **optional)

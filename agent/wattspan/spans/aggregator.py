@@ -8,8 +8,8 @@ like a burst of power), and a removed one begins at zero if its name returns.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter, sub
 from types import MappingProxyType
@@ -169,6 +169,7 @@ class SpanAggregator:
         counts = self._count_outcomes(batch.outcome)
         times = _times(batch, counts)
         tokens = [_tokens(column, counts) for column in (spans.tokens_in, spans.tokens_out)]
+        bounded = _bounded(batch, baseline_unknown)
         gpu = list(columns).index(HwType.GPU) if batch.basis else 0
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for i, named in enumerate(zip(spans.service, spans.name, strict=True)):
@@ -199,22 +200,20 @@ class SpanAggregator:
                 spent.energy += energy
                 if sums.end > spent.end and (sums.end > spent.stale or most > spent.most):
                     spent.update_exemplar(spans, at, columns[kind], now.wall - now.mono)
-            for kinds in _bounded(batch, at, baseline_unknown):
-                account.bounded |= kinds
-                account.bounded_count += 1
+            for i in at if bounded else ():
+                account.bounded |= bounded.get(i, frozenset())
+                account.bounded_count += i in bounded
             if batch.basis:
                 _add_splits(account.splits, batch, at, sums.energy[gpu])
 
-    def _count_outcomes(self, outcomes: Sequence[Outcome]) -> list[int]:
+    def _count_outcomes(self, outcomes: Sequence[Outcome]) -> Sequence[int]:
         """Count outcomes; 1 for each span that is counted in its account, else 0."""
-        joined = outcomes.count(Outcome.JOINED)
-        self._outcomes[Outcome.JOINED] += joined
-        if joined == len(outcomes):
-            return [1] * joined
-        for outcome in outcomes:
-            if outcome is not Outcome.JOINED:
-                self._outcomes[outcome] += 1
-        return [int(outcome in _MEASURED) for outcome in outcomes]
+        found = Counter(outcomes)
+        for outcome, count in found.items():
+            self._outcomes[outcome] += count
+        if found.keys() <= _MEASURED:
+            return [1] * len(outcomes)
+        return [outcome in _MEASURED for outcome in outcomes]
 
     def outside(self, service: str, kind: HwType, energy: int, owner: str = "") -> None:
         """Add outside energy of a process of ``service`` and ``owner``."""
@@ -337,17 +336,20 @@ def _sums(
 
 
 def _bounded(
-    batch: SpanEnergyColumns, at: Sequence[int], baseline_unknown: Mapping[HwType, int]
-) -> Iterator[set[HwType]]:
-    """The types of which the energy is a lower bound, of each such span at these positions."""
+    batch: SpanEnergyColumns, baseline_unknown: Mapping[HwType, int]
+) -> dict[int, frozenset[HwType]]:
+    """The types of which the energy is a lower bound, by the position of each such span."""
     unknown = {kind: end for kind, end in baseline_unknown.items() if kind in batch.exclusive}
-    until = max(unknown.values(), default=0)
-    outcomes, starts = batch.outcome, batch.spans.start
-    for i in at:
-        if outcomes[i] in _INCOMPLETE:
-            yield set(batch.exclusive)
-        elif starts[i] < until and outcomes[i] is Outcome.JOINED:
-            yield {kind for kind, end in unknown.items() if starts[i] < end}
+    until, starts = max(unknown.values(), default=0), batch.spans.start
+    if min(starts, default=until) >= until and _INCOMPLETE.isdisjoint(batch.outcome):
+        return {}
+    found: dict[int, frozenset[HwType]] = {}
+    for i, (start, outcome) in enumerate(zip(starts, batch.outcome, strict=True)):
+        if outcome in _INCOMPLETE:
+            found[i] = frozenset(batch.exclusive)
+        elif start < until and outcome is Outcome.JOINED:
+            found[i] = frozenset(kind for kind, end in unknown.items() if start < end)
+    return found
 
 
 def _add_splits(

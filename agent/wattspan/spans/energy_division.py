@@ -212,10 +212,14 @@ class ProcessSpans:
         batch = SpanBatch(together, profile.horizon, profile.watermark)
         self._weights.observe(together)
         parted = bool(others or self._waiting)
-        begins, stops = batch.starts, batch.ends
+        begins, stops, shared = list(batch.starts), list(batch.ends), list[int]()
         if parted:
-            until = max(batch.ends[:count])
-            begins, stops = self._waiting.remaining(together.id, begins, stops, until)
+            until = max(stops[:count])
+            stops[count:] = [min(end, until) for end in stops[count:]]
+            shared = self._waiting.positions(together.id)
+            for i in shared:
+                begins[i] = max(begins[i], self._waiting.until(together.id[i]))
+                stops[i] = max(begins[i], stops[i])
         located: list[tuple[int, int]] | None = [] if inclusive else None
         division = self._divide(batch, begins, stops, profile, located)
         starts, ends = spans.start, spans.end
@@ -229,14 +233,21 @@ class ProcessSpans:
         else:
             inclusives = profile.coverages(starts, ends)
         # Spans that were not announced have one weight for all hardware types.
-        taken = [gained & CLOCK_MASK for gained in division.gained]
-        shares = list(map(mul, map(sub, division.gained, taken), division.cpu))
+        shares, taken = division.gained, [0] * len(together)
+        if division.clocked:
+            taken = [gained & CLOCK_MASK for gained in shares]
+            shares = list(map(sub, shares, taken))
+        if self._weights.by_weight:
+            shares = list(map(mul, shares, division.cpu))
         if parted:
             for i in range(count, len(together)):
                 self._waiting.add(together.id[i], shares[i], taken[i], stops[i])
-            before = list(map(self._waiting.pop, spans.id))
-            shares = [share + part for share, (part, _) in zip(shares, before, strict=False)]
-            taken = [time + part for time, (_, part) in zip(taken, before, strict=False)]
+            del shares[count:], taken[count:]
+            for i in shared:
+                if i < count:
+                    share, time = self._waiting.pop(spans.id[i])
+                    shares[i] += share
+                    taken[i] += time
         known = profile.known_types(starts, ends)
         bases = profile.bases(starts, ends) if profile.lanes.static else ()
         return self._results(spans, shares, taken, inclusives, known, profile.lanes, bases)
@@ -315,8 +326,8 @@ class ProcessSpans:
         stretches = division.run(profile, times, codes, order, covered, beyond, located)
         for stretch in stretches:
             self._covered.add(stretch)
-        spans = batch.spans
-        for i, (above, parent) in enumerate(zip(parents, spans.parent, strict=True)):
+        missing = batch.spans.parent if any(batch.spans.parent) else ()
+        for i, (above, parent) in enumerate(zip(parents, missing, strict=False)):
             if parent and above < 0 and ends[i] > starts[i]:
                 self._orphans.remember(parent, starts[i], ends[i])
         return division

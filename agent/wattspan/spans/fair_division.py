@@ -121,6 +121,7 @@ class FairDivision:
         self.at = -NEVER
         self.energy = 0
         self.passed = 0  # packed energy of covered time since the beginning
+        self.clocked = False  # True once time was covered: the clock of the account may have run
         self._virtual = 0
         self._cpu_weight = self._gpu_weight = 0
 
@@ -151,6 +152,7 @@ class FairDivision:
         after the events. Returns the stretches with a leaf span. ``located`` is as long as
         ``times`` and receives the location of each event in the profile.
         """
+        self.clocked = self.clocked or bool(covered)
         rows, thinned = profile.rows, profile.thinned
         stretches: list[CoveredStretch] = []
         gained, children, opened = self.gained, self.children, self.open

@@ -60,7 +60,7 @@ class Lanes:
         self.static = static
         self.numbers = (*self.measured, _STATIC_LANE) if static else self.measured
         self.named = dict_builder(self.kinds)
-        self._size = _CLOCK_BYTES + _LANE_BYTES * LANES
+        self._size = _CLOCK_BYTES + _LANE_BYTES * (1 + max(self.numbers, default=0))
         self._energy = Struct(self._layout(_FRACTION_BYTES))
         self._share = Struct(self._layout(_SHARE_BYTES))
 

@@ -91,15 +91,17 @@ class SpanOverlaps:
         """
         found = self._beside_earlier(spans) or _beside_each_other(spans)
         self._until = max([self._until, *spans.end])
-        own = set(spans.id)
-        for parent in spans.parent:
-            if parent and parent not in own:
+        own = {b"", *spans.id}
+        for parent in spans.parent if any(spans.parent) else ():
+            if parent not in own:
                 self._await(parent)
         return found
 
     def _beside_earlier(self, spans: SpanColumns) -> bool:
         """True if a span began before the end of an earlier batch's, and is no ancestor of it."""
         latest, found = self._until - CLOCK_ERROR, False
+        if self._parents.keys().isdisjoint(spans.id):
+            return min(spans.start, default=latest) < latest
         for span, parent, start in zip(spans.id, spans.parent, spans.start, strict=True):
             if span in self._parents:
                 del self._parents[span]
@@ -177,16 +179,14 @@ class WaitingShares:
             found.append(spans.chosen(list(compress(range(len(chosen)), chosen))))
         return SpanColumns.joined(found) if found else SpanColumns.of([])
 
-    def remaining(
-        self, ids: Sequence[bytes], starts: Sequence[int], ends: Sequence[int], until: int
-    ) -> tuple[list[int], list[int]]:
-        """Starts and ends up to ``until``, without the time of known shares."""
-        begins = [
-            max(start, part.until) if (part := self._parts.get(span)) is not None else start
-            for span, start in zip(ids, starts, strict=True)
-        ]
-        stops = [max(begin, min(end, until)) for begin, end in zip(begins, ends, strict=True)]
-        return begins, stops
+    def positions(self, ids: Sequence[bytes]) -> list[int]:
+        """The positions of the spans that have a share already."""
+        known = self._parts.keys() & ids
+        return [i for i, span in enumerate(ids) if span in known] if known else []
+
+    def until(self, span: bytes) -> int:
+        """The time up to which a span has its share."""
+        return self._parts[span].until
 
     def add(self, span: bytes, share: int, taken: int, until: int) -> None:
         """Add the share of a waiting span up to a time."""

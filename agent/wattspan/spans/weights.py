@@ -18,9 +18,7 @@ class GenerationalCache(Generic[T]):
     It holds at most ``limit`` keys, beside those of one ``update`` and those that ``keep`` selects.
     """
 
-    def __init__(
-        self, limit: int, keep: Callable[[Any, T], bool] = lambda key, value: False
-    ) -> None:
+    def __init__(self, limit: int, keep: Callable[[Any, T], bool] | None = None) -> None:
         self._half = max(1, limit // 2)
         self._keep = keep
         self._kept = 0  # keys of the older generation in the younger one
@@ -68,7 +66,8 @@ class GenerationalCache(Generic[T]):
 
     def turn(self) -> None:
         """Drop the older generation except for kept keys; the younger becomes the older."""
-        kept = {key: value for key, value in self._old.items() if self._keep(key, value)}
+        keep = self._keep
+        kept = {key: each for key, each in self._old.items() if keep(key, each)} if keep else {}
         self._kept = len(kept)
         self._old, self._young = self._young, kept
         self._since = None

@@ -135,7 +135,6 @@ VARIED = tuple(0.1 + 0.5 * (7 * i % 17) / 17 for i in range(17))
 def test_static_power_is_fitted_from_waiting_spans() -> None:
     host = Host()
     host.run(100, VARIED)
-    assert host.power is not None
     assert host.power.basis is StaticBasis.FITTED
     assert host.power.power == pytest.approx(BLOCK, rel=0.02)
     (facts,) = host.learner.facts()
@@ -195,7 +194,6 @@ def test_spans_without_waiting_tell_the_time_of_known_processes_only() -> None:
     host.learner.add_spans(OTHER, work, host.now)
     host.learner.add_spans(TRAIN, work, host.now)
     host.run(80, VARIED)
-    assert host.power is not None
     assert host.power.basis is StaticBasis.FITTED
 
 
@@ -317,7 +315,6 @@ def test_split_of_a_process_is_dynamic_while_it_works() -> None:
     start = host.now
     host.run(12, (0.5,))
     found = host.history.process(TRAIN, start, host.now)
-    assert found.split is not None
     split, basis = found.split
     assert basis is StaticBasis.FITTED
     assert split.static + split.dynamic == found.energy[HwType.GPU]

@@ -13,7 +13,6 @@ from wattspan.processes.procfs import ProcFs
 
 def this_process() -> Consumer:
     stat = ProcFs().stat(os.getpid())
-    assert stat is not None
     return Consumer(os.getpid(), stat.started)
 
 

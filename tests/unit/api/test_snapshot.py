@@ -55,7 +55,6 @@ def test_snapshot_document_holds_every_domain_with_its_accounts() -> None:
     assert (package.power_watts, package.method) == (84.2, "cpu-time")
     assert (core.hw_parent, core.in_cover, core.consumers_joules) == ("intel-rapl:0", False, None)
     gpu = document.domains[4].gpu
-    assert gpu is not None
     assert (gpu.limit_watts, gpu.temperature_celsius) == (700.0, 61)
     assert document.domains[5].gap_seconds == {"lost": 3.2}
 
@@ -108,7 +107,6 @@ def test_snapshot_document_holds_the_tuning_of_the_tuning_api() -> None:
 def test_snapshot_reports_cost_with_its_hourly_rate() -> None:
     price = RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 5 * 10**9, Microjoules(J))
     cost = document_of(replace(busy_host(), footprint=Footprint(cost=price))).cost
-    assert cost is not None
     assert (cost.unit, cost.per_kilowatt_hour, cost.total) == ("EUR", 0.3, 5.0)
     assert cost.per_hour == pytest.approx(0.3 * 0.8185)
     assert cost.unknown_joules == 1.0

@@ -68,7 +68,6 @@ def test_energies_of_neighbouring_periods_add_up_exactly() -> None:
 
 
 def test_wrapped_counter_goes_on() -> None:
-    assert PACKAGE.modulus is not None
     one = MeteredCurve(PACKAGE, ABSENCE)
     one.read(Reading(PACKAGE.id, at(START), Microjoules(PACKAGE.modulus - 10)))
     one.read(Reading(PACKAGE.id, at(START + TICK), Microjoules(20)))

@@ -412,7 +412,6 @@ def test_separate_idle_power_has_an_error() -> None:
     assert errors[PACKAGE.id] > 0
     assert errors[GPU.id] == 0
     shown = snapshot.account(PACKAGE.id).idle_power_error
-    assert shown is not None
     assert 0 <= shown - errors[PACKAGE.id] < 1
     assert world(idle=IdlePolicy.PROPORTIONAL).ledger.baseline_errors() == {}
 
@@ -601,10 +600,8 @@ def two_packages(seconds: int, ledger: Ledger, *, rests: bool) -> DomainAccount:
 def test_idle_power_from_a_start_under_load_is_doubtful_beside_an_equal_package() -> None:
     ledger = Ledger(LedgerSettings(), boot_id="boot", now=0)
     account = two_packages(200, ledger, rests=True)
-    assert account.idle_power is not None
     assert account.idle_power < 45_000, "the estimator has learned an impossible power"
     assert account.baseline is BaselineQuality.DOUBTFUL
-    assert account.idle_power_error is not None
     assert account.idle_power + account.idle_power_error >= 62_000, "the range includes the truth"
     assert account.withheld > 0
     snapshot = ledger.snapshot(Instant(200 * SECOND, 0), "h")
@@ -631,8 +628,6 @@ def test_idle_power_of_an_earlier_run_makes_one_from_a_start_under_load_doubtful
     ledger = Ledger(LedgerSettings(), checkpoint=saved, boot_id="boot", now=0)
     account = two_packages(200, ledger, rests=False)
     assert account.baseline is BaselineQuality.DOUBTFUL
-    assert account.idle_power_error is not None
-    assert account.idle_power is not None
     assert account.idle_power + account.idle_power_error >= 60_000
     kept = ledger.checkpoint(ledger.snapshot(at, "h")).accounts
     assert {one.idle_power for one in kept} == {quiet.idle_power}, "the earlier one is kept"

@@ -55,7 +55,6 @@ def test_narrow_variation_leaves_the_curvature_unknown() -> None:
         load = 0.6 + 0.02 * math.sin(tick)
         curve.add(load, IDLE + ACTIVE * load, 0.1)
     found = curve.extrapolate()
-    assert found is not None
     assert not found.narrow
     assert abs(found.idle - IDLE) <= found.half_width
 

@@ -202,7 +202,6 @@ def test_rotated_audit_log_still_recovers_caps_in_force(tmp_path: Path) -> None:
         audit.record(AuditEvent(at=number, deed=AuditAction.START))
     lines = audit.path.read_bytes().splitlines()
     (claim,) = audited_writes(lines, BOOT).values()
-    assert claim is not None
     assert (claim.device, claim.original, claim.value) == ("gpu0", 650 * W, 500 * W)
 
 

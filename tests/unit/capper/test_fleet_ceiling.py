@@ -208,7 +208,6 @@ def test_devices_are_at_their_floors_before_the_first_allotment(host: Host) -> N
 def test_allotment_divides_among_devices_and_lapses_by_itself(host: Host) -> None:
     reply = host.allot(1000, 600)
     assert isinstance(reply, StateReply)
-    assert reply.allotment is not None
     assert reply.allotment.enforced == 1000 * W
     assert host.bench.stands == [450 * W, 450 * W]
     assert host.desk.next_expiry == host.bench.clock.monotonic() + 10 * SECOND
@@ -235,7 +234,6 @@ def test_state_counts_a_device_that_cannot_be_lowered(host: Host) -> None:
     host.bench.board(0).locked = True
     reply = host.allot(700, 600)
     assert isinstance(reply, StateReply)
-    assert reply.allotment is not None
     assert reply.allotment.enforced == sum(host.bench.stands) + 100 * W > 700 * W
     assert reply.allotment.floor == (650 + 200 + 100) * W
 

@@ -243,7 +243,6 @@ def test_crash_between_copy_removals_is_not_damage(tmp_path: Path) -> None:
 def test_audit_rows_tell_the_original_and_our_value(tmp_path: Path) -> None:
     bench, events, lines = held(tmp_path)
     claim = audited_writes(lines, BOOT)[bench.key()]
-    assert claim is not None
     assert (claim.original, claim.value) == (650 * W, 500 * W)
     assert audited_writes(lines, EARLIER) == {}
     bench.manager.release(1)

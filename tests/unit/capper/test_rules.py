@@ -44,7 +44,6 @@ def test_original_below_the_floor_leaves_no_room_and_is_never_exceeded() -> None
 def test_floor_is_rounded_up_to_a_writable_value() -> None:
     odd = KnobState(KEY, "GPU 0", 0, 333_333, 400 * W)
     allowed = cap_bounds(odd, 400 * W, OperatorLimits(floor=0.1), tuned=True)
-    assert allowed is not None
     assert allowed.lowest == 33_334
 
 

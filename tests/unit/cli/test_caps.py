@@ -67,7 +67,6 @@ def test_capper_is_named_with_its_agent(case: Case) -> None:
 
 def test_own_capper_needs_no_consent() -> None:
     asked = permitted_capper(AnsweringClient(state()), None, "restore")
-    assert asked is not None
     assert asked.devices == ["H100 0", "H100 1"]
 
 

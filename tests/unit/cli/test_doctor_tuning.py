@@ -209,7 +209,6 @@ def test_missing_actuator_is_a_finding_if_configured(mode: str, mark: Severity, 
 
 
 def test_unreadable_actuator_is_reported_with_the_cause(host: Host) -> None:
-    assert host.nvml is not None
     host.nvml.errors["nvmlDeviceGetPowerManagementLimit"] = 3  # NVML_ERROR_NOT_SUPPORTED
     finding = host.told()["gpu_power"]
     assert finding.mark is Severity.WARN

@@ -519,7 +519,6 @@ def test_log_has_the_columns_of_zeus(meter: MeteredDevices, logs: Path) -> None:
     one = monitor_of(meter)(log_file=logs)
     assert logs.read_text() == "start_time,window_name,elapsed_time,gpu0_energy,gpu1_energy\n"
     windows = {key: measured(one, key) for key in ("first", "second", "third, last")}
-    assert one.log_file is not None
     one.log_file.close()
     lines = logs.read_text().splitlines()[1:]
     for (key, window), line in zip(windows.items(), lines, strict=True):
@@ -532,7 +531,6 @@ def test_log_line_is_written_while_the_program_runs(meter: MeteredDevices, logs:
     one = monitor_of(meter)(log_file=str(logs))
     measured(one)
     eventually(lambda: len(logs.read_text().splitlines()) == 2, "the window is logged")
-    assert one.log_file is not None
     one.log_file.close()
 
 
@@ -545,7 +543,6 @@ def test_log_without_known_gpus_gets_its_columns_from_the_first_window(
     assert logs.read_text() == ""
     meter.error = None
     measured(one)
-    assert one.log_file is not None
     one.log_file.close()
     assert logs.read_text().startswith("start_time,window_name,elapsed_time,gpu0_energy,gpu1_e")
 
@@ -554,7 +551,6 @@ def test_unknown_energy_is_an_empty_field_of_the_log(meter: MeteredDevices, logs
     one = monitor_of(meter)(log_file=logs)
     meter.error = NotMeasuredError("unknown")
     window = measured(one)
-    assert one.log_file is not None
     one.log_file.close()
     assert logs.read_text().splitlines()[1].endswith(f",step,{window.time},,")
 
@@ -570,7 +566,6 @@ def test_log_of_a_forked_child_appends_its_own_windows(meter: MeteredDevices, lo
         return "closed"
 
     assert in_child(child) == "closed"
-    assert one.log_file is not None
     one.log_file.close()
     names = [line.split(",")[1] for line in logs.read_text().splitlines()]
     assert sorted(names) == ["child", "parent", "window_name"]
@@ -588,7 +583,6 @@ def test_windows_before_the_first_answer_are_logged_with_empty_fields(
     eventually(lambda: len(meter.calls) > asked, "the second window is looked up")
     meter.error = None
     measured(one, "late")
-    assert one.log_file is not None
     one.log_file.close()
     header, *lines = logs.read_text().splitlines()
     assert header.endswith(",gpu0_energy,gpu1_energy")
@@ -602,7 +596,6 @@ def test_log_without_any_answer_has_times_only(meter: MeteredDevices, logs: Path
     with pytest.warns(RuntimeWarning):
         one = monitor_of(meter)(log_file=logs)
     window = measured(one)
-    assert one.log_file is not None
     one.log_file.close()
     header, line = logs.read_text().splitlines()
     assert header == "start_time,window_name,elapsed_time"
@@ -616,7 +609,6 @@ def test_log_waits_for_an_agent_that_restarts(meter: MeteredDevices, logs: Path)
     window = measured(one)
     eventually(lambda: len(meter.calls) > asked + 1, "the agent is asked again")
     meter.error = None
-    assert one.log_file is not None
     one.log_file.close()
     energies = ",".join(map(str, window.gpu_energy.values()))
     assert logs.read_text().splitlines()[1].endswith(f",{energies}")

@@ -36,7 +36,6 @@ def test_demand_is_within_the_range_of_the_host(
     previous: int | None, power: int, limit: int, low: int, more: int
 ) -> None:
     demand = next_demand(previous, power, limit, low, low + more)
-    assert demand is not None
     assert low <= demand <= low + more
 
 

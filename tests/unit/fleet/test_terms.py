@@ -72,7 +72,6 @@ def test_false_floor_takes_no_power_from_another_host() -> None:
     false = presence(report_with(floor=900 * W))
     state = state_of(terms | {KEYS.report("a"): false, KEYS.report("b"): presence(REPORT)})
     plan = state.plan()
-    assert plan.book is not None
     assert plan.book.hosts.keys() == {"b"}
     assert plan.book.hosts["b"].allotment.limit == 1000 * W
     assert "a is not admitted: it reports a floor of 900 W" in plan.waiting["a"]

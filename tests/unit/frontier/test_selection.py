@@ -172,7 +172,6 @@ def test_trial_of_an_older_release_counts_as_no_time() -> None:
 def test_next_trial_is_not_measured_yet_in_its_block() -> None:
     begun = after(timed(LEVELS[0], 0), timed(LEVELS[4], 0))
     planned = AMPLE.next(begun)
-    assert planned is not None
     assert planned.block == 0
     assert planned.setting in LEVELS[1:4]
 
@@ -213,7 +212,6 @@ def test_failed_baseline_is_tried_again_in_the_next_block() -> None:
     begun = after(failed, *(timed(one, 0) for one in LEVELS[1:]), repeat=2)
     assert AMPLE.next(begun) == Planned(LEVELS[0], 1)
     first = AMPLE.next(after(failed))  # nothing can be compared yet
-    assert first is not None
     assert first.setting in LEVELS[1:]
 
 
@@ -237,5 +235,4 @@ def test_gain_counts_within_the_slowdown_budget_only() -> None:
     schedule = TrialSchedule(longest=2.0, max_slowdown=0.05, time_budget=1e6)
     assert schedule.next(begun) == Planned(LEVELS[1], 1)
     unlimited = TrialSchedule(longest=2.0, time_budget=1e6).next(begun)
-    assert unlimited is not None
     assert unlimited.setting in LEVELS[2:]

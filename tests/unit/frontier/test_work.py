@@ -74,14 +74,12 @@ def test_output_unit_is_a_pattern() -> None:
 
 def test_window_begins_after_the_warm_up_with_a_completion() -> None:
     window = steady_window(steps(20), 0, 5 * SECOND, 10 * SECOND)
-    assert window is not None
     assert (window.start, window.end, window.work) == (5 * SECOND, 15 * SECOND, 10.0)
     assert window.seconds == 10.0
 
 
 def test_window_of_slow_units_is_longer() -> None:
     window = steady_window(steps(9, seconds=7.0), 0, 0, 10 * SECOND)
-    assert window is not None
     assert window.work == MIN_UNITS
     assert window.seconds == 21.0
 
@@ -93,7 +91,6 @@ def test_incomplete_window_is_none() -> None:
 
 def test_ended_command_has_what_it_completed() -> None:
     window = last_window(steps(12), 0, 5 * SECOND)
-    assert window is not None
     assert (window.seconds, window.work) == (7.0, 7.0)
     assert last_window(steps(9), 0, 5 * SECOND) is None  # shorter than the shortest window
     assert last_window(steps(5, seconds=4.0), 0, 9 * SECOND) is None  # too few units

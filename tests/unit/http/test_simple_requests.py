@@ -18,7 +18,6 @@ SIMPLE = (
 
 def test_simple_request_has_its_target_headers_and_length() -> None:
     found = simple_request(SIMPLE + b"body")
-    assert found is not None
     assert (found.method, found.target, found.length) == (b"POST", b"/v1/traces?a=b", 4)
     assert dict(found.headers)[b"x-thing"] == b"one two"
     assert found.size == len(SIMPLE)

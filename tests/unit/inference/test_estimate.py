@@ -27,7 +27,6 @@ def test_estimate_is_the_energy_of_own_and_of_shared_work() -> None:
 
     own = 60 * 1000 + 10 * 2000 + 10 * (101 + 5)
     shared = 10 * 0.1 * 100_000 + 2 * 0.25 * 50e6
-    assert found is not None
     assert found.energy == round(own + shared)
     assert found.input + found.output == found.energy
     assert found.input == pytest.approx(found.energy * 60_000 / (own + 100_000), rel=1e-6)
@@ -69,7 +68,6 @@ def test_uncertainty_is_two_standard_errors_of_earlier_estimates() -> None:
 
     found = means.estimator({"m": ENERGY}).estimate(REQUEST)
 
-    assert found is not None
     assert found.uncertainty == pytest.approx(0.2 * found.energy, abs=1)
 
 

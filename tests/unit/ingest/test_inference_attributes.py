@@ -132,7 +132,6 @@ def test_invalid_figures_are_ignored() -> None:
 
 def test_long_model_names_are_cut() -> None:
     for record in _records(VLLM | {"gen_ai.response.model": "m" * 5000}):
-        assert record.inference is not None
         assert record.inference.model == "m" * 200
 
 

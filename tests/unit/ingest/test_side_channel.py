@@ -346,6 +346,5 @@ def test_stop_closes_everything(tmp_path: Path) -> None:
             feed.drain()
         assert not (tmp_path / "feed.sock").exists()
         channel = processor_of(provider)._channel
-        assert channel is not None
         assert not channel.is_open
     assert open_descriptors() <= before + 1  # the memory of the ring goes with its last user

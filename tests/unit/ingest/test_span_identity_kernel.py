@@ -44,7 +44,6 @@ def process(root: Path, *, flags: int = 0, tgid: int = 50, nspid: str = "") -> P
 
 def test_process_is_read_with_all_its_users_and_pids(tmp_path: Path) -> None:
     living = process(tmp_path, nspid="NSpid:\t50\t12\t3\n").look(50)
-    assert living is not None
     assert living.consumer == Consumer(50, 98765)
     assert living.born == 98765 * 10**9 // os.sysconf("SC_CLK_TCK")
     assert (living.parent, living.users, living.pids) == (7, {1, 2, 3}, (50, 12, 3))
@@ -54,13 +53,11 @@ def test_process_is_read_with_all_its_users_and_pids(tmp_path: Path) -> None:
 
 def test_kernel_without_namespaces_has_one_pid_each(tmp_path: Path) -> None:
     living = process(tmp_path).look(50)
-    assert living is not None
     assert living.pids == (50,)
 
 
 def test_forked_process_without_exec_is_a_copy(tmp_path: Path) -> None:
     living = process(tmp_path, flags=0x400040).look(50)
-    assert living is not None
     assert living.copied
 
 

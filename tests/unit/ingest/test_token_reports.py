@@ -147,7 +147,6 @@ def test_input_includes_cached_tokens(
     values: dict[InferenceFigure, Scalar], prompt: int, cached: int
 ) -> None:
     report = _report({F.INPUT: 50, F.OUTPUT: 3, F.MODEL: b"m", **values})
-    assert report.details is not None
     assert (report.tokens_in, report.details.cached) == (prompt, cached)
 
 

@@ -51,7 +51,6 @@ def test_find_hierarchy_prefers_the_better_clocks(tmp_path: Path) -> None:
     (tmp_path / "unified").mkdir()
     (tmp_path / "unified/cgroup.controllers").write_text("")
     found = find_hierarchy(tmp_path)
-    assert found is not None
     assert found.unified
     Tree(tmp_path / "cpu,cpuacct", unified=False).set("/", 0)
     assert find_hierarchy(tmp_path) == CgroupHierarchy(tmp_path / "cpu,cpuacct", unified=False)

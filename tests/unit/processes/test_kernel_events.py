@@ -147,19 +147,16 @@ def test_exit_of_a_thread_is_ignored() -> None:
 
 def test_last_thread_reports_the_sum_of_its_group() -> None:
     final = parse_exit(exit_message(stats(43, 5, tgid=42), (42, stats(0, 999))))
-    assert final is not None
     assert (final.pid, final.cpu, final.certain) == (42, 999, True)
 
 
 def test_exit_record_of_an_old_kernel_is_uncertain() -> None:
     final = parse_exit(exit_message(stats(43, 5, version=8)))
-    assert final is not None
     assert not final.certain
 
 
 def test_cpu_time_without_delay_accounting_is_in_ticks() -> None:
     final = parse_exit(exit_message(stats(42, 0, ticks=4000)))
-    assert final is not None
     assert final.cpu == 4_000_000
 
 

@@ -73,9 +73,7 @@ def test_failing_rate_counts_energy_as_unknown() -> None:
     both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.0))
     both._rates["carbon"] = Failing(), both._rates["carbon"][1]  # type: ignore[assignment]
     weighed = both.report(shot(KILOWATT_HOUR))
-    assert weighed.cost is not None
     assert weighed.cost.total == 300_000_000
-    assert weighed.carbon is not None
     assert weighed.carbon.rate is None
     assert weighed.carbon.unknown == KILOWATT_HOUR
 
@@ -99,7 +97,6 @@ def test_energy_before_the_first_rate_is_not_counted() -> None:
     weighed = (
         footprints(CostSettings(price=1.0), opening=opening).report(shot(6 * KILOWATT_HOUR)).cost
     )
-    assert weighed is not None
     assert (weighed.total, weighed.unknown) == (10**9, 0)
 
 
@@ -184,7 +181,6 @@ def test_snapshot_and_checkpoint_have_the_footprint_of_their_energy() -> None:
     poller.turn()
     poller.publish()
     cost = poller.view().footprint.cost
-    assert cost is not None
     assert cost.total == 36 * J * 10**9 // KILOWATT_HOUR
     assert kept[-1].footprint.cost == cost
 
@@ -196,7 +192,6 @@ def test_footprint_survives_a_restart_in_the_store(tmp_path: Path) -> None:
         assert store.write(replace(host.spend({1: 1}), footprint=weighed))
     with closing(Store(tmp_path, Settings(), host.clock)) as store:
         opening = store.last_checkpoint()
-    assert opening is not None
     assert opening.footprint == weighed
 
 

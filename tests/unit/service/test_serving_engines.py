@@ -31,7 +31,6 @@ def test_ended_processes_of_an_engine_are_forgotten_with_the_history() -> None:
     )
     history.apply(_born(100, SERVER), ())
     engine = engines.find(SERVER, "llm", 100 * SECOND, ANN.path)
-    assert engine is not None
     helpers = frozenset(Consumer(1000 + number, 50 + number) for number in range(20))
     history.apply(_born(101, *helpers), ())
     engines.refresh(101 * SECOND)

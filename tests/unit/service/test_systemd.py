@@ -201,7 +201,6 @@ def test_listening_unix_socket_is_taken_over_and_not_passed_on(tmp_path: Path) -
         os.set_inheritable(listener.fileno(), True)
         environ, first = handed(listener)
         found = inherited_unix_socket(environ | {"LISTEN_FDNAMES": "capper"}, first=first)
-        assert found is not None
         assert found.address == str(tmp_path / "s")
         assert not os.get_inheritable(found.socket.fileno())
         found.socket.detach()

@@ -44,7 +44,6 @@ def test_denied_counters_make_a_source_with_failures(tmp_path: Path) -> None:
     with PowercapHost(tmp_path, "psys-only") as host:
         host.engine.deny("intel-rapl:0")
         source = plugin.open(RaplSettings(), context(tmp_path))
-        assert source is not None
         (failure,) = source.read().failures
         assert failure.trouble is Trouble.DENIED
 
@@ -68,7 +67,6 @@ def test_pyrapl_refusal_is_an_error_if_required(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match='Set reader = "powercap"'):
             plugin.open(RaplSettings(enabled=True, reader="pyrapl"), context(tmp_path))
         source = plugin.open(RaplSettings(reader="pyrapl"), context(tmp_path))
-        assert source is not None
         (failure,) = source.read().failures
         assert "cannot distinguish the dies" in str(failure)
 

@@ -107,7 +107,6 @@ def test_energy_of_a_step_follows_the_mean_powers() -> None:
     model = trained(PowerModel(), {A: 300.0, REST: 0.0}, spread=0.3)
     divided = step((REST, 0.6), (A, 0.4), watts={A: 200.0, REST: 0.0})
     parts = model.divide([divided], range(1), 0.5)
-    assert parts is not None
     rest, span = parts
     assert rest.energy + span.energy == pytest.approx(divided.energy)
     assert span.energy == pytest.approx(divided.energy, rel=0.01)

@@ -116,7 +116,6 @@ def test_store_damaged_while_open_loses_history_not_counters(
     for _ in range(5):
         store.write(host.spend({1: 1}))
     written = totals(host.now())
-    assert store._opened is not None
     store._opened.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     with store.path.open("r+b") as file:
         file.write(os.urandom(store.path.stat().st_size))
@@ -173,7 +172,6 @@ def test_full_disk_loses_no_energy_once_space_returns(
     store: Store, host: Books, said: list[str]
 ) -> None:
     assert store.write(host.spend({1: 1}))
-    assert store._opened is not None
     store._opened.database.execute("PRAGMA max_page_count = 1")  # this connection may not grow it
     lost = [store.write(host.spend(dict.fromkeys(range(500), 1), seconds=0.1)) for _ in range(5)]
     assert not any(lost)
@@ -344,7 +342,6 @@ def test_store_locked_by_another_program_is_written_later(
     store: Store, host: Books, said: list[str]
 ) -> None:
     store.write(host.spend({1: 1}))
-    assert store._opened is not None
     store._opened.database.execute("PRAGMA busy_timeout = 1")
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -100,7 +100,6 @@ def test_certified_setting_is_recalled(state: Path) -> None:
     settings = CertificationStore.open(state, emulated=True, log=pytest.fail)
     (entry,) = expected("certified-emulated")["entries"]
     found = settings.recall(Fingerprint(**entry["fingerprint"]), Knob.GPU_POWER)
-    assert found is not None
     assert (found.level, found.original) == (591_000, 700_000)
     assert dict(found.levels) == {BOARD: 591_000}
 
@@ -108,7 +107,6 @@ def test_certified_setting_is_recalled(state: Path) -> None:
 def test_account_of_a_running_job_is_restored(state: Path) -> None:
     accounts = RunningAccounts.open(state, emulated=True, log=pytest.fail)
     account = accounts.recall("trainer/train_step", [Consumer(9081, 2_815_610)])
-    assert account is not None
     assert (account.elapsed, account.units) == (545_036_624_323, 4_424)
     assert account.closed_lost == pytest.approx(14_893_017_193.06)
 

@@ -422,7 +422,6 @@ def test_splits_are_reported_over_a_restart(tmp_path: Path) -> None:
         store.write(step(shop, 60, 20))
     with closing(shop.open(tmp_path)) as store:
         previous = store.previous
-        assert previous is not None
         assert previous.spans[0].splits == split_use(50, 110)
         shop.totals = SpanAggregator(100, previous.spans, now=shop.host.clock.now().mono)
         store.write(step(shop, 10, 1))

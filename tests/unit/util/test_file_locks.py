@@ -60,10 +60,8 @@ def somebody_holds(path: Path, *within: str) -> Iterator[subprocess.Popen[str]]:
     words = [*within, sys.executable, "-c", HOLDS, str(path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(words, text=True, **pipes) as holder:  # type: ignore[call-overload]
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         yield holder
-        assert holder.stdin is not None
         holder.stdin.close()
 
 
@@ -158,8 +156,6 @@ def test_holder_that_left_the_lock_to_a_child_and_ended_is_not_named(path: Path)
         stdout=subprocess.PIPE,
         text=True,
     ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdin is not None
         assert parent.stdout.readline() == "locked\n"
         assert parent.wait(60) == 0
         holder = refused(path).holder

@@ -30,7 +30,6 @@ class Meter:
         self.now += SECOND
         self.meter.observe_device(self.now, busy)
         usage = self.meter.usage(self.at, None if processes == (None,) else processes)
-        assert usage is not None
         assert usage.capacity == SECOND
         return usage
 
