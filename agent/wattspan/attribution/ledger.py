@@ -321,7 +321,7 @@ class Ledger:
             sequence=self._sequence,
             host=host,
             domains=tuple(self._account(state) for state in self._domains.values()),
-            processes=tuple(self._row(payer, row) for payer, row in self._rows.rows.items()),
+            processes=tuple([self._row(payer, row) for payer, row in self._rows.rows.items()]),
             other=frozen_energies(self._rows.other),
             retired=frozen_energies(self._rows.retired),
             groups=self._groups.rows(),
@@ -414,14 +414,18 @@ class Ledger:
             silent=self.meters.silent(state.domain.id),
         )
 
-    def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:
-        return ProcessRow(
-            self._infos.get(payer) or PayerInfo(payer, "unknown"),
-            frozen_energies(row.energy),
-            self._row_powers.of(payer),
-            alive=row.exited is None,
-            bounded=frozenset(row.bounded),
-        )
+    def _row(self, payer: Payer, listed: ListedPayer) -> ProcessRow:
+        """The row of a payer; an unchanged one is the same object as in the last snapshot."""
+        row, power, info = listed.shown, self._row_powers.of(payer), self._infos.get(payer)
+        if row is None or row.power is not power or row.info is not info:
+            row = listed.shown = ProcessRow(
+                info or PayerInfo(payer, "unknown"),
+                frozen_energies(listed.energy),
+                power,
+                alive=listed.exited is None,
+                bounded=frozenset(listed.bounded),
+            )
+        return row
 
     def _provenance(self) -> dict[HwType, Provenance]:
         """The provenance of a sum over one hardware type: the worst of its parts."""

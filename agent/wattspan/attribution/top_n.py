@@ -29,6 +29,7 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     Payer,
+    ProcessRow,
     fills,
     mean_power,
 )
@@ -104,6 +105,7 @@ class ListedPayer:
     energy: dict[HwType, int] = field(default_factory=dict)
     exited: int | None = None
     bounded: set[HwType] = field(default_factory=set)
+    shown: ProcessRow | None = None  # in the last snapshot; None after a change
 
 
 class TopPayers:
@@ -144,6 +146,7 @@ class TopPayers:
         """Note that energy of ``kind`` is missing in the payer's row, if it has one."""
         if (row := self._rows.get(payer)) is not None:
             row.bounded.add(kind)
+            row.shown = None
 
     def retire(self, energy: Mapping[HwType, int]) -> None:
         """Book the energy of a row that has ended."""
@@ -153,7 +156,10 @@ class TopPayers:
     def credit(self, payer: Payer, kind: HwType, energy: int) -> None:
         """Charge ``energy`` to the payer's row, or to ``other`` without a row."""
         row = self._rows.get(payer)
-        account = self.other if row is None else row.energy
+        if row is None:
+            account = self.other
+        else:
+            account, row.shown = row.energy, None
         account[kind] = account.get(kind, 0) + energy
         if payer not in self._exited:  # late GPU time of an exited payer makes no candidate
             self._score[payer] = self._score.get(payer, 0.0) + energy
@@ -164,7 +170,7 @@ class TopPayers:
         self._exited[payer] = now
         row = self._rows.get(payer)
         if row is not None and row.exited is None:
-            row.exited = now
+            row.exited, row.shown = now, None
 
     def rank(self, now: int) -> None:
         """Retire expired rows and list the payers with the most energy, as far as room permits.
@@ -208,6 +214,7 @@ class _GroupAccount:
     energy: dict[HwType, int] = field(default_factory=dict)
     charged: int = 0  # monotonic time of the last charge
     bounded: set[HwType] = field(default_factory=set)
+    shown: GroupRow | None = None  # in the last snapshot; None after a change
 
 
 class GroupAccounts:
@@ -237,13 +244,14 @@ class GroupAccounts:
         for group in groups:
             account = self._accounts.get(group) or self._open(group, now)
             account.energy[kind] = account.energy.get(kind, 0) + energy
-            account.charged = now
+            account.charged, account.shown = now, None
 
     def bound(self, groups: Iterable[Group], kind: HwType) -> None:
         """Note that energy of ``kind`` is missing in the accounts of ``groups``."""
         for group in groups:
             if (account := self._accounts.get(group)) is not None:
                 account.bounded.add(kind)
+                account.shown = None
 
     def update_powers(self, kind: HwType, settled: int) -> None:
         """Update the powers of ``kind``, whose charges are complete up to ``settled``."""
@@ -252,16 +260,15 @@ class GroupAccounts:
         )
 
     def rows(self) -> tuple[GroupRow, ...]:
-        """All accounts."""
-        return tuple(
-            GroupRow(
-                group,
-                frozen_energies(account.energy),
-                self._powers.of(group),
-                frozenset(account.bounded),
-            )
-            for group, account in self._accounts.items()
-        )
+        """All accounts; an unchanged one as the same object as before."""
+        return tuple([self._row(group, account) for group, account in self._accounts.items()])
+
+    def _row(self, group: Group, account: _GroupAccount) -> GroupRow:
+        row, power = account.shown, self._powers.of(group)
+        if row is None or row.power is not power:
+            energy = frozen_energies(account.energy)
+            row = account.shown = GroupRow(group, energy, power, frozenset(account.bounded))
+        return row
 
     def _open(self, group: Group, now: int) -> _GroupAccount:
         if len(self._accounts) >= self._limit and group.name != OTHER:
@@ -304,6 +311,9 @@ class AveragePower:
         self.energy, self.duration, self.power = 0, 0, None
 
 
+_NO_POWERS: Mapping[HwType, Milliwatts] = {}
+
+
 class AveragePowers(Generic[K]):
     """The mean powers of many accounts, one hardware type at a time.
 
@@ -313,11 +323,11 @@ class AveragePowers(Generic[K]):
 
     def __init__(self) -> None:
         self._marks: dict[HwType, tuple[int, dict[K, int]]] = {}  # time and energies
-        self._powers: dict[K, dict[HwType, Milliwatts]] = {}
+        self._powers: dict[K, Mapping[HwType, Milliwatts]] = {}
 
-    def of(self, account: K) -> dict[HwType, Milliwatts]:
-        """The account's known powers, in a new dictionary."""
-        return dict(self._powers.get(account, {}))
+    def of(self, account: K) -> Mapping[HwType, Milliwatts]:
+        """The account's known powers: another object after each change."""
+        return self._powers.get(account, _NO_POWERS)
 
     def update(self, kind: HwType, settled: int, energies: Mapping[K, int]) -> None:
         """Update from all accounts' energies of ``kind``, settled up to ``settled``.
@@ -331,8 +341,10 @@ class AveragePowers(Generic[K]):
             return
         if elapsed > 0:
             for account, energy in energies.items():
-                spent = energy - before.get(account, 0)
-                self._powers.setdefault(account, {})[kind] = mean_power(spent, elapsed)
+                power = mean_power(energy - before.get(account, 0), elapsed)
+                known = self._powers.get(account, _NO_POWERS)
+                if known.get(kind) != power:
+                    self._powers[account] = {**known, kind: power}
             for account in self._powers.keys() - energies.keys():
                 del self._powers[account]
         self._marks[kind] = settled, dict(energies)

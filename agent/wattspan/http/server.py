@@ -170,7 +170,9 @@ class HttpServer:
         self._clock, self._log, self._name = clock, log, name
         self._pools = pools
         self._principals = principals or UserPrincipals()
-        self._periodic: list[tuple[float, Callable[[], object], Callable[[], bool]]] = []
+        self._periodic: list[
+            tuple[Callable[[], float], Callable[[], object], Callable[[], bool]]
+        ] = []
         self._limits = limits or ServerLimits()
         self._listeners: list[tuple[ListeningSocket, LimitedProtocolFactory, AccessPolicy]] = []
         self._open = ExitStack()
@@ -203,13 +205,17 @@ class HttpServer:
         return listening.address
 
     def every(
-        self, seconds: float, work: Callable[[], object], *, due: Callable[[], bool] = lambda: True
+        self,
+        pause: Callable[[], float],
+        work: Callable[[], object],
+        *,
+        due: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Run ``work`` in a worker thread at the start, and ``seconds`` after each run.
+        """Run ``work`` in a worker thread at the start, and ``pause()`` seconds after each run.
 
-        It is left out while ``due``, which runs in the server's thread, is False.
+        It is left out while ``due`` is False. Both functions run in the server's thread.
         """
-        self._periodic.append((seconds, work, due))
+        self._periodic.append((pause, work, due))
 
     def start(self) -> None:
         """Serve, in a thread of its own."""
@@ -257,7 +263,7 @@ class HttpServer:
         await self._close_connections(capacity)
 
     async def _repeat(
-        self, seconds: float, work: Callable[[], object], due: Callable[[], bool]
+        self, pause: Callable[[], float], work: Callable[[], object], due: Callable[[], bool]
     ) -> None:
         while True:
             try:
@@ -265,7 +271,7 @@ class HttpServer:
                     await asyncio.to_thread(work)
             except Exception as error:  # noqa: BLE001 - it must not end the server
                 self._report_error(None, {"message": "periodic work failed", "exception": error})
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(pause())
 
     async def _serving(
         self, listener: socket.socket, make: Callable[[], asyncio.Protocol], policy: AccessPolicy

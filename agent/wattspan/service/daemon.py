@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wattspan.config import changed_keys
-from wattspan.model import SECOND, Checkpoint, Failure, SourceHealth, Trouble
+from wattspan.model import SECOND, Checkpoint, Failure, Snapshot, SourceHealth, Trouble
 from wattspan.plugins import exporter_faults
-from wattspan.ports import Clock, ConfigError, WattspanError
+from wattspan.ports import Clock, ConfigError, SnapshotView, WattspanError
 from wattspan.service.agent import SELF_REPORTING, merge_failures, require_readable_counters
 from wattspan.service.assembly import build_agent
 from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
@@ -67,10 +67,46 @@ class FailureReporter:
             self._log(str(failure))
 
 
+class HealthWatch:
+    """Wakes the main thread when a snapshot has other failures or devices than the one before.
+
+    The poller calls it in each cycle; without news, the main thread sleeps.
+    """
+
+    def __init__(self, alive: Callable[[], None]) -> None:
+        """``alive`` is called in each cycle as well, for a watchdog."""
+        self._alive = alive
+        self._agent: tuple[SnapshotView, Callable[[], None]] | None = None
+        self._seen: Snapshot | None = None
+        self._facts: tuple[Hashable, ...] = ()
+
+    def attach(self, view: SnapshotView, wake: Callable[[], None]) -> None:
+        """Begin to watch the snapshots of a started agent, which ``wake`` wakes."""
+        self._agent = view, wake
+
+    def __call__(self) -> None:
+        self._alive()
+        if self._agent is None:
+            return
+        view, wake = self._agent
+        snapshot = view()
+        if snapshot is self._seen:
+            return
+        self._seen, before = snapshot, self._facts
+        self._facts = (
+            *((one.source, one.up) for one in snapshot.health),
+            *((f.source, f.thing, f.trouble) for one in snapshot.health for f in one.failures),
+            *((account.domain.id, account.present) for account in snapshot.domains),
+        )
+        if self._facts != before:
+            wake()
+
+
 RELEASE_EVERY = 300 * SECOND
 """Free memory is returned to the kernel once in this time."""
 
-CHECK_INTERVAL = 1.0  # seconds between checks for new failures
+ATTEND_INTERVAL = 60.0
+"""Seconds after which failures that stand may be logged again, and memory may be released."""
 STEP_TIMEOUT = 60 * SECOND  # of a step of the start or the end; a driver may have boards to wake
 CONFIGURATION = "configuration"  # the name of a refused configuration among the sources
 _THING = "the configuration"
@@ -168,6 +204,7 @@ class AgentDaemon:
         if self._request.requested:
             raise _StopRequestedError
         self._progress()
+        watch = HealthWatch(Watchdog(self._notify, self._clock))
         agent = build_agent(
             config,
             loaded.plugins,
@@ -176,7 +213,7 @@ class AgentDaemon:
             emulated=emulated,
             closing=self._closings.get(config.emulation),
             health=lambda: (*self._health, *self._threads.health()),
-            alive=Watchdog(self._notify, self._clock),
+            alive=watch,
         )
         running = RunningAgent(loaded, agent, _failure_reporter(loaded, self._warn))
         with ExitStack() as undo:
@@ -188,6 +225,7 @@ class AgentDaemon:
             self._info(sentence)
         publish_settings(config, agent.addresses, self._warn, emulated=emulated is not None)
         self._request.register(agent.request_stop, agent.wake)
+        watch.attach(agent.view, agent.wake)
         configure_garbage_collector()
         return running
 
@@ -202,7 +240,7 @@ class AgentDaemon:
             snapshot = running.agent.view()
             running.failures.report(snapshot.health, snapshot.at.mono)
             self._notify.status(self._status(running))
-            if running.agent.wait(CHECK_INTERVAL):
+            if running.agent.wait(ATTEND_INTERVAL):
                 return True
             if self._request.take_reload():
                 return False

@@ -53,7 +53,8 @@ class RecentDeltas(NamedTuple):
 class PageHistory:
     """Keeps at most an hour. Safe from any thread.
 
-    ``record`` is called every second with the newest snapshot, and acts at the end of a period.
+    ``record`` is called with the newest snapshot after each ``pause``, and acts at the end of a
+    period.
     """
 
     def __init__(self) -> None:
@@ -74,6 +75,12 @@ class PageHistory:
         """True if ``record`` would record ``snapshot``: a period has ended, or the first begins."""
         base = self._base
         return base is None or _slot(snapshot.at) != _slot(base.at) or self._begins_with(snapshot)
+
+    def pause(self, snapshot: Snapshot) -> float:
+        """Seconds from the newest ``snapshot`` to one that ``record`` records."""
+        if not self._fine:
+            return 1.0
+        return (STEP - snapshot.at.since_boot % STEP) / SECOND + 1.0  # snapshots are that far apart
 
     def _begins_with(self, snapshot: Snapshot) -> bool:
         """True if no period is recorded and more devices have settled since the base.

@@ -261,8 +261,12 @@ class LivePage:
         """True if ``remember`` would record the newest snapshot."""
         return self._history.is_due(self._view())
 
+    def pause(self) -> float:
+        """Seconds until ``remember`` has something to record."""
+        return self._history.pause(self._view())
+
     def remember(self) -> None:
-        """Record the newest snapshot, if it is time; to be called about every second."""
+        """Record the newest snapshot, if it is time."""
         self._history.record(self._view())
 
     def document(self, snapshot: Snapshot, encoded: bytes) -> bytes:

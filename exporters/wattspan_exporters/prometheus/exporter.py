@@ -328,9 +328,6 @@ EXPOSURE_RISK = "every client can read the names and the energy of all processes
 MAX_BODY = 4096
 """Bytes of a request's body, which is ignored."""
 
-REMEMBER_SECONDS = 1.0
-"""Interval at which the page's history records the newest snapshot."""
-
 
 class PrometheusExporter:
     """Serves ``/metrics``, ``/v1/snapshot``, ``/healthz`` and the live page."""
@@ -387,7 +384,7 @@ class PrometheusExporter:
         except ListenError as error:
             raise ExporterError(str(error)) from None
         if site is not None:
-            server.every(REMEMBER_SECONDS, site.remember, due=site.is_due)
+            server.every(site.pause, site.remember, due=site.is_due)
         server.start()
         if exposed := exposure_warning(listen, self._settings, where=_WHERE, risk=EXPOSURE_RISK):
             self._context.log(exposed)

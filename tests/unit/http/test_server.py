@@ -754,7 +754,7 @@ def test_periodic_work_runs_in_a_worker_thread_while_it_is_due() -> None:
         return due.is_set()
 
     server = HttpServer(ManualClock(), log=print, name="periodic")
-    server.every(0.001, lambda: ran.append(threading.current_thread().name), due=is_due)
+    server.every(lambda: 0.001, lambda: ran.append(threading.current_thread().name), due=is_due)
     server.start()
     try:
         eventually(lambda: len(checks) > 3, "it is checked again")

@@ -2,13 +2,26 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from wattspan.model import SECOND, Failure, SourceHealth, Trouble
+from wattspan.model import (
+    SECOND,
+    Domain,
+    DomainAccount,
+    Failure,
+    HwType,
+    Instant,
+    Microjoules,
+    Provenance,
+    Snapshot,
+    SourceHealth,
+    Trouble,
+)
 from wattspan.ports import SourceError
 from wattspan.service.agent import ServiceGroup, merge_failures, require_readable_counters
-from wattspan.service.daemon import REPEAT_INTERVAL, FailureReporter
+from wattspan.service.daemon import REPEAT_INTERVAL, FailureReporter, HealthWatch
 from wattspan.service.thread_failures import (
     SHOWN_FOR,
     THREADS,
@@ -131,6 +144,33 @@ def test_failure_that_others_report_is_not_logged() -> None:
     elsewhere = [health(failing("/b"), source=source) for source in ("store", "files", *SENT)]
     troubles.report([health(failing("/a")), *elsewhere], 0)
     assert said == []
+
+
+def test_main_thread_is_woken_only_by_other_failures_or_devices() -> None:
+    shown, woken, alive = [Snapshot(Instant(0, 0), 1, "h")], list[int](), list[int]()
+    watch = HealthWatch(lambda: alive.append(1))
+    watch()
+    watch.attach(lambda: shown[-1], lambda: woken.append(shown[-1].sequence))
+    lost = Failure("rapl", "energy_uj", Trouble.RETRY, "busy for 3 s")
+    domain = Domain("cpu", HwType.CPU, "package-0", "rapl", Provenance.MEASURED)
+    healths = [
+        SourceHealth("rapl", True, 1, 0),
+        SourceHealth("rapl", True, 2, 0),
+        SourceHealth("rapl", False, 3, 1, (lost,)),
+        SourceHealth("rapl", False, 4, 2, (replace(lost, cause="busy for 4 s"),)),
+        SourceHealth("rapl", True, 5, 2),
+    ]
+    for number, health in enumerate(healths):
+        shown.append(Snapshot(Instant(number, 0), number, "h", health=(health,)))
+        watch()
+        watch()
+    account = DomainAccount(domain)
+    for number in (5, 6, 7):
+        account = replace(account, energy=Microjoules(number), present=number < 7)
+        shown.append(replace(shown[-1], sequence=number, domains=(account,)))
+        watch()
+    assert woken == [0, 2, 4, 5, 7]
+    assert len(alive) == 1 + 2 * len(healths) + 3
 
 
 def test_only_denied_access_to_every_counter_ends_the_agent() -> None:

@@ -65,6 +65,21 @@ def test_history_is_limited_to_an_hour() -> None:
     assert held <= 36
 
 
+def test_each_period_is_recorded_with_one_look_at_it() -> None:
+    often, seldom = PageHistory(), PageHistory()
+    looks, due = 0, 1000.0
+    for second in range(1000, 1600):  # the newest snapshot is up to a second old
+        newest = host(at(second))
+        often.record(newest)
+        if second + 0.5 >= due:
+            seldom.record(newest)
+            looks += 1
+            due = second + 0.5 + seldom.pause(newest)
+    assert seldom.recent(newest).hour == often.recent(newest).hour
+    assert seldom.powers(240) == often.powers(240)
+    assert looks <= 600 * SECOND // STEP + 6
+
+
 def test_present_before_the_first_step_is_available_history() -> None:
     memory = PageHistory()
     memory.record(host(at(1000)))
