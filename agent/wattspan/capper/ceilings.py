@@ -90,6 +90,7 @@ class PowerCeilings:
             allotment, clock, enabled=in_fleet, boot_id=boot_id, record=record
         )
         self.settings, self._path = settings, path
+        self._file_owners = self._permitted  # not looked up at each poll: a name service may hang
         self._boot_id, self._clock, self._record = boot_id, clock, record
         self._load_trouble = ""
         self._stored: dict[int, CeilingRow] = {}
@@ -109,6 +110,7 @@ class PowerCeilings:
         """Apply other settings from now on; the ceilings of permitted users stay."""
         changed = settings.budget_file != self.settings.budget_file
         self.settings = settings
+        self._file_owners = self._permitted
         if changed:  # the last ceiling holds until the new file says otherwise
             self._open_file()
         self._drop_strangers()
@@ -152,7 +154,7 @@ class PowerCeilings:
         """Read the file, and end ceilings with an expired time to live."""
         self.fleet.poll()
         if self._file is not None:
-            self._update_from_file(self._file.poll(self._stored.get(_FILE), self._permitted))
+            self._update_from_file(self._file.poll(self._stored.get(_FILE), self._file_owners))
         now = self._clock.monotonic()
         ended = [uid for uid in self._of_users if _is_over(self._stored[uid], now)]
         with contextlib.suppress(JournalError):  # it ends again when it is read again

@@ -96,7 +96,7 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
     def answer(self, pid: int, line: str) -> dict[str, Any]:
         """The answer to one request of the process ``pid``. No request ends the host."""
         try:
-            question = json.loads(line)
+            question = {**json.loads(line)}
             do = question.pop("do")
             if do in _OF_CLIENT:
                 question.setdefault("pid", pid)

@@ -466,14 +466,15 @@ class EtcdChanges:
         return message
 
     def _changes(self, message: bytes) -> tuple[KeyChange, ...]:
+        """The changes in a message; ValueError if it ends the watch."""
         answer = _WATCH_DECODER.decode(message)
         result = answer.result
         if result is None:
-            raise ConnectionResetError(f"it refuses ({answer.error})")
+            raise ValueError(f"it refuses ({answer.error})")
         if result.compact_revision:
-            raise ConnectionResetError(f"changes before {result.compact_revision} are forgotten")
+            raise ValueError(f"changes before {result.compact_revision} are forgotten")
         if result.canceled:
-            raise ConnectionResetError(result.cancel_reason or "it ended the watch")
+            raise ValueError(result.cancel_reason or "it ended the watch")
         return tuple(map(_change, result.events))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,32 @@ def test_lost_file_leaves_its_ceiling_over_a_restart(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ audit and status
+
+
+def test_names_of_users_are_not_looked_up_at_each_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "ceiling.toml"
+    written.write_text("watts = 1000\n")
+    held = ceilings(tmp_path, ManualClock(), budget_file=str(written))
+    monkeypatch.setattr("wattspan.capper.ceilings.uids_of", pytest.fail)
+    held.poll()
+    held.poll()
+    assert held.requested == 1000 * W
+
+
+@pytest.mark.needs_root
+def test_owners_of_the_file_follow_the_configuration(tmp_path: Path) -> None:
+    written = tmp_path / "ceiling.toml"
+    written.write_text("watts = 1000\n")
+    os.chown(written, 2000, 2000)
+    held = ceilings(tmp_path, ManualClock())
+    held.reconfigure(CapsSettings(budget_file=str(written)))
+    held.poll()
+    assert "user 2000 owns it" in held.trouble
+    held.reconfigure(CapsSettings(budget_file=str(written), ceiling_users=("2000",)))
+    held.poll()
+    assert (held.trouble, held.requested) == ("", 1000 * W)
 
 
 class Asked:

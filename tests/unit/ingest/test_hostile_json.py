@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -63,6 +64,23 @@ def name_the_status(body: bytes, _: Path) -> None:
 def end_the_watch(body: bytes, _: Path) -> None:
     with pytest.raises(WatchEndedError):
         EtcdChanges(cast("MemberConnection", Stream(body)), ManualClock()).wait(1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"error": "\x1b[31mNo " + "x" * 500},
+        {"result": {"canceled": True, "cancel_reason": "\x1b[31mNo " + "x" * 500}},
+    ],
+)
+def test_cause_from_etcd_is_printable_and_bounded(message: object) -> None:
+    stream = cast("MemberConnection", Stream(json.dumps(message).encode()))
+    with pytest.raises(WatchEndedError) as ended:
+        EtcdChanges(stream, ManualClock()).wait(1)
+    said = str(ended.value)
+    assert said.isprintable()
+    assert "[31mNo xxx" in said
+    assert len(said) < 300
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
