@@ -73,8 +73,8 @@ and a digest of the original. Labels that would be empty are left out.
 _SERVER = """\
 ## The Prometheus endpoint itself
 
-Served beside the catalogue at `/metrics`, and by no other exporter. The `process_*` series have
-the names of Prometheus' client libraries, and are about the agent's process.
+Served beside the catalogue at `/metrics`, and by no other exporter. The `process_*` series are
+prometheus-client's own, about the agent's process.
 """
 
 CHAPTERS = (
@@ -281,6 +281,7 @@ def _server() -> str:
 
 
 def _own_series() -> Iterator[tuple[str, str]]:
-    for metric in SelfMetrics("").metrics:
-        if metric.name.startswith("wattspan"):
-            yield metric.series, metric.help
+    for family in SelfMetrics("").registry.collect():
+        if family.name.startswith("wattspan"):
+            suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+            yield f"{family.name}{suffix}", family.documentation

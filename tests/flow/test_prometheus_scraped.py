@@ -19,7 +19,6 @@ from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Provenance
-from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.prometheus.exporter import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
@@ -32,8 +31,9 @@ pytestmark = pytest.mark.needs_prometheus
     ids=["full", "busy", "emulated"],
 )
 def test_promtool_accepts_the_scrape(snapshot: Any) -> None:
-    renderer = Renderer((*CATALOGUE, *SelfMetrics("1.2.3").metrics))
-    scrape = renderer.render(snapshot, ExpositionFormat.TEXT)
+    scrape = Renderer().render(
+        snapshot, ExpositionFormat.TEXT, SelfMetrics("1.2.3").render(ExpositionFormat.TEXT)
+    )
     promtool = find_program("promtool")
     assert promtool
     checked = subprocess.run(

@@ -1,21 +1,31 @@
-"""The exporter: metrics, snapshot, health and live page on the agent's HTTP server."""
+"""The exporter: metrics, snapshot, health and live page on the agent's HTTP server.
+
+Formats are negotiated here and not by prometheus-client, which takes the first format it knows
+and ignores the quality values by which a client states its preference.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-import os
 import re
-import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from operator import attrgetter
-from pathlib import Path
 
 import msgspec
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
@@ -26,76 +36,52 @@ from wattspan.http.sockets import listen_tcp
 from wattspan.model import MILLISECOND, SECOND, Snapshot, SpanRow
 from wattspan.ports import Clock, ExporterContext, ExporterError, ListenError, SnapshotView
 from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.catalogue.definition import Instrument, Metric, sanitize, single
-from wattspan_exporters.catalogue.energy import boot_time
+from wattspan_exporters.catalogue.definition import Metric, sanitize
 from wattspan_exporters.catalogue.gpu import DCGM
 from wattspan_exporters.page.site import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
 from wattspan_exporters.prometheus import PrometheusSettings
-from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
+from wattspan_exporters.prometheus.renderer import (
+    OPENMETRICS_END,
+    ExpositionFormat,
+    Renderer,
+)
+
+# Prometheus does not detect resets by them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class SelfMetrics:
     """Metrics of the exporter and of its process, which are not in the catalogue."""
 
     def __init__(self, version: str) -> None:
-        self.scrapes = dict.fromkeys(ExpositionFormat, 0)
-        self.refused = 0
-        self.render_nanoseconds = 0
-        counter, gauge = Instrument.COUNTER, Instrument.GAUGE
-        started = time_to_start()
-        self.metrics = (
-            Metric("wattspan.build.info", Instrument.INFO, "", "The version of wattspan.",
-                   ("version",), lambda _: [((version,), 1)]),
-            Metric("wattspan.scrapes", counter, "", "Number of scrapes answered before this one.",
-                   ("format",),
-                   lambda _: [((form.name.lower(),), n) for form, n in self.scrapes.items()]),
-            Metric("wattspan.scrape.connections.refused", counter, "",
-                   "Connections refused because too many were open.",
-                   (), single(lambda _: self.refused)),
-            Metric("wattspan.scrape.duration", gauge, "s",
-                   "Duration of the rendering of the previous scrape.",
-                   (), single(lambda _: self.render_nanoseconds)),
-            Metric("process.virtual.memory", gauge, "By", "Virtual memory size in bytes.",
-                   (), single(lambda _: virtual_memory())),
-            Metric("process.resident.memory", gauge, "By", "Resident memory size in bytes.",
-                   (), single(attrgetter("stats.rss_bytes"))),
-            Metric("process.start.time", gauge, "s",
-                   "Start time of the process since unix epoch in seconds.",
-                   (), single(lambda snapshot: started and boot_time(snapshot) + started)),
-            Metric("process.cpu", counter, "s", "Total user and system CPU time spent in seconds.",
-                   (), single(lambda snapshot: round(snapshot.stats.cpu_seconds * SECOND))),
-            Metric("process.open.fds", gauge, "", "Number of open file descriptors.",
-                   (), single(lambda _: open_descriptors())),
-            Metric("process.max.fds", gauge, "", "Maximum number of open file descriptors.",
-                   (), single(lambda _: resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
-        )  # fmt: skip
-        """In the order of a scrape; those of a figure that the kernel does not give are empty."""
+        self.registry = registry = CollectorRegistry(auto_describe=False)
+        build = Info("wattspan_build", "The version of wattspan.", registry=registry)
+        build.info({"version": version})
+        scrapes = Counter(
+            "wattspan_scrapes",
+            "Number of scrapes answered before this one.",
+            ["format"],
+            registry=registry,
+        )
+        self.scrapes = {form: scrapes.labels(form.name.lower()) for form in ExpositionFormat}
+        self.refused = Counter(
+            "wattspan_scrape_connections_refused",
+            "Connections refused because too many were open.",
+            registry=registry,
+        )
+        self.render_seconds = Gauge(
+            "wattspan_scrape_duration_seconds",
+            "Duration of the rendering of the previous scrape.",
+            registry=registry,
+        )
+        ProcessCollector(registry=registry)
 
-
-def time_to_start() -> int | None:
-    """Nanoseconds from the boot to the start of this process; None if they are unknown."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except OSError:
-        return None
-    return ticks * SECOND // os.sysconf("SC_CLK_TCK")
-
-
-def virtual_memory() -> int | None:
-    """Bytes of this process's address space; None if the kernel does not give them."""
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as statm:  # noqa: PTH123 - half the time
-            return int(statm.read(64).split()[0]) * resource.getpagesize()
-    except OSError:
-        return None
-
-
-def open_descriptors() -> int | None:
-    """The number of open descriptors of this process; None if the kernel does not give it."""
-    try:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - half the time
-    except OSError:
-        return None
+    def render(self, form: ExpositionFormat) -> str:
+        """All metrics in one format, without the closing line of OpenMetrics."""
+        if form is ExpositionFormat.TEXT:
+            return generate_latest(self.registry).decode()
+        document: bytes = generate_openmetrics(self.registry)  # type: ignore[no-untyped-call]
+        return document.decode().removesuffix(OPENMETRICS_END)
 
 
 _PARAMETER = re.compile(r';\s*([^=;\s]+)\s*=\s*"?([^";]*)')
@@ -200,7 +186,7 @@ class MetricsPages:
         self._view, self._clock = view, clock
         self._version, self._self_metrics = version, self_metrics
         self._site = site
-        self._renderer = Renderer((*CATALOGUE, *aliases, *self_metrics.metrics))
+        self._renderer = Renderer((*CATALOGUE, *aliases))
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._bodies: dict[tuple[str, bool], bytes] = {}
@@ -241,13 +227,14 @@ class MetricsPages:
 
     def _metrics(self, form: ExpositionFormat, zipped: bool) -> HttpResponse:
         body = self._body(form, zipped, partial(self._render, form))
-        self._self_metrics.scrapes[form] += 1
+        self._self_metrics.scrapes[form].inc()
         return _negotiated(form.value, body, zipped)
 
     def _render(self, form: ExpositionFormat, snapshot: Snapshot) -> bytes:
         began = self._clock.monotonic()
-        body = self._renderer.render(snapshot, form)
-        self._duration = self._self_metrics.render_nanoseconds = self._clock.monotonic() - began
+        body = self._renderer.render(snapshot, form, self._self_metrics.render(form))
+        self._duration = self._clock.monotonic() - began
+        self._self_metrics.render_seconds.set(self._duration / SECOND)
         return body
 
     def _json(
@@ -414,5 +401,5 @@ class PrometheusExporter:
     def _count(self, reason: str) -> None:
         if reason == RejectionReason.CROWDED:
             self.drops += 1
-            self._self_metrics.refused += 1
+            self._self_metrics.refused.inc()
         self._rejected(reason)

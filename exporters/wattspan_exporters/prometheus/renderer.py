@@ -193,12 +193,14 @@ class Renderer:
     def kept(self) -> int:
         return sum(len(family.series) for family in self._families)
 
-    def render(self, snapshot: Snapshot, form: ExpositionFormat) -> bytes:
-        """One document."""
+    def render(self, snapshot: Snapshot, form: ExpositionFormat, appendix: str = "") -> bytes:
+        """One document; ``appendix`` is further text in the same format."""
         changed = changed_fields(self._rendered, snapshot)
         self._rendered = snapshot
         document = "".join([one.text(snapshot, changed, form) for one in self._families])
-        return (document + OPENMETRICS_END * (form is ExpositionFormat.OPENMETRICS)).encode()
+        return (
+            document + appendix + OPENMETRICS_END * (form is ExpositionFormat.OPENMETRICS)
+        ).encode()
 
 
 def _histogram_lines(metric: Metric, histogram: Histogram, snapshot: Snapshot) -> list[str]:
