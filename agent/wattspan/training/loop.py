@@ -181,12 +181,19 @@ class TrainingCallback:
         self,
         *,
         service: str = "",
+        max_slowdown: float | None = None,
+        objective: str | None = None,
+        eta: float | None = None,
+        knobs: Sequence[str] | None = None,
+        first_watts: float | None = None,
+        floor_watts: float | None = None,
         provider: TracerProvider | None = None,
         declare: Declare = declare,
-        **wishes: Any,
     ) -> None:
         super().__init__()
-        self._request = TuningRequest(**wishes).check()
+        self._request = TuningRequest(
+            max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        ).check()
         self._service = service
         self._provider = provider
         self._declare = declare
