@@ -406,6 +406,7 @@ class StandaloneAgent:
 
         history = self._agent.history
         history.expect(end)
+        self._agent.demand.register(Reason.WINDOWS, consumer, (consumer,))
         self._agent.demand.hold(Reason.QUERY, QUERY_TIME)
         self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
         response = energy_response(history, self._agent.devices, start, end, consumer, family=True)
