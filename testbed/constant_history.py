@@ -201,6 +201,7 @@ class Asked:
             PayerInfo(one, f"job{one.pid}") for one in (OURS, CHILD, ROOTS)
         )
         self.pauses: list[float] = []
+        self.registered: list[Consumer] = []
         self.jobs = DeclaredJobs(
             self.settings or AutotuneSettings(mode="advise"), self.directory, "instance"
         )
@@ -214,6 +215,7 @@ class Asked:
             version="1.2.3",
             authorization=Authorization(self._owner),
             sleep=self._pause,
+            registered=lambda process, path: self.registered.append(process),
             tuning=self.tuning,
             history=self.history,
             jobs=self.jobs,

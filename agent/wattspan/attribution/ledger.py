@@ -76,6 +76,10 @@ class LedgerSettings:
     idle_powers: Mapping[HwType, Milliwatts] = field(default_factory=dict)  # until learned
 
 
+LEARNING_PAUSE = 10 * SECOND
+"""An idle power that was not observed for longer is not being learned."""
+
+
 @dataclass(slots=True)
 class _DomainState:
     """The account of one domain."""
@@ -96,6 +100,7 @@ class _DomainState:
     withheld: int = 0
     measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
+    observed: int = -LEARNING_PAUSE  # when its idle power was last observed
 
     def learnable(self, usage: Usage | None) -> Usage | None:
         """``usage``, if it is of parts and known often enough to learn their powers; else None."""
@@ -168,11 +173,13 @@ class Ledger:
             accept_idle_powers((one.domain, one.idle_power, one.present) for one in states)
         return [self._settle(settled) for settled in due]
 
-    @property
-    def learns_idle_power(self) -> bool:
-        """True while the idle power of a present domain is learned, which needs short intervals."""
+    def learns_idle_power(self, now: int) -> bool:
+        """True while the idle power of a present domain is learned, which needs short intervals.
+
+        A domain without observations, as of a counter that has failed, learns nothing.
+        """
         return any(
-            one.present and one.domain.resource is not None and one.idle_power.model.learns
+            one.present and now - one.observed <= LEARNING_PAUSE and one.idle_power.model.learns
             for one in self._domains.values()
         )
 
@@ -235,6 +242,7 @@ class Ledger:
         state = self._domains[interval.domain_id]
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_power.model.observe(interval.energy, interval.duration, usage)
+            state.observed = interval.end.mono
         idle_due, withheld_due = state.idle_power.due(interval, usage, state.domain.resolution)
         divided = state.learnable(usage) if not withheld_due else None
         if divided is not None:

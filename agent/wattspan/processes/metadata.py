@@ -214,6 +214,10 @@ class RunningProcesses:
             return None
         return Consumer(pid, stat.started)
 
+    def lives(self, consumer: Consumer) -> bool:
+        """True if ``consumer`` has not ended."""
+        return self.identify(consumer.pid) == consumer
+
     def describe(self, consumer: Consumer) -> PayerInfo | None:
         return self._directory.describe(consumer)
 

@@ -87,6 +87,11 @@ class WatchRegistration:
         if any(map(_send_watch_request, run_directories())):
             self.due += RENEW_AFTER - RETRY_AFTER
 
+    def renew_if_due(self) -> None:
+        """Register if the last registration may be forgotten."""
+        if monotonic_ns() >= self.due:
+            self.renew()
+
 
 def _send_watch_request(directory: str) -> bool:
     """True if a request was sent; does not wait for the response."""

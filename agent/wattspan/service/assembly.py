@@ -51,8 +51,10 @@ from wattspan.ports import (
 )
 from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
+from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.processes.principals import PrincipalResolver
+from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_readable_counters
 from wattspan.service.configuration import (
     LoadedConfiguration,
@@ -193,7 +195,7 @@ def build_agent(
         demand = SamplingDemand(
             clock,
             Intervals() if interval.is_auto else Intervals(interval, interval),
-            lambda process: processes.directory.identify(process.pid) == process,
+            RunningProcesses(processes.directory, ProcFs()).lives,
             pools,
         )
         devices = DeviceHistory(interval, LedgerSettings().absence, config.agent.api_resolution)
@@ -404,6 +406,7 @@ class StandaloneAgent:
 
         history = self._agent.history
         history.expect(end)
+        self._agent.demand.register(Reason.WINDOWS, consumer, (consumer,))
         self._agent.demand.hold(Reason.QUERY, QUERY_TIME)
         self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
         response = energy_response(history, self._agent.devices, start, end, consumer, family=True)

@@ -453,7 +453,7 @@ class Poller:
 
     def _ask_for_samples(self, tuning: TuningAccounts) -> None:
         """Ask for fine samples for what the agent itself learns, integrates and compares."""
-        if self._ledger.learns_idle_power:
+        if self._ledger.learns_idle_power(self._clock.monotonic()):
             self.demand.hold(Reason.IDLE_POWER, ASKED_FOR)
         if any(one.integrates_power() for one in self._paced()):
             self.demand.hold(Reason.INTEGRATION, ASKED_FOR)

@@ -74,7 +74,7 @@ class _Registered:
 
     seen: int
     until: int
-    gap: int = 0  # between its registrations, decaying
+    gap: int = 0  # between its registrations, decaying by an eighth of the time
 
 
 Registration = tuple[Reason, Consumer]
@@ -100,6 +100,7 @@ class SamplingDemand:
         self._holds: dict[Reason, int] = {}
         self._pool: FairPool[Registration] = (pools or Pools()).make(PoolName.SAMPLING)
         self._registered: dict[Registration, _Registered] = {}
+        self._paused: dict[Registration, _Registered] = {}  # expired; their gap is still to learn
         self._next_check = self._fine_until = 0
         self.hold(Reason.START, START)
 
@@ -122,13 +123,15 @@ class SamplingDemand:
         """
         now, key = self._clock.monotonic(), (reason, process)
         with self._lock:
-            known = self._registered.pop(key, None)
+            known = self._registered.pop(key, None) or self._paused.pop(key, None)
             admission = self._pool.admit(key, path)
             for displaced in admission.displaced:
                 self._registered.pop(displaced, None)
+                self._paused.pop(displaced, None)
             if not admission:
                 return
-            gap = 0 if known is None else max(now - known.seen, known.gap - known.gap // 8)
+            since = 0 if known is None else now - known.seen
+            gap = since if known is None else max(since, known.gap - since // 8)
             lasts = WINDOW_EXPIRY
             if reason is Reason.SPANS:
                 lasts = min(MAX_SPAN_EXPIRY, max(SPAN_EXPIRY, 3 * gap))
@@ -174,12 +177,21 @@ class SamplingDemand:
 
     def _awaited_until(self, now: int) -> int:
         """The time until which a registered process keeps the fine interval, if it lives on."""
+        for key in [*itertools.islice(self._paused, _CHECKED_AT_ONCE)]:
+            if now - self._paused[key].seen <= MAX_SPAN_EXPIRY:
+                break
+            del self._paused[key]
+            self._pool.remove(key)
         for key in [*itertools.islice(self._registered, _CHECKED_AT_ONCE)]:
             one = self._registered[key]
-            if one.until > now and self._lives(key[1]):
+            lives = self._lives(key[1])
+            if lives and one.until > now:
                 return one.until
             del self._registered[key]
-            self._pool.remove(key)
+            if lives and key[0] is Reason.SPANS:
+                self._paused[key] = one
+            else:
+                self._pool.remove(key)
         return now + _CHECK_EVERY if self._registered else 0
 
 

@@ -254,6 +254,16 @@ def test_process_is_watched_on_request(asked: Asked, method: str) -> None:
     assert asked.past.watched == [(OURS, True)]
 
 
+def test_process_that_asks_for_its_windows_is_registered_without_a_watch(asked: Asked) -> None:
+    asked.energy(pid="self")  # the agent has restarted, or others displaced the watch
+    assert asked.registered == [OURS]
+    asked.energy(pid=OURS.pid)  # perhaps the question of somebody else
+    assert asked.registered == [OURS]
+    asked.get("/v1/watch", pid=OURS.pid)
+    asked.energy(pid=OURS.pid)
+    assert asked.registered == [OURS] * 3
+
+
 def test_watches_are_bounded_and_evicted_by_last_use(asked: Asked) -> None:
     crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED)]
     asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}

@@ -7,6 +7,7 @@ from time import monotonic_ns, time
 import pytest
 from testbed.metered_devices import MeteredDevices, gpu
 
+from wattspan import sdk
 from wattspan.compat.zeus.power import (
     PowerDomain,
     PowerMonitor,
@@ -70,6 +71,24 @@ def test_power_is_the_mean_between_two_readings(meter: MeteredDevices) -> None:
     assert one.get_power() == {0: pytest.approx(149.0), 1: pytest.approx(149.0)}
     later = to_unix(begun(meter) + 20 * TICK + TICK // 2)
     assert one.get_power(later) == {0: pytest.approx(120.0), 1: pytest.approx(120.0)}
+
+
+def test_monitor_that_is_read_remains_registered_until_it_stops(
+    meter: MeteredDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(sdk, "registration", sdk.WatchRegistration())
+    monkeypatch.setattr(sdk, "_send_watch_request", lambda place: not asked.append(place))
+    one = power_monitor(meter)
+    one.get_power()
+    assert len(asked) == 1
+    sdk.registration.due = 0  # as time does
+    one.get_power()
+    assert len(asked) == 2
+    sdk.registration.due = 0
+    one.stop()
+    one.get_power()
+    assert len(asked) == 2
 
 
 def test_power_without_readings_is_none(meter: MeteredDevices) -> None:

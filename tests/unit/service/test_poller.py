@@ -664,6 +664,19 @@ def test_idle_power_and_integrated_power_ask_for_fine_samples() -> None:
     assert (asked["idle_power"], asked["integration"]) == (1, 0)
 
 
+def test_counter_that_fails_while_its_idle_power_is_learned_lets_the_agent_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    host, demand = Burning(clock), SamplingDemand(clock, Intervals())
+    one = poller(clock, [host], host, demand=demand)
+    assert ticks(clock, one, 30).stats.demands["idle_power"] == 1
+    monkeypatch.setattr(host, "read", lambda: Batch(host._domains))
+    assert ticks(clock, one, 160).stats.demands["idle_power"] == 0
+    monkeypatch.undo()
+    assert ticks(clock, one, 30).stats.demands["idle_power"] == 1
+
+
 class Paced(Burning):
     """A source that integrates power, and follows the interval."""
 

@@ -113,6 +113,40 @@ def test_spans_are_expected_for_three_learned_periods(period: int, expected: int
     assert host.fine_time() == expected
 
 
+@pytest.mark.parametrize("period", [20, 60, 150, 500])
+def test_sender_with_a_long_period_is_served_after_its_second_batch(period: int) -> None:
+    host = Host()
+    process = host.start(1)
+    for batch in range(5):
+        for _ in range(20):  # requests of one batch
+            host.register(process, Reason.SPANS)
+            host.clock.advance(0.05)
+        for _ in range(period - 1):
+            fine = host.interval == FINE
+            assert fine or batch == 0
+            host.clock.advance(1)
+    host.running.clear()
+    assert host.fine_time() <= SECOND
+
+
+def test_memory_of_the_periods_of_senders_is_bounded_and_divided_fairly() -> None:
+    host = Host()
+    for pid in range(1, 3000):
+        host.register(host.start(pid), Reason.SPANS)
+    host.clock.advance(ns=SPAN_EXPIRY)
+    assert host.fine_time() <= 20 * SECOND
+    assert host.demand.reasons()["spans"] == 0
+    victim = host.start(5000)
+    host.register(victim, Reason.SPANS, user=8)
+    assert host.fine_time() == SPAN_EXPIRY
+    host.clock.advance(5)
+    for pid in range(1, 3000):
+        host.register(Consumer(pid, 1), Reason.SPANS)
+    host.register(victim, Reason.SPANS, user=8)
+    host.running = {victim}
+    assert host.fine_time() == 60 * SECOND
+
+
 def test_thousand_dead_processes_before_a_living_one_are_passed_in_bounded_steps() -> None:
     host = Host()
     for pid in range(1, 1001):

@@ -10,6 +10,7 @@ from enum import Enum
 from time import monotonic_ns, time_ns
 from typing import ClassVar, Literal
 
+from wattspan import sdk
 from wattspan.compat.zeus.devices import DeviceIndex
 from wattspan.compat.zeus.monitor import DeviceFigures
 from wattspan.sdk.client import Device, DeviceReader, read_devices
@@ -80,6 +81,8 @@ class GpuTimelines:
 
     def _devices(self, start: int, end: int) -> dict[int, Device]:
         """The GPUs with their present readings in a period."""
+        if self._stopped is None:
+            sdk.registration.renew_if_due()  # the agent's readings would be a second apart
         ids = self._index.resolve().gpus
         found = self.read_devices(start, end, tuple(ids.values()), timeline=True)
         by_id = {device.id: device for device in found}

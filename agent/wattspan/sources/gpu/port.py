@@ -61,7 +61,8 @@ class GpuSettings(Table, frozen=True):
         about("`auto`: read them if there are any; `true`: the agent does not start without them."),
     ] = "auto"
     interval: Annotated[
-        Duration, about("Interval of energy reads, half that of power reads.", least="10ms")
+        Duration,
+        about("Shortest interval of energy reads, half that of power reads.", least="10ms"),
     ] = Duration.parse("100ms")
     energy: Annotated[EnergyChoice, about(ENERGY_CHOICE)] = "auto"
     usage_interval: Annotated[
