@@ -36,8 +36,8 @@ def said() -> str:
                     texts.append("\0".join(part for part in parts if isinstance(part, str)))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     texts.append(node.value)
-        for path in (ROOT / folder).rglob("*.toml"):  # the findings of `doctor`, and others
-            texts.append(re.sub(r"\{.*?\}", "\0", path.read_text(encoding="utf-8")))
+        data = (ROOT / folder).rglob("*.toml")  # the findings of `doctor`, and others
+        texts += (re.sub(r"\{.*?\}", "\0", path.read_text(encoding="utf-8")) for path in data)
     return "\n".join(texts)
 
 
