@@ -38,14 +38,15 @@ class Ticker:
 
     def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Return at the next deadline, at once if it has just passed, or soon after ``stopped``."""
-        now, last = self._clock.monotonic(), self._next
+        now, last, before = self._clock.monotonic(), self._next, self.interval
         self.interval = self._interval_at(now)
-        self._next += self.interval
-        late = now - self._next
-        if late >= self.interval:
-            skipped = late // self.interval
-            self.missed += skipped
-            self._next += skipped * self.interval
+        # A poll that began at a longer interval has skipped ticks of that one only.
+        longer = max(before, self.interval)
+        skipped = max(0, (now - last) // longer - 1)
+        self.missed += skipped
+        self._next += self.interval + skipped * longer
+        if self.interval < before:
+            self._next = max(now, self._next)
         while (now := self._clock.monotonic()) < self._next and not stopped():
             self._sleep(min(self._next, now + MAX_SLEEP))
             now = self._clock.monotonic()

@@ -66,6 +66,24 @@ def test_shorter_interval_counts_at_once_and_a_longer_one_from_the_next_tick() -
     assert ticker.missed == 0
 
 
+def test_consumer_that_comes_during_a_slow_poll_at_rest_makes_no_missed_ticks() -> None:
+    clock = ManualClock(mono=0)
+    waking = Waking(clock)
+    ticker = Ticker(clock, lambda now: waking.interval)
+    ticker.wait()
+    clock.advance(0.9)  # a poll
+    waking.interval = SECOND // 10
+    for expected in (1900, 2000, 2100):
+        ticker.wait()
+        assert (clock.monotonic() // MILLISECOND, ticker.missed) == (expected, 0)
+    waking.interval = SECOND
+    ticker.wait()
+    clock.advance(3.4)
+    waking.interval = SECOND // 10
+    ticker.wait()
+    assert (clock.monotonic() // MILLISECOND, ticker.missed) == (6500, 2)
+
+
 def test_counts_are_those_of_the_last_minute() -> None:
     recent = RecentTicks()
     assert recent.counts(SECOND) == TickCounts(0, 0, 0)
