@@ -150,6 +150,10 @@ LimitedProtocolFactory = Callable[[ServerCapacity], asyncio.Protocol]
 _Task = tuple[Future[Any], Callable[[], Any]]
 
 
+FAILED_WORK_PAUSE = 1.0
+"""Seconds until periodic work that has failed is repeated."""
+
+
 class HttpServer:
     """An HTTP server on the added sockets, from ``start`` on.
 
@@ -266,12 +270,14 @@ class HttpServer:
         self, pause: Callable[[], float], work: Callable[[], object], due: Callable[[], bool]
     ) -> None:
         while True:
+            seconds = FAILED_WORK_PAUSE
             try:
                 if due():
                     await asyncio.to_thread(work)
-            except Exception as error:  # noqa: BLE001 - it must not end the server
+                seconds = pause()
+            except Exception as error:  # noqa: BLE001 - it must end neither server nor repetition
                 self._report_error(None, {"message": "periodic work failed", "exception": error})
-            await asyncio.sleep(pause())
+            await asyncio.sleep(seconds)
 
     async def _serving(
         self, listener: socket.socket, make: Callable[[], asyncio.Protocol], policy: AccessPolicy
