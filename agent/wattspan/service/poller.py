@@ -73,7 +73,6 @@ STARTUP = 2 * SECOND
 SETTLE_AFTER = SECOND // 5
 """Awaited energy is settled this long after the last settlement."""
 
-
 HISTORY, DEVICES, TUNING = "history", "device history", "tuning"
 STATIC_POWERS = "static power"
 """Names of the observers in health: both histories, the users of devices for the tuner, and the
@@ -131,6 +130,19 @@ class MonitoredSource:
             self._last_reading = batch.readings[-1].at.mono
         return batch
 
+    def pace(self, interval: int) -> None:
+        """Tell a source that follows the interval of ticks what it is now, in nanoseconds."""
+        if isinstance(self.source, PacedSource):
+            with contextlib.suppress(Exception):  # a plugin's bug costs its resolution only
+                self.source.pace(interval)
+
+    def integrates_power(self) -> bool:
+        """True if the source needs fine ticks, as far as it tells."""
+        if isinstance(self.source, PacedSource):
+            with contextlib.suppress(Exception):
+                return self.source.integrates_power()
+        return False
+
     def without(self, foreign: Mapping[str, frozenset[str]]) -> Batch:
         """The last batch without the domains whose ids belong to other sources."""
         name, batch = self.source.name, self.batch
@@ -149,10 +161,8 @@ class MonitoredSource:
         return self.batch
 
     def health(self) -> SourceHealth:
-        up = (
-            self._last_reading is not None
-            and self._clock.monotonic() - self._last_reading <= SILENT_SOURCE_AFTER
-        )
+        last = self._last_reading
+        up = last is not None and self._clock.monotonic() - last <= SILENT_SOURCE_AFTER
         name, batch, counts = self.source.name, self.batch, (self._reads, self._failed)
         return SourceHealth(name, up, *counts, batch.failures, self._duration, batch.calls)
 
@@ -234,7 +244,6 @@ class TickMeter:
 
 TickObserver = Callable[[Tick, Sequence[Attribution]], None]
 """Receives each tick and the attributions that it has settled, in the poller's thread."""
-
 
 TickRecorder = Callable[[MeteredTick, Sequence[GpuStatus]], None]
 """Receives each tick when it is sampled, and the statuses of GPUs, in the poller's thread."""
@@ -438,24 +447,18 @@ class Poller:
             for observer in self._observers:
                 observer.apply(one.tick, settled)
 
-    def _paced(self) -> Iterator[PacedSource]:
-        """The sources that follow the interval of ticks."""
-        for one in self._sources:
-            if isinstance(one.source, PacedSource):
-                yield one.source
-
     def _pace(self) -> None:
         """Tell the sources the interval of ticks once it has changed."""
         if self._ticker.interval != self._pace_told:
             self._pace_told = self._ticker.interval
-            for source in self._paced():
+            for source in self._sources:
                 source.pace(self._pace_told)
 
     def _ask_for_samples(self, tuning: TuningAccounts) -> None:
         """Ask for fine samples for what the agent itself learns, integrates and compares."""
         if self._ledger.learns_idle_power(self._clock.monotonic()):
             self.demand.hold(Reason.IDLE_POWER, ASKED_FOR)
-        if any(one.integrates_power() for one in self._paced()):
+        if any(one.integrates_power() for one in self._sources):
             self.demand.hold(Reason.INTEGRATION, ASKED_FOR)
         if any(row.state in _COMPARED for row in tuning.rows):
             self.demand.hold(Reason.TUNING, ASKED_FOR)

@@ -699,6 +699,23 @@ def test_source_that_integrates_power_asks_for_fine_samples_and_is_told_the_inte
     assert host.paces == [FINE], "once, not at every tick"
 
 
+def test_source_that_fails_to_follow_the_interval_stops_nothing() -> None:
+    clock = ManualClock()
+
+    class Failing(Paced):
+        def pace(self, interval: int) -> None:
+            raise RuntimeError("no such luck")
+
+        def integrates_power(self) -> bool:
+            raise RuntimeError("no such luck")
+
+    host = Failing(clock)
+    one = poller(clock, [host], host, demand=SamplingDemand(clock, Intervals()))
+    snapshot = ticks(clock, one, 30)
+    assert snapshot.account(PACKAGE.id).energy > 0
+    assert snapshot.stats.demands["integration"] == 0
+
+
 def test_agent_at_rest_publishes_each_second_and_charges_the_same_energy() -> None:
     fine, coarse = ManualClock(), ManualClock()
     snapshots = []
