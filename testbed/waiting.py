@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from wattspan.clock import SystemClock
@@ -24,3 +26,13 @@ def eventually(attempt: Callable[[], T | None], what: str, within: float = 60.0)
             raise AssertionError(f"{what}: not within {within:g} s")
         pause.wait(0.01)
     return result
+
+
+def receive_instead_of_main(number: signal.Signals) -> None:
+    """Receive a signal in this thread, once the main thread waits in a system call.
+
+    That call goes on, as it does after a signal that arrives just before it.
+    """
+    stat = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
+    eventually(lambda: stat.read_text().rpartition(") ")[2][0] == "S", "the main thread waits")
+    signal.pthread_kill(threading.get_ident(), number)

@@ -117,7 +117,7 @@ def main() -> None:
             default=Path(os.devnull),
         )
         agent = build_agent(config, plugins, log=tell, emulated=host)
-        request.register(agent.request_stop)
+        request.register(agent.request_stop, wake=agent.wake)
         agent.start()
         try:
             if agent.wait(AT_REST):

@@ -142,7 +142,7 @@ def command(
             return
         agent = _start(host, listen, tune=not no_tune)
         stack.callback(agent.stop)
-        request.register(agent.request_stop)
+        request.register(agent.request_stop, wake=agent.wake)
         for address in metrics_addresses(agent):
             click.echo(f"See it: {address.removesuffix('metrics')}")
             click.echo(f"Metrics: curl {address}")

@@ -224,7 +224,7 @@ class AgentDaemon:
         for sentence in (*notes, *address_lines(config, agent)):
             self._info(sentence)
         publish_settings(config, agent.addresses, self._warn, emulated=emulated is not None)
-        self._request.register(agent.request_stop, agent.wake)
+        self._request.register(agent.request_stop, agent.wake, wake=agent.wake)
         watch.attach(agent.view, agent.wake)
         configure_garbage_collector()
         return running

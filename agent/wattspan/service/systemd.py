@@ -172,17 +172,34 @@ class StopRequest:
     A command polls it while it starts, and registers callbacks once it waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: int | None = None) -> None:
+        """``signals``: the descriptor of ``signal_descriptor``; None where no signal arrives."""
+        self._signals = signals
+        self._wake: Callable[[], None] | None = None
         self.requested = False
         self.reload_requested = False
         self._on_stop: Callable[[], None] | None = None
         self._on_reload: Callable[[], None] | None = None
 
     def register(
-        self, on_stop: Callable[[], None], on_reload: Callable[[], None] | None = None
+        self,
+        on_stop: Callable[[], None],
+        on_reload: Callable[[], None] | None = None,
+        *,
+        wake: Callable[[], None] | None = None,
     ) -> None:
-        """Set the callbacks, which may run in a signal handler; past requests call them at once."""
+        """Set the callbacks, which may run in a signal handler; past requests call them at once.
+
+        A main thread that waits for longer than a second gives ``wake``, which ends its wait once:
+        another thread calls it after each signal.
+        """
         self._on_stop, self._on_reload = on_stop, on_reload
+        begun, self._wake = self._wake is not None, wake
+        if self._signals is not None and wake is not None and not begun:
+            followed = os.dup(self._signals)  # its thread closes it after the end of the block
+            threading.Thread(
+                target=self._follow, args=(followed,), name="wattspan-signals", daemon=True
+            ).start()
         if self.requested:
             on_stop()
         if self.reload_requested and on_reload is not None:
@@ -199,6 +216,12 @@ class StopRequest:
         self.reload_requested = True
         if self._on_reload is not None:
             self._on_reload()
+
+    def _follow(self, descriptor: int) -> None:
+        while os.read(descriptor, 64):
+            if (wake := self._wake) is not None:
+                wake()
+        os.close(descriptor)
 
     def take_reload(self) -> bool:
         """True if a reload was requested since the last call."""
@@ -238,10 +261,18 @@ def stop_on_signals(*, patiently: bool = False, reload: bool = False) -> Iterato
     ``patiently``: a repeated signal does not end the program.
     ``reload``: SIGHUP requests a reload instead of the end.
     """
-    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield StopRequest()
         return
+    with signal_descriptor() as signals:
+        request = StopRequest(signals)
+        with signal_handlers(_stop_handlers(request, patiently=patiently, reload=reload)):
+            yield request
+
+
+def _stop_handlers(
+    request: StopRequest, *, patiently: bool, reload: bool
+) -> dict[signal.Signals, SignalHandler]:
     clock = SystemClock()
     asked_at: int | None = None
 
@@ -261,11 +292,10 @@ def stop_on_signals(*, patiently: bool = False, reload: bool = False) -> Iterato
         else:
             handle(number, frame)
 
-    handlers = {signal.SIGTERM: handle, signal.SIGINT: handle}
+    handlers: dict[signal.Signals, SignalHandler] = {signal.SIGTERM: handle, signal.SIGINT: handle}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # it is ignored under nohup
         handlers[signal.SIGHUP] = handle_hangup
-    with signal_handlers(handlers):
-        yield request
+    return handlers
 
 
 @contextmanager
@@ -277,6 +307,26 @@ def signal_handlers(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterato
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def signal_descriptor() -> Iterator[int]:
+    """A descriptor that a byte reaches for each signal that arrives during the block.
+
+    The interpreter calls a handler only between two of its instructions: a signal that arrives
+    after the last of them and before a system call that waits does not end that call. So a wait in
+    the main thread that may last includes this descriptor, or another thread reads it and ends the
+    wait. It is at its end after the block.
+    """
+    signals, written = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(written, False)
+    before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    try:
+        yield signals
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(written)
+        os.close(signals)
 
 
 # ---------------------------------------------------------------------------- inherited sockets

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from testbed.query_server import FAR
+from testbed.waiting import receive_instead_of_main
 
 from wattspan.cli import cli, measure
 from wattspan.cli.measure import child
@@ -245,6 +246,12 @@ def test_signal_before_the_start_reaches_the_command() -> None:
         on_period=lambda *_: None,
         period=3600 * SECOND,
     )
+    assert ended.code == 128 + signal.SIGTERM
+    assert ended.interrupted
+
+
+def test_signal_that_interrupts_no_wait_reaches_the_command_within_the_period() -> None:
+    ended = run("sleep", "20", on_start=lambda _: receive_instead_of_main(signal.SIGTERM))
     assert ended.code == 128 + signal.SIGTERM
     assert ended.interrupted
 

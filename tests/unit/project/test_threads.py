@@ -37,6 +37,7 @@ TREATMENT = {
     "service/capper_process.py:CapperProcess.start": [AGAIN],
     "service/plan_processes.py:PlanProcesses.submit": [TOLD],
     "service/span_assembly.py:SpanAssembly._add_joiner": [AGAIN],
+    "service/systemd.py:StopRequest.register": [SHOWN],
     "service/tuning_assembly.py:TuningAssembly.__post_init__": [AGAIN],
     "service/tuning_assembly.py:TuningAssembly._add_audit": [AGAIN],
     "service/tuning_assembly.py:TuningAssembly._add_exchange": [GUARDED],

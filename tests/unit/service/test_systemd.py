@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import msgspec
 import pytest
 from testbed.service_manager import ServiceManager
 from testbed.simulated_host import PACKAGE
+from testbed.waiting import receive_instead_of_main
 
 from wattspan.config import Config, SpansSettings, changed_keys
 from wattspan.model import (
@@ -30,6 +34,7 @@ from wattspan.service.systemd import (
     agent_status,
     hangup_reloads,
     inherited_unix_socket,
+    stop_on_signals,
 )
 from wattspan.testing import ManualClock
 
@@ -261,6 +266,15 @@ def test_reload_requests_are_coalesced_per_running_reload() -> None:
     request.request_reload()
     assert request.take_reload()
     assert not request.requested
+
+
+def test_signal_that_interrupts_no_wait_of_the_main_thread_stops_it_at_once() -> None:
+    waits = queue.SimpleQueue[str]()
+    with stop_on_signals() as request:
+        request.register(lambda: waits.put("stop"), wake=lambda: waits.put("wake"))
+        threading.Thread(target=receive_instead_of_main, args=(signal.SIGTERM,)).start()
+        told = {waits.get(timeout=20), waits.get(timeout=20)}
+    assert told == {"stop", "wake"}
 
 
 # -------------------------------------------------------------------------------- changed keys

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from wattspan.model import Consumer
 from wattspan.ports import Clock, WattspanError
 from wattspan.processes.procfs import ProcFs
-from wattspan.service.systemd import signal_handlers, terminal
+from wattspan.service.systemd import signal_descriptor, signal_handlers, terminal
 
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -57,14 +57,14 @@ def run_child(
     ``on_start`` is called with its identity in a thread, so that a slow call does not lengthen the
     run. ``on_period`` is called every ``period`` nanoseconds with its identity and start time.
     """
-    with _forward_signals() as signals:
+    with signal_descriptor() as signalled, _forward_signals() as signals:
         start = clock.monotonic()
         child = _spawn(command)
         signals.forward_to(child.pid)
         with ThreadPoolExecutor(1) as executor:
             consumer = process_identity(child.pid)
             registration = executor.submit(on_start, consumer)
-            faults = _wait(child.pid, period, lambda: on_period(consumer, start))
+            faults = _wait(child.pid, signalled, clock, period, lambda: on_period(consumer, start))
             end = clock.monotonic()
             signals.forward_to(None)
             wait([registration])
@@ -117,24 +117,35 @@ def _cause(error: Exception) -> str:
     return ((isinstance(error, OSError) and error.strerror) or str(error)).lower()
 
 
-def _wait(pid: int, period: int, on_period: Callable[[], object]) -> list[Exception]:
+def _wait(
+    pid: int, signalled: int, clock: Clock, period: int, on_period: Callable[[], object]
+) -> list[Exception]:
     """Wait until the process has ended, without reaping it; returns the errors of ``on_period``.
 
-    The command continues whatever these errors are.
+    The command continues whatever these errors are. ``signalled`` is readable after a signal, so
+    that its handler need not wait for the end of the period.
     """
     faults: list[Exception] = []
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        while not poll.poll(period / 1e6):
+        for one in (descriptor, signalled):
+            poll.register(one, select.POLLIN)
+        due = clock.monotonic() + period
+        while True:
+            ready = {one for one, _ in poll.poll(max(0, due - clock.monotonic()) / 1e6)}
+            if descriptor in ready:
+                return faults
+            if ready:
+                os.read(signalled, 64)
+                continue
             try:
                 on_period()
             except Exception as error:  # noqa: BLE001 - raised when the command has ended
                 faults.append(error)
+            due = clock.monotonic() + period
     finally:
         os.close(descriptor)
-    return faults
 
 
 class _SignalForwarder:
