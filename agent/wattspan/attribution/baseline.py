@@ -62,6 +62,7 @@ _LOW_LOAD = 0.05  # below this load the intercept is observed, not extrapolated
 _MIN_WEIGHT = 2.5  # windows before the first result: three, slightly decayed
 _MIN_BIN_WEIGHT = 0.25  # bins with less weight are ignored
 _TANGENT_ERROR = 0.5  # part of the rise of power from zero to the lowest load that is unknown
+_SECANT_LOAD = 0.2  # least distance of two loads whose powers give the slope between them
 _UNKNOWN_SLOPE = 2.0  # power above idle at full load, relative to the power at the lowest load
 _STEADY_LOAD_CHANGE = 0.1  # a window with this change of load has half the weight
 
@@ -205,6 +206,10 @@ class LoadIntercept:
         rise = slope * lowest.load
         corrected = lowest.power - (rise if narrow else 0.0)
         error = rise * (_TANGENT_ERROR if narrow else 1.0)
+        if (secant := _secant(lowest, seen)) is not None:
+            secant_rise = secant * lowest.load
+            corrected = lowest.power - secant_rise
+            error = max(_TANGENT_ERROR * secant_rise, abs(rise - secant_rise))
         at_rest = quiet >= FULL_CONFIDENCE_WEIGHT or (quiet >= _MIN_WEIGHT and not narrow)
         self._at_rest = at_rest
         if at_rest:
@@ -215,6 +220,22 @@ class LoadIntercept:
         rest = max(0.0, FULL_CONFIDENCE_WEIGHT - quiet)
         self._error = (quiet * error + rest * found.half_width) / (quiet + rest)
         return (quiet * corrected + rest * found.idle) / (quiet + rest)
+
+
+def _secant(lowest: _Bin, bins: list[_Bin]) -> float | None:
+    """The power from idle to full load along the line from the lowest bin to the next distant one.
+
+    At rest, much of the variation of the load is the work of the agent itself, between its readings
+    of load and of energy. The tangent of short samples at rest is therefore often wrong by half;
+    the means of windows at distant loads are not.
+    """
+    distant = [
+        one for one in bins if one.weight >= _MIN_WEIGHT and one.load >= lowest.load + _SECANT_LOAD
+    ]
+    if not distant:
+        return None
+    nearest = min(distant, key=lambda one: one.load)
+    return max(0.0, (nearest.power - lowest.power) / (nearest.load - lowest.load))
 
 
 @dataclass(slots=True)

@@ -71,6 +71,7 @@ _WIDTH = len(_PRIORS) + 2  # columns: load, a bend for each exponent, power
 _PARAMETERS = 3
 _ITERATIONS = 4
 _HUBER = 3.0
+_NEW_LOAD = 3.0  # standard deviations of the observed loads; a load beyond is new to the curve
 _NOISE = 0.001  # least deviation of the power of one second: counters are updated every millisecond
 _RESIDUAL_SAMPLES = 20
 _SHIFT_SECONDS = 30.0
@@ -91,7 +92,8 @@ class PowerCurve:
     attenuates the slope by at most the coefficient of determination (the bounds of Frisch,
     "Statistical confluence analysis", 1934): the slope is taken to be uniformly distributed
     between its bounds. A lasting deviation from the curve means that the device has changed: the
-    regression then restarts.
+    regression then restarts. A deviation at loads that are new to the curve means only that it was
+    not known there: after a rest it is steep or flat by accident, and must not be forgotten.
     """
 
     def __init__(self) -> None:
@@ -141,6 +143,8 @@ class PowerCurve:
         residual = power - best.power(load)
         scale = max(self._residual, _NOISE * self._mean[-1])
         limited = min(max(residual, -_HUBER * scale), _HUBER * scale)
+        if (load - self._mean[0]) ** 2 > _NEW_LOAD**2 * self._moments[0][0] / self._weight:
+            return limited / residual if residual else 1.0
         self._shift += (limited - self._shift) * min(1.0, seconds / _SHIFT_SECONDS)
         if abs(self._shift) > TOLERANCE * (self._mean[-1] - best.intercept):
             self._reset()

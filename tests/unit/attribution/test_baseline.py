@@ -18,6 +18,11 @@ QUIET = [0.0, 0.02]
 BUSY = [0.3, 0.5, 0.8]
 
 
+def show_sample(model: LoadIntercept, load: float, power: float) -> None:
+    """A tenth of a second at ``load``, in which ``power`` mW were drawn."""
+    model.observe(energy_at(round(power), SECOND // 10), SECOND // 10, used(load, 0.1))
+
+
 def test_varied_load_reveals_the_idle_power_of_a_busy_host() -> None:
     model = LoadIntercept()
     watch(model, BUSY * 10)
@@ -47,6 +52,18 @@ def test_idle_power_is_within_its_error(loads: list[float]) -> None:
     assert model.error <= 3_000
 
 
+@pytest.mark.parametrize("delay", [-0.6, -0.3, 0.0, 0.3, 0.6])
+def test_work_that_delays_a_reading_at_rest_leaves_the_idle_power_known(delay: float) -> None:
+    """The energy is read earlier or later than the load by this part of the work of a sample."""
+    model, chance, before = LoadIntercept(), random.Random(1), 0.0
+    for load in [0.02] * 600 + [0.5] * 300:
+        work = chance.expovariate(100)
+        power = (40_000 + 9_000 * CPUS * (load + work)) * (1 + delay * (work - before))
+        show_sample(model, load + work, power)
+        before = work
+    assert abs(model.power - 40_000) <= model.error <= 0.07 * 9_000 * CPUS * 0.5
+
+
 def test_constant_full_load_gives_no_idle_power() -> None:
     model = LoadIntercept()
     watch(model, [1.0] * 100)
@@ -56,7 +73,7 @@ def test_constant_full_load_gives_no_idle_power() -> None:
 def test_short_observations_are_added_up() -> None:
     model = LoadIntercept()
     for _ in range(30):
-        model.observe(energy_at(40_000, SECOND // 10), SECOND // 10, used(0.0, 0.1))
+        show_sample(model, 0.0, 40_000)
     assert model.power == 40_000
 
 
@@ -197,11 +214,8 @@ def test_errors_of_the_observed_load_give_no_idle_power() -> None:
     model = LoadIntercept()
     errors = random.Random(1)
     for _ in range(600):  # the load is steady, and the observed load is not
-        model.observe(
-            energy_at(61_600 + errors.randrange(-200, 200), SECOND // 10),
-            SECOND // 10,
-            used(0.6 + errors.uniform(-0.02, 0.02), 0.1),
-        )
+        power = 61_600 + errors.randrange(-200, 200)
+        show_sample(model, 0.6 + errors.uniform(-0.02, 0.02), power)
     assert model.power is None
 
 
@@ -209,11 +223,8 @@ def test_remembered_idle_power_is_kept_under_a_steady_load() -> None:
     model = LoadIntercept(Milliwatts(40_000))
     errors = random.Random(1)
     for _ in range(1_000):
-        model.observe(
-            energy_at(61_600 + errors.randrange(-200, 200), SECOND // 10),
-            SECOND // 10,
-            used(0.6 + errors.uniform(-0.02, 0.02), 0.1),
-        )
+        power = 61_600 + errors.randrange(-200, 200)
+        show_sample(model, 0.6 + errors.uniform(-0.02, 0.02), power)
     assert model.remembered
     assert model.power == pytest.approx(40_000, rel=0.001)
 
