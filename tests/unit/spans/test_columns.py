@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from testbed.joined_spans import CPU, GPU, joined
 
-from wattspan.spans.values import Outcome, Span, SpanColumns, SpanEnergy, SpanEnergyColumns
+from wattspan.spans.values import (
+    Outcome,
+    RequestEnergies,
+    Span,
+    SpanColumns,
+    SpanEnergy,
+    SpanEnergyColumns,
+)
 
 SPANS = [
     Span(bytes(16), ident.to_bytes(8), b"", "shop", f"n{ident}", ident, 2 * ident)
@@ -26,6 +33,9 @@ def test_columns_of_columns_are_the_same_object() -> None:
     assert SpanColumns.of(columns) is columns
     energies = SpanEnergyColumns.of([joined("a", {CPU: 1})])
     assert SpanEnergyColumns.of(energies) is energies
+    request = RequestEnergies.of([None, energies[0]])
+    assert RequestEnergies.of(request) is request
+    assert [request[0], request[1]] == [None, energies[0]]
 
 
 def test_joined_columns_are_in_the_order_of_their_parts() -> None:

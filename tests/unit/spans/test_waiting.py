@@ -15,6 +15,7 @@ from wattspan.spans.waiting_spans import (
     MAX_HOLD,
     ReceiptDelay,
     SpanOverlaps,
+    WaitingShares,
 )
 
 CPU = HwType.CPU
@@ -188,6 +189,16 @@ def test_invalid_waiting_spans_have_no_share() -> None:
     invalid = SpanColumns.of([span(2, 400, 200), span(3, 200, 2000), span(1, 150, 350)])
     (only,) = process.settle([span(1, 100, 300)], profile, SECOND, waiting=[invalid])
     assert only.exclusive == {CPU: 200 * MILLISECOND}
+
+
+def test_span_beside_earlier_ones_counts_in_the_batch_of_their_parent() -> None:
+    overlaps, parent = SpanOverlaps(), span(9, 0, 400)
+    assert not overlaps.add(SpanColumns.of([span(1, 100, 300)._replace(parent=parent.id)]))
+    assert overlaps.add(SpanColumns.of([parent, span(2, 200, 250)._replace(parent=parent.id)]))
+
+
+def test_span_without_a_waiting_share_has_none_to_settle() -> None:
+    assert WaitingShares().pop(b"unknown") == (0, 0)
 
 
 def test_share_of_a_span_that_is_never_settled_becomes_outside_energy() -> None:
