@@ -1,12 +1,12 @@
 """Devices of Kubernetes pods, from the Pod Resources API of the node's kubelet.
 
 The API is one gRPC call over a Unix socket that only root can reach. It names the pods to which
-device plugins have allotted devices: a whole GPU, a MIG instance, or a replica of a shared GPU
-(``GPU-…::2``), several of which are one device. The plugin of Google's clusters names boards by
-their nodes (``nvidia0``, ``nvidia0/vgpu2``): `ClaimedGpus` finds their UUIDs. Devices of Dynamic
-Resource Allocation are named by driver, pool and device: it finds the GPUs by the specifications
-of the node or by the API server. The answer names the devices that a pod may use, not those that
-it uses: energy is divided among pods by their processes.
+device plugins have allotted devices: a whole GPU, a MIG instance, or a share of a GPU (``GPU-…::2``
+of NVIDIA's plugin, other endings of others), several of which are one device. The plugin of
+Google's clusters names boards by their nodes (``nvidia0``, ``nvidia0/vgpu2``): `ClaimedGpus` finds
+their UUIDs. Devices of Dynamic Resource Allocation are named by driver, pool and device: it finds
+the GPUs by the specifications of the node or by the API server. The answer names the devices that a
+pod may use, not those that it uses: energy is divided among pods by their processes.
 
 The format is that of ``podresources/v1`` (``k8s.io/kubelet``): claims are in it since Kubernetes
 1.34, and since 1.32 with the feature gate KubeletPodResourcesDynamicResources.
@@ -15,6 +15,7 @@ The format is that of ``podresources/v1`` (``k8s.io/kubelet``): claims are in it
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -36,6 +37,11 @@ TIMEOUT = 5.0  # seconds
 MAX_BYTES = 16 << 20
 MAX_PODS = 1000
 """A kubelet runs at most some hundred pods."""
+
+_SHARE = re.compile(
+    r"((?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-_-|__|-)[0-9]+", re.IGNORECASE
+)
+"""A share of a device by HAMi's plugin (``-3``), gpushare's (``-_-7``) and nvshare's (``__2``)."""
 
 _MAX_LABEL = 253  # of a name in Kubernetes
 _MAX_CDI_NAME = 1024
@@ -63,12 +69,18 @@ def decode_allotments(body: bytes) -> Allotments:
         for container in pod.containers:
             names = (_text(pod.namespace), _text(pod.name), _text(container.name))
             for device in (one for devices in container.devices for one in devices.ids):
-                devices.add(DevicePod(_text(device).partition("::")[0], *names))
+                devices.add(DevicePod(_shared_device(_text(device)), *names))
             for one in (one for resource in container.claims for one in resource.devices):
                 key = DeviceKey(_text(one.driver), _text(one.pool), _text(one.device))
                 cdi = tuple(_text(each.name, _MAX_CDI_NAME) for each in one.cdi)
                 claims.add(Claim(*names, key, cdi))
     return Allotments(tuple(sorted(devices)[:MAX_PODS]), tuple(sorted(claims)[:MAX_PODS]))
+
+
+def _shared_device(name: str) -> str:
+    """The device of which a name is a share; otherwise the name."""
+    share = _SHARE.fullmatch(name)
+    return share[1] if share else name.partition("::")[0]
 
 
 def _text(value: bytes, longest: int = _MAX_LABEL) -> str:
@@ -129,8 +141,12 @@ def _call(path: Path, timeout: float) -> bytes:
 class PodResources:
     """The newest devices of pods; a thread asks the kubelet every ten seconds."""
 
-    def __init__(self, path: Path, claimed: ClaimedGpus | None = None) -> None:
+    def __init__(
+        self, path: Path, claimed: ClaimedGpus | None = None, *, awaited: bool = False
+    ) -> None:
+        """``awaited``: the kubelet may come later or never, which is no failure until it comes."""
         self._path = path
+        self._awaited = awaited
         self._claimed = claimed or ClaimedGpus()
         self._devices: tuple[DevicePod, ...] = ()
         self._failures: tuple[Failure, ...] = ()
@@ -143,6 +159,9 @@ class PodResources:
 
     def read(self) -> None:
         """Ask once."""
+        if self._awaited and not os.access(self._path, os.R_OK | os.W_OK):
+            return
+        self._awaited = False
         self._reads += 1
         try:
             allotted = list_allotments(self._path)
@@ -170,6 +189,9 @@ class PodResources:
             stop.wait(INTERVAL)
 
     def health(self) -> tuple[SourceHealth, ...]:
+        """The health of the source ``pods``; () while there is no kubelet."""
+        if self._awaited:
+            return ()
         return (SourceHealth("pods", self._up, self._reads, self._failed, self._failures),)
 
 
@@ -182,11 +204,11 @@ def open_pod_resources(
 ) -> PodResources | None:
     """The kubelet by the setting ``pod_resources``; None without one.
 
-    "auto" is the kubelet at ``kubelet``, if the agent may use it and the extra grpc is installed.
+    "auto" is the kubelet at ``kubelet`` as soon as the agent may use it, if the extra grpc is
+    installed.
     ``node`` is the name of this node for the API server; it is not asked without one.
     """
     claimed = ClaimedGpus(slices=ResourceSlices(node) if node else None)
     if setting == "auto":
-        usable = os.access(kubelet, os.R_OK | os.W_OK) and find("h2") is not None
-        return PodResources(kubelet, claimed) if usable else None
+        return PodResources(kubelet, claimed, awaited=True) if find("h2") is not None else None
     return PodResources(Path(setting), claimed) if setting else None

@@ -178,12 +178,24 @@ def test_failure_of_the_api_server_is_reported_and_costs_no_known_device() -> No
 
 def test_setting_selects_the_socket(path: Path) -> None:
     assert open_pod_resources("") is None
-    assert open_pod_resources("auto") is None  # there is no kubelet here
     assert open_pod_resources(str(path)) is not None
 
 
-def test_automatic_kubelet_needs_its_socket_and_the_package(path: Path) -> None:
-    assert open_pod_resources("auto", kubelet=path, find=lambda _: object()) is None
-    path.touch()
-    assert open_pod_resources("auto", kubelet=path, find=lambda _: object()) is not None
+def test_automatic_kubelet_is_found_when_it_comes(path: Path) -> None:
     assert open_pod_resources("auto", kubelet=path, find=lambda _: None) is None
+    pods = open_pod_resources("auto", kubelet=path, find=lambda _: object())
+    pods.read()
+    assert (pods.devices(), pods.health()) == ((), ())
+    with Kubelet(path, encode_pods(PODS)):
+        pods.read()
+    assert {one.pod for one in pods.devices()} == {"trainer-0", "notebook", "server"}
+    pods.read()  # its absence is a failure now
+    assert not pods.health()[0].up
+
+
+@pytest.mark.parametrize("end", ["::2", "-3", "-_-7", "__2", ""])
+@pytest.mark.parametrize("kind", ["GPU", "MIG"])
+def test_share_of_any_plugin_is_its_device(kind: str, end: str) -> None:
+    device = f"{kind}-11111111-2222-3333-4444-555555555555"
+    found = decode_allotments(encode_pods({("ml", "a"): {"main": [device + end]}}))
+    assert [one.device for one in found.devices] == [device]
