@@ -54,8 +54,8 @@ from wattspan.sources.gpu.port import (
 )
 from wattspan.sources.gpu.usage import PROCESSES, ProcessActivity, ProcessListUsage
 
-AMD = "0x1002"
-"""AMD's number as a vendor of PCI devices, as the package and the kernel write it."""
+AMD = 0x1002
+"""AMD's number as a vendor of PCI devices."""
 ENERGY, POWER, LIMITS = "energy accumulator", "power", "power limits"
 METHOD = "gpu-cu-occupancy"
 EMULATED_UUID = "e0e0e0e0-0000-1000-8000-"
@@ -224,7 +224,7 @@ class AmdSmiVendor(GpuVendor):
     def open(self, place: BoardPlace) -> GpuBoard | None:
         address, index, handles = place.key
         asic = self._identity_field("amdsmi_get_gpu_asic_info", handles[0]) or {}
-        if asic.get("vendor_id", AMD) != AMD:
+        if _is_foreign(asic.get("vendor_id")):
             return None
         uuid = _text(self._identity_field("amdsmi_get_gpu_device_uuid", handles[0]) or "")
         driver = self._identity_field("amdsmi_get_gpu_driver_info", handles[0]) or {}
@@ -289,6 +289,18 @@ def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
         requested=requested,
         enforced=requested,
     )
+
+
+def _is_foreign(vendor: object) -> bool:
+    """True if a PCI vendor is known and is not AMD.
+
+    Versions of the package tell it as a number or as hexadecimal text, and an unknown one as "N/A".
+    """
+    try:
+        known = vendor if isinstance(vendor, int) else int(str(vendor), 16)
+    except ValueError:
+        return False
+    return known not in {0, AMD}
 
 
 class AmdSmiDevice(GpuDevice):

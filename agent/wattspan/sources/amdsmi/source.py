@@ -44,8 +44,8 @@ def load_binding(roots: Sequence[Path] | None = None) -> Any:
         return _imported()
     except BindingError as error:
         first = error
-    failed = []
-    for path in sdk_modules(sdk_roots() if roots is None else roots):
+    failed, refused = list[str](), list[str]()
+    for path in sdk_modules(sdk_roots() if roots is None else roots, refused):
         sys.path.insert(0, str(path))
         try:
             return _imported()
@@ -55,6 +55,8 @@ def load_binding(roots: Sequence[Path] | None = None) -> Any:
     if failed:
         cause = f"{first.cause}, and the module of the SDK does not load either: "
         raise BindingError(cause + ", ".join(failed), first.remedy)
+    if refused:
+        raise BindingError(f"{first.cause}, and {'; '.join(refused)}", _TRUST_REMEDY)
     raise BindingError(first.cause, f"{first.remedy} {_SDK_REMEDY}")
 
 
@@ -67,10 +69,11 @@ def sdk_roots() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((*map(Path, named), *installed, *nested, *packaged)))
 
 
-def sdk_modules(roots: Iterable[Path]) -> list[Path]:
+def sdk_modules(roots: Iterable[Path], refused: list[str] | None = None) -> list[Path]:
     """The directories of ROCm SDKs with the module, which only root or this user may write.
 
     Every file of them is checked, and the SDK's own directories above, which could be replaced.
+    Sentences about the others are appended to ``refused``.
     """
     found: dict[Path, None] = {}
     for root in roots:
@@ -78,8 +81,15 @@ def sdk_modules(roots: Iterable[Path]) -> list[Path]:
             path = (root / "share/amd_smi").resolve(strict=True)
             (path / PACKAGE / "__init__.py").stat()
             above = root, root / "share", path.parent, path.parent.parent
-            if all(map(_is_trusted, (*above, path, *path.rglob("*")))):
+            every = (*above, path, *path.rglob("*"))
+            foreign = next((one for one in every if not _is_trusted(one)), None)
+            if foreign is None:
                 found[path] = None
+            elif refused is not None:
+                refused.append(
+                    f"{printable(str(path))} is not used, because other users can write"
+                    f" {printable(str(foreign))}"
+                )
     return list(found)
 
 
@@ -130,6 +140,9 @@ def _explained(error: Exception) -> BindingError:
     return _unusable(error)
 
 
+_TRUST_REMEDY = (
+    "Let only root own and write the SDK's directories and files: chown -R root, chmod -R go-w."
+)
 _SDK_REMEDY = (
     "With ROCm 10, set ROCM_PATH to the root of its SDK, or add <root>/share/amd_smi to PYTHONPATH."
 )

@@ -176,5 +176,5 @@ def test_directory_that_others_may_write_is_not_imported(
     assert sdk_modules([root]) == [root / "share/amd_smi"]
     (root / place).chmod(0o777)
     assert sdk_modules([root]) == []
-    with pytest.raises(BindingError):
+    with pytest.raises(BindingError, match="is not used, because other users can write"):
         load_binding([root])

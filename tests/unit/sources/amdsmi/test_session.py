@@ -145,6 +145,14 @@ def test_board_whose_identity_cannot_be_read_is_measured(host: Host, what: str, 
     assert batch.failures == ()
 
 
+@pytest.mark.parametrize("vendor", [0x1002, "0X1002", "1002", 0, "N/A", "", None])
+def test_board_is_measured_unless_its_vendor_is_known_to_be_another(
+    host: Host, vendor: object
+) -> None:
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda asic: {**asic, "vendor_id": vendor}
+    assert host.run(0.2).readings
+
+
 def test_board_of_another_vendor_is_left_to_its_own_library(host: Host) -> None:
     host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda asic: {**asic, "vendor_id": "0x10de"}
     batch = host.run(0.2)
