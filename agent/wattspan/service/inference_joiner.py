@@ -59,8 +59,8 @@ class Engine:
     """The processes of an engine.
 
     ``launcher`` is the process above the sender whose family they are, None for none, and
-    ``related`` are further senders in it with their services. Spans of a role above ``widest`` are
-    calls of other services.
+    ``related`` are further senders of its requests with their services. Spans of a role above
+    ``widest`` are calls of other services.
     """
 
     sender: Consumer
@@ -139,15 +139,23 @@ class ServingEngines(Mapping[Consumer, Engine]):
     def _belongs(self, sender: Consumer, service: str, engine: Engine) -> bool:
         """True if a process of an engine sends its requests; else they are parted.
 
-        Below one launcher are related senders only: of others nobody knows whose the GPU is.
+        Below one launcher are related senders only: of others nobody knows whose the GPU is. An
+        unrelated sender in the same container has its own family.
         """
-        if engine.launcher is None or sender == engine.sender or sender in engine.related:
+        if sender == engine.sender or sender in engine.related:
             return True
         engine.related[sender] = service
-        if self._service(engine).launcher is not None:
+        found = self._service(engine)
+        if engine.launcher is None and sender not in found.apart:
+            return True
+        if engine.launcher is not None and found.launcher is not None:
             return True
         del engine.related[sender]
-        self._part(engine)
+        if engine.launcher is not None:
+            self._part(engine)
+        else:
+            engine.members -= found.apart
+            engine.boards.clear()
         return False
 
     def _service(self, engine: Engine) -> ServiceProcesses:
@@ -168,7 +176,9 @@ class ServingEngines(Mapping[Consumer, Engine]):
             self._part(engine)
         others = (each for each in self._engines.values() if each is not engine)
         # Workers that have exited remain while their energy may not have settled.
-        former = self._history.known(engine.members)
+        former = self._history.known(engine.members) - found.apart
+        living = self._history.known(engine.related)
+        engine.related = {one: name for one, name in engine.related.items() if one in living}
         engine.members = former | found.members.difference(*(each.members for each in others))
 
     def _merge(self, part: Engine, into: Engine) -> None:

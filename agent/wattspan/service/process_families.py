@@ -39,10 +39,14 @@ class _Member:
 
 
 class ServiceProcesses(NamedTuple):
-    """The processes of a service; ``launcher`` is the one above the sender, None for none."""
+    """The processes of a service; ``launcher`` is the one above the sender, None for none.
+
+    ``apart`` are those of unrelated senders in the same container.
+    """
 
     members: frozenset[Payer]
     launcher: Consumer | None = None
+    apart: frozenset[Payer] = frozenset()
 
 
 class ProcessFamilies:
@@ -183,13 +187,15 @@ class ProcessFamilies:
     ) -> ServiceProcesses:
         """The processes of the service of a sender.
 
-        These are the processes of its principal in its container and its family; if none of them
-        is among ``gpu_users``, those of the nearest launcher whose family has one. ``senders`` are
-        the services of all senders: those of one service with one parent are related.
+        These are the processes of its principal in its container and its family, without the
+        families of unrelated senders in the container; if none of them is among ``gpu_users``,
+        those of the nearest launcher whose family has one. ``senders`` are the services of all
+        senders: those of one service with one parent are related.
         """
-        own = self._own(consumer)
+        senders = senders or {}
+        own, apart = self._own(consumer, senders)
         if not gpu_users or not own.isdisjoint(gpu_users):
-            return ServiceProcesses(frozenset(own))
+            return ServiceProcesses(frozenset(own), None, frozenset(apart))
         launcher = consumer
         for _ in range(_MAX_DEPTH):
             above = self._launcher(launcher)
@@ -197,12 +203,12 @@ class ProcessFamilies:
                 break
             launcher = above
             family = self._of_principal(self.family(launcher), self._known[consumer].principal)
-            strangers = family.intersection(senders or ()) - own
-            if not all(self._is_related(consumer, one, senders or {}) for one in strangers):
+            strangers = family.intersection(senders) - own
+            if not all(self._is_related(consumer, one, senders) for one in strangers):
                 break
             if not family.isdisjoint(gpu_users):
                 return ServiceProcesses(frozenset(own | family), launcher)
-        return ServiceProcesses(frozenset(own))
+        return ServiceProcesses(frozenset(own), None, frozenset(apart))
 
     def _launcher(self, consumer: Consumer) -> Consumer | None:
         """The parent of a process, if it may be the launcher of a service."""
@@ -232,25 +238,33 @@ class ProcessFamilies:
             and self._known[consumer].parent == self._known[other].parent
         )
 
-    def _own(self, consumer: Consumer) -> set[Payer]:
+    def _own(
+        self, consumer: Consumer, senders: Mapping[Consumer, str]
+    ) -> tuple[set[Payer], set[Payer]]:
         """The processes of ``consumer``'s principal in its container and its family.
 
         A user may name containers like another's. Root starts processes of other users: all
-        descendants of its processes belong to its service.
+        descendants of its processes belong to its service. The second set has the families of
+        unrelated senders in the container, such as those of a second engine in a system container.
         """
-        own = self._known.get(consumer)
+        own, apart = self._known.get(consumer), set[Payer]()
         if own is None or own.principal is None:
-            return {consumer}
+            return {consumer}, apart
         found = self.family(consumer)
         if own.principal.user != 0:
             found = self._of_principal(found, own.principal)
         if own.container:
-            found.update(
+            inside: set[Payer] = {
                 one
                 for one, member in self._known.items()
                 if member.container == own.container and member.principal == own.principal
-            )
-        return found
+            }
+            for sender in senders.keys() & (inside - found):
+                family = self.family(sender)
+                if consumer not in family and not self._is_related(consumer, sender, senders):
+                    apart |= family - found
+            found |= inside - apart
+        return found, apart
 
     def _of_principal(self, members: set[Payer], principal: Principal | None) -> set[Payer]:
         return {

@@ -225,6 +225,25 @@ def test_container_is_one_engine() -> None:
     assert host.found[1].energy == 100_000_000
 
 
+@pytest.mark.parametrize("parents", [(1, 1), (50, 50), (50, 60)])
+def test_engines_in_one_container_are_kept_apart(parents: tuple[int, int]) -> None:
+    """Two servers with a worker each in a system container, also below one shell."""
+    host = Host("gpu0", "gpu1")
+    second, helper = OTHER, Consumer(OTHER.pid + 1, OTHER.started + 1)
+    host.born(SERVER, parents[0], "lxc")
+    host.born(WORKER, SERVER.pid, "lxc")
+    host.born(second, parents[1], "lxc")
+    host.born(helper, second.pid, "lxc")
+    for number in range(10):
+        host.run(1, {"gpu0": (WORKER,), "gpu1": (helper, helper._replace(pid=99))})
+        host.send(2 * number, 1.0)
+        host.send(2 * number + 1, 1.0, sender=second, service="second")
+    host.settle()
+
+    energies = {row.service: sum(row.energy.values()) for row in host.joiner.rows}
+    assert energies == {"llm": 10 * 100_000_000, "second": 10 * 100_000_000}
+
+
 def test_senders_of_one_family_are_one_engine() -> None:
     host = Host()
     host.born(SERVER, 1)

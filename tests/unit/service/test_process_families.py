@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import SECOND, Consumer, Principal
-from wattspan.service.process_families import MAX_PROCESSES, REMOVAL_INTERVAL, ProcessFamilies
+from wattspan.service.process_families import (
+    MAX_PROCESSES,
+    REMOVAL_INTERVAL,
+    ProcessFamilies,
+    ServiceProcesses,
+)
 
 ANN, BOB = Principal(1000), Principal(2000)
 LIFETIME = 300 * SECOND
@@ -208,15 +213,15 @@ def _launched(**launcher: Any) -> ProcessFamilies:
 
 def test_service_is_the_family_of_the_nearest_launcher_with_a_gpu_user() -> None:
     found = _launched().service(API, {WORKER}, {API: "vllm"})
-    assert found == ({LAUNCHER, API, WORKER}, LAUNCHER)
+    assert found[:2] == ({LAUNCHER, API, WORKER}, LAUNCHER)
 
 
 def test_service_with_a_gpu_user_of_its_own_has_no_launcher() -> None:
-    assert _launched().service(API, {API, WORKER}) == ({API}, None)
+    assert _launched().service(API, {API, WORKER}) == ServiceProcesses(frozenset({API}))
 
 
 def test_service_without_gpu_users_is_its_own_family() -> None:
-    assert _launched().service(API) == ({API}, None)
+    assert _launched().service(API) == ServiceProcesses(frozenset({API}))
 
 
 @pytest.mark.parametrize(
@@ -231,18 +236,18 @@ def test_service_without_gpu_users_is_its_own_family() -> None:
     ids=str,
 )
 def test_launcher_of_another_kind_or_owner_is_none(launcher: dict[str, Any]) -> None:
-    assert _launched(**launcher).service(API, {WORKER}) == ({API}, None)
+    assert _launched(**launcher).service(API, {WORKER}) == ServiceProcesses(frozenset({API}))
 
 
 def test_shell_and_init_are_no_launchers() -> None:
     families = _launched()
     client = Consumer(30, 5)
     families.add(client, SHELL.pid, principal=ALICE)
-    assert families.service(client, {WORKER}) == ({client}, None)
+    assert families.service(client, {WORKER}) == ServiceProcesses(frozenset({client}))
     daemon = Consumer(31, 6)
     families.add(Consumer(1, 0), 0, principal=ALICE)
     families.add(daemon, 1, principal=ALICE)
-    assert families.service(daemon, {WORKER}) == ({daemon}, None)
+    assert families.service(daemon, {WORKER}) == ServiceProcesses(frozenset({daemon}))
 
 
 def test_launcher_that_was_a_shell_before_its_exec_is_one() -> None:
@@ -287,5 +292,7 @@ def test_process_of_an_unknown_principal_has_no_launcher() -> None:
     families = _launched()
     unknown = Consumer(25, 6)
     families.add(unknown, LAUNCHER.pid)
-    assert families.service(unknown, {WORKER}) == ({unknown}, None)
-    assert families.service(Consumer(99, 9), {WORKER}) == ({Consumer(99, 9)}, None)
+    assert families.service(unknown, {WORKER}) == ServiceProcesses(frozenset({unknown}))
+    assert families.service(Consumer(99, 9), {WORKER}) == ServiceProcesses(
+        frozenset({Consumer(99, 9)})
+    )
