@@ -40,6 +40,9 @@ from wattspan.spans.waiting_spans import ReceiptDelay
 
 T = TypeVar("T")
 
+Board = Hashable
+"""A board, or the part of its energy that one owner of engines has in it."""
+
 MAX_REQUEST_HOLD = 120 * SECOND
 """The longest wait for the requests of a moment."""
 
@@ -48,8 +51,8 @@ FIRST_REQUESTS = 500
 """Until so many requests were received, the wait is ``FIRST_HOLD`` at least."""
 
 MAX_REQUESTS = 16_384
-"""Requests that wait for their energy, max-min fair by engine; the oldest beyond an engine's part
-are settled at once."""
+"""Requests that wait for their energy, max-min fair by owner and by engine; the oldest beyond an
+engine's part are settled at once."""
 
 MAX_ACTIVE = 4096
 """Active requests of one step, max-min fair by engine; further ones have no energy of it."""
@@ -109,7 +112,8 @@ class SettledRequests(NamedTuple):
 class _Engine:
     """An engine: its boards, its recent requests, and the clock of its decode."""
 
-    boards: frozenset[str] = frozenset()
+    owner: Hashable = None
+    boards: frozenset[Board] = frozenset()
     recent: list[InferenceRequest] = field(default_factory=list)
     progress: DecodeProgress = field(default_factory=DecodeProgress)
     means: SharingMeans = field(default_factory=SharingMeans)
@@ -161,10 +165,10 @@ class _OpenRequest:
     energy: int = 0
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
-    covered: dict[str, int] = field(default_factory=dict)  # nanoseconds, by board
+    covered: dict[Board, int] = field(default_factory=dict)  # nanoseconds, by board
     # By board and place: the change of the energy with each coefficient.
-    slopes: dict[str, dict[Place, list[float]]] = field(default_factory=dict)
-    works: dict[str, TokenWork] = field(default_factory=dict)  # by board
+    slopes: dict[Board, dict[Place, list[float]]] = field(default_factory=dict)
+    works: dict[Board, TokenWork] = field(default_factory=dict)  # by board
     method: DivisionMethod = DivisionMethod.MODEL
 
     def overlaps(self, start: int, end: int) -> bool:
@@ -201,12 +205,13 @@ class _Weights(NamedTuple):
 class RequestDivision:
     """The requests and the boards of all engines. ``model`` returns the model of a board.
 
-    Engines may share a board: its steps are the energy of all of them.
+    Engines of one owner may share a board: its steps are the energy of all of them, which requests
+    divide by what their spans claim. Another owner's engines have a board of their own.
     """
 
-    def __init__(self, model: Callable[[str], TokenPowerModel]) -> None:
+    def __init__(self, model: Callable[[Board], TokenPowerModel]) -> None:
         self._model = model
-        self._boards: dict[str, _BoardSteps] = {}
+        self._boards: dict[Board, _BoardSteps] = {}
         self._engines: dict[Hashable, _Engine] = {}
         self._open: list[_OpenRequest] = []
         self._since: int | None = None
@@ -214,7 +219,7 @@ class RequestDivision:
         self.received = 0
         """The microjoules of all steps: the sum of requests, idle energy and waiting steps."""
 
-    def hold(self, board: str) -> int:
+    def hold(self, board: Board) -> int:
         """The longest hold of the engines that use ``board``, in nanoseconds.
 
         Requests of one engine never delay those of engines on other boards.
@@ -226,22 +231,29 @@ class RequestDivision:
         """Number of requests without their final energy."""
         return len(self._open)
 
-    def add(self, requests: Sequence[InferenceRequest], received: int, *, engine: Hashable) -> None:
-        """Add ended requests of an engine that were received at ``received``."""
+    def add(
+        self,
+        requests: Sequence[InferenceRequest],
+        received: int,
+        *,
+        engine: Hashable,
+        owner: Hashable = None,
+    ) -> None:
+        """Add ended requests of an engine of ``owner`` that were received at ``received``."""
         if not requests:
             return
         if self._since is None:
             self._since = min(each.start for each in requests)
-        owner = self._engines.setdefault(engine, _Engine())
-        owner.add_delay(requests, received)
-        owner.add_prefill(requests)
-        divided = [self._boards[name].divided for name in owner.boards if name in self._boards]
+        own = self._engines.setdefault(engine, _Engine(owner))
+        own.add_delay(requests, received)
+        own.add_prefill(requests)
+        divided = [self._boards[name].divided for name in own.boards if name in self._boards]
         front = min(divided, default=0)
-        self._open += (_OpenRequest(each, owner, each.end <= front) for each in requests)
+        self._open += (_OpenRequest(each, own, each.end <= front) for each in requests)
 
-    def assign(self, engine: Hashable, boards: frozenset[str]) -> None:
-        """Set the boards of an engine, also for its waiting requests."""
-        self._engines.setdefault(engine, _Engine()).boards = boards
+    def assign(self, engine: Hashable, boards: frozenset[Board], owner: Hashable = None) -> None:
+        """Set the boards of an engine of ``owner``, also for its waiting requests."""
+        self._engines.setdefault(engine, _Engine(owner)).boards = boards
 
     def withdraw(self, requests: Iterable[InferenceRequest]) -> None:
         """Remove these very requests: they are none of the engine's, or other spans report them.
@@ -271,7 +283,7 @@ class RequestDivision:
         """Release an engine; its requests remain. Idempotent."""
         self._engines.pop(engine, None)
 
-    def add_steps(self, boards: Mapping[str, Sequence[CounterStep]]) -> None:
+    def add_steps(self, boards: Mapping[Board, Sequence[CounterStep]]) -> None:
         """Add the newest steps of boards, in order of time; known ones are ignored.
 
         Energy before the first request is not divided.
@@ -290,7 +302,7 @@ class RequestDivision:
                 board.received = step.end
                 self.received += step.energy
 
-    def restart(self, boards: Iterable[str], since: int) -> list[str]:
+    def restart(self, boards: Iterable[Board], since: int) -> list[Board]:
         """Forget the steps of boards of which none was divided; returns these boards.
 
         Their steps are to be added again, from ``since`` on: requests of an earlier time arrived.
@@ -429,7 +441,7 @@ class RequestDivision:
 
     # ---------------------------------------------------------------------------------- divide
 
-    def _divide(self, board: str, step: CounterStep, inside: Sequence[_OpenRequest]) -> int:
+    def _divide(self, board: Board, step: CounterStep, inside: Sequence[_OpenRequest]) -> int:
         """Divide a step among the requests in it; returns the engine's idle energy."""
         model = self._boards[board].model
         start, end, energy, _ = step
@@ -476,11 +488,16 @@ class RequestDivision:
 
 
 def _fair(requests: list[_OpenRequest], most: int) -> list[_OpenRequest]:
-    """The first requests of each engine, ``most`` in all, in their order."""
+    """The first requests of each engine, ``most`` in all by owner and by engine, in their order."""
     if len(requests) <= most:
         return requests
-    counts = Counter(id(each.engine) for each in requests)
-    left = dict(zip(counts, fair_parts(list(counts.values()), most), strict=True))
+    engines: dict[Hashable, Counter[int]] = {}
+    for each in requests:
+        engines.setdefault(each.engine.owner, Counter())[id(each.engine)] += 1
+    parts = fair_parts([counts.total() for counts in engines.values()], most)
+    left: dict[int, int] = {}
+    for counts, part in zip(engines.values(), parts, strict=True):
+        left |= zip(counts, fair_parts(list(counts.values()), part), strict=True)
     found = []
     for each in requests:
         if left[id(each.engine)]:

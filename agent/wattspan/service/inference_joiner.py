@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
 from wattspan.inference.accounts import InferenceAccounts, UnmeteredAccounts, UnmeteredRole
-from wattspan.inference.division import MAX_REQUEST_HOLD, RequestDivision, RequestEnergy
+from wattspan.inference.division import MAX_REQUEST_HOLD, Board, RequestDivision, RequestEnergy
 from wattspan.inference.estimate import RequestEstimate, RequestEstimator
 from wattspan.inference.requests import InferenceRequest
 from wattspan.inference.token_power import TokenPowerModel
@@ -65,6 +65,7 @@ class Engine:
 
     sender: Consumer
     service: str
+    owner: SharePath
     members: frozenset[Payer]
     launcher: Consumer | None = None
     related: dict[Consumer, str] = field(default_factory=dict)
@@ -72,6 +73,11 @@ class Engine:
     since: float = inf  # the start of its first request
     widest: TokenRole = TokenRole.CLIENT
     serves: bool = False  # True once a request was not a client's
+
+    @property
+    def parts(self) -> list[tuple[str, SharePath]]:
+        """Its owner's parts of its boards."""
+        return [(board, self.owner) for board in self.boards]
 
 
 class ServingEngines(Mapping[Consumer, Engine]):
@@ -117,7 +123,7 @@ class ServingEngines(Mapping[Consumer, Engine]):
                 self._release(displaced)
             if not admission:
                 return None
-            engine = self._engines[sender] = Engine(sender, service, frozenset((sender,)))
+            engine = self._engines[sender] = Engine(sender, service, owner, frozenset((sender,)))
             self._find_members(engine)
         self._places.touch(engine.sender, now)
         return engine
@@ -234,7 +240,7 @@ class InferenceJoiner:
         self._traces = traces or TokenTraces()
         self._history = history
         self._settled = settled
-        self._models: dict[str, TokenPowerModel] = {}
+        self._models: dict[Board, TokenPowerModel] = {}
         self._division = RequestDivision(self._model)
         self._engines = ServingEngines(
             history,
@@ -341,7 +347,7 @@ class InferenceJoiner:
         kept = [each for each in mine if id(each) in self._waiting]
         if kept and (first := min(each.start for each in kept)) < engine.since:
             self._start(engine, first)
-        self._division.add(kept, now, engine=engine.sender)
+        self._division.add(kept, now, engine=engine.sender, owner=engine.owner)
         return {i: each for i, each in found.items() if id(each) in self._waiting}
 
     def is_call(self, sender: Consumer, role: TokenRole) -> bool:
@@ -364,7 +370,8 @@ class InferenceJoiner:
         """
         self._since = engine.since = since
         used = set().union(*(each.boards for each in self._engines.values()))
-        used.difference_update(self._division.restart(engine.boards, since))
+        fresh = self._division.restart(engine.parts, since)
+        used.difference_update(board for board in engine.boards if (board, engine.owner) in fresh)
         self._read = {board: end for board, end in self._read.items() if board in used}
 
     def _narrow(self, engine: Engine, role: TokenRole, now: int) -> None:
@@ -483,7 +490,7 @@ class InferenceJoiner:
             own = (one for one in self._waiting.values() if one.sender == engine.sender)
             self._start(engine, min((one.request.start for one in own), default=now))
 
-    def _model(self, board: str) -> TokenPowerModel:
+    def _model(self, board: Board) -> TokenPowerModel:
         return self._models.setdefault(board, TokenPowerModel())
 
     def _read_steps(self) -> None:
@@ -491,18 +498,24 @@ class InferenceJoiner:
         found = self._history.gpu_steps(
             [each.members for each in engines], lambda key: self._read.get(key, self._since)
         )
-        boards = {}
+        boards: dict[Board, list[CounterStep]] = {}
         for board, steps in found.items():
+            owners: dict[SharePath, list[int]] = {}
             for i, engine in enumerate(engines):
                 if any(step.energies[i] for step in steps):
                     engine.boards.add(board)
+                if board in engine.boards:
+                    owners.setdefault(engine.owner, []).append(i)
             self._read[board] = steps[-1].end
-            if any(board in engine.boards for engine in engines):
-                boards[board] = [
-                    CounterStep(step.start, step.end, sum(step.energies), False) for step in steps
+            # The engines of an owner have the energy of their own processes, whatever tokens the
+            # spans of another owner claim.
+            for owner, own in owners.items():
+                boards[board, owner] = [
+                    CounterStep(step.start, step.end, sum(step.energies[i] for i in own), False)
+                    for step in steps
                 ]
         for engine in engines:
-            self._division.assign(engine.sender, frozenset(engine.boards))
+            self._division.assign(engine.sender, frozenset(engine.parts), engine.owner)
         self._division.add_steps(boards)
 
 

@@ -95,12 +95,14 @@ class Host:
         end: float = 0.0,
         role: TokenRole = TokenRole.PLAIN,
         parent: int = 0,
+        user: int = 1000,
     ) -> None:
         """A request or another span from ``start`` to ``end`` seconds ago."""
         begin, until = self.now - round(start * S), self.now - round(end * S)
         own = b"t" * 16, ident.to_bytes(8, "big"), parent.to_bytes(8, "big") if parent else b""
         span = Span(*own, service, name, begin, until, None, *tokens, role, details)
-        found = self.joiner.add(sender, SpanColumns.of([span]), self.now, principal=Principal(1000))
+        owner, spans = Principal(user), SpanColumns.of([span])
+        found = self.joiner.add(sender, spans, self.now, owner.path, principal=owner)
         self.requests += found.values()
 
     def send_calls(
@@ -198,6 +200,21 @@ def test_engines_on_two_gpus_are_kept_apart() -> None:
 
     energies = {row.service: sum(row.energy.values()) for row in host.joiner.rows}
     assert energies == {"llm": 10 * 100_000_000, "second": 10 * 100_000_000}
+
+
+@pytest.mark.parametrize("claimed", [(1, 1), (10_000_000, 10_000_000)])
+def test_tokens_of_another_user_move_no_energy_on_a_shared_board(claimed: tuple[int, int]) -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.born(OTHER, 1)
+    for number in range(10):
+        host.run(1, {"gpu0": (SERVER, OTHER)})
+        host.send(2 * number, 1.0)
+        host.send(2 * number + 1, 1.0, sender=OTHER, service="hers", tokens=claimed, user=1001)
+    host.settle()
+
+    energies = {row.service: sum(row.energy.values()) for row in host.joiner.rows}
+    assert energies == {"llm": 10 * 100_000_000, "hers": 10 * 100_000_000}
 
 
 def test_later_engine_has_the_energy_since_its_first_request() -> None:
