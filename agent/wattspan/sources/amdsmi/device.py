@@ -54,8 +54,8 @@ from wattspan.sources.gpu.port import (
 )
 from wattspan.sources.gpu.usage import PROCESSES, ProcessActivity, ProcessListUsage
 
-AMD = 0x1002
-"""AMD's number as a vendor of PCI devices."""
+AMD = "0x1002"
+"""AMD's number as a vendor of PCI devices, as the kernel writes it."""
 ENERGY, POWER, LIMITS = "energy accumulator", "power", "power limits"
 METHOD = "gpu-cu-occupancy"
 EMULATED_UUID = "e0e0e0e0-0000-1000-8000-"
@@ -300,7 +300,7 @@ def _is_foreign(vendor: object) -> bool:
         known = vendor if isinstance(vendor, int) else int(str(vendor), 16)
     except ValueError:
         return False
-    return known not in {0, AMD}
+    return known not in {0, int(AMD, 16)}
 
 
 class AmdSmiDevice(GpuDevice):
