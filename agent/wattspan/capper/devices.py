@@ -266,6 +266,10 @@ class ManagedDevices:
         delay = self._delays.get(key)
         return delay.error if delay and self._clock.monotonic() < delay.until else None
 
+    def failure(self, key: CapKey) -> CapsError | None:
+        """The error of a knob that failed when it was last tried, also once it is due again."""
+        return self._delays[key].error if key in self._delays else None
+
     @property
     def failing(self) -> frozenset[CapKey]:
         """Knobs that failed when they were last tried."""

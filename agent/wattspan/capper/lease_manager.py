@@ -271,6 +271,13 @@ class CapManager:
             self._row(planner.ranged(key), planner.demand) for key in sorted(planner.states)
         )
 
+    @property
+    def refused(self) -> frozenset[str]:
+        """The errors of knobs that do not have their imposed limit."""
+        imposed = self._demand().imposed
+        errors = map(self.reconciler.devices.failure, {*imposed.fixed, *imposed.shares})
+        return frozenset(str(error) for error in errors if error is not None)
+
     # ------------------------------------------------------------------------- inner workings
 
     def _demand(self) -> CapDemand:

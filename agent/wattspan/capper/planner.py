@@ -366,6 +366,10 @@ def imposed_limits(
     shares = {key: one.maximum for key, one in devices.items()}
     short = max(0, sum(shares.values()) - min(ceilings))
     writable = {key: share for key, share in shares.items() if not host.is_stuck(key)}
+    if host.failing:  # each is tried again, at the share that it has once it obeys
+        obeying = replace(host, failing=frozenset())
+        due = imposed_limits(settings, obeying, configured, requested).shares
+        writable |= {key: due[key] for key in host.failing & due.keys()}
     return ImposedLimits(fixed, writable, min(ceilings), short)
 
 

@@ -193,9 +193,9 @@ class Reconciler:
         plan = self.planner(demand).plan(keys)
         self._exempt |= ended.keys()
         self._exempt -= keys - {*plan.increase, *plan.restore}
-        plan = self._ramped(demand, plan)
-        for key in self._entries.keys() & keys - {*plan.lower, *plan.increase, *plan.restore}:
+        for key in keys - {*plan.lower, *plan.increase, *plan.restore}:
             self.devices.succeed(key)  # its limit is in force
+        plan = self._ramped(demand, plan)
         self._write_all(demand, plan.lower, errors, until)
         for key, value in plan.increase.items():  # each alone: two that fit may not fit together
             if self.planner(demand).fits(key, value):
