@@ -244,6 +244,25 @@ def test_write_failure_is_reported_with_the_capper_message(host: Host) -> None:
     assert finding.detail.endswith("the register is locked")
 
 
+@pytest.mark.parametrize(
+    ("imposed", "mark"),
+    [
+        (CapsSettings(), Severity.NOTE),
+        (CapsSettings(fixed=(FixedCapSettings(device="0", watts=400),)), Severity.WARN),
+        (CapsSettings(fixed=(FixedCapSettings(device="7", watts=400),)), Severity.NOTE),
+        (CapsSettings(budget_watts=900), Severity.WARN),
+    ],
+)
+def test_write_failure_of_an_imposed_limit_is_a_warning_without_a_tuned_knob(
+    imposed: CapsSettings, mark: Severity, host: Host
+) -> None:
+    host.autotune, host.caps = AutotuneSettings(knobs=(Knob.GPU_CLOCK,)), imposed
+    with answering(host, state(row(usable=False, trouble="It is read-only."))):
+        finding = host.told()[POWER]
+    assert finding.mark is mark
+    assert "It is read-only." in finding.detail
+
+
 def test_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
     with answering(host, state(row(foreign=True))):
         finding = host.told()[POWER]

@@ -6,9 +6,10 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from wattspan.capper.devices import matches_device
 from wattspan.capper.host_directory import HostDirectory, capper_directory
 from wattspan.capper.journal import EntrySource, JournalEntry, boot_ids, read_journal
-from wattspan.capper.planner import unmatched_settings
+from wattspan.capper.planner import is_power_knob, unmatched_settings
 from wattspan.capper.protocol import (
     TIMEOUT,
     CapperClient,
@@ -86,15 +87,20 @@ def _knobs(
     known: Mapping[CapKey, CapRow],
 ) -> Iterator[Finding]:
     """A finding for each knob of each device, or for a knob that no device has."""
+    caps = config.caps
+    budget = bool(caps.budget_watts or caps.budget_file or config.fleet.is_enabled)
     for knob, states in found.items():
-        chosen = knob in config.autotune.knobs
-        missing = warning if chosen and config.autotune.mode != "off" else note
+        tuned = knob in config.autotune.knobs
+        budgeted = budget and is_power_knob(knob)
+        missing = warning if tuned and config.autotune.mode != "off" else note
         if not states:
             yield missing(knob.value, _NO_KNOB_REASONS[knob])
+        fixed = [one.device for one in caps.fixed if one.knob is knob]
         for state in states:
             if isinstance(state, ActuatorError):
                 yield missing(knob.value, str(state))
             else:
+                chosen = tuned or budgeted or matches_device(fixed, state)
                 yield _knob(state, known.get(state.key), chosen=chosen)
 
 
