@@ -13,7 +13,7 @@ from testbed.capper_bench import Bench, W
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
-from wattspan.capper.planner import OperatorLimits, imposed_limits
+from wattspan.capper.planner import OperatorLimits, imposed_limits, power_range
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.config import CapsSettings
 from wattspan.config.caps_settings import FixedCapSettings, PrioritySettings
@@ -469,6 +469,34 @@ def test_imposed_limit_that_failed_is_told_and_tried_until_it_is_in_force(
         desk.turn()
     assert bench.stands == [450 * W, 450 * W]
     assert bench.manager.refused == frozenset()
+
+
+def test_limit_that_is_not_shown_is_unknown_and_not_zero(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    settings = CapsSettings(budget_watts=1000)
+    desk = bench.desk(settings)
+    desk.turn()
+    assert bench.stands == [500 * W, 500 * W]
+    assert power_range(settings, bench.manager.planner()).enforced == 1000 * W
+    bench.board().stands = None  # type: ignore[assignment]
+    bench.clock.advance(60)
+    desk.turn()
+    planner = bench.manager.planner()
+    assert power_range(settings, planner).enforced is None
+    assert not planner.fits(bench.key(1), 600 * W)
+
+
+def test_device_that_never_had_a_limit_takes_no_part(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.board().stands = None  # type: ignore[assignment]
+    settings = CapsSettings(fixed=FIXED, budget_watts=900)
+    desk = bench.desk(settings)
+    desk.turn()
+    planner = bench.manager.planner()
+    imposed = planner.demand.imposed
+    assert imposed.fixed.keys() == imposed.shares.keys() == {bench.key(1)}
+    assert power_range(settings, planner).enforced == 450 * W
+    assert [sentence.count("does not limit GPU0") for sentence in desk.unmatched] == [1]
 
 
 def test_budget_holds_and_originals_are_restored(tmp_path: Path) -> None:
