@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -510,6 +510,16 @@ def test_device_that_the_budget_cannot_limit_is_a_finding(host: Host) -> None:
     assert told["power budget"].detail.startswith("it does not limit RTX 4070 Laptop: ")
     assert "reserve_watts" in told["power budget"].remedy
     assert "power budget" not in host.told(dram)
+
+
+def test_package_that_shows_no_limit_is_one_that_the_budget_cannot_limit(host: Host) -> None:
+    package = Domain("rapl:package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED)
+    host.caps = CapsSettings(budget_watts=900)
+    with closing(PowercapTree(host.sysfs, LAYOUTS["client"], cpus=1)):
+        assert "power budget" not in host.told(package)
+        for limit in host.sysfs.glob("class/powercap/intel-rapl:0/constraint_*_power_limit_uw"):
+            limit.write_text("0\n")
+        assert "does not limit package-0" in host.told(package)["power budget"].detail
 
 
 def test_job_without_units_in_the_running_agent_is_a_finding(host: Host) -> None:

@@ -116,7 +116,8 @@ def _unmatched(
         yield warning("settings", sentence)
     for sentence in unmatched_settings(config.caps, states, tunable):
         yield warning("settings", sentence, "Correct or remove it.")
-    limited = {state.key.device for state in states if state.key.knob is not Knob.GPU_CLOCK}
+    limits = (one for one in states if is_power_knob(one.key.knob) and one.requested is not None)
+    limited = {state.key.device for state in limits}
     if (config.caps.budget_watts or config.caps.budget_file) and limited:
         free = [one.name for one in domains if one.in_cover and not _is_limited(one, limited)]
         if free:
