@@ -311,10 +311,16 @@ class Reconciler:
         errors: KnobErrors,
         until: int | None,
     ) -> None:
-        """Journal all ``targets`` at once, then write and verify each."""
-        waiting = {key: rest for key in targets if (rest := self.devices.resting(key)) is not None}
-        errors |= waiting
-        targets = {key: value for key, value in targets.items() if key not in waiting}
+        """Journal all ``targets`` at once, then write and verify each.
+
+        One that has no setting to restore is refused, and the others are written.
+        """
+        for key in targets:
+            if (rest := self.devices.resting(key)) is not None:
+                errors[key] = rest
+            elif key not in self._entries:
+                self._attempt(key, errors, partial(self._require_original, key))
+        targets = {key: value for key, value in targets.items() if key not in errors}
         if not targets:
             return
         try:
@@ -331,6 +337,12 @@ class Reconciler:
             cause = cause if any(cause) else _RAMP
             self._attempt(key, errors, partial(self._write, key, cause))
 
+    def _require_original(self, key: CapKey) -> None:
+        """CapsError for a knob without a setting that could be restored."""
+        state = self.devices.knobs[key]
+        if is_readable(key.knob) and state.requested is None:
+            raise unreadable_error(state)
+
     def _journal_intent(self, demand: CapDemand, targets: Mapping[CapKey, int]) -> None:
         """Have on disk that these knobs are about to be written. JournalError."""
         draft = dict(self._entries)
@@ -345,8 +357,6 @@ class Reconciler:
                     source=EntrySource.RECORDED,
                     presence=state.presence,
                 )
-            elif is_readable(key.knob) and state.requested is None:
-                raise JournalError(str(unreadable_error(state)))
             else:
                 draft[key] = replace(new_entry(state, self._clock.now().wall), value=value)
         draft = _with_imposed(draft, self.planner(demand).retained(targets))
