@@ -256,6 +256,10 @@ class ManagedDevices:
         self._confirmed[key] = self.knobs[key].presence, self._clock.now()
         self._unanswered.discard(key)
 
+    def confirmed(self, key: CapKey, recorded: DevicePresence) -> DevicePresence:
+        """The presence at the last ``confirm``; ``recorded`` before the first one."""
+        return self._confirmed[key][0] if key in self._confirmed else recorded
+
     def _has_slept(self, since: Instant) -> bool:
         return self._clock.now().asleep - since.asleep > SUSPENDED
 

@@ -24,6 +24,8 @@ from wattspan.util.unix_sockets import PeerCredentials
 
 LISTING_INTERVAL = 10 * SECOND
 """Interval of device discovery, and of reads of devices without a lease."""
+PRESENCE_INTERVAL = 3600 * SECOND
+"""Interval of journal writes without a change; a capper that is killed writes none at its end."""
 HOLD_TIMEOUT = 500 * MILLISECOND
 UNKNOWN_PEER = PeerCredentials()
 _UNUSABLE = (
@@ -144,6 +146,7 @@ class CapManager:
         self.reconciler, self._clock, self._limits = reconciler, clock, limits
         self._imposed = ImposedLimits()
         self._listed: int | None = None
+        self._presence_recorded = clock.monotonic()
 
     def reconfigure(self, limits: OperatorLimits) -> None:
         """Apply other settings from now on. Limits that are still permitted stay."""
@@ -226,7 +229,9 @@ class CapManager:
 
         Returns the failures. Fixed caps and budgets stay in force until the operator lifts them.
         """
-        return self._restore_all("the capper stops")
+        errors = self._restore_all("the capper stops")
+        self.reconciler.record_presence()
+        return errors
 
     def impose_retained(self) -> None:
         """Impose the limits that the journal retains, without a configuration."""
@@ -249,6 +254,10 @@ class CapManager:
             self.leases.drop([key])
             self._reconcile([key], {key: WriteCause(why=str(error))})
             self.reconciler.fail(key, error)
+        now = self._clock.monotonic()
+        if now - self._presence_recorded >= PRESENCE_INTERVAL:
+            self._presence_recorded = now
+            self.reconciler.record_presence()
 
     def find_devices(self) -> None:
         """Look for devices, if the last time was long ago."""

@@ -229,6 +229,17 @@ class Reconciler:
             about = JournalEntry(knob=key.knob, device=key.device)
             self._note(AuditAction.FAIL, about, None, None, WriteCause(why=str(error)))
 
+    def record_presence(self) -> None:
+        """Have on disk how each device was last confirmed, so that later resets are found.
+
+        An odometer of the last write would be exceeded soon after a reset.
+        """
+        for key, entry in self._entries.items():
+            if entry.source is EntrySource.RECORDED:
+                presence = self.devices.confirmed(key, entry.presence)
+                self._entries[key] = replace(entry, presence=presence)
+        self._store()
+
     def accept_foreign(self) -> list[CapKey]:
         """Forget the entries of foreign limits and of earlier boots; their knobs."""
         accepted = [
@@ -446,6 +457,9 @@ class Reconciler:
         """Have the present entries on disk, with the limits that stay if this process ends."""
         retained = self.planner(demand).retained(planned or {})
         self._entries = _with_imposed(self._entries, retained)
+        self._store()
+
+    def _store(self) -> None:
         try:
             self._journal.save(self._entries)
             self.journal_trouble = ""
