@@ -324,11 +324,6 @@ class ManagedDevices:
         return state
 
 
-def matches_device(names: Iterable[str], state: KnobState) -> bool:
-    """True if any of ``names`` is this device's: its id, UUID, index or zone, or "*"."""
-    return not {"*", state.key.device, *state.aliases}.isdisjoint(names)
-
-
 _REASONS = {
     Trouble.DENIED: RefusalReason.NO_PERMISSION,
     Trouble.MALFORMED: RefusalReason.NOT_HONOURED,

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from wattspan.capper.devices import matches_device
 from wattspan.capper.ownership import foreign_limit_error
 from wattspan.capper.planner import (
     CapDemand,
@@ -364,7 +363,7 @@ class CapManager:
                 f"The {state.key.knob} of {state.name} is not to be tuned: [autotune] knobs does"
                 f' not name it. Add "{state.key.knob}" to that list.'
             )
-        if tunable and not matches_device(tunable, state):
+        if tunable and not state.is_named(tunable):
             return (
                 f"{state.name} is not to be tuned: [autotune] gpus does not name it. Add it to that"
                 " list, or choose another device."

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.capper.devices import matches_device
 from wattspan.capper.journal import JournalEntry
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState
@@ -359,7 +358,7 @@ def imposed_limits(
     for one in settings.fixed:
         limit = one.watts * _MILLIWATTS_PER_WATT
         for key, state in host.states.items():
-            named = key.knob is one.knob and matches_device([one.device], state)
+            named = key.knob is one.knob and state.is_named([one.device])
             if named and is_power_knob(key.knob) and host.original(key).requested is not None:
                 fixed[key] = min(limit, fixed.get(key, limit))
     ceilings = [one for one in (configured, requested) if one is not None]
@@ -421,7 +420,7 @@ def _budget_devices(
         wants = [fixed[key]] if key in fixed else []
         if key in host.demand.tuned:
             wants.append(host.demand.tuned[key].value)
-        named = (one.priority for one in settings.priority if matches_device([one.device], state))
+        named = (one.priority for one in settings.priority if state.is_named([one.device]))
         devices[key] = BudgetClaim(
             min(lowest, original),
             original,
@@ -461,7 +460,7 @@ def unmatched_settings(
     for one in filter(lambda one: is_power_knob(one.knob), caps.fixed):
         setting = f"[[caps.fixed]] device = {quoted(one.device)}"
         having = [state for state in states if state.key.knob is one.knob]
-        named = [state for state in having if matches_device([one.device], state)]
+        named = [state for state in having if state.is_named([one.device])]
         if not named:
             yield f"{setting} matches nothing: {_having(one.knob, having)}."
         for state in named:
@@ -480,7 +479,7 @@ def unmatched_settings(
                 )
     powered = [one for one in states if is_power_knob(one.key.knob) and one.requested is not None]
     for ranked in caps.priority:
-        if not any(matches_device([ranked.device], state) for state in powered):
+        if not any(state.is_named([ranked.device]) for state in powered):
             yield (
                 f"[[caps.priority]] device = {quoted(ranked.device)} matches nothing:"
                 f" {_having(None, powered)}."
@@ -493,7 +492,7 @@ def unmatched_settings(
         )
     boards = [state for state in states if state.key.knob is not Knob.CPU_POWER]
     for name in tunable:
-        if not any(matches_device([name], state) for state in boards):
+        if not any(state.is_named([name]) for state in boards):
             yield f"[autotune] gpus: {quoted(name)} matches nothing: {_having(None, boards)}."
 
 

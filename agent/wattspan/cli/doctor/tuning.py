@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from wattspan.capper.devices import matches_device
 from wattspan.capper.host_directory import HostDirectory, capper_directory
 from wattspan.capper.journal import EntrySource, JournalEntry, boot_ids, read_journal
 from wattspan.capper.planner import is_power_knob, unmatched_settings
@@ -100,7 +99,7 @@ def _knobs(
             if isinstance(state, ActuatorError):
                 yield missing(knob.value, str(state))
             else:
-                chosen = tuned or budgeted or matches_device(fixed, state)
+                chosen = tuned or budgeted or state.is_named(fixed)
                 yield _knob(state, known.get(state.key), chosen=chosen)
 
 
