@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from bisect import bisect
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -82,6 +83,14 @@ class Gpu:
     @property
     def resource(self) -> str:
         return f"{'cpu' if self.knob is Knob.CPU_POWER else 'gpu'}:{self.device}"
+
+    @property
+    def index(self) -> int:
+        return int(re.sub(r"\D", "", self.device) or 0)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return (str(self.index),)
 
     @property
     def power(self) -> int:
@@ -236,7 +245,7 @@ class MemoryCapper:
     def _clock(self, gpu: Gpu) -> CapRow:
         key, held = CapKey(Knob.GPU_CLOCK, gpu.device), gpu.device in self.clocked
         return CapRow(
-            KnobState(key, gpu.device, 210, None, self.highest_clock),
+            KnobState(key, gpu.device, 210, None, self.highest_clock, aliases=gpu.aliases),
             wanted=self.clocked.get(gpu.device),
             holder=self.holders.get(gpu.device, ""),
             expires=self._host.clock.monotonic() + LEASE if held else None,
@@ -254,6 +263,7 @@ class MemoryCapper:
                 DEFAULT,
                 gpu.cap,
                 gpu.cap,
+                gpu.aliases,
             ),
             original=self.originals.get(gpu.device),
             wanted=self.wanted.get(gpu.device) if held else None,
@@ -479,6 +489,7 @@ class Host:
                     partition_mode=gpu.partition_mode,
                     model="H100",
                     driver="550",
+                    index=gpu.index,
                 )
                 for gpu in self.gpus
                 if not gpu.lost

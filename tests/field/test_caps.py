@@ -308,7 +308,7 @@ class Capper:
         self.start()
 
     def start(self) -> None:
-        clock = self.host.clock
+        clock, self._ended = self.host.clock, False
         devices = ManagedDevices([Direct(self.host.actuator(self.knob))], clock)
         journal = Journal(self._folder, BOOT)
         self.reconciler = Reconciler(devices, journal, clock, self.events.append)
@@ -320,10 +320,17 @@ class Capper:
     def stop(self) -> None:
         """The capper ends without a farewell; its fixed cap stays."""
 
+    def end(self, how: str) -> None:
+        """The capper ends, by a signal or by a kill, and time passes without it."""
+        if how == "in order":
+            self.manager.stop()
+        self._ended = True
+
     def turns(self, seconds: int) -> None:
         for _ in range(seconds):
             self.host.clock.advance(1)
-            self.manager.turn()
+            if not self._ended:
+                self.manager.turn()
 
 
 HOSTS: Mapping[str, Callable[[Path, Mapping[str, Any]], Host]] = {
@@ -348,7 +355,7 @@ def test_cap_survives_resets_and_yields_to_rivals(case: FieldCase, tmp_path: Pat
     with capped(case, tmp_path) as (host, capper):
         assert host.limit == case["device"]["cap"]
         for number, step in enumerate(case["step"], start=1):
-            act = getattr(capper if step["do"] in {"start", "stop"} else host, step["do"])
+            act = getattr(capper if step["do"] in {"start", "stop", "end"} else host, step["do"])
             act(*step.get("with", []))
             capper.turns(step.get("seconds", 1))
             (row,) = capper.manager.rows()

@@ -572,13 +572,29 @@ def test_capper_memory_is_small(capper: CapperProcess) -> None:
     assert "Threads:\t1\n" in status
 
 
-def test_fixed_cap_of_no_device_is_logged_once(
-    host: EmulatedHost, gpu: Gpu, tmp_path: Path
+@pytest.mark.parametrize(
+    ("cap", "told"),
+    [
+        (
+            'device = "7"\nwatts = 400',
+            '[[caps.fixed]] device = "7" matches nothing: the devices with a gpu_power are',
+        ),
+        (
+            'device = "*"\nwatts = 60\nknob = "cpu_power"',
+            "its limits are switched off, so a lower one would change nothing.",
+        ),
+    ],
+    ids=["no device", "refused"],
+)
+def test_fixed_cap_without_effect_is_logged_once(
+    cap: str, told: str, host: EmulatedHost, gpu: Gpu, tmp_path: Path
 ) -> None:
+    assert host.sysfs is not None
+    for switch in host.sysfs.glob("class/powercap/intel-rapl:?/enabled"):
+        switch.write_text("0\n")
     file = tmp_path / "config.toml"
-    file.write_text('[[caps.fixed]]\ndevice = "7"\nwatts = 400\n')
+    file.write_text(f"[[caps.fixed]]\n{cap}\n")
     with CapperProcess(host, tmp_path, arguments=["--config", str(file)]) as capper:
-        told = '[[caps.fixed]] device = "7" matches nothing: the devices with a gpu_power are'
         eventually(lambda: told in capper.said, "the capper names it")
         client = capper.client()
         for _ in range(3):

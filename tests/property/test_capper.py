@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from testbed.capper_bench import Bench, Killed, W
@@ -208,3 +208,33 @@ class Host(RuleBasedStateMachine):
 
 TestHost = Host.TestCase
 TestHost.settings = settings(stateful_step_count=40)
+
+
+CONDITIONS: dict[str, dict[str, object]] = {
+    "healthy": {},
+    "unset": {"stands": None, "obeys": None},
+    "locked": {"locked": True},
+    "inert": {"inert": True},
+    "gone": {"fault": Trouble.ABSENT},
+    "denied": {"fault": Trouble.DENIED},
+}
+
+
+@given(st.lists(st.sampled_from(sorted(CONDITIONS)), min_size=1, max_size=4), st.integers(1, 5))
+def test_bad_knobs_leave_the_outcome_of_the_others(conditions: list[str], turns: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        bench = Bench(Path(folder), boards=len(conditions))
+        bench.manager.impose(
+            ImposedLimits(fixed={bench.key(n): 500 * W for n in range(len(conditions))})
+        )
+        for number, condition in enumerate(conditions):
+            for name, value in CONDITIONS[condition].items():
+                setattr(bench.board(number), name, value)
+        for _ in range(turns):
+            bench.turn(60)
+        healthy = [n for n, one in enumerate(conditions) if one == "healthy"]
+        assert [bench.board(n).stands for n in healthy] == [500 * W] * len(healthy)
+        assert {key for key, _ in bench.actuator.written} >= {f"gpu{n}" for n in healthy}
+        assert bench.reconciler.devices.failing == {
+            bench.key(n) for n in range(len(conditions)) if n not in healthy
+        }

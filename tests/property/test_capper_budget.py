@@ -62,7 +62,7 @@ class BudgetedHost(RuleBasedStateMachine):
     def turn(self) -> None:
         self.attempt(self.impose_and_turn)
 
-    @rule(number=NUMBERS, fault=st.sampled_from([None, Trouble.STUCK]))
+    @rule(number=NUMBERS, fault=st.sampled_from([None, Trouble.STUCK, Trouble.RETRY]))
     def device_hangs(self, number: int, fault: Trouble | None) -> None:
         self.bench.board(number).fault = fault
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from wattspan.attribution.metering import SUSPENDED
+from wattspan.capper.actuators.awaited import AwaitedActuator, AwaitedDriver
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import gpu_actuators
 from wattspan.capper.protocol import RefusalReason
@@ -38,7 +40,6 @@ from wattspan.ports import (
 from wattspan.sources.amdsmi.device import AmdSmiVendor
 from wattspan.sources.amdsmi.source import BindingError
 from wattspan.sources.amdsmi.source import load_binding as load_amd_binding
-from wattspan.sources.gpu.port import GpuVendor
 from wattspan.sources.nvml.device import NvmlVendor
 from wattspan.sources.nvml.source import load_binding
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
@@ -58,29 +59,37 @@ def open_actuators(
     emulated: bool = False,
     amdsmi: Any = None,
     plugins: Mapping[str, ActuatorPlugin] = MappingProxyType({}),
+    awaits: bool = False,
 ) -> tuple[SlottedActuator, ...]:
     """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
 
     A knob of GPUs has one for each vendor, NVIDIA's first. ``nvml`` and ``amdsmi`` are used
     instead of the modules ``pynvml`` and ``amdsmi``, of which none is loaded then, nor for an
     ``emulated`` host, so that no real GPU is ever set instead of an emulated one. GPUs are
-    included while the driver is not loaded: they appear once it is. No device is used before the
-    first call. ``plugins`` are those that the configuration names, by name; ConfigError for one
-    that fails.
+    included while the driver is not loaded: they appear once it is. With ``awaits`` a real host
+    gets every knob: what has no library or driver yet appears once it has. No device is used
+    before the first call. ``plugins`` are those that the configuration names, by name; ConfigError
+    for one that fails.
     """
     found: list[SlottedActuator] = []
-    if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
-        if nvml is None and amdsmi is None and not emulated:
-            nvml = load_binding()
-            with suppress(BindingError):
-                amdsmi = load_amd_binding()
-        vendors: list[GpuVendor] = [] if nvml is None else [NvmlVendor(nvml, clock)]
-        vendors += [] if amdsmi is None else [AmdSmiVendor(amdsmi, clock)]
-        for vendor in vendors:
-            found += gpu_actuators(vendor, knobs, sysfs)
-    if Knob.CPU_POWER in knobs and (sysfs / POWERCAP_CLASS).is_dir():
+    gpu_knobs = [knob for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK) if knob in knobs]
+    is_real = nvml is None and amdsmi is None and not emulated
+    for vendor, load, given in (
+        (NvmlVendor, load_binding, nvml),
+        (AmdSmiVendor, _load_amd, amdsmi),
+    ):
+        if given is not None:
+            found += gpu_actuators(vendor(given, clock), gpu_knobs, sysfs)
+        elif is_real and gpu_knobs:
+            opener = partial(_open_gpus, vendor, load, clock, gpu_knobs, sysfs)
+            driver = AwaitedDriver(sysfs / "module" / vendor.kernel_driver, opener)
+            found += driver.open(gpu_knobs if awaits else ())
+    if Knob.CPU_POWER in knobs:
         delay = EMULATED_RESPONSE_TIME if emulated else 0
-        found.append(CpuPower(sysfs, clock, answers_after=delay))
+        packages = CpuPower(sysfs, clock, answers_after=delay)
+        tree = sysfs / POWERCAP_CLASS
+        driver = AwaitedDriver(tree, lambda: [packages] if tree.is_dir() else [])
+        found += driver.open([Knob.CPU_POWER] if awaits and not emulated else ())
     context = ActuatorContext(clock, knobs, sysfs)
     for name, plugin in plugins.items():
         try:
@@ -91,7 +100,27 @@ def open_actuators(
                 f"Cannot open the actuators {quoted(name)}: {printable(cause)}. Report it to the"
                 " authors of the plugin, or remove it from caps.actuators."
             ) from error
-    return tuple(found)
+    # The error of a driver that is there tells more, so it comes first.
+    return tuple(sorted(found, key=lambda one: isinstance(one, AwaitedActuator)))
+
+
+def _load_amd() -> Any:
+    """The ``amdsmi`` module, or None if it does not load."""
+    with suppress(BindingError):
+        return load_amd_binding()
+    return None
+
+
+def _open_gpus(
+    vendor: type[NvmlVendor | AmdSmiVendor],
+    load: Callable[[], Any],
+    clock: Clock,
+    knobs: Collection[Knob],
+    sysfs: Path,
+) -> list[SlottedActuator]:
+    """The actuators of a vendor's boards; none without its library."""
+    binding = load()
+    return [] if binding is None else gpu_actuators(vendor(binding, clock), knobs, sysfs)
 
 
 class ConcurrentActuator(Actuator, Protocol):
@@ -227,6 +256,10 @@ class ManagedDevices:
         self._confirmed[key] = self.knobs[key].presence, self._clock.now()
         self._unanswered.discard(key)
 
+    def confirmed(self, key: CapKey, recorded: DevicePresence) -> DevicePresence:
+        """The presence at the last ``confirm``; ``recorded`` before the first one."""
+        return self._confirmed[key][0] if key in self._confirmed else recorded
+
     def _has_slept(self, since: Instant) -> bool:
         return self._clock.now().asleep - since.asleep > SUSPENDED
 
@@ -236,6 +269,10 @@ class ManagedDevices:
         """The error of a knob that is not tried before its retry delay ends."""
         delay = self._delays.get(key)
         return delay.error if delay and self._clock.monotonic() < delay.until else None
+
+    def failure(self, key: CapKey) -> CapsError | None:
+        """The error of a knob that failed when it was last tried, also once it is due again."""
+        return self._delays[key].error if key in self._delays else None
 
     @property
     def failing(self) -> frozenset[CapKey]:
@@ -285,11 +322,6 @@ class ManagedDevices:
                 self.stuck.add(key)
             raise DeviceError(key, error) from None
         return state
-
-
-def matches_device(names: Iterable[str], state: KnobState) -> bool:
-    """True if any of ``names`` is this device's: its id, UUID, index or zone, or "*"."""
-    return not {"*", state.key.device, *state.aliases}.isdisjoint(names)
 
 
 _REASONS = {

@@ -62,7 +62,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     then shows ``before``, an earlier value of the capper. ``foreign`` is the setting of another
     program, to which the knob is left; of a lost entry, the limit when the loss was found.
     ``imposed`` is the limit of a fixed cap or of a power budget, which stays when the capper ends.
-    ``presence`` is the device's at the last write.
+    ``presence`` is the device's at the last write, later at an orderly end and every hour.
     """
 
     knob: Knob

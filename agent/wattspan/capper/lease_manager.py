@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from wattspan.capper.devices import matches_device
 from wattspan.capper.ownership import foreign_limit_error
 from wattspan.capper.planner import (
     CapDemand,
@@ -24,6 +23,8 @@ from wattspan.util.unix_sockets import PeerCredentials
 
 LISTING_INTERVAL = 10 * SECOND
 """Interval of device discovery, and of reads of devices without a lease."""
+PRESENCE_INTERVAL = 3600 * SECOND
+"""Interval of journal writes without a change; a capper that is killed writes none at its end."""
 HOLD_TIMEOUT = 500 * MILLISECOND
 UNKNOWN_PEER = PeerCredentials()
 _UNUSABLE = (
@@ -144,6 +145,7 @@ class CapManager:
         self.reconciler, self._clock, self._limits = reconciler, clock, limits
         self._imposed = ImposedLimits()
         self._listed: int | None = None
+        self._presence_recorded = clock.monotonic()
 
     def reconfigure(self, limits: OperatorLimits) -> None:
         """Apply other settings from now on. Limits that are still permitted stay."""
@@ -226,7 +228,9 @@ class CapManager:
 
         Returns the failures. Fixed caps and budgets stay in force until the operator lifts them.
         """
-        return self._restore_all("the capper stops")
+        errors = self._restore_all("the capper stops")
+        self.reconciler.record_presence()
+        return errors
 
     def impose_retained(self) -> None:
         """Impose the limits that the journal retains, without a configuration."""
@@ -249,6 +253,10 @@ class CapManager:
             self.leases.drop([key])
             self._reconcile([key], {key: WriteCause(why=str(error))})
             self.reconciler.fail(key, error)
+        now = self._clock.monotonic()
+        if now - self._presence_recorded >= PRESENCE_INTERVAL:
+            self._presence_recorded = now
+            self.reconciler.record_presence()
 
     def find_devices(self) -> None:
         """Look for devices, if the last time was long ago."""
@@ -270,6 +278,13 @@ class CapManager:
         return tuple(
             self._row(planner.ranged(key), planner.demand) for key in sorted(planner.states)
         )
+
+    @property
+    def refused(self) -> frozenset[str]:
+        """The errors of knobs that do not have their imposed limit."""
+        imposed = self._demand().imposed
+        errors = map(self.reconciler.devices.failure, {*imposed.fixed, *imposed.shares})
+        return frozenset(str(error) for error in errors if error is not None)
 
     # ------------------------------------------------------------------------- inner workings
 
@@ -348,7 +363,7 @@ class CapManager:
                 f"The {state.key.knob} of {state.name} is not to be tuned: [autotune] knobs does"
                 f' not name it. Add "{state.key.knob}" to that list.'
             )
-        if tunable and not matches_device(tunable, state):
+        if tunable and not state.is_named(tunable):
             return (
                 f"{state.name} is not to be tuned: [autotune] gpus does not name it. Add it to that"
                 " list, or choose another device."

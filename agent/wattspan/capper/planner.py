@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.capper.devices import matches_device
 from wattspan.capper.journal import JournalEntry
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState
@@ -226,8 +225,15 @@ class Planner:
         budget = self.demand.imposed.budget
         if budget is None or value is None or not is_power_knob(key.knob):
             return True
-        others = [one for other, one in self.states.items() if other != key]
-        return not self.hidden and value + sum(map(_power_limit, others)) <= budget
+        others = self.states.keys() - {key}
+        return not self.hidden and value + sum(map(self.power, others)) <= budget
+
+    def power(self, key: CapKey) -> int:
+        """The milliwatts that a device may draw now, its original while it shows no limit.
+
+        0 for a knob other than power, and for a device that never had a limit.
+        """
+        return _power_limit(self.states[key]) or _power_limit(self.original(key))
 
     def retained(self, planned: Mapping[CapKey, int]) -> dict[CapKey, int]:
         """The limit of each knob that stays in force if this process ends from now on.
@@ -245,11 +251,11 @@ class Planner:
         if budget is None:
             return kept
         total = 0
-        for key, state in self.states.items():
+        for key in self.states:
             if is_power_knob(key.knob):
                 original = ours[key].original if key in ours else None
                 after = kept.get(key, original) or 0
-                total += max(_power_limit(state), planned.get(key, 0), after)
+                total += max(self.power(key), planned.get(key, 0), after)
         if total <= budget and not self.hidden:
             return kept
         values = {key: planned[key] if key in planned else ours[key].value for key in keys}
@@ -352,8 +358,8 @@ def imposed_limits(
     for one in settings.fixed:
         limit = one.watts * _MILLIWATTS_PER_WATT
         for key, state in host.states.items():
-            named = matches_device([one.device], state)
-            if key.knob is one.knob and is_power_knob(key.knob) and named:
+            named = key.knob is one.knob and state.is_named([one.device])
+            if named and is_power_knob(key.knob) and host.original(key).requested is not None:
                 fixed[key] = min(limit, fixed.get(key, limit))
     ceilings = [one for one in (configured, requested) if one is not None]
     if not ceilings:
@@ -366,11 +372,15 @@ def imposed_limits(
     shares = {key: one.maximum for key, one in devices.items()}
     short = max(0, sum(shares.values()) - min(ceilings))
     writable = {key: share for key, share in shares.items() if not host.is_stuck(key)}
+    if host.failing:  # each is tried again, at the share that it has once it obeys
+        obeying = replace(host, failing=frozenset())
+        due = imposed_limits(settings, obeying, configured, requested).shares
+        writable |= {key: due[key] for key in host.failing & due.keys()}
     return ImposedLimits(fixed, writable, min(ceilings), short)
 
 
 class PowerRange(NamedTuple):
-    """The sums of all devices with a power knob, in milliwatts.
+    """The sums of all devices with a power limit, in milliwatts.
 
     ``floor`` is the lowest sum of their limits, ``original`` that of their original ones,
     ``enforced`` that of the present ones, None if a device's is unknown.
@@ -386,8 +396,8 @@ def power_range(settings: CapsSettings, host: Planner) -> PowerRange:
     devices = _budget_devices(settings, host, {})
     floor = sum(one.minimum for one in devices.values())
     original = sum(one.maximum for one in devices.values())
-    is_unknown = host.hidden or not devices
-    enforced = None if is_unknown else sum(map(_power_limit, host.states.values()))
+    is_known = all(_power_limit(host.states[key]) for key in devices) and not host.hidden
+    enforced = sum(map(_power_limit, host.states.values())) if devices and is_known else None
     return PowerRange(floor, original, enforced)
 
 
@@ -395,12 +405,12 @@ def _budget_devices(
     settings: CapsSettings, host: Planner, fixed: Mapping[CapKey, int]
 ) -> dict[CapKey, BudgetClaim]:
     devices: dict[CapKey, BudgetClaim] = {}
-    for key, present in host.states.items():
+    for key in host.states:
         state = host.original(key)
         if not is_power_knob(key.knob) or (original := state.requested) is None:
             continue
         if host.is_stuck(key):  # the others share the rest
-            stuck = _power_limit(present)
+            stuck = host.power(key)
             devices[key] = BudgetClaim(stuck, stuck, _STUCK_PRIORITY)
             continue
         lowest = state.minimum
@@ -410,7 +420,7 @@ def _budget_devices(
         wants = [fixed[key]] if key in fixed else []
         if key in host.demand.tuned:
             wants.append(host.demand.tuned[key].value)
-        named = (one.priority for one in settings.priority if matches_device([one.device], state))
+        named = (one.priority for one in settings.priority if state.is_named([one.device]))
         devices[key] = BudgetClaim(
             min(lowest, original),
             original,
@@ -443,18 +453,33 @@ def _with_floors(devices: Mapping[CapKey, BudgetClaim], host: Planner) -> dict[C
 def unmatched_settings(
     caps: CapsSettings, states: Collection[KnobState], tunable: Collection[str] = ()
 ) -> Iterator[str]:
-    """A sentence for each name without a device, and for a budget that limits nothing.
+    """A sentence for each name without a device, and for a limit without its effect.
 
     ``states`` are those of all knobs that can be read; ``tunable`` is ``[autotune] gpus``.
     """
-    for one in caps.fixed:
+    for one in filter(lambda one: is_power_knob(one.knob), caps.fixed):
+        setting = f"[[caps.fixed]] device = {quoted(one.device)}"
         having = [state for state in states if state.key.knob is one.knob]
-        if is_power_knob(one.knob) and not any(matches_device([one.device], s) for s in having):
-            name = quoted(one.device)
-            yield f"[[caps.fixed]] device = {name} matches nothing: {_having(one.knob, having)}."
-    powered = [state for state in states if is_power_knob(state.key.knob)]
+        named = [state for state in having if state.is_named([one.device])]
+        if not named:
+            yield f"{setting} matches nothing: {_having(one.knob, having)}."
+        for state in named:
+            lowest = max(state.minimum or 0, caps.floor_watts * _MILLIWATTS_PER_WATT)
+            if state.requested is None:
+                yield (
+                    f"{setting} does not limit {state.name}: it shows no limit (0 W), as in"
+                    " most virtual machines, so none could be restored. Where the hardware has"
+                    " limits, write one as root once."
+                )
+            elif one.watts * _MILLIWATTS_PER_WATT < lowest:
+                yield (
+                    f"{setting} sets {state.name} to {min(lowest, state.requested) / 1000:g} W"
+                    f" instead of {one.watts} W, which is below its least limit or"
+                    " [caps] floor_watts."
+                )
+    powered = [one for one in states if is_power_knob(one.key.knob) and one.requested is not None]
     for ranked in caps.priority:
-        if not any(matches_device([ranked.device], state) for state in powered):
+        if not any(state.is_named([ranked.device]) for state in powered):
             yield (
                 f"[[caps.priority]] device = {quoted(ranked.device)} matches nothing:"
                 f" {_having(None, powered)}."
@@ -467,7 +492,7 @@ def unmatched_settings(
         )
     boards = [state for state in states if state.key.knob is not Knob.CPU_POWER]
     for name in tunable:
-        if not any(matches_device([name], state) for state in boards):
+        if not any(state.is_named([name]) for state in boards):
             yield f"[autotune] gpus: {quoted(name)} matches nothing: {_having(None, boards)}."
 
 

@@ -292,6 +292,7 @@ class Capper:
             self._requests.trouble,
             engine.reconciler.unrecovered,
             *self._requests.unmatched,
+            *engine.manager.refused,
             *engine.reconciler.foreign,
         } - {""}
         while engine.reconciler.news:

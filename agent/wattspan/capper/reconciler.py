@@ -193,9 +193,9 @@ class Reconciler:
         plan = self.planner(demand).plan(keys)
         self._exempt |= ended.keys()
         self._exempt -= keys - {*plan.increase, *plan.restore}
-        plan = self._ramped(demand, plan)
-        for key in self._entries.keys() & keys - {*plan.lower, *plan.increase, *plan.restore}:
+        for key in keys - {*plan.lower, *plan.increase, *plan.restore}:
             self.devices.succeed(key)  # its limit is in force
+        plan = self._ramped(demand, plan)
         self._write_all(demand, plan.lower, errors, until)
         for key, value in plan.increase.items():  # each alone: two that fit may not fit together
             if self.planner(demand).fits(key, value):
@@ -228,6 +228,17 @@ class Reconciler:
         if self.devices.fail(key, error):
             about = JournalEntry(knob=key.knob, device=key.device)
             self._note(AuditAction.FAIL, about, None, None, WriteCause(why=str(error)))
+
+    def record_presence(self) -> None:
+        """Have on disk how each device was last confirmed, so that later resets are found.
+
+        An odometer of the last write would be exceeded soon after a reset.
+        """
+        for key, entry in self._entries.items():
+            if entry.source is EntrySource.RECORDED:
+                presence = self.devices.confirmed(key, entry.presence)
+                self._entries[key] = replace(entry, presence=presence)
+        self._store()
 
     def accept_foreign(self) -> list[CapKey]:
         """Forget the entries of foreign limits and of earlier boots; their knobs."""
@@ -311,10 +322,16 @@ class Reconciler:
         errors: KnobErrors,
         until: int | None,
     ) -> None:
-        """Journal all ``targets`` at once, then write and verify each."""
-        waiting = {key: rest for key in targets if (rest := self.devices.resting(key)) is not None}
-        errors |= waiting
-        targets = {key: value for key, value in targets.items() if key not in waiting}
+        """Journal all ``targets`` at once, then write and verify each.
+
+        One that has no setting to restore is refused, and the others are written.
+        """
+        for key in targets:
+            if (rest := self.devices.resting(key)) is not None:
+                errors[key] = rest
+            elif key not in self._entries:
+                self._attempt(key, errors, partial(self._require_original, key))
+        targets = {key: value for key, value in targets.items() if key not in errors}
         if not targets:
             return
         try:
@@ -331,6 +348,12 @@ class Reconciler:
             cause = cause if any(cause) else _RAMP
             self._attempt(key, errors, partial(self._write, key, cause))
 
+    def _require_original(self, key: CapKey) -> None:
+        """CapsError for a knob without a setting that could be restored."""
+        state = self.devices.knobs[key]
+        if is_readable(key.knob) and state.requested is None:
+            raise unreadable_error(state)
+
     def _journal_intent(self, demand: CapDemand, targets: Mapping[CapKey, int]) -> None:
         """Have on disk that these knobs are about to be written. JournalError."""
         draft = dict(self._entries)
@@ -345,8 +368,6 @@ class Reconciler:
                     source=EntrySource.RECORDED,
                     presence=state.presence,
                 )
-            elif is_readable(key.knob) and state.requested is None:
-                raise JournalError(str(unreadable_error(state)))
             else:
                 draft[key] = replace(new_entry(state, self._clock.now().wall), value=value)
         draft = _with_imposed(draft, self.planner(demand).retained(targets))
@@ -436,6 +457,9 @@ class Reconciler:
         """Have the present entries on disk, with the limits that stay if this process ends."""
         retained = self.planner(demand).retained(planned or {})
         self._entries = _with_imposed(self._entries, retained)
+        self._store()
+
+    def _store(self) -> None:
         try:
             self._journal.save(self._entries)
             self.journal_trouble = ""

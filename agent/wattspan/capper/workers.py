@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from wattspan.capper.actuators.awaited import AwaitedActuator
 from wattspan.model import MILLISECOND, SECOND, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock, SlottedActuator
 
@@ -154,6 +155,9 @@ class Worker:
 
     def _send(self, call: WorkerCall) -> None:
         if self._channel is None:
+            actuator = self._actuators[call.knob]
+            if isinstance(actuator, AwaitedActuator):
+                actuator.driver.require()
             self._channel, self._pid = _spawn(self._actuators)
         try:
             self._channel.send(msgspec.json.encode(call))

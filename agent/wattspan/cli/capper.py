@@ -197,7 +197,8 @@ def open_isolated_actuators(
 
     if emulated is None:
         named = load_actuators(plugins)
-        return isolate_actuators(open_actuators(knobs, clock=clock, plugins=named), clock)
+        opened = open_actuators(knobs, clock=clock, plugins=named, awaits=True)
+        return isolate_actuators(opened, clock)
     from wattspan.emulation.amdsmi import EmulatedAmdSmi
     from wattspan.emulation.gpu_file import AMD_GPUS, NVIDIA_GPUS
     from wattspan.emulation.nvml import EmulatedNvml

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,6 +71,10 @@ class KnobState:
     enforced: int | None = None
     aliases: tuple[str, ...] = ()
     presence: DevicePresence = field(default=DevicePresence(), compare=False)
+
+    def is_named(self, names: Collection[str]) -> bool:
+        """True if any of ``names`` is this device's: its id or an alias, or "*"."""
+        return not {"*", self.key.device, *self.aliases}.isdisjoint(names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,12 +118,6 @@ class HostView:
     rows: Mapping[CapKey, CapRow] = field(default_factory=dict)
     trouble: DecisionReason | None = None
 
-    @property
-    def gpu_indices(self) -> dict[str, int]:
-        """The driver's index of each GPU, by domain id."""
-        gpus = [gpu.domain_id for gpu in self.snapshot.gpus if gpu.domain_id in self.domains]
-        return {device: index for index, device in enumerate(gpus)}
-
     def gpu(self, device: str) -> GpuStatus | None:
         return next((one for one in self.snapshot.gpus if one.domain_id == device), None)
 
@@ -247,19 +241,33 @@ class HostView:
         )
 
     def allowed(self, device: str, gpus: Sequence[str]) -> bool:
-        """True if the configured ``gpus`` permit caps on a device; they only restrict GPUs."""
-        if not gpus or (device in self.domains and self.domains[device].hw_type is HwType.CPU):
+        """True if the configured ``gpus`` permit caps on a device; they only restrict GPUs.
+
+        A device has the names that it has for the capper, while that answers. An instance of a
+        divided board is permitted with its board.
+        """
+        domain = self.domains.get(device)
+        if not gpus or (domain is not None and domain.hw_type is HwType.CPU):
             return True
-        return bool(self._names(device).intersection(gpus))
+        board = device if domain is None else domain.parent or device
+        states = [row.state for key, row in self.rows.items() if key.device == board]
+        if not states:
+            names = (board.removeprefix("gpu:"), self._index(board))
+            states = [KnobState(CapKey(Knob.GPU_POWER, board), board, aliases=names)]
+        return any(state.is_named(gpus) for state in states)
 
     def display_name(self, device: str) -> str:
         """A device's name for operators: with its index, if it is a GPU."""
-        index = self.gpu_indices.get(device)
-        name = device.removeprefix("gpu:")
-        return name if index is None else f"GPU {index} ({name})"
+        index, name = self._index(device), device.removeprefix("gpu:")
+        return f"GPU {index} ({name})" if index else name
 
-    def _names(self, device: str) -> set[str]:
-        return {device, device.removeprefix("gpu:"), str(self.gpu_indices.get(device))}
+    def _index(self, device: str) -> str:
+        """The driver's index of a GPU as configurations name it; "" if it is unknown."""
+        gpu, domain = self.gpu(device), self.domains.get(device)
+        if gpu is None or gpu.index is None:
+            return ""
+        prefix = "amd:" if domain is not None and domain.source == "amdsmi" else ""
+        return f"{prefix}{gpu.index}"
 
 
 _MAX_HISTORY = 600 * SECOND

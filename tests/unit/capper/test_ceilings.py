@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testbed.capper_bench import Bench, W
@@ -12,11 +13,11 @@ from testbed.capper_bench import Bench, W
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
-from wattspan.capper.planner import OperatorLimits, imposed_limits
+from wattspan.capper.planner import OperatorLimits, imposed_limits, power_range
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.config import CapsSettings
 from wattspan.config.caps_settings import FixedCapSettings, PrioritySettings
-from wattspan.model import SECOND, Knob
+from wattspan.model import SECOND, Knob, Trouble
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
 from wattspan.util.unix_sockets import PeerCredentials
@@ -27,6 +28,7 @@ ROOT, AGENT, POWER_MANAGER = (
     PeerCredentials(30, 2000),
 )
 HOUR = 3600 * SECOND
+FIXED = (FixedCapSettings(device="*", watts=450),)
 
 
 def ceilings(
@@ -441,6 +443,60 @@ def test_ceiling_below_the_sum_of_minimums_is_reported(tmp_path: Path) -> None:
     imposed = imposed_limits(CapsSettings(), Bench(tmp_path).manager.planner(), 300 * W)
     assert imposed.short == 100 * W
     assert set(imposed.shares.values()) == {200 * W}
+
+
+@pytest.mark.parametrize("settings", [{"budget_watts": 900}, {"fixed": FIXED}])
+@pytest.mark.parametrize(
+    ("fault", "value"), [("locked", True), ("inert", True), ("fault", Trouble.RETRY)]
+)
+def test_imposed_limit_that_failed_is_told_and_tried_until_it_is_in_force(
+    fault: str, value: object, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path)
+    desk = bench.desk(CapsSettings(**settings))
+    bench.manager.find_devices()
+    healthy = getattr(bench.board(), fault)
+    setattr(bench.board(), fault, value)
+    said = set()
+    for _ in range(60):
+        bench.clock.advance(7)
+        desk.turn()
+        said.add(bench.manager.refused)
+    assert [len(sentences) for sentences in said] == [1]  # also between two attempts
+    setattr(bench.board(), fault, healthy)
+    for _ in range(600):
+        bench.clock.advance(7)
+        desk.turn()
+    assert bench.stands == [450 * W, 450 * W]
+    assert bench.manager.refused == frozenset()
+
+
+def test_limit_that_is_not_shown_is_unknown_and_not_zero(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    settings = CapsSettings(budget_watts=1000)
+    desk = bench.desk(settings)
+    desk.turn()
+    assert bench.stands == [500 * W, 500 * W]
+    assert power_range(settings, bench.manager.planner()).enforced == 1000 * W
+    bench.board().stands = None  # type: ignore[assignment]
+    bench.clock.advance(60)
+    desk.turn()
+    planner = bench.manager.planner()
+    assert power_range(settings, planner).enforced is None
+    assert not planner.fits(bench.key(1), 600 * W)
+
+
+def test_device_that_never_had_a_limit_takes_no_part(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.board().stands = None  # type: ignore[assignment]
+    settings = CapsSettings(fixed=FIXED, budget_watts=900)
+    desk = bench.desk(settings)
+    desk.turn()
+    planner = bench.manager.planner()
+    imposed = planner.demand.imposed
+    assert imposed.fixed.keys() == imposed.shares.keys() == {bench.key(1)}
+    assert power_range(settings, planner).enforced == 450 * W
+    assert [sentence.count("does not limit GPU0") for sentence in desk.unmatched] == [1]
 
 
 def test_budget_holds_and_originals_are_restored(tmp_path: Path) -> None:

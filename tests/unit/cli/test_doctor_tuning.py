@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -242,6 +242,25 @@ def test_write_failure_is_reported_with_the_capper_message(host: Host) -> None:
         finding = host.told()[POWER]
     assert finding.mark is Severity.WARN
     assert finding.detail.endswith("the register is locked")
+
+
+@pytest.mark.parametrize(
+    ("imposed", "mark"),
+    [
+        (CapsSettings(), Severity.NOTE),
+        (CapsSettings(fixed=(FixedCapSettings(device="0", watts=400),)), Severity.WARN),
+        (CapsSettings(fixed=(FixedCapSettings(device="7", watts=400),)), Severity.NOTE),
+        (CapsSettings(budget_watts=900), Severity.WARN),
+    ],
+)
+def test_write_failure_of_an_imposed_limit_is_a_warning_without_a_tuned_knob(
+    imposed: CapsSettings, mark: Severity, host: Host
+) -> None:
+    host.autotune, host.caps = AutotuneSettings(knobs=(Knob.GPU_CLOCK,)), imposed
+    with answering(host, state(row(usable=False, trouble="It is read-only."))):
+        finding = host.told()[POWER]
+    assert finding.mark is mark
+    assert "It is read-only." in finding.detail
 
 
 def test_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
@@ -491,6 +510,16 @@ def test_device_that_the_budget_cannot_limit_is_a_finding(host: Host) -> None:
     assert told["power budget"].detail.startswith("it does not limit RTX 4070 Laptop: ")
     assert "reserve_watts" in told["power budget"].remedy
     assert "power budget" not in host.told(dram)
+
+
+def test_package_that_shows_no_limit_is_one_that_the_budget_cannot_limit(host: Host) -> None:
+    package = Domain("rapl:package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED)
+    host.caps = CapsSettings(budget_watts=900)
+    with closing(PowercapTree(host.sysfs, LAYOUTS["client"], cpus=1)):
+        assert "power budget" not in host.told(package)
+        for limit in host.sysfs.glob("class/powercap/intel-rapl:0/constraint_*_power_limit_uw"):
+            limit.write_text("0\n")
+        assert "does not limit package-0" in host.told(package)["power budget"].detail
 
 
 def test_job_without_units_in_the_running_agent_is_a_finding(host: Host) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wattspan.capper.host_directory import HostDirectory, capper_directory
 from wattspan.capper.journal import EntrySource, JournalEntry, boot_ids, read_journal
-from wattspan.capper.planner import unmatched_settings
+from wattspan.capper.planner import is_power_knob, unmatched_settings
 from wattspan.capper.protocol import (
     TIMEOUT,
     CapperClient,
@@ -86,15 +86,20 @@ def _knobs(
     known: Mapping[CapKey, CapRow],
 ) -> Iterator[Finding]:
     """A finding for each knob of each device, or for a knob that no device has."""
+    caps = config.caps
+    budget = bool(caps.budget_watts or caps.budget_file or config.fleet.is_enabled)
     for knob, states in found.items():
-        chosen = knob in config.autotune.knobs
-        missing = warning if chosen and config.autotune.mode != "off" else note
+        tuned = knob in config.autotune.knobs
+        budgeted = budget and is_power_knob(knob)
+        missing = warning if tuned and config.autotune.mode != "off" else note
         if not states:
             yield missing(knob.value, _NO_KNOB_REASONS[knob])
+        fixed = [one.device for one in caps.fixed if one.knob is knob]
         for state in states:
             if isinstance(state, ActuatorError):
                 yield missing(knob.value, str(state))
             else:
+                chosen = tuned or budgeted or state.is_named(fixed)
                 yield _knob(state, known.get(state.key), chosen=chosen)
 
 
@@ -110,7 +115,8 @@ def _unmatched(
         yield warning("settings", sentence)
     for sentence in unmatched_settings(config.caps, states, tunable):
         yield warning("settings", sentence, "Correct or remove it.")
-    limited = {state.key.device for state in states if state.key.knob is not Knob.GPU_CLOCK}
+    limits = (one for one in states if is_power_knob(one.key.knob) and one.requested is not None)
+    limited = {state.key.device for state in limits}
     if (config.caps.budget_watts or config.caps.budget_file) and limited:
         free = [one.name for one in domains if one.in_cover and not _is_limited(one, limited)]
         if free:

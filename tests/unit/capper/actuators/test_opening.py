@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ from testbed.fake_actuators import KnobNvml
 from testbed.fake_nvml import FakeGpu
 
 from wattspan.capper.devices import open_actuators
+from wattspan.capper.workers import isolate_actuators
+from wattspan.clock import SystemClock
+from wattspan.emulation.boards import MI300X
+from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
-from wattspan.model import Knob
+from wattspan.model import Knob, KnobState, Trouble
 from wattspan.ports import (
     ActuatorContext,
+    ActuatorError,
     ActuatorPlugin,
     ConfigError,
     SlottedActuator,
@@ -41,6 +47,55 @@ def test_unrequested_actuator_is_not_opened() -> None:
 
 def test_family_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert open_actuators(list(Knob), sysfs=tmp_path, clock=CLOCK, emulated=True) == ()
+
+
+AMD_PACKAGE = """
+from pathlib import Path
+from wattspan.clock import SystemClock
+from wattspan.emulation.amdsmi import EmulatedAmdSmi
+smi = EmulatedAmdSmi(Path({gpus!r}), SystemClock())
+def __getattr__(name):
+    return getattr(smi, name)
+"""
+
+
+@pytest.mark.parametrize("family", ["amdgpu", "powercap"])
+def test_driver_and_library_that_come_later_are_used_from_then_on(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, packages, sysfs = SystemClock(), tmp_path / "packages", tmp_path / "sys"
+    packages.mkdir()
+    (packages / "amdsmi.py").write_text("raise ModuleNotFoundError(name='amdsmi')")
+    monkeypatch.syspath_prepend(str(packages))
+    is_gpu = family == "amdgpu"
+    knob, device = (
+        (Knob.GPU_POWER, "gpu:0000:60:00.0") if is_gpu else (Knob.CPU_POWER, "rapl:package-0")
+    )
+    opened = open_actuators([knob], clock=clock, sysfs=sysfs, awaits=True)
+    (actuator,) = isolate_actuators(opened, clock)
+
+    def read() -> KnobState | ActuatorError:
+        with suppress(ActuatorError):
+            actuator.devices()
+        try:
+            return actuator.read(device)
+        except ActuatorError as error:
+            return error
+
+    with closing(actuator), ExitStack() as stack:
+        assert read().trouble is Trouble.ABSENT  # type: ignore[union-attr]
+        if is_gpu:
+            (sysfs / "module" / family).mkdir(parents=True)
+            assert read().trouble is Trouble.ABSENT  # type: ignore[union-attr]
+            gpus = EmulatedGpus(tmp_path / "gpus", [MI300X], clock)
+            stack.callback(gpus.close)
+            package = AMD_PACKAGE.format(gpus=str(tmp_path / "gpus"))
+            (packages / "amdsmi.py").write_text(package)
+        else:
+            stack.enter_context(closing(PowercapTree(sysfs, LAYOUTS["client"], cpus=1)))
+        found = read()
+        assert isinstance(found, KnobState), found
+        assert found.requested is not None
 
 
 def test_gpus_of_a_host_share_one_session() -> None:
