@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from math import nan, sqrt
 from pathlib import Path
@@ -217,9 +217,9 @@ class KnownSenders(IdentityResolver):
     def __init__(self, host: DayHost) -> None:
         self._host = host
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
-        assert claim.pid is not None
-        return SpanIdentity(self._host.senders[claim.pid], Principal(1000))
+    def resolve(self, peer: Peer, claims: Iterable[ResourceClaim]) -> tuple[SpanIdentity, ...]:
+        senders = self._host.senders
+        return tuple(SpanIdentity(senders[one.pid or 0], Principal(1000)) for one in claims)
 
     def principal(self, consumer: Consumer) -> Principal:
         return Principal(1000)

@@ -20,7 +20,10 @@ class Process(NamedTuple):
 
 
 class FakeKernel:
-    """Processes are born at the clock's present time; looking costs ``costs`` nanoseconds."""
+    """Processes are born at the clock's present time.
+
+    A list of all processes costs ``costs`` nanoseconds, a look at one ``look_costs``.
+    """
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -29,7 +32,7 @@ class FakeKernel:
         self.held: dict[int, set[int]] = {}  # inodes by pid
         self.of_sockets: dict[int, Principal | None] = {}  # by inode
         self.closed_to_us: set[int] = set()  # pids whose descriptors we may not see
-        self.costs = 0
+        self.costs = self.look_costs = 0
         self.looks = 0
         self.lookups = 0
         self._port = 50_000
@@ -86,7 +89,8 @@ class FakeKernel:
         self.sockets[end, OURS] = SocketOwner(user, inode)
         self.of_sockets[inode] = living.principal
         self.held.setdefault(living.consumer.pid, set()).add(inode)
-        return Peer(address=end, local=OURS, accepted=self.clock.monotonic() if dated else None)
+        accepted = self.clock.monotonic() if dated else None
+        return Peer(address=end, local=OURS, accepted=accepted, principal=living.principal)
 
     # ----------------------------------------------------------------------------- kernel
     # interface
@@ -97,6 +101,7 @@ class FakeKernel:
 
     def look(self, pid: int) -> LiveProcess | None:
         self.looks += 1
+        self.clock.advance(ns=self.look_costs)
         process = self.processes.get(pid)
         return process.living if process else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
@@ -26,7 +26,10 @@ class BelievingResolver:
         self.known, self.of_another = known, of_another
         self.ended: set[int] = set()
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
+    def resolve(self, peer: Peer, claims: Iterable[ResourceClaim]) -> tuple[SpanIdentity, ...]:
+        return tuple(map(self._believed, claims))
+
+    def _believed(self, claim: ResourceClaim) -> SpanIdentity:
         sender = Sender(None, USER)
         if claim.pid is None:
             return SpanIdentity(Outcome.UNKNOWN_PROCESS, None, sender)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -81,7 +81,10 @@ class TokenHost:
 
     # ------------------------------------------------------- the identities of senders
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
+    def resolve(self, peer: Peer, claims: Iterable[ResourceClaim]) -> tuple[SpanIdentity, ...]:
+        return tuple(map(self._believed, claims))
+
+    def _believed(self, claim: ResourceClaim) -> SpanIdentity:
         found = next((one for one in self.consumers.values() if one.pid == claim.pid), None)
         assert found is not None
         principal = self.principal(found)

@@ -99,7 +99,7 @@ class Agent:
         return Peer(address=sender[:2], local=ours[:2], accepted=accepted)
 
     def whose(self, peer: Peer, claim: ResourceClaim | None = None) -> Consumer | Outcome:
-        return self.identities.resolve(peer, claim or ResourceClaim()).found
+        return self.identities.resolve(peer, [claim or ResourceClaim()])[0].found
 
     def consumer(self, pid: int) -> Consumer:
         found = self.witness.identify(pid)
@@ -331,7 +331,7 @@ def test_unprivileged_agent_reads_users_without_descriptors(agent: Agent) -> Non
             inspector = ProcessInspector(principals=PrincipalResolver.of_host())
             identities = IdentityResolver(SystemClock(), inspector)
             claims = (ResourceClaim(pid=pid), ResourceClaim(pid=os.getpid()), ResourceClaim())
-            return repr([identities.resolve(peer, claim).found for claim in claims])
+            return repr([one.found for one in identities.resolve(peer, claims)])
 
         with as_nobody(whose) as (_, told):
             # Root may be of any container unless the kernel shows the cgroup of the socket.

@@ -1,6 +1,8 @@
 """For any births, exits, reused pids and claims: no process inherits an identity."""
 
-from hypothesis import settings
+from collections import Counter
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from testbed.fake_kernel import FakeKernel
@@ -8,7 +10,8 @@ from testbed.fake_kernel import FakeKernel
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.identity_verification import IdentityResolver
-from wattspan.model import Consumer
+from wattspan.ingest.process_lookups import LookupBudget
+from wattspan.model import SECOND, Consumer, Principal
 from wattspan.processes.inspector import LiveProcess
 from wattspan.testing import ManualClock
 
@@ -68,7 +71,7 @@ class Senders(RuleBasedStateMachine):
         if not self.connections:
             return
         peer, sender, _ = data.draw(st.sampled_from(self.connections))
-        found = self.identities.resolve(peer, ResourceClaim(pid=claimed)).found
+        found = self.identities.resolve(peer, [ResourceClaim(pid=claimed)])[0].found
         if not isinstance(found, Consumer):
             return
         assert found in self.ever
@@ -84,6 +87,45 @@ class Senders(RuleBasedStateMachine):
     def known_pids_are_those_that_live(self) -> None:
         for pid, process in self.kernel.processes.items():
             assert self.kernel.identify(pid) == process.living.consumer
+
+
+SPENDERS = [Principal(1000), Principal(1001), Principal(1001, "a" * 64), Principal(1001, "b" * 64)]
+TURNS = st.tuples(st.sampled_from(SPENDERS), st.integers(0, SECOND), st.integers(0, 5 * SECOND))
+
+
+@given(st.lists(TURNS))
+def test_lookups_have_their_share_of_time_and_refuse_no_owner_in_credit(
+    turns: list[tuple[Principal, int, int]],
+) -> None:
+    clock = ManualClock()
+    start = clock.monotonic()
+    limit, taken = SECOND // 4, Counter[Principal]()
+    budget = LookupBudget(clock, 20, limit)
+    for owner, cost, pause in turns:
+        clock.advance(ns=pause)
+        budget.charge(owner)
+        with budget as allowed:
+            assert allowed or taken[owner] >= limit
+            if allowed:
+                clock.advance(ns=cost)
+                taken[owner] += cost
+    bursts = len(SPENDERS) * (limit + SECOND)
+    assert budget.total == taken.total() <= (clock.monotonic() - start) // 20 + bursts
+
+
+def test_containers_of_an_owner_delay_no_lookups_of_another() -> None:
+    clock = ManualClock()
+    budget = LookupBudget(clock, 20, SECOND)
+    greedy = [Principal(1001, f"{number:064x}") for number in range(300)]
+    for owner in (*greedy, Principal(1000)):
+        budget.charge(owner)
+        with budget:
+            clock.advance(2)
+    clock.advance(2 * 20)
+    for owner, expected in ((Principal(1000), True), (greedy[-1], False)):
+        budget.charge(owner)
+        with budget as allowed:
+            assert allowed is expected
 
 
 Senders.TestCase.settings = settings(stateful_step_count=40)

@@ -12,8 +12,8 @@ another container, proves nothing more on that connection.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
@@ -21,6 +21,7 @@ from wattspan.ingest.process_lookups import (
     ContainerProcesses,
     LookupBudget,
     ProcessLookup,
+    RequestLookup,
     StartTimeMatcher,
     container_id,
     find_by_pid,
@@ -29,6 +30,8 @@ from wattspan.ingest.process_lookups import (
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
 from wattspan.ports import Clock
 from wattspan.processes.inspector import LiveProcess, SocketOwner
+from wattspan.sharing.fair_pool import FairCache, FairPool, share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import Outcome
 
 # ------------------------------------------------------------------------------------ senders
@@ -41,8 +44,6 @@ UNKNOWN_AGE = 5 * SECOND
 
 _NEVER_EXPIRES = 2**63
 _TICK = 10 * MILLISECOND
-_MAX_CONNECTIONS = 1024
-_MAX_RECENT_SENDERS = 16
 _MAX_ANCESTORS = 64
 
 
@@ -61,37 +62,30 @@ NO_SENDER = Sender(None, None)
 
 
 class SenderResolver:
-    """Finds the sender of a connection. The owner of a TCP connection is looked up once."""
+    """Finds the sender of a connection, and remembers those of TCP connections."""
 
-    def __init__(self, kernel: ProcessLookup, owners: LookupBudget, searches: LookupBudget) -> None:
-        """``owners`` bounds lookups of the owner of a connection, ``searches`` of its process."""
+    def __init__(self, kernel: ProcessLookup, searches: LookupBudget, pools: Pools) -> None:
+        """``searches`` bounds the time of searches for the process of a connection."""
         self._kernel = kernel
-        self._owners = owners
         self._searches = searches
-        self._senders: dict[Peer, tuple[Sender, int]] = {}  # on TCP, with the time of expiry
-        self._recent: dict[int, None] = {}  # pids of senders over TCP, the latest last
+        # Those on TCP, with the time of expiry.
+        self._senders: FairCache[Peer, tuple[Sender, int]] = FairCache(pools.make(PoolName.SENDERS))
 
-    def resolve(self, peer: Peer, claimed: int | None, now: Instant) -> Sender | None:
-        """The sender; None if the budget of lookups is spent.
-
-        ``claimed`` is the pid that the spans name, which is tried first.
-        """
+    def resolve(self, peer: Peer, claimed: int | None, now: Instant) -> Sender:
+        """The sender. ``claimed`` is the pid that the spans name, which is tried first."""
         if peer.address is None or peer.local is None:
             return self._connected_by(peer, now)
         known = self._senders.get(peer)
         if known is not None and now.mono < known[1]:
             return known[0]
-        with self._owners as allowed:
-            if not allowed:
-                return None
-            owner = self._kernel.owner_of(peer.address, peer.local)
+        owner = self._kernel.owner_of(peer.address, peer.local)
         until = _NEVER_EXPIRES if peer.accepted is not None else now.mono + UNKNOWN_AGE
         sender = NO_SENDER
         if owner is not None:
-            process, complete = self._holder(owner, claimed, peer.accepted, now)
+            process, complete = self._holder(owner, claimed, peer, now)
             sender = self._owning(owner, process)
             until = until if complete else now.mono + RETRY_AFTER
-        _store(self._senders, peer, (sender, until), _MAX_CONNECTIONS)
+        self._senders.store(peer, (sender, until), peer.quota_owner, now.mono)
         return sender
 
     def _owning(self, owner: SocketOwner, process: LiveProcess | None) -> Sender:
@@ -127,45 +121,42 @@ class SenderResolver:
         return _unchanged(process, peer.principal)._replace(forwards=peer.forwards)
 
     def _holder(
-        self, owner: SocketOwner, claimed: int | None, accepted: int | None, now: Instant
+        self, owner: SocketOwner, claimed: int | None, peer: Peer, now: Instant
     ) -> tuple[LiveProcess | None, bool]:
         """The process with the socket, and whether the search was complete.
 
-        The claimed process is tried first, then recent senders, then all processes.
+        The claimed process is tried first, then all processes.
         """
         kernel, inode = self._kernel, owner.inode
         if claimed is not None and kernel.holds(claimed, inode):
-            return self._remembered(kernel.look(claimed)), True
+            return kernel.look(claimed), True
         with self._searches as allowed:
             if not allowed:
                 return None, False
-            for pid in reversed(self._recent):
-                if kernel.holds(pid, inode):
-                    return self._remembered(self._eldest(pid, inode)), True
-            return self._remembered(self._search(owner, accepted, now)), True
+            return self._search(owner, peer, now), True
 
-    def _search(self, owner: SocketOwner, accepted: int | None, now: Instant) -> LiveProcess | None:
-        """The process that opened a socket, among those of its user, the newest first.
+    def _search(self, owner: SocketOwner, peer: Peer, now: Instant) -> LiveProcess | None:
+        """The process that opened a socket, among those of its user.
 
-        The other holders of the socket were forked from it. If it has ended, a single remaining
-        holder counts.
+        Known senders of the owner are tried first, then the newest processes. The other holders of
+        the socket were forked from it. If it has ended, a single remaining holder counts.
         """
         kernel, inode = self._kernel, owner.inode
         holders: dict[Consumer, LiveProcess] = {}
-        for pid in sorted(kernel.pids(), reverse=True):
+        known = {
+            sender.process.consumer.pid
+            for other, (sender, _) in self._senders.items()
+            if sender.process is not None and other.quota_owner == peer.quota_owner
+        }
+        for pid in sorted(kernel.pids(), key=lambda pid: (pid in known, pid), reverse=True):
             if kernel.user_id(pid) in (owner.user, 0) and kernel.holds(pid, inode):
                 eldest = self._eldest(pid, inode)
                 if eldest is None:
                     continue
-                if accepted is None or _started_before(accepted, eldest, now):
+                if peer.accepted is None or _started_before(peer.accepted, eldest, now):
                     return eldest
                 holders[eldest.consumer] = eldest
         return next(iter(holders.values())) if len(holders) == 1 else None
-
-    def _remembered(self, process: LiveProcess | None) -> LiveProcess | None:
-        if process is not None:
-            _store(self._recent, process.consumer.pid, None, _MAX_RECENT_SENDERS)
-        return process
 
     def _eldest(self, pid: int, inode: int) -> LiveProcess | None:
         """The eldest of the ancestors of ``pid`` that have the socket in an unbroken line."""
@@ -196,17 +187,7 @@ def _started_before(accepted: int, process: LiveProcess, now: Instant) -> bool:
     return process.born <= accepted + now.asleep + _TICK
 
 
-def _store(cache: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
-    """Make ``key`` the newest entry; beyond ``limit``, remove the oldest."""
-    cache.pop(key, None)
-    cache[key] = value
-    if len(cache) > limit:
-        del cache[next(iter(cache))]
-
-
 # ------------------------------------------------------------------------------------- claims
-
-_MAX_FORWARDERS = 256
 
 
 class ClaimVerifier:
@@ -217,6 +198,7 @@ class ClaimVerifier:
         kernel: ProcessLookup,
         containers: ContainerProcesses,
         starts: StartTimeMatcher,
+        forwarders: FairPool[Consumer],
         *,
         unproven: bool = False,
     ) -> None:
@@ -225,7 +207,7 @@ class ClaimVerifier:
         self._unproven = unproven
         self._containers = containers
         self._starts = starts
-        self._forwarders: dict[Consumer, None] = {}
+        self._forwarders = forwarders
 
     def verify(self, sender: Sender, claim: ResourceClaim) -> Consumer | Outcome:
         """The process of the spans; NOT_BELIEVED, or UNKNOWN_PROCESS without evidence."""
@@ -346,7 +328,7 @@ class ClaimVerifier:
     def _remember_forwarder(self, sender: LiveProcess, other: LiveProcess) -> None:
         """Unless ``other`` is a forked copy of the sender that inherited its connection."""
         if all(above.consumer != sender.consumer for above in self._copied_ancestors(other)):
-            _store(self._forwarders, sender.consumer, None, _MAX_FORWARDERS)
+            self._forwarders.admit(sender.consumer, share_path(sender.principal))
 
 
 def may_name(kernel: ProcessLookup, sender: Sender, found: LiveProcess) -> bool:
@@ -388,12 +370,17 @@ UNCERTAIN_TTL = 2 * SECOND
 KEEP_AFTER_EXIT = 60 * SECOND
 """Time after the end of a process in which a forwarder may still send its spans."""
 
-MAX_IDENTITIES = 4096
+MAX_CHECKS = 256
+"""Different claims of one request that are checked; the spans of others have no process."""
+
+_CHECK_TIME_SHARE = 4
+"""Checks of claims take at most one part in this many of the listeners' time."""
+
+_CHECK_TIME = SECOND // 10
+"""Time that the checks of one owner take at a stretch: that of 256 new claims on a slow host."""
+
 MAX_CLAIM_LENGTH = 512
 """Characters of a claim that are read: more than any genuine one has."""
-
-_IdentityKey = tuple[Peer, int | None, str, str]
-"""The sender, and the claimed pid, start time and container."""
 
 
 class SpanIdentity(NamedTuple):
@@ -406,6 +393,9 @@ class SpanIdentity(NamedTuple):
     found: Consumer | Outcome
     principal: Principal | None = None
     sender: Sender = NO_SENDER
+
+
+_IdentityKey = tuple[Peer, ResourceClaim]
 
 
 class _CachedIdentity(NamedTuple):
@@ -423,19 +413,31 @@ class IdentityResolver:
     still runs.
     """
 
-    def __init__(self, clock: Clock, kernel: ProcessLookup, *, unproven: bool = False) -> None:
-        searches = LookupBudget(clock)
+    def __init__(
+        self,
+        clock: Clock,
+        kernel: ProcessLookup,
+        *,
+        unproven: bool = False,
+        pools: Pools | None = None,
+    ) -> None:
+        pools = pools or Pools()
         self._clock = clock
         self._kernel = kernel
+        self._request = RequestLookup(kernel)
+        self._searches = LookupBudget(clock)
+        self._checks = LookupBudget(clock, _CHECK_TIME_SHARE, _CHECK_TIME, self._searches)
         self._starts = StartTimeMatcher()
-        self._senders = SenderResolver(kernel, LookupBudget(clock), searches)
+        self._senders = SenderResolver(self._request, self._searches, pools)
         self._claims = ClaimVerifier(
-            kernel,
-            ContainerProcesses(kernel, clock, searches),
+            self._request,
+            ContainerProcesses(self._request, clock, self._searches),
             self._starts,
+            pools.make(PoolName.FORWARDERS),
             unproven=unproven,
         )
-        self._identities: dict[_IdentityKey, _CachedIdentity] = {}
+        identities = pools.make(PoolName.IDENTITIES)
+        self._identities: FairCache[_IdentityKey, _CachedIdentity] = FairCache(identities)
         self._lock = threading.Lock()
         self._starts.observe(clock.now())
 
@@ -461,43 +463,50 @@ class IdentityResolver:
         same = found is not None and found.consumer == announcer
         return same and found is not None and may_name(self._kernel, sender, found)
 
-    def resolve(self, peer: Peer, claim: ResourceClaim) -> SpanIdentity:
-        """The process of the spans that ``peer`` sends with ``claim``."""
-        _, pid, created, container, _ = claim
-        if len(created) + len(container) > MAX_CLAIM_LENGTH:
-            created, container = (
-                created[: MAX_CLAIM_LENGTH // 2],
-                container[: MAX_CLAIM_LENGTH // 2],
-            )
-        key = (peer, pid, created, container)
-        known = self._identities.get(key)
-        if known is not None and self._clock.monotonic() < known.until:
-            return known.identity
+    def resolve(self, peer: Peer, claims: Iterable[ResourceClaim]) -> tuple[SpanIdentity, ...]:
+        """The process of the spans of each resource in one request of ``peer``."""
+        read = [_read(claim) for claim in claims]
+        found: dict[ResourceClaim, SpanIdentity] = {}
+        sender, left = NO_SENDER, MAX_CHECKS
         with self._lock:
-            return self._resolve(key, known).identity
+            self._request.forget()
+            for budget in (self._checks, self._searches):
+                budget.charge(peer.quota_owner)
+            for claim in dict.fromkeys(read):
+                known = self._identities.get((peer, claim))
+                if known is None or self._clock.monotonic() >= known.until:
+                    known = self._checked(peer, claim, known) if left else None
+                    left = 0 if known is None else left - 1
+                if known is None:
+                    found[claim] = SpanIdentity(Outcome.UNKNOWN_PROCESS, sender=sender)
+                else:
+                    found[claim], sender = known.identity, known.identity.sender
+        return tuple(found[claim] for claim in read)
 
-    def _resolve(self, key: _IdentityKey, known: _CachedIdentity | None) -> _CachedIdentity:
-        peer, pid, created, container = key
-        claim = ResourceClaim("", pid, created, container)
-        now = self._clock.now()
-        self._starts.observe(now)
-        cached = self._renewed(peer, claim, known, now.mono)
-        if cached is None:
-            identity = self._verified(peer, claim, now)
-            ttl = CERTAIN_TTL if isinstance(identity.found, Consumer) else UNCERTAIN_TTL
-            cached = _CachedIdentity(identity, now.mono, now.mono + ttl)
-        _store(self._identities, key, cached, MAX_IDENTITIES)
+    def _checked(
+        self, peer: Peer, claim: ResourceClaim, known: _CachedIdentity | None
+    ) -> _CachedIdentity | None:
+        """The identity, renewed or resolved; None if the owner's time for checks is spent."""
+        with self._checks as allowed:
+            if not allowed:
+                return None
+            now = self._clock.now()
+            self._starts.observe(now)
+            cached = self._renewed(peer, claim, known, now.mono)
+            if cached is None:
+                identity = self._verified(peer, claim, now)
+                ttl = CERTAIN_TTL if isinstance(identity.found, Consumer) else UNCERTAIN_TTL
+                cached = _CachedIdentity(identity, now.mono, now.mono + ttl)
+            self._identities.store((peer, claim), cached, peer.quota_owner, now.mono)
         return cached
 
     def _verified(self, peer: Peer, claim: ResourceClaim, now: Instant) -> SpanIdentity:
         sender = self._senders.resolve(peer, claim.pid, now)
-        if sender is None:
-            return SpanIdentity(Outcome.UNKNOWN_PROCESS)
         found = self._claims.verify(sender, claim)
         principal = None
         if isinstance(found, Consumer):
             own = sender.process is not None and sender.process.consumer == found
-            principal = sender.principal if own else self._kernel.principal(found.pid)
+            principal = sender.principal if own else self._request.principal(found.pid)
         return SpanIdentity(found, principal, sender)
 
     def _renewed(
@@ -508,12 +517,12 @@ class IdentityResolver:
             return None
         _, principal, sender = known.identity
         found = known.identity.found
-        present = self._kernel.identify(found.pid)
+        present = self._request.identify(found.pid)
         if present == found:
             # A connection of unknown age may be another one by now.
             stale = peer.accepted is None and now - known.resolved_at >= UNKNOWN_AGE
             ambiguous = claim.pid is None and self._claims.is_forwarder(found)
-            changed = self._kernel.principal(found.pid) != principal or self._has_changed(sender)
+            changed = self._request.principal(found.pid) != principal or self._has_changed(sender)
             kept = known._replace(until=now + CERTAIN_TTL)
             return None if stale or ambiguous or changed else kept
         ended_at = now if known.ended_at is None else known.ended_at
@@ -524,6 +533,15 @@ class IdentityResolver:
     def _has_changed(self, sender: Sender) -> bool:
         """True if the sender's process runs and has another principal than before."""
         process = sender.process
-        if process is None or self._kernel.identify(process.consumer.pid) != process.consumer:
+        if process is None or self._request.identify(process.consumer.pid) != process.consumer:
             return False
-        return self._kernel.principal(process.consumer.pid) != sender.principal
+        return self._request.principal(process.consumer.pid) != sender.principal
+
+
+def _read(claim: ResourceClaim) -> ResourceClaim:
+    """The part of a claim that is read, without its names."""
+    _, pid, created, container, _ = claim
+    if len(created) + len(container) > MAX_CLAIM_LENGTH:
+        half = MAX_CLAIM_LENGTH // 2
+        created, container = created[:half], container[:half]
+    return ResourceClaim("", pid, created, container)

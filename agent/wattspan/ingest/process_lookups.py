@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Protocol
 
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
 from wattspan.ports import Clock
 from wattspan.processes.cgroup_names import container_ids
 from wattspan.processes.inspector import LiveProcess, SocketOwner
+from wattspan.sharing.fair_pool import SharePath, share_path
 
 
 class ProcessLookup(Protocol):
@@ -28,32 +30,78 @@ class ProcessLookup(Protocol):
     def holds(self, pid: int, inode: int) -> bool | None: ...
 
 
+class RequestLookup:
+    """Process lookups of one request until `forget`: each process is read once.
+
+    So the claims of a request share the lookups of its sender and of the ancestors.
+    """
+
+    def __init__(self, kernel: ProcessLookup) -> None:
+        self.look = cache(kernel.look)
+        self.identify = cache(kernel.identify)
+        self.principal = cache(kernel.principal)
+        self.pids, self.user_id, self.cgroup = kernel.pids, kernel.user_id, kernel.cgroup
+        self.socket_principal = kernel.socket_principal
+        self.owner_of, self.holds = kernel.owner_of, kernel.holds
+
+    def forget(self) -> None:
+        """Read every process anew."""
+        for answers in self.look, self.identify, self.principal:
+            answers.cache_clear()
+
+
+_MAX_DEBTORS = 256
+"""Owners whose spent time is remembered; of more, the one with the least is forgotten."""
+
+
 class LookupBudget:
     """Bounds the time of slow lookups; a context manager, true if a lookup may start.
 
-    A sender can cause a search through every process of the host. All searches together may take
-    one part in ``share`` of the time, and ``limit`` nanoseconds at a stretch. A lookup that has
-    started may overdraw the budget.
+    A sender can cause a search through every process of the host. All lookups together may take
+    one part in ``share`` of the time, divided equally among the owners that spend it, and then
+    among the containers of each. Each may spend ``limit`` nanoseconds at a stretch. A lookup that
+    has started may overdraw the budget of its owner. ``total`` is the time of all lookups in
+    nanoseconds, without that of inner ones which ``apart`` bounds.
     """
 
-    def __init__(self, clock: Clock, share: int = 20, limit: int = SECOND // 4) -> None:
-        self._clock = clock
-        self._share = share
-        self._limit = self._left = limit
-        self._refilled_at = clock.monotonic()
-        self._started_at = 0
-        self.refused = 0
+    def __init__(
+        self,
+        clock: Clock,
+        share: int = 20,
+        limit: int = SECOND // 4,
+        apart: LookupBudget | None = None,
+    ) -> None:
+        self._clock, self._share, self._limit, self._apart = clock, share, limit, apart
+        self._owner: SharePath = ("",)
+        self._debts: dict[SharePath, int] = {}  # spent nanoseconds that are not earned yet
+        self._earned_at = clock.monotonic()
+        self._started_at = self.total = 0
+
+    def charge(self, owner: Hashable) -> None:
+        """Charge the next lookups to ``owner``."""
+        self._owner = share_path(owner)
 
     def __enter__(self) -> bool:
-        self._started_at = now = self._clock.monotonic()
-        self._left = min(self._limit, self._left + (now - self._refilled_at) // self._share)
-        self._refilled_at = now
-        if self._left <= 0:
-            self.refused += 1
-        return self._left > 0
+        now = self._clock.monotonic()
+        earned, self._earned_at = (now - self._earned_at) // self._share, now
+        owners = Counter(path[0] for path in self._debts)
+        self._debts = {
+            path: left
+            for path, debt in self._debts.items()
+            if (left := debt - earned // len(owners) // owners[path[0]]) > 0
+        }
+        self._started_at = self._time()
+        return self._debts.get(self._owner, 0) < self._limit
 
     def __exit__(self, *_: object) -> None:
-        self._left -= self._clock.monotonic() - self._started_at
+        took = self._time() - self._started_at
+        self.total += took
+        self._debts[self._owner] = self._debts.get(self._owner, 0) + took
+        if len(self._debts) > _MAX_DEBTORS:
+            del self._debts[min(self._debts, key=lambda path: self._debts[path])]
+
+    def _time(self) -> int:
+        return self._clock.monotonic() - (self._apart.total if self._apart else 0)
 
 
 START_TIME_TOLERANCE = 1500 * MILLISECOND

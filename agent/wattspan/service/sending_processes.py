@@ -87,7 +87,7 @@ class SpanInbox:
                 raise ReceiverBusyError
         try:
             # At once, because the sender still runs while it waits for the response.
-            identities = tuple(self._resolver.resolve(request.peer, p.claim) for p in request.parts)
+            identities = self._resolver.resolve(request.peer, [p.claim for p in request.parts])
         except BaseException:
             with self._lock:
                 self._quota.release(share_path(request.peer.quota_owner), cost)

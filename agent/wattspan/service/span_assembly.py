@@ -135,7 +135,9 @@ class SpanAssembly:
         joiner = SpanJoiner(
             self._core.clock,
             self._core.history,
-            IdentityResolver(self._core.clock, inspector, unproven=settings.unproven),
+            IdentityResolver(
+                self._core.clock, inspector, unproven=settings.unproven, pools=self._core.pools
+            ),
             settings,
             keep=self._core.config.agent.history,
             side_channel=self._open_side_channel() if settings.unix else None,

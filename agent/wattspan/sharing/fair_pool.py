@@ -23,6 +23,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T", bound=Hashable)
+V = TypeVar("V")
 
 SharePath = tuple[Hashable, ...]
 """The levels of an owner, as `Principal.path`: the largest first."""
@@ -336,6 +337,22 @@ def _path(owner: _Owner) -> SharePath:
         keys.append(at.key)
         at = at.above
     return tuple(reversed(keys))
+
+
+class FairCache(dict[T, V]):
+    """Values of items that have places of a pool; `store` forgets those that have lost theirs."""
+
+    def __init__(self, pool: FairPool[T]) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def store(self, item: T, value: V, owner: Hashable, now: int) -> None:
+        """Set the value of an item, if its owner gets a place."""
+        admission = self._pool.admit(item, share_path(owner), now)
+        for lost in admission.displaced:
+            del self[lost]
+        if admission:
+            self[item] = value
 
 
 _EARLIER: SharePath = ("earlier",)

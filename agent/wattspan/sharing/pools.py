@@ -31,7 +31,11 @@ class PoolName(StrEnum):
     ENGINES = ("engines", 64, Overflow.REPLACE, 600 * SECOND)
     # processes with known parents: running ones, and ended ones apart
     FAMILIES = ("families", 20_000, Overflow.REPLACE)
+    # processes that send spans of others
+    FORWARDERS = ("forwarders", 256, Overflow.REPLACE)
     HANDSHAKES = ("handshakes", 256, Overflow.RESERVE)  # of TLS, unfinished, of one listener
+    # checked claims of connections, with their processes
+    IDENTITIES = ("identities", 4_096, Overflow.REPLACE, 600 * SECOND)
     # pairs of service and model
     INFERENCE_ACCOUNTS = ("inference_accounts", 64, Overflow.REFUSE, 24 * 3600 * SECOND)
     # owners whose spans are searched for units of work
@@ -42,6 +46,8 @@ class PoolName(StrEnum):
     OPEN_SPANS = ("open_spans", 100_000, Overflow.REFUSE)  # announced, not received
     # processes for which the agent samples at the fine interval
     SAMPLING = ("sampling", 1_024, Overflow.REPLACE)
+    # TCP connections with known senders
+    SENDERS = ("senders", 1_024, Overflow.REPLACE, 600 * SECOND)
     SERVICES = ("services", 1_000, Overflow.RESERVE)  # with accounts of energy outside of spans
     SIDE_CHANNEL = ("side_channel", 256, Overflow.RESERVE)  # processes that announce spans
     # bytes of received spans that are not joined

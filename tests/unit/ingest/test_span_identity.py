@@ -1,22 +1,25 @@
 """Spans belong to the process that the kernel says sent them, or that it can have been."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import pytest
-from testbed.fake_kernel import FakeKernel
+from testbed.fake_kernel import OURS, FakeKernel
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.identity_verification import (
     CERTAIN_TTL,
     KEEP_AFTER_EXIT,
+    MAX_CHECKS,
     MAX_CLAIM_LENGTH,
-    MAX_IDENTITIES,
     UNCERTAIN_TTL,
     IdentityResolver,
 )
-from wattspan.model import Consumer, Principal
+from wattspan.model import SECOND, Consumer, Principal
 from wattspan.processes.inspector import LiveProcess
+from wattspan.sharing.pools import PoolName
 from wattspan.spans.values import Outcome
 from wattspan.testing import ManualClock
 
@@ -38,7 +41,7 @@ class Host:
         self.born = self.kernel.born
 
     def whose(self, peer: Peer, claim: ResourceClaim | None = None) -> Consumer | Outcome:
-        return self.identities.resolve(peer, claim or ResourceClaim()).found
+        return self.identities.resolve(peer, [claim or ResourceClaim()])[0].found
 
     def created(self, living: LiveProcess, later: float = 0.0) -> str:
         """When it was born, as an SDK writes it."""
@@ -614,12 +617,113 @@ def test_identities_are_cached(host: Host) -> None:
 
 def test_claim_cache_is_bounded(host: Host) -> None:
     peer = host.kernel.over_unix(host.born(50))
-    for number in range(3 * MAX_IDENTITIES):
+    for number in range(3 * PoolName.IDENTITIES.limit):
         host.whose(peer, ResourceClaim("x" * number, pid=number, container="y" * number))
         host.whose(peer._replace(address=("127.0.0.1", number % 65536), local=("::1", 1)))
-    assert len(host.identities._identities) <= MAX_IDENTITIES
-    assert len(host.identities._senders._senders) <= 1024
-    assert max(len(key[3]) for key in host.identities._identities) <= MAX_CLAIM_LENGTH
+    identities = host.identities._identities
+    assert len(identities) <= PoolName.IDENTITIES.limit
+    assert len(host.identities._senders._senders) <= PoolName.SENDERS.limit
+    assert max(len(claim.container) for _, claim in identities) <= MAX_CLAIM_LENGTH
+
+
+RESOURCES = range(21_845)
+OTHERS = [{"user": 1001}, {"cgroup": DOCKER.replace(ID, OTHER_ID)}]
+"""Another user than 1000, and a container of the same user."""
+
+
+def forks(host: Host, pid: int, user: int = 1000, parent: int = 1) -> LiveProcess:
+    """The last of 65 processes, each forked from the one before."""
+    for number in range(pid, pid + 65):
+        last = host.born(number, user=user, parent=parent, copied=number > pid)
+        parent = number
+    return last
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        lambda number, _: ResourceClaim(pid=10_000 + number),
+        lambda number, start: ResourceClaim(pid=50, created=f"{start[:19]}.{number:06}+00:00"),
+        lambda number, _: ResourceClaim(pid=264, container=f"{number}"),
+        lambda number, _: ResourceClaim(pid=364, container=f"{number}"),
+    ],
+    ids=["unused pids", "start times", "forked process", "process of another user"],
+)
+def test_request_of_many_resources_reads_a_bounded_number_of_processes(
+    host: Host, claim: Callable[[int, str], ResourceClaim]
+) -> None:
+    forks(host, 200), forks(host, 300, user=33)
+    leaf = forks(host, 50)
+    start = host.created(leaf)
+    for sender in (leaf, host.born(500, user=0)):
+        peer = host.kernel.over_unix(sender)
+        claims = [claim(number, start) for number in RESOURCES]
+        looks = host.kernel.looks
+        found = [one.found for one in host.identities.resolve(peer, [ResourceClaim(), *claims])]
+        assert found[0] == sender.consumer
+        assert set(found[MAX_CHECKS:]) == {UNKNOWN}
+        assert host.kernel.looks - looks <= MAX_CHECKS + 2 * 65
+        repeated = [one.found for one in host.identities.resolve(peer, claims[:1] * 999)]
+        assert repeated == found[1:2] * 999
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_checks_of_claims_take_a_bounded_time_of_their_owner_only(
+    host: Host, other: dict[str, object]
+) -> None:
+    app = host.kernel.over_unix(modest := host.born(50))
+    peer = host.kernel.over_unix(host.born(60, **other))
+    host.kernel.look_costs = 1_000_000
+    start, rounds = host.clock.monotonic(), 20
+    for turn in range(rounds):
+        claims = [ResourceClaim(pid=1000 * turn + number) for number in RESOURCES[:1000]]
+        host.identities.resolve(peer, claims)
+    took = host.clock.monotonic() - start
+    assert took < SECOND // 4
+    assert host.whose(peer) == UNKNOWN
+    assert host.whose(app) == modest.consumer
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("way", ["tcp", "container", "neighbour"])
+def test_searches_for_one_owner_leave_time_for_those_of_another(
+    host: Host, other: dict[str, object], way: str
+) -> None:
+    greedy = host.born(60, **other)
+    host.kernel.costs = SECOND // 5
+    for number in range(20):
+        host.whose(host.kernel.over_tcp(greedy), ResourceClaim(pid=number + 70, container=ID))
+    app = host.born(50, **({} if way == "tcp" else {"cgroup": DOCKER, "inside": (7,)}))
+    sidecar = host.born(51, cgroup=DOCKER, inside=(8,))
+    peer, claim = {
+        "tcp": (host.kernel.over_tcp(app), ResourceClaim()),
+        "container": (host.kernel.over_unix(sidecar), ResourceClaim(pid=7, container=ID)),
+        "neighbour": (host.kernel.over_unix(sidecar), ResourceClaim(pid=7)),
+    }[way]
+    assert host.whose(peer, claim) == app.consumer
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_flood_of_an_owner_forgets_no_identity_of_another(
+    host: Host, other: dict[str, object]
+) -> None:
+    app, collector, ports = host.born(50), host.born(60), count()
+    over_tcp, over_unix = host.kernel.over_tcp(app), host.kernel.over_unix(collector)
+    host.whose(over_tcp)
+    host.whose(over_unix, ResourceClaim(pid=50))
+    for pid in range(1000, 1300):
+        peer = host.kernel.over_unix(host.born(pid, **other))
+        host.whose(peer, ResourceClaim(pid=max(1000, pid - 1)))
+        claims = [ResourceClaim(pid=20 * pid + number) for number in range(15)]
+        host.identities.resolve(peer, claims)
+        for _ in range(4):
+            host.whose(peer._replace(address=("127.0.0.1", next(ports)), local=OURS))
+    host.kernel.dies(app)
+    lookups = host.kernel.lookups
+    assert host.whose(over_unix, ResourceClaim(pid=50)) == app.consumer
+    assert host.whose(over_unix) == UNKNOWN
+    host.whose(over_tcp, ResourceClaim(pid=51))
+    assert host.kernel.lookups == lookups
 
 
 def test_process_is_identified_by_its_pid(host: Host) -> None:

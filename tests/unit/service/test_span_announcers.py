@@ -47,7 +47,7 @@ class Host:
     ) -> SpanIdentity:
         """The identity of a request on a Unix socket of ``process``."""
         peer = self.kernel.over_unix(process)._replace(forwards=forwards)
-        return self.resolver.resolve(peer, ResourceClaim("shop", pid))
+        return self.resolver.resolve(peer, [ResourceClaim("shop", pid)])[0]
 
     def senders(self, identity: SpanIdentity, *spans: bytes) -> list[Consumer | Outcome]:
         found = self.announcers.senders(spans, identity)
