@@ -261,7 +261,7 @@ def _process(
         return None
     spent = history.process(consumer, start, end, family=family)
     split, basis = spent.split or (None, None)
-    kinds = set(spent.energy) if spent.covered < end - start else frozenset[HwType]()
+    kinds = spent.energy.keys() - spent.whole if spent.covered < end - start else set()
     return {
         "pid": consumer.pid,
         "started": consumer.started,
@@ -269,8 +269,8 @@ def _process(
         "dynamic_joules": split and _joules(split.dynamic),
         "static_basis": basis,
         **_figures(
-            _measured(spent.energy, spent, end - start),
-            _measured(spent.uncertainty, spent, end - start),
+            spent.energy,
+            spent.uncertainty,
             spent.covered,
             end - start,
             kinds | history.bounded(consumer, start, family=family),
