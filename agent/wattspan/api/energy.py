@@ -447,10 +447,16 @@ class DeviceEnergyQuery(NamedTuple):
 
 
 _PACKAGE, _INSTANCE = re.compile(r"package-(\d+)"), re.compile(r"g\.\S+ (\d+)$")
+_CPUS = re.compile(r"cpu:(\d+)")
 
 
 def _number(domain: Domain) -> int | None:
-    """The number of a CPU package, or of the MIG instance of a GPU, from the domain's name."""
-    kind = _INSTANCE if domain.hw_type is HwType.GPU else _PACKAGE
-    found = kind.search(domain.name)
+    """The number of a CPU package, or of the MIG instance of a GPU, from the domain's name.
+
+    A package whose name has none has that of the CPUs by which it is attributed.
+    """
+    is_gpu = domain.hw_type is HwType.GPU
+    found = (_INSTANCE if is_gpu else _PACKAGE).search(domain.name)
+    if found is None and not is_gpu:
+        found = _CPUS.fullmatch(domain.resource or "")
     return None if found is None else int(found[1])

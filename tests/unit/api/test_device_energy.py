@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,26 @@ def test_other_users_receive_whole_cells_and_no_readings_of_cpus() -> None:
     assert package["joules"] == pytest.approx(15.0)
     assert gpu["timeline"] is not None
     assert by_id(asked.energy(1.5, of="devices", timeline=1, peer=ROOT))[PACKAGE.id]["timeline"]
+
+
+@pytest.mark.parametrize(
+    ("name", "resource", "number"),
+    [
+        ("package-1", "cpu", 1),
+        ("package-1-die-0", "cpu:0", 1),
+        ("Esocket1", "cpu:1", 1),
+        ("Chip 8", "cpu:1", 1),
+        ("CPU power", "cpu", None),
+        ("CPU power", None, None),
+    ],
+)
+def test_package_has_the_number_of_its_name_or_its_cpus(
+    asked: Asked, name: str, resource: str | None, number: int | None
+) -> None:
+    package = replace(PACKAGE, name=name, resource=resource)
+    asked.past.known_domains = (package,)
+    (told,) = asked.energy(1.0, of="devices", peer=ROOT)["devices"]
+    assert told["index"] == number
 
 
 def test_uncertainty_of_cells_contains_nothing_of_single_readings() -> None:
