@@ -50,8 +50,12 @@ class TimeGrid(NamedTuple):
         return -self.down(-at)
 
     def hides(self, domain: Domain) -> bool:
-        """True if the grid applies to ``domain``: a GPU's driver reports energy to every user."""
-        return self.size > 0 and domain.hw_type is not HwType.GPU
+        """True if the grid applies to ``domain``.
+
+        A GPU's driver reports its energy to every user, but that of no MIG instance, which is the
+        energy of its processes.
+        """
+        return self.size > 0 and (domain.hw_type is not HwType.GPU or domain.is_division)
 
     def device(
         self, devices: DeviceQueries, domain: Domain, start: int, end: int
@@ -82,12 +86,15 @@ class TimeGrid(NamedTuple):
     def latest_powers(
         self, history: EnergyQueries, devices: DeviceQueries
     ) -> dict[str, float | None] | None:
-        """Watts of each domain in the last settled cell, None if unknown; None without cells."""
+        """Watts of each hidden domain in the last settled cell, None if unknown.
+
+        None without cells.
+        """
         if not self.size:
             return None
         end = self.down(history.settled())
         powers: dict[str, float | None] = {}
-        for domain in history.domains().values():
+        for domain in filter(self.hides, devices.domains().values()):
             spent = devices.cells(domain.id, end - self.size, end)
             energy = spent.energy.get(domain.hw_type)
             if energy is None or spent.covered < self.size:
@@ -365,7 +372,9 @@ def selected_domains(
             )
     if ids is not None:
         return sorted_domains(known[one] for one in ids)
-    return sorted_domains(one for one in known.values() if parts or one.in_cover)
+    return sorted_domains(
+        one for one in known.values() if one.in_cover or (parts and one.is_division)
+    )
 
 
 class DeviceEnergyQuery(NamedTuple):

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from testbed.constant_history import DRAM, GPU, PACKAGE, Asked, local_peer
 
-from wattspan.api.energy import DEFAULT_WAIT, MAX_IDS
+from wattspan.api.energy import DEFAULT_WAIT, MAX_IDS, TimeGrid
 from wattspan.model import SECOND, GpuStatus, Instant
 
 ROOT = local_peer(9, 0)
 STRANGER = local_peer(55, 2000)
 BOARD = "NVIDIA H100 80GB HBM3"
+INSTANCE = replace(GPU, id="gpu:MIG-3", name="GPU 0, 1g.10gb 3", in_cover=False, parent=GPU.id)
+GONE = replace(PACKAGE, id="estimate:package-0", in_cover=False)
 
 
 @pytest.fixture
@@ -133,6 +135,25 @@ def test_other_users_receive_whole_cells_and_no_readings_of_cpus() -> None:
     assert package["joules"] == pytest.approx(15.0)
     assert gpu["timeline"] is not None
     assert by_id(asked.energy(1.5, of="devices", timeline=1, peer=ROOT))[PACKAGE.id]["timeline"]
+
+
+def test_other_users_receive_whole_cells_of_mig_instances() -> None:
+    """Their energy is that of their processes, which no driver reports."""
+    asked = Asked(resolution=SECOND)
+    with_gpu(asked)
+    asked.past.known_domains = (*asked.past.known_domains, INSTANCE, GONE)
+    asked.past.devices |= {INSTANCE.id: 50_000, GONE.id: 1_000}
+    asked.past.until = asked.now + SECOND // 3
+    for peer, known in ((STRANGER, asked.now), (ROOT, asked.past.until)):
+        told = by_id(asked.energy(1.5, of="devices", parts=1, timeline=1, peer=peer))
+        assert (told[INSTANCE.id]["timeline"] is None) is (peer is STRANGER)
+        assert told[INSTANCE.id]["known_mono_ns"] == known
+        assert told[GPU.id]["timeline"] is not None
+        assert (told[INSTANCE.id]["parent"], told[INSTANCE.id]["index"]) == (GPU.id, 3)
+        assert GONE.id not in told  # it has left the cover, and is no part
+    powers = TimeGrid(SECOND).latest_powers(asked.past, asked.past) or {}
+    assert powers[INSTANCE.id] == 50.0
+    assert GPU.id not in powers
 
 
 @pytest.mark.parametrize(
