@@ -172,6 +172,8 @@ class ConstantPast:
 
     def _spent(self, powers: Mapping[HwType, int], start: int, end: int) -> IntervalEnergy:
         covered = max(0, min(end, self.until) - max(start, self.horizon))
+        if not covered and start < end:
+            return IntervalEnergy({}, {}, 0)
         energy = {kind: energy_at(power, covered) for kind, power in powers.items()}
         return IntervalEnergy(
             energy, {kind: Microjoules(e // 100) for kind, e in energy.items()}, covered

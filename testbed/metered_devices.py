@@ -61,6 +61,7 @@ class MeteredDevices:
         *,
         timeout: float = 0.0,
         timeline: bool = False,
+        parts: bool = False,
     ) -> tuple[Device, ...]:
         self.calls.append((start, end, None if ids is None else tuple(ids)))
         if self.error is not None:
@@ -68,7 +69,7 @@ class MeteredDevices:
         return tuple(
             self._measured(one, start, end, timeline)
             for one in self.devices
-            if ids is None or one.id in ids
+            if (parts or one.parent is None if ids is None else one.id in ids)
         )
 
     def _measured(self, one: Device, start: int, end: int, timeline: bool) -> Device:

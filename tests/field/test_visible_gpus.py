@@ -1,7 +1,7 @@
 """The devices behind the indices of CUDA and HIP, by the variables of a program's environment.
 
 ``devices`` are names of the listing below; ``expected`` are those behind the indices 0, 1, ...,
-or ``refused`` is a part of the error.
+or ``refused`` is a part of the error. ``nodes`` and ``kfd`` are device files of the runtimes.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ DEVICES = {
 
 @pytest.mark.parametrize("case", field_cases("visible_gpus"))
 def test_indices_are_those_of_the_runtime(case: FieldCase, tmp_path: Path) -> None:
-    for row in case["row"]:
-        for number in range(row.get("nodes", 0)):
-            (tmp_path / f"nvidia{number}").touch()
-        environment = CudaEnvironment.of(row.get("environment", {}), tmp_path)
+    for place, row in enumerate(case["row"]):
+        files = tmp_path / str(place)
+        files.mkdir()
+        for name in [f"nvidia{n}" for n in range(row.get("nodes", 0))] + ["kfd"] * ("kfd" in row):
+            (files / name).touch()
+        environment = CudaEnvironment.of(row.get("environment", {}), files)
         devices = [DEVICES[name] for name in row.get("devices", case.get("devices"))]
         if "refused" in row:
             with pytest.raises(DeviceMappingError, match=row["refused"]):

@@ -50,8 +50,12 @@ class TimeGrid(NamedTuple):
         return -self.down(-at)
 
     def hides(self, domain: Domain) -> bool:
-        """True if the grid applies to ``domain``: a GPU's driver reports energy to every user."""
-        return self.size > 0 and domain.hw_type is not HwType.GPU
+        """True if the grid applies to ``domain``.
+
+        A GPU's driver reports its energy to every user, but that of no MIG instance, which is the
+        energy of its processes.
+        """
+        return self.size > 0 and (domain.hw_type is not HwType.GPU or domain.is_division)
 
     def device(
         self, devices: DeviceQueries, domain: Domain, start: int, end: int
@@ -82,12 +86,15 @@ class TimeGrid(NamedTuple):
     def latest_powers(
         self, history: EnergyQueries, devices: DeviceQueries
     ) -> dict[str, float | None] | None:
-        """Watts of each domain in the last settled cell, None if unknown; None without cells."""
+        """Watts of each hidden domain in the last settled cell, None if unknown.
+
+        None without cells.
+        """
         if not self.size:
             return None
         end = self.down(history.settled())
         powers: dict[str, float | None] = {}
-        for domain in history.domains().values():
+        for domain in filter(self.hides, devices.domains().values()):
             spent = devices.cells(domain.id, end - self.size, end)
             energy = spent.energy.get(domain.hw_type)
             if energy is None or spent.covered < self.size:
@@ -261,7 +268,7 @@ def _process(
         return None
     spent = history.process(consumer, start, end, family=family)
     split, basis = spent.split or (None, None)
-    kinds = set(spent.energy) if spent.covered < end - start else frozenset[HwType]()
+    kinds = spent.energy.keys() - spent.whole if spent.covered < end - start else set()
     return {
         "pid": consumer.pid,
         "started": consumer.started,
@@ -269,8 +276,8 @@ def _process(
         "dynamic_joules": split and _joules(split.dynamic),
         "static_basis": basis,
         **_figures(
-            _measured(spent.energy, spent, end - start),
-            _measured(spent.uncertainty, spent, end - start),
+            spent.energy,
+            spent.uncertainty,
             spent.covered,
             end - start,
             kinds | history.bounded(consumer, start, family=family),
@@ -365,7 +372,9 @@ def selected_domains(
             )
     if ids is not None:
         return sorted_domains(known[one] for one in ids)
-    return sorted_domains(one for one in known.values() if parts or one.in_cover)
+    return sorted_domains(
+        one for one in known.values() if one.in_cover or (parts and one.is_division)
+    )
 
 
 class DeviceEnergyQuery(NamedTuple):
@@ -447,10 +456,16 @@ class DeviceEnergyQuery(NamedTuple):
 
 
 _PACKAGE, _INSTANCE = re.compile(r"package-(\d+)"), re.compile(r"g\.\S+ (\d+)$")
+_CPUS = re.compile(r"cpu:(\d+)")
 
 
 def _number(domain: Domain) -> int | None:
-    """The number of a CPU package, or of the MIG instance of a GPU, from the domain's name."""
-    kind = _INSTANCE if domain.hw_type is HwType.GPU else _PACKAGE
-    found = kind.search(domain.name)
+    """The number of a CPU package, or of the MIG instance of a GPU, from the domain's name.
+
+    A package whose name has none has that of the CPUs by which it is attributed.
+    """
+    is_gpu = domain.hw_type is HwType.GPU
+    found = (_INSTANCE if is_gpu else _PACKAGE).search(domain.name)
+    if found is None and not is_gpu:
+        found = _CPUS.fullmatch(domain.resource or "")
     return None if found is None else int(found[1])

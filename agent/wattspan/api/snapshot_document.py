@@ -336,14 +336,14 @@ def restrict(
     """``document`` for a user who may not read the counters.
 
     Only processes that ``may_see`` admits stay; groups, spans and the footprint, which would
-    reveal the others, do not. Unless ``coarse_watts`` is None, domains other than GPUs have
-    the power in it, by ``hw_id``, and no energies.
+    reveal the others, do not. Unless ``coarse_watts`` is None, domains other than GPUs, and those
+    in it, have the power in it, by ``hw_id``, and no energies.
     """
     domains = document.domains
     if coarse_watts is not None:
         domains = [
             one
-            if one.hw_type is HwType.GPU
+            if one.hw_type is HwType.GPU and one.hw_id not in coarse_watts
             else replace(
                 one,
                 power_watts=coarse_watts.get(one.hw_id),

@@ -52,9 +52,9 @@ class AgentSettings(Table, frozen=True):
         state_dir: Directory of data that outlives a restart. Only the agent writes there.
         run_dir: Directory of the Unix sockets. No other user may own or write it.
         api: Serve queries of `wattspan measure` and `wattspan.window` on a Unix socket.
-        api_resolution: Time resolution of CPU, memory and platform energy for users other than root
-            and the agent's own: finer figures disclose the computations of other users. The energy
-            of a user's own processes and of GPUs keeps its full resolution.
+        api_resolution: Time resolution of CPU, memory, platform and MIG instance energy for users
+            other than root and the agent's own: finer figures disclose computations of others. The
+            energy of a user's own processes and of GPUs keeps its full resolution.
         max_rate: Requests per second with spans or queries that the agent accepts from one user of
             this host, or from one other host; the burst is four times as many. The agent answers
             further requests with a retry status.

@@ -191,6 +191,11 @@ class Domain:
         if self.resource is not None and not self.in_cover:
             raise ValueError(f"{self.id}: only a member of the cover can be attributed")
 
+    @property
+    def is_division(self) -> bool:
+        """True for a part whose energy is divided from that of its device, without a sensor."""
+        return self.parent is not None and self.hw_type is HwType.GPU and self.measures is None
+
 
 class Reading(NamedTuple):
     """The value of one energy counter with the time of the register read.

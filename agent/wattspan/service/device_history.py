@@ -25,7 +25,6 @@ from wattspan.model import (
     Attribution,
     Domain,
     GpuStatus,
-    HwType,
     Interval,
     Microjoules,
     Tick,
@@ -92,7 +91,7 @@ class _Device:
 
     @property
     def is_part(self) -> bool:
-        return _is_division(self.domain)
+        return self.domain.is_division
 
     def add(self, metered: MeteredPeriod) -> None:
         """Add a period of the device's counter; energy from outside the cover counts elsewhere.
@@ -188,7 +187,7 @@ class DeviceHistory:
                 device.present = False
         for domain in domains:
             known = self._devices.get(domain.id)
-            if not domain.in_cover and not _is_division(domain):
+            if not domain.in_cover and not domain.is_division:
                 if known is not None:  # it has left the cover
                     known.domain = domain
             elif known is None:
@@ -324,8 +323,3 @@ class DeviceHistory:
         """Time and degrees Celsius of a GPU in a period, oldest first."""
         with self._current():
             return self._devices[domain_id].temperatures.between(start, end)
-
-
-def _is_division(domain: Domain) -> bool:
-    """True for a part whose energy is divided from that of its device, without a sensor."""
-    return domain.parent is not None and domain.hw_type is HwType.GPU and domain.measures is None

@@ -19,8 +19,8 @@ per span and becomes outside energy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Collection, Sequence
+from itertools import chain, repeat
 from operator import le, lt, mul, sub
 
 from wattspan.model import HwType, Microjoules, StaticBasis
@@ -280,14 +280,18 @@ class ProcessSpans:
         lengths = list(map(sub, spans.end, spans.start))
         outcomes = [Outcome.JOINED] * len(spans)
         if any(taken) or inclusives.covered != lengths:
-            outcomes = list(map(self._outcome, spans.id, lengths, taken, inclusives.covered))
+            kinds = repeat(lanes.kinds) if known is None else known
+            covered = inclusives.covered
+            outcomes = list(map(self._outcome, spans.id, lengths, taken, covered, kinds))
         return SpanEnergyColumns(
             spans, exclusive, known, inclusives, outcomes, static, bases if static else ()
         )
 
-    def _outcome(self, span: bytes, length: int, taken: int, covered: int) -> Outcome:
-        """The outcome of a span of this id and ``length``."""
-        if not covered and length:
+    def _outcome(
+        self, span: bytes, length: int, taken: int, covered: int, known: Collection[HwType]
+    ) -> Outcome:
+        """The outcome of a span of this id and ``length``, with the energy of ``known`` types."""
+        if not known and length:
             return Outcome.NO_ENERGY
         if taken:
             children = self._orphans.get(span)

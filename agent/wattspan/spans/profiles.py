@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
@@ -55,8 +55,11 @@ from wattspan.spans.packed_energy import (
 from wattspan.spans.values import IntervalEnergy, IntervalEnergyColumns
 
 NO_ENERGY = IntervalEnergy({}, {}, 0)
-_MAX_GAPS = 256
+_MAX_PERIODS = 256  # gaps, and measured periods of one type, that are kept
 _MAX_BASES = 64  # changes of the basis of the static power that are kept
+
+
+_Periods = list[tuple[int, int]]
 
 
 class EnergyProfile:
@@ -74,10 +77,11 @@ class EnergyProfile:
         self._patience = patience
         self._clock = CpuTimeCurve()
         self._tracks: dict[str, IntervalPool] = {}
-        self._known: dict[HwType, tuple[int, int]] = {}  # first and last time with energy
+        self._known: dict[HwType, _Periods] = {}  # in which a domain of the type was measured
         self._all_from = self._all_until = 0  # period with energy of all types
         self._whole_from = self._whole_until = 0  # period without gaps
-        self._gaps: list[tuple[int, int]] = []
+        self._gaps: _Periods = []  # of any domain
+        self._gaps_of: dict[HwType, _Periods] = {}  # of the domains of the type
         self._errors = empty_uncertainties()
         self._cached: dict[tuple[int, int], Uncertainty] = {}
         self._thin_at = limit // 4
@@ -151,7 +155,8 @@ class EnergyProfile:
             start, energy = track.known, rest
         if start > track.known or track.gone_since is not None:
             since = track.known if track.gone_since is None else track.gone_since
-            self._add_gap(since, start)
+            for gaps in (self._gaps, self._gaps_of.setdefault(kind, [])):
+                _add_period(gaps, since, start)
             track.gone_since = None
         self._extend(kind, start, end)
         if energy and kind is HwType.GPU:
@@ -199,10 +204,15 @@ class EnergyProfile:
         return track
 
     def _extend(self, kind: HwType, start: int, end: int) -> None:
-        first, last = self._known.get(kind, (start, end))
-        if kind not in self._known:
-            self.lanes = lanes_of(frozenset([*self._known, kind]), self.lanes.static)
-        self._known[kind] = min(first, start), max(last, end)
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = [(start, end)]
+            self.lanes = lanes_of(frozenset(self._known), self.lanes.static)
+        first, last = known[-1]
+        if first <= start <= last:
+            known[-1] = first, max(last, end)
+        else:
+            _add_period(known, start, end)
 
     def _update_basis(self, board: str, basis: StaticBasis | None, start: int) -> None:
         """Note a changed basis of one board: the payer's is the least certain of its boards."""
@@ -217,28 +227,16 @@ class EnergyProfile:
             whole = None if whole is None or one is None else whole.worse(one)
         if not self._bases or self._bases[-1][1] is not whole:
             # Before the first energy of a GPU there was none to divide.
-            since = start if self._bases else self._known[HwType.GPU][0]
+            since = start if self._bases else self._known[HwType.GPU][0][0]
             self._bases.append((since, whole))
             del self._bases[:-_MAX_BASES]
-
-    def _add_gap(self, start: int, end: int) -> None:
-        """Record an unmeasured period; beyond ``_MAX_GAPS`` the closest two become one."""
-        gaps = self._gaps
-        first = bisect_left(gaps, start, key=itemgetter(1))
-        last = bisect_right(gaps, end, key=itemgetter(0))
-        if first < last:
-            start, end = min(start, gaps[first][0]), max(end, gaps[last - 1][1])
-        gaps[first:last] = [(start, end)]
-        if len(gaps) > _MAX_GAPS:
-            i = min(range(1, len(gaps)), key=lambda i: gaps[i][0] - gaps[i - 1][1])
-            gaps[i - 1 : i + 1] = [(gaps[i - 1][0], gaps[i][1])]
 
     # ----------------------------------------------------------------------------------- merge
 
     def _merge(self, patience: int) -> None:
         """Append rows up to the earliest end of the released slices of all active domains."""
-        self._all_from = max(first for first, _ in self._known.values())
-        self._all_until = min(last for _, last in self._known.values())
+        self._all_from = max(known[-1][0] for known in self._known.values())
+        self._all_until = min(known[-1][1] for known in self._known.values())
         tracks = list(self._tracks.values())
         newest = max(track.known for track in tracks)
         for track in tracks:
@@ -428,7 +426,11 @@ class EnergyProfile:
             return NO_ENERGY
         end = max(start, end)
         (energy,) = self.energies([start], [self.locate(start)], [end], [self.locate(end)])
-        return energy
+        if energy.covered == end - start:
+            return energy
+        gaps, length = self._gaps_of, end - start
+        whole = (k for k in energy.energy if self.covered(start, end, gaps.get(k, ())) == length)
+        return energy._replace(whole=tuple(whole))
 
     def energies(
         self,
@@ -464,7 +466,10 @@ class EnergyProfile:
         splits: Sequence[tuple[StaticSplit, StaticBasis] | None] = [None] * len(covered)
         if self.lanes.static:
             gpu = columns[self.lanes.kinds.index(HwType.GPU)]
-            splits = list(map(_split, gpu, columns[-1], self.bases(starts, ends)))
+            bases: Iterable[StaticBasis | None] = self.bases(starts, ends)
+            if known is not None:
+                bases = (b if HwType.GPU in k else None for b, k in zip(bases, known, strict=True))
+            splits = list(map(_split, gpu, columns[-1], bases))
         return IntervalEnergyColumns(energies, uncertainties, covered, splits)
 
     def coverages(self, starts: Sequence[int], ends: Sequence[int]) -> IntervalEnergyColumns:
@@ -500,26 +505,32 @@ class EnergyProfile:
         return list(map(sub, ends, starts))
 
     def known_types(self, starts: Sequence[int], ends: Sequence[int]) -> list[list[HwType]] | None:
-        """The hardware types with known energy in each period; None: all types in all periods."""
-        if min(starts) >= self._all_from and max(ends) <= self._all_until:
+        """The hardware types with known energy in each period; None: all types in all periods.
+
+        No energy of a type is known in a period in which none of its domains was measured.
+        """
+        until = self.watermark
+        if min(starts) >= self._all_from and max(ends) <= min(self._all_until, until):
             return None
-        known = [(kind, *self._known[kind]) for kind in self.lanes.kinds]
         return [
             [
                 kind
-                for kind, first, last in known
-                if (first < end and last > start) or first <= start == end <= last
+                for kind in self.lanes.kinds
+                if any(
+                    max(first, start) < min(last, end, until) or first <= start == end <= last
+                    for first, last in self._known[kind]
+                )
             ]
             for start, end in zip(starts, ends, strict=True)
         ]
 
-    def covered(self, start: int, end: int) -> int:
-        """The nanoseconds of a period in which all domains were measured."""
+    def covered(self, start: int, end: int, gaps: Sequence[tuple[int, int]] | None = None) -> int:
+        """The nanoseconds of a period in which all domains were measured, or those of ``gaps``."""
         start, end = max(start, self.horizon), min(end, self.watermark)
         if end <= start:
             return 0
         missing = 0
-        for begin, stop in reversed(self._gaps):
+        for begin, stop in reversed(self._gaps if gaps is None else gaps):
             if stop <= start:
                 break
             missing += max(0, min(end, stop) - max(start, begin))
@@ -533,6 +544,18 @@ class EnergyProfile:
         found = uncertainty_between(self.lanes, self._errors, first, last, newest)
         self._cached[first, last] = found
         return found
+
+
+def _add_period(periods: _Periods, start: int, end: int) -> None:
+    """Add a period to those in order; beyond ``_MAX_PERIODS`` the closest two become one."""
+    first = bisect_left(periods, start, key=itemgetter(1))
+    last = bisect_right(periods, end, key=itemgetter(0))
+    if first < last:
+        start, end = min(start, periods[first][0]), max(end, periods[last - 1][1])
+    periods[first:last] = [(start, end)]
+    if len(periods) > _MAX_PERIODS:
+        i = min(range(1, len(periods)), key=lambda i: periods[i][0] - periods[i - 1][1])
+        periods[i - 1 : i + 1] = [(periods[i - 1][0], periods[i][1])]
 
 
 def _split(

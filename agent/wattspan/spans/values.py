@@ -259,12 +259,14 @@ class IntervalEnergy(NamedTuple):
     half-width of the 95 % range of each energy, from the steps of counters and the unknown power
     curve inside intervals at the edges. ``split`` are the static and the dynamic part of the GPU
     energy, and the basis of the static power; None if it was unknown, or was not asked for.
+    ``whole`` are the types that were measured all the time, although not all types were.
     """
 
     energy: Mapping[HwType, Microjoules]
     uncertainty: Mapping[HwType, Microjoules]
     covered: int
     split: tuple[StaticSplit, StaticBasis] | None = None
+    whole: Collection[HwType] = ()
 
 
 class IntervalEnergyColumns(Columns[IntervalEnergy]):
@@ -277,6 +279,7 @@ class IntervalEnergyColumns(Columns[IntervalEnergy]):
     uncertainty: Sequence[Mapping[HwType, Microjoules]]
     covered: Sequence[int]
     split: Sequence[tuple[StaticSplit, StaticBasis] | None]
+    whole: Sequence[Collection[HwType]]
 
 
 class SpanEnergy(NamedTuple):

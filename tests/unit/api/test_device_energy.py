@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from testbed.constant_history import DRAM, GPU, PACKAGE, Asked, local_peer
 
-from wattspan.api.energy import DEFAULT_WAIT, MAX_IDS
+from wattspan.api.energy import DEFAULT_WAIT, MAX_IDS, TimeGrid
 from wattspan.model import SECOND, GpuStatus, Instant
 
 ROOT = local_peer(9, 0)
 STRANGER = local_peer(55, 2000)
 BOARD = "NVIDIA H100 80GB HBM3"
+INSTANCE = replace(GPU, id="gpu:MIG-3", name="GPU 0, 1g.10gb 3", in_cover=False, parent=GPU.id)
+GONE = replace(PACKAGE, id="estimate:package-0", in_cover=False)
 
 
 @pytest.fixture
@@ -132,6 +135,45 @@ def test_other_users_receive_whole_cells_and_no_readings_of_cpus() -> None:
     assert package["joules"] == pytest.approx(15.0)
     assert gpu["timeline"] is not None
     assert by_id(asked.energy(1.5, of="devices", timeline=1, peer=ROOT))[PACKAGE.id]["timeline"]
+
+
+def test_other_users_receive_whole_cells_of_mig_instances() -> None:
+    """Their energy is that of their processes, which no driver reports."""
+    asked = Asked(resolution=SECOND)
+    with_gpu(asked)
+    asked.past.known_domains = (*asked.past.known_domains, INSTANCE, GONE)
+    asked.past.devices |= {INSTANCE.id: 50_000, GONE.id: 1_000}
+    asked.past.until = asked.now + SECOND // 3
+    for peer, known in ((STRANGER, asked.now), (ROOT, asked.past.until)):
+        told = by_id(asked.energy(1.5, of="devices", parts=1, timeline=1, peer=peer))
+        assert (told[INSTANCE.id]["timeline"] is None) is (peer is STRANGER)
+        assert told[INSTANCE.id]["known_mono_ns"] == known
+        assert told[GPU.id]["timeline"] is not None
+        assert (told[INSTANCE.id]["parent"], told[INSTANCE.id]["index"]) == (GPU.id, 3)
+        assert GONE.id not in told  # it has left the cover, and is no part
+    powers = TimeGrid(SECOND).latest_powers(asked.past, asked.past) or {}
+    assert powers[INSTANCE.id] == 50.0
+    assert GPU.id not in powers
+
+
+@pytest.mark.parametrize(
+    ("name", "resource", "number"),
+    [
+        ("package-1", "cpu", 1),
+        ("package-1-die-0", "cpu:0", 1),
+        ("Esocket1", "cpu:1", 1),
+        ("Chip 8", "cpu:1", 1),
+        ("CPU power", "cpu", None),
+        ("CPU power", None, None),
+    ],
+)
+def test_package_has_the_number_of_its_name_or_its_cpus(
+    asked: Asked, name: str, resource: str | None, number: int | None
+) -> None:
+    package = replace(PACKAGE, name=name, resource=resource)
+    asked.past.known_domains = (package,)
+    (told,) = asked.energy(1.0, of="devices", peer=ROOT)["devices"]
+    assert told["index"] == number
 
 
 def test_uncertainty_of_cells_contains_nothing_of_single_readings() -> None:

@@ -16,6 +16,7 @@ from wattspan.api.snapshot_document import (
     SnapshotDocument,
     SnapshotSchemaError,
     decode_snapshot,
+    restrict,
     snapshot_document,
 )
 from wattspan.http.sockets import Peer
@@ -179,6 +180,10 @@ def test_other_users_see_no_energy_of_devices_that_the_grid_hides() -> None:
         assert one.energy_joules is one.pending_joules is one.idle_joules is None
     assert document.host.energy_joules is None
     assert all(one.energy_joules for one in document.domains if one.hw_type is GPU)
+    restricted = restrict(snapshot_document(busy_host(), "1"), lambda _: False, {"GPU-0": 5.0})
+    gpus = {gpu.hw_id: (gpu.power_watts, gpu.energy_joules) for gpu in restricted.domains}
+    assert gpus["GPU-0"] == (5.0, None)  # as a MIG instance
+    assert gpus["GPU-1"][1] is not None
 
 
 def test_other_users_see_the_power_of_the_last_settled_cell() -> None:

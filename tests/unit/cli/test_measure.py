@@ -341,6 +341,18 @@ def test_consecutive_periods_add_up_with_the_largest_uncertainty() -> None:
     assert whole.coverage(4.0) == 0.75
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_sum_with_a_period_of_unknown_energy_is_a_lower_bound(first: bool) -> None:
+    whole = EnergySum()
+    periods = [
+        Energy({"cpu": 1.0}, {}, 0.0, unknown=["gpu"]),
+        Energy({"cpu": 1.0, "gpu": 5.0}, {}, 1.0),
+    ]
+    for period in periods if first else reversed(periods):
+        whole.include(period, 10.0)
+    assert whole.plain()["certainty"] == {"cpu": "known", "gpu": "lower_bound"}
+
+
 def test_idle_energy_is_shown_or_noted_as_unknown() -> None:
     told = spent(10.0, gpu=5.0)
     known = tuple(device._replace(idle=2.0) for device in told.devices)

@@ -19,7 +19,7 @@ import pytest
 from testbed.metered_devices import MeteredDevices, gpu, package, rough_energy
 from testbed.waiting import eventually
 
-from wattspan.compat.zeus.devices import DeviceIndex, DeviceMappingError
+from wattspan.compat.zeus.devices import CudaEnvironment, DeviceIndex, DeviceMappingError
 from wattspan.compat.zeus.log_file import WindowLog
 from wattspan.compat.zeus.monitor import (
     DeviceSynchronizer,
@@ -183,12 +183,48 @@ def test_domains_of_one_package_are_added(meter: MeteredDevices) -> None:
     assert window.cpu_energy == {0: pytest.approx(sum(both))}
 
 
+def test_packages_without_numbers_are_not_merged(meter: MeteredDevices) -> None:
+    """Two sockets of Ampere Altra; a numbered one beside them keeps its number."""
+    names = ("a", "b", "c")
+    meter.devices = tuple(
+        package(0)._replace(id=f"hwmon:{name}", name="CPU power", number=number)
+        for name, number in zip(names, (None, 1, None), strict=True)
+    )
+    window = measured(monitor_of(meter)())
+    found = {i: meter.joules(f"hwmon:{name}", *window.period) for i, name in enumerate("abc")}
+    assert window.cpu_energy == found
+    assert monitor_of(meter)(cpu_indices=[2]).cpu_indices == [2]
+
+
+def test_reported_mig_instance_is_found_without_its_name_in_a_variable() -> None:
+    """Before torch has initialised CUDA, the one that index 0 means is known if it is the only."""
+    uuids = [f"MIG-1111000{i}-aaaa-5555-8888-000000000003" for i in range(2)]
+    parts = [gpu(3, uuid)._replace(parent=GPUS[0].id) for uuid in uuids]
+    ready: list[bool] = []
+    cuda = SimpleNamespace(
+        is_initialized=lambda: bool(ready),
+        device_count=lambda: 1,
+        get_device_properties=lambda _: SimpleNamespace(uuid=uuids[1].removeprefix("MIG-")),
+    )
+    meter = MeteredDevices((GPUS[0], *parts, package(0)))
+    modules = {"torch": SimpleNamespace(cuda=cuda)}
+    index = DeviceIndex(meter, None, None, CudaEnvironment(), modules)
+    with pytest.warns(RuntimeWarning, match="2 MIG instances, of which CUDA shows one"):
+        index.check("ZeusMonitor")
+    assert list(index.resolve().packages) == [0]  # the fault of GPUs is theirs alone
+    ready.append(True)
+    assert index.resolve().gpus == {0: parts[1].id}
+    meter.devices = (GPUS[0], parts[0])
+    assert DeviceIndex(meter, [0], None, CudaEnvironment(), {}).resolve().gpus == {0: parts[0].id}
+
+
 def test_ambiguous_order_warns_and_fails_at_reading(meter: MeteredDevices) -> None:
-    meter.devices = (gpu(0), gpu(1, model="NVIDIA A40"))
+    meter.devices = (gpu(0), gpu(1, model="NVIDIA A40"), package(0))
     with pytest.warns(RuntimeWarning, match=r"order of CUDA's devices is not known"):
         one = monitor_of(meter)()
     with pytest.raises(DeviceMappingError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         _ = measured(one).total_energy
+    assert list(measured(one).cpu_energy or ()) == [0]
 
 
 # --------------------------------------------------------------------- failures and partial

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from testbed.constant_history import ConstantPast
 
+from wattspan.api.energy import energy_response
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -179,6 +181,28 @@ def test_settled_waits_for_the_slower_domain_but_not_for_a_lost_one() -> None:
     assert host.past.settled() == both
     host.run(SETTLEMENT_TIMEOUT // TICK, (SHELL,), silent=(GPU,))
     assert host.past.settled() == host.now
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_answer_of_a_window_in_an_outage_of_a_gpu_outlasts_its_return(watched: bool) -> None:
+    """Four ticks of CPU energy are known; of the GPU, which returns after 10 s, none is."""
+    host = Host(CPU, GPU)
+    host.run(20, (SHELL,))
+    if watched:
+        host.past.watch(SHELL)
+    start = host.run(100, (SHELL,), silent=(GPU,)) + 20 * TICK
+    devices = ConstantPast(host.now, known_domains=(CPU, GPU), devices={})
+    period = start, start + 4 * TICK
+    during = energy_response(host.past, devices, *period, SHELL)["process"]
+    host.run(20, (SHELL,))
+    after = energy_response(host.past, devices, *period, SHELL)["process"]
+    for told in (during, after):
+        assert told["joules"] == {"cpu": 0.004}
+        assert told["certainty"] == {"cpu": "known"}
+        assert told["static_joules"] is None
+    both = energy_response(host.past, devices, start, host.now, SHELL)["process"]
+    # Without a watch, the ledger's gaps say so.
+    assert both["certainty"] == {"cpu": "known", "gpu": "lower_bound" if watched else "known"}
 
 
 def test_cpu_samples_locate_energy_inside_an_interval() -> None:

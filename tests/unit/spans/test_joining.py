@@ -184,6 +184,17 @@ def test_unknown_type_is_absent_from_a_span() -> None:
     assert set(after.exclusive) == {CPU, GPU}
 
 
+def test_span_in_a_gap_of_another_type_is_partial_and_keeps_its_energy() -> None:
+    profile = known(1000)
+    extend(profile, 1000, 9000, (CPU, MEMORY))  # the GPU is lost
+    extend(profile, 9000, 9500)
+    inside, beyond = ProcessSpans().settle(
+        [span(1, 4000, 4200), span(2, 9300, 9400)], profile, NEVER
+    )
+    assert inside.exclusive == {CPU: 200_000, MEMORY: 20_000}
+    assert (inside.outcome, beyond.outcome) == (Outcome.PARTIAL, Outcome.JOINED)
+
+
 def test_cyclic_parents_are_ignored() -> None:
     batch = [span(1, 0, 100, 2), span(2, 0, 100, 1), span(3, 0, 100, 3)]
     results = ProcessSpans().settle(batch, known(), NEVER)

@@ -165,7 +165,7 @@ def test_socket_that_stays_behind_is_awaited() -> None:
         tell(profile, 10, domain="cpu:0", start=start, noise=50)
         if start < 200:
             tell(profile, 10, domain="cpu:1", start=start, noise=50)
-    assert energy(profile, 0, 100) == 0  # the other one is awaited
+    assert not profile.between(0, 100 * MS).energy  # the other one is awaited
     profile.finish()
     assert energy(profile, 0, 100) == pytest.approx(20, abs=2)
 
@@ -349,14 +349,38 @@ def test_late_energy_is_counted_as_lost() -> None:
     assert profile.between(0, 2100 * MS).covered == 100 * MS
 
 
-def test_gap_is_not_covered_and_has_no_energy() -> None:
+def test_gap_is_not_covered_and_its_energy_is_unknown() -> None:
     profile = EnergyProfile()
     end = tell(profile, 100, 100)
     tell(profile, 100, start=end + 50)
     assert profile.between(0, 350 * MS).covered == 300 * MS
-    assert energy(profile, 200, 250) == 0
+    assert profile.between(200 * MS, 250 * MS).energy == {}
+    assert energy(profile, 200, 350) == energy(profile, 250, 350) == 100
     assert profile.between(240 * MS, 260 * MS).covered == 10 * MS
     assert profile.between(260 * MS, 300 * MS).covered == 40 * MS
+
+
+def test_gap_of_one_type_leaves_the_others_known() -> None:
+    """One of two GPUs is lost, then both, and both return: the CPU was measured all the time."""
+    profile = EnergyProfile(patience=SECOND)
+    kinds = {"gpu:0": GPU, "gpu:1": GPU, "cpu": CPU}
+    for domain, kind in kinds.items():
+        profile.expect(domain, kind, 0)
+    tell_all(profile, kinds, 0, 4_000)
+    tell_all(profile, {"gpu:1": GPU, "cpu": CPU}, 4_000, 8_000)
+    tell_all(profile, {"cpu": CPU}, 8_000, 16_000)
+    periods = {"one": (5_000, 7_000), "both": (10_000, 12_000), "edge": (15_000, 17_000)}
+    during = {name: profile.between(a * MS, b * MS) for name, (a, b) in periods.items()}
+    tell_all(profile, kinds, 16_000, 20_000)
+    found = {name: profile.between(a * MS, b * MS) for name, (a, b) in periods.items()}
+    assert found["one"].energy == during["one"].energy == {CPU: 2_000, GPU: 2_000}
+    assert found["both"].energy == during["both"].energy == {CPU: 2_000}
+    assert set(found["both"].uncertainty) == {CPU}
+    assert found["edge"].energy == {CPU: 2_000, GPU: 2_000}
+    assert [one.covered for one in found.values()] == [0, 0, SECOND]
+    assert {one.whole for one in found.values()} == {(CPU,)}  # that of GPUs is a lower bound
+    whole = profile.between(0, 20 * SECOND)
+    assert (whole.energy, whole.whole) == ({CPU: 20_000, GPU: 8_000 + 4_000 + 8_000}, (CPU,))
 
 
 def test_adjacent_gaps_merge_and_are_limited() -> None:

@@ -41,7 +41,7 @@ class EnergySum:
         for kind, joules in energy.items():
             self.add(kind, joules, energy.uncertainty.get(kind))
         self.covered += energy.coverage * seconds
-        self.lower_bound |= {*energy.lower_bound}
+        self.lower_bound |= {*energy.lower_bound, *energy.unknown}
 
     def coverage(self, seconds: float) -> float:
         return min(1.0, self.covered / seconds) if seconds else 1.0
@@ -303,7 +303,7 @@ def _notes(result: MeasurementResult) -> Iterator[str]:
     if coverage < 0.9995:
         yield (
             f"Only {coverage:.1%} of the time was measured in every kind: "
-            "the figures are of that part."
+            "figures may lack the rest."
         )
     if not all(run.complete or run.trouble for run in runs):
         yield "Some figures had not settled when they were read, and lack their last part."

@@ -10,7 +10,8 @@ The agent lists all boards of the host. A container or a batch job may give a pr
 them, which CUDA numbers from 0: then their indices are known from ``NVIDIA_VISIBLE_DEVICES`` (of
 the NVIDIA Container Toolkit), from UUIDs, or not at all.
 
-CUDA uses one MIG instance in a process: the first that the list names. HIP numbers the boards that
+CUDA uses one MIG instance in a process, and no board beside it: the first that the list names, or
+the first of the visible boards (NVIDIA MIG user guide). HIP numbers the boards that
 ``ROCR_VISIBLE_DEVICES`` lists, and of these those in ``HIP_VISIBLE_DEVICES``, for which it also
 takes ``CUDA_VISIBLE_DEVICES``.
 """
@@ -22,7 +23,8 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from time import monotonic_ns, sleep
 from typing import Any, NamedTuple
@@ -34,6 +36,9 @@ from wattspan.sdk.client import Device, DeviceReader
 _NUMBER = re.compile(r"[+-]?\d+")
 _MIG_OF_BOARD = re.compile(r"MIG-(GPU-[^/]+)/(\d+)/\d+")
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+_Devices = Sequence[Device]
 
 
 class DeviceMappingError(MeasurementError):
@@ -49,7 +54,8 @@ class CudaEnvironment:
 
     ``visible`` and ``order`` are CUDA's variables, ``container`` and ``batch`` the GPUs that a
     container and a Slurm job were given; None if unset. ``nodes`` is the number of device files, 0
-    without any (an emulated host). ``rocr`` and ``hip`` are the variables of AMD's runtimes.
+    without any (an emulated host). ``rocr`` and ``hip`` are the variables of AMD's runtimes, and
+    ``kfd`` is true where their device file exists.
     """
 
     visible: str | None = None
@@ -59,6 +65,7 @@ class CudaEnvironment:
     nodes: int = 0
     rocr: str | None = None
     hip: str | None = None
+    kfd: bool = False
 
     @classmethod
     def of(cls, environ: Mapping[str, str], devices: Path = Path("/dev")) -> CudaEnvironment:
@@ -71,6 +78,7 @@ class CudaEnvironment:
             sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*")),
             environ.get("ROCR_VISIBLE_DEVICES"),
             environ.get("HIP_VISIBLE_DEVICES"),
+            (devices / "kfd").exists(),
         )
 
     @property
@@ -79,9 +87,22 @@ class CudaEnvironment:
         return self.rocr is not None or self.hip is not None
 
     @property
-    def names_instances(self) -> bool:
-        """True if MIG instances are named."""
-        return any("MIG-" in (text or "") for text in (self.visible, self.container))
+    def hip_lists(self) -> list[list[str]]:
+        """The entries of the variables that select HIP's devices, in the order of selection."""
+        inner = self.visible if self.hip is None else self.hip
+        return [_entries(listed) for listed in (self.rocr, inner) if listed is not None]
+
+    def needs_amd(self, *, nvidia: bool) -> bool:
+        """True if HIP has devices here; ``nvidia``: there are boards of NVIDIA too.
+
+        Batch systems set AMD's variables on hosts of NVIDIA, and any graphics of AMD has a device
+        file, so both are needed there.
+        """
+        if not all(_numbers(one) or one[0].startswith("GPU-") for one in self.hip_lists):
+            return False
+        if nvidia or self.nodes:
+            return self.kfd and self.uses_hip and self.visible is None
+        return self.kfd or self.uses_hip
 
 
 def visible_boards(
@@ -92,11 +113,14 @@ def visible_boards(
     """The boards, or the MIG instance, behind the device indices 0, 1, ...
 
     ``devices`` are boards and their instances; ``uuids`` are those that CUDA reports itself, in its
-    order; they overrule the environment. DeviceMappingError if the indices are ambiguous.
+    order; they overrule the environment. DeviceMappingError if the indices are ambiguous, or of
+    boards that the agent does not measure.
     """
     boards = [one for one in devices if not _is_instance(one)]
+    if any(board.provenance == "emulated" for board in boards):
+        environment = replace(environment, nodes=0, kfd=False)  # those of another host
     amd = [board for board in boards if _PCI_ADDRESS.fullmatch(board.uuid or "")]
-    if amd and (len(amd) == len(boards) or environment.uses_hip):
+    if amd and (environment.uses_hip or (len(amd) == len(boards) and not environment.nodes)):
         return _hip_boards(amd, environment)
     boards = [board for board in boards if board not in amd]
     instances = [one for one in devices if _is_instance(one)]
@@ -108,23 +132,48 @@ def visible_boards(
             return tuple(one for one in found if one is not None)
         texts = (visible or "", environment.container or "", *uuids)
         if not any("MIG" in text for text in texts):
-            raise DeviceMappingError(
-                f"CUDA device {found.index(None)} ({uuids[found.index(None)]}) is not among the "
-                "GPUs that the agent measures. `wattspan doctor` lists them with their faults."
-            )
+            number = found.index(None)
+            raise _unmeasured(f"CUDA device {number} ({uuids[number]})")
+    if not amd and environment.needs_amd(nvidia=bool(boards)):
+        raise DeviceMappingError(
+            "This program may use GPUs of AMD and the agent measures none: `wattspan doctor` names "
+            "the fault. A program that uses none sets HIP_VISIBLE_DEVICES=-1."
+        )
     given = _entries(environment.container)
     if given[:1] and given[0].startswith("MIG-") and (visible is None or _numbers([visible])[:1]):
         inside = _numbers(_entries(visible)) if visible is not None else [0]
-        return (_of_mig(boards, instances, given[0]),) if inside[:1] == [0] else ()
+        shown = _of_mig(boards, instances, given[0], environment.nodes)
+        return (shown,) if inside[:1] == [0] else ()
     if visible is None:
-        return _in_cuda_order(boards, environment)
+        return _divided(_in_cuda_order(boards, environment), instances)
     entries = _entries(visible)
     if entries[0].startswith("MIG-"):
-        return (_of_mig(boards, instances, entries[0]),)  # CUDA uses one instance per process
+        return (_of_mig(boards, instances, entries[0], environment.nodes),)
     if entries[0].startswith("GPU-"):
-        return _distinct(_boards_by_uuid(boards, entries))
+        return _divided(_distinct(_boards_by_uuid(boards, entries, environment)), instances)
     numbers = _numbers(entries)
-    return _distinct(_boards_by_number(boards, numbers, environment)) if numbers else ()
+    chosen = _boards_by_number(boards, numbers, environment) if numbers else ()
+    return _divided(_distinct(chosen), instances)
+
+
+def _unmeasured(device: str) -> DeviceMappingError:
+    return DeviceMappingError(
+        f"{device} is not among the GPUs that the agent measures. `wattspan doctor` lists them "
+        "with their faults."
+    )
+
+
+def _divided(boards: _Devices, instances: _Devices) -> tuple[Device, ...]:
+    """``boards`` as CUDA shows them: of divided ones, one MIG instance and no board."""
+    ids = {board.id for board in boards}
+    inside = [one for one in instances if one.parent in ids]
+    if len(inside) > 1:
+        raise DeviceMappingError(
+            f"The GPUs of this program are divided into {len(inside)} MIG instances, of which CUDA "
+            "shows one, and which one is not known. Name it in CUDA_VISIBLE_DEVICES (MIG-UUID), or "
+            "initialise torch.cuda before reading."
+        )
+    return tuple(inside or boards)
 
 
 def _entries(listed: str | None) -> list[str]:
@@ -151,11 +200,7 @@ def _hip_boards(boards: Sequence[Device], environment: CudaEnvironment) -> tuple
     if divided:
         return tuple(boards)
     usable = sorted(boards, key=lambda board: board.number or 0)
-    inner = environment.visible if environment.hip is None else environment.hip
-    for listed in (environment.rocr, inner):
-        if listed is None:
-            continue
-        entries = _entries(listed)
+    for entries in environment.hip_lists:
         if entries[0].startswith("GPU-"):
             raise DeviceMappingError(
                 f"The board of {entries[0]} is not known: ROCm's UUIDs are not those of the "
@@ -170,10 +215,17 @@ def _hip_boards(boards: Sequence[Device], environment: CudaEnvironment) -> tuple
     return tuple(usable)
 
 
-def _boards_by_uuid(boards: Sequence[Device], entries: Sequence[str]) -> list[Device]:
+def _boards_by_uuid(
+    boards: _Devices, entries: Sequence[str], environment: CudaEnvironment
+) -> list[Device]:
+    """The boards up to the first entry that is invalid to CUDA, which may have unmeasured ones."""
+    nodes = environment.nodes
     found = []
     for entry in entries:
         alike = [board for board in boards if (board.uuid or "").startswith(entry)]
+        unmeasured = nodes and (nodes != len(boards) or environment.container is not None)
+        if not alike and unmeasured and entry.startswith("GPU-"):
+            raise _unmeasured(f"{entry} in CUDA_VISIBLE_DEVICES")
         if len(alike) != 1 or not entry.startswith("GPU-"):
             break
         found += alike
@@ -231,7 +283,7 @@ def _in_cuda_order(boards: Sequence[Device], environment: CudaEnvironment) -> tu
 def _given_to_container(boards: Sequence[Device], environment: CudaEnvironment) -> Sequence[Device]:
     """The boards with a device file here; all of them outside a container."""
     numbers, nodes = [board.number for board in boards], environment.nodes
-    if nodes in (0, len(boards)) or any(board.provenance == "emulated" for board in boards):
+    if nodes in (0, len(boards)):
         if numbers != list(range(len(boards))):
             raise DeviceMappingError(
                 f"The agent measures the GPUs {_listed(numbers)} of the driver and not all before "
@@ -277,7 +329,7 @@ def _listed(numbers: Sequence[int | None]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _of_mig(boards: Sequence[Device], instances: Sequence[Device], entry: str) -> Device:
+def _of_mig(boards: _Devices, instances: _Devices, entry: str, nodes: int) -> Device:
     """The MIG instance that ``entry`` names, in full, shortened, or by board, GI and CI.
 
     Where the agent lists no instance, the whole board if it is known.
@@ -288,7 +340,7 @@ def _of_mig(boards: Sequence[Device], instances: Sequence[Device], entry: str) -
         ids = {owner.id for owner in owners}
         alike = [one for one in instances if one.parent in ids and one.number == int(place[2])]
     else:
-        owners = list(boards)
+        owners = list(boards) if nodes <= len(boards) else []
         alike = [one for one in instances if (one.uuid or "").lower().startswith(entry.lower())]
     if len(alike) == 1:
         return alike[0]
@@ -328,11 +380,22 @@ _PAUSE = 0.1
 
 
 class IndexedDevices(NamedTuple):
-    """Ids of devices by Zeus's index; a package may have several domains of one kind."""
+    """Ids of devices by Zeus's index; a package may have several domains of one kind.
 
-    gpus: Mapping[int, str]
+    ``fault`` is the reason why those of GPUs are not known.
+    """
+
+    boards: Mapping[int, str]
     packages: Mapping[int, tuple[str, ...]]
     memory: Mapping[int, tuple[str, ...]]
+    fault: DeviceMappingError | None = None
+
+    @property
+    def gpus(self) -> Mapping[int, str]:
+        """The ids of GPUs; DeviceMappingError if they are not known."""
+        if self.fault is not None:
+            raise self.fault
+        return self.boards
 
 
 class DeviceIndex:
@@ -367,7 +430,8 @@ class DeviceIndex:
         try:
             while True:
                 try:
-                    self.resolve()
+                    if (fault := self.resolve().fault) is not None:
+                        raise fault
                 except MissingIndexError:
                     if monotonic_ns() >= deadline:
                         raise
@@ -386,17 +450,16 @@ class DeviceIndex:
             warnings.warn(f"{monitor}: {error}", RuntimeWarning, stacklevel=3)
 
     def resolve(self) -> IndexedDevices:
-        """The devices; a MeasurementError if they are not known.
+        """The devices; a MeasurementError if they are not known. Those of GPUs may have a fault.
 
         They are kept once GPUs were found: an agent that was started just now may not list them.
         """
         uuids = cuda_uuids(self._modules)
         found = self._found
-        if found is None or found[0] != uuids or (not found[1].gpus and self._asked_gpus != []):
+        if found is None or found[0] != uuids or (not found[1].boards and self._asked_gpus != []):
             now = monotonic_ns()
-            listed = self._read(now, now)
-            if self._environment.names_instances and not any(one.parent for one in listed):
-                listed = self._read(now, now, parts=True)
+            # With instances: only they tell whether a board is divided.
+            listed = self._read(now, now, parts=True)
             found = self._found = uuids, self._indexed(listed, uuids)
         return found[1]
 
@@ -405,7 +468,7 @@ class DeviceIndex:
         """The indices of the GPUs; as asked, else empty while they are not known."""
         if self._asked_gpus is not None:
             return list(self._asked_gpus)
-        return [] if self._found is None else list(self._found[1].gpus)
+        return [] if self._found is None else list(self._found[1].boards)
 
     @property
     def cpu_indices(self) -> list[int]:
@@ -416,18 +479,25 @@ class DeviceIndex:
 
     def _indexed(self, devices: Sequence[Device], uuids: tuple[str, ...]) -> IndexedDevices:
         gpus: dict[int, str] = {}
+        fault = None
         if self._asked_gpus != []:
             boards = [one for one in devices if one.kind == "gpu"]
-            visible = visible_boards(boards, self._environment, uuids)
-            gpus = {i: board.id for i, board in enumerate(visible)}
+            try:
+                visible = visible_boards(boards, self._environment, uuids)
+            except DeviceMappingError as error:
+                fault = error  # packages are known nevertheless
+            else:
+                found = {i: board.id for i, board in enumerate(visible)}
+                gpus = _asked("GPU", found, self._asked_gpus)
         return IndexedDevices(
-            _asked("GPU", gpus, self._asked_gpus),
+            gpus,
             _asked("CPU package", _by_package(devices, "cpu"), self._asked_cpus),
             {
                 i: ids
                 for i, ids in _by_package(devices, "memory").items()
                 if self._asked_cpus is None or i in self._asked_cpus
             },
+            fault,
         )
 
 
@@ -450,10 +520,15 @@ def _asked(what: str, known: dict[int, Any], indices: Iterable[int] | None) -> d
 
 
 def _by_package(devices: Iterable[Device], kind: str) -> dict[int, tuple[str, ...]]:
-    """The domains of one kind by the number of their package, in its order."""
+    """The domains of one kind by the number of their package, in its order.
+
+    One without a number is a package of its own, with the next free number.
+    """
     found: dict[int, tuple[str, ...]] = {}
-    for device in devices:
-        if device.kind == kind:
-            number = device.number or 0
-            found[number] = (*found.get(number, ()), device.id)
+    listed = [device for device in devices if device.kind == kind]
+    for device in sorted(listed, key=lambda one: one.number is None):
+        number = device.number
+        if number is None:
+            number = next(free for free in count() if free not in found)
+        found[number] = (*found.get(number, ()), device.id)
     return dict(sorted(found.items()))
