@@ -374,6 +374,22 @@ def test_expensive_process_list_is_read_less_often() -> None:
     assert bench.nvml.calls.count("nvmlDeviceGetComputeRunningProcesses") <= 12
 
 
+def test_expensive_power_is_read_less_often_between_samples() -> None:
+    bench = Bench()
+
+    def slow(name: str) -> None:
+        if name == "nvmlDeviceGetUtilizationRates":
+            bench.clock.advance(0.02)
+
+    bench.nvml.before = slow
+    for _ in range(20):
+        bench.turn(1.0)
+        for _ in range(9):
+            bench.clock.advance(0.1)
+            bench.session.read_between(bench.clock.monotonic())
+    assert bench.nvml.calls.count("nvmlDeviceGetUtilizationRates") <= 30
+
+
 def longest_wait(bench: Bench) -> float:
     """Seconds from one record of usage to the next, at most."""
     ends = [bench.usages[0].start.mono, *(usage.end.mono for usage in bench.usages)]
