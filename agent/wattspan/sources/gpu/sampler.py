@@ -145,7 +145,10 @@ class GpuSampler:
         if self.rests:
             self.asleep = self.rests = False
             usage.resume(at)
-        usage_due, status_due = usage.pace.begin(at.mono), self._status_pace.begin(at.mono)
+        # At a coarse interval, the sample after the nearest one would be too late.
+        nearest = interval >= COARSE and usage.pace.due - at.mono <= interval // 2
+        usage_due = usage.pace.begin(at.mono, forced=nearest)
+        status_due = self._status_pace.begin(at.mono)
         counted = energy is not None and self._meter.derived is False
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
         if looks:

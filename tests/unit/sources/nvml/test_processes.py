@@ -444,6 +444,22 @@ def test_expensive_utilisation_is_read_before_intervals_time_out() -> None:
     assert 1 <= longest_wait(bench) <= 2.5
 
 
+@pytest.mark.parametrize("cost", [0.001, 0.018, 0.022, 0.026, 0.032, 0.5])
+def test_usage_is_read_in_each_sample_at_rest_however_expensive(cost: float) -> None:
+    """Two samples are more than a reading of the utilisation holds for."""
+    bench = Bench()
+
+    def slow(name: str) -> None:
+        if name == "nvmlDeviceGetProcessUtilization":
+            bench.clock.advance(cost)
+
+    bench.nvml.before = slow
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    bench.run(30, every=1 - cost, each=sampling(bench, (TRAIN, 50)))
+    assert longest_wait(bench) <= 1.1
+
+
 def test_single_hung_call_does_not_delay_later_samples() -> None:
     bench = Bench()
     bench.turn()
