@@ -62,6 +62,7 @@ class _DomainFacts(NamedTuple):
     usage_step: int
     is_stamped: bool  # counter values have the time at which the counter moved
     asleep: bool
+    rest: Nanoseconds
     of_module: bool  # the counter is that of the superchip around the GPU
     partitions: str
     division: object
@@ -90,6 +91,7 @@ class GpuSampler:
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
         self.asleep = self.rests = False  # suspended; not read, for that or to let it sleep
+        self._rest = Nanoseconds(0)
         self._at = clock.now()
         self._gauges = GpuGauges()
         self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
@@ -121,15 +123,19 @@ class GpuSampler:
         """True if the board did no work at the last sample, and no process has it open."""
         return self._gauges.busy == 0 and not self.device.usage.held
 
-    def pause(self, into: GpuFindings, *, suspended: bool) -> None:
-        """Make no call, which would wake a ``suspended`` board or keep it from being suspended."""
+    def pause(self, into: GpuFindings, rest: Nanoseconds, *, suspended: bool) -> None:
+        """Make no call, which would wake a ``suspended`` board or keep it from being suspended.
+
+        One that is not suspended is read again after ``rest``.
+        """
         if not self.rests:
             self.flush_usage(into)
             self.rests, self.near_an_edge = True, False
         if suspended and not self.asleep:
             self._meter.pause()
             self.asleep = True
-            self._follow_facts()
+        self._rest = rest
+        self._follow_facts()
 
     def sample(self, into: GpuFindings, interval: int = 0) -> None:
         """Make the calls that are due, ``interval`` nanoseconds after those of the last sample.
@@ -321,6 +327,7 @@ class GpuSampler:
             usage.step,
             edges.period is not None,
             self.asleep,
+            self._rest if self.rests else Nanoseconds(0),
             self._scope.module,
             device.partitions,
             usage.division,
@@ -353,6 +360,7 @@ class GpuSampler:
             static_power=self.device.static_power,
             pci=identity.pci,
             suspended=facts.asleep,
+            rest=facts.rest,
             measures=Thing(ThingKind.MODULE) if module and not derived else None,
         )
 

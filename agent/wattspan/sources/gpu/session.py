@@ -214,7 +214,7 @@ class GpuSession:
             power = self._bound.power(address)
             try:
                 if power.is_quiet(now) or address in self._closed or not self._initialised:
-                    gpu.pause(found, suspended=power.is_suspended())
+                    gpu.pause(found, power.rest, suspended=power.is_suspended())
                     continue
                 gpu.sample(found, interval)
                 gpu.backoff.reset()
