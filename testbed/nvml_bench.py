@@ -43,8 +43,8 @@ class Bench:
     def gpu(self) -> FakeGpu:
         return self.gpus[0]
 
-    def turn(self) -> Batch:
-        self.batch = self.session.sample()
+    def turn(self, interval: float = INTERVAL) -> Batch:
+        self.batch = self.session.sample(round(interval * 1e9))
         self.readings += self.batch.readings
         self.usages += self.batch.usages
         self.statuses += self.batch.gpus
@@ -58,7 +58,7 @@ class Bench:
             self.clock.advance(every)
             if each is not None:
                 each()
-            self.turn()
+            self.turn(every)
         return self.batch
 
     def joules(self, uuid: str = "GPU-a") -> float:

@@ -185,6 +185,24 @@ def test_two_processes_are_charged_their_use(host: Host, interval: float) -> Non
     assert sum(usage.unclaimed for usage in used) < 0.05 * busy
 
 
+def test_use_in_phase_with_the_samples_at_rest_is_that_of_all_time(host: Host) -> None:
+    """Bursts of 0.25 s in each half a second, which a sample a second meets always or never."""
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(0.0))
+    host.run(120, 1.0)  # until the counter has been compared
+    for phase in range(0, 10, 2):
+        host.usages.clear()
+        for step in range(1, 401):
+            host.gpus.set_load(0, TRAIN.pid, float((step + phase) % 10 < 5))
+            host.gpus.run(0.05)
+            if step % 20:
+                host.session.read_between(host.clock.monotonic())
+            else:
+                host.usages += host.session.sample(SECOND).usages
+        used = host.used(0)
+        duration = used[-1].end.mono - used[0].start.mono
+        assert sum(usage.busy for usage in used) == pytest.approx(duration / 2, rel=0.25)
+
+
 def test_resident_is_present_and_free(host: Host) -> None:
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(0.0))
     host.run(5)
@@ -309,6 +327,8 @@ def test_counter_is_compared_with_frequent_power_until_it_is_judged(host: Host) 
     now = host.clock.monotonic()
     assert host.session.next_read(now) == pytest.approx(now + 200 * MILLISECOND, abs=MILLISECOND)
     host.run(300, 1.0)  # the other board is idle, and needs minutes for 5 kJ
+    host.gpus.detach(0, TRAIN.pid)
+    host.run(2, 1.0)
     assert host.status(0).energy_disagrees is False
     assert host.session.next_read(host.clock.monotonic()) is None
 

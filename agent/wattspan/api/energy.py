@@ -35,7 +35,8 @@ from wattspan.ports import DeviceQueries, EnergyQueries
 from wattspan.spans.values import IntervalEnergy
 
 EDGE_ALLOWANCE = 10 * MILLISECOND
-"""A tenth of the usual interval of readings: power varies in the one around the edge of a cell."""
+"""Least allowance for the variation of power between the readings around the edge of a cell; others
+are multiples of it, so that they tell no exact times of readings."""
 
 
 class TimeGrid(NamedTuple):
@@ -141,7 +142,8 @@ def _complete_cells(
     """
     spent, length = devices.cells(domain.id, start, end), end - start
     if spent.covered >= length:
-        displaced = min(length, 2 * (EDGE_ALLOWANCE + domain.resolution))
+        edges = sum(_edge_allowance(devices, domain, edge) for edge in (start, end))
+        displaced = min(length, edges + 2 * domain.resolution)
         uncertainty = {
             kind: Microjoules(amount * displaced // length) for kind, amount in spent.energy.items()
         }
@@ -150,6 +152,15 @@ def _complete_cells(
         middle = start + length // size // 2 * size
         yield from _complete_cells(devices, domain, start, middle, size)
         yield from _complete_cells(devices, domain, middle, end, size)
+
+
+def _edge_allowance(devices: DeviceQueries, domain: Domain, edge: int) -> int:
+    """The time from ``edge`` to the nearest reading in nanoseconds, and half of it for ripple."""
+    for before, after, _ in devices.timeline(domain.id, edge, edge):
+        if before < edge < after:
+            nearest = min(edge - before, after - edge)
+            return -(-3 * nearest // (2 * EDGE_ALLOWANCE)) * EDGE_ALLOWANCE
+    return EDGE_ALLOWANCE
 
 
 JsonObject = dict[str, Any]

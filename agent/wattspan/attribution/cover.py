@@ -263,6 +263,7 @@ class Cover:
         self._members: frozenset[str] = frozenset()
         self._owned: dict[str, tuple[str, Domain]] = {}  # the source of an id, and its domain
         self._things: dict[str, Thing] = {}
+        self._rests: dict[str, int] = {}
         self._decided: dict[str, tuple[Domain, ...]] = {}
         self._stand_ins: dict[str, str] = {}  # the member that measures the thing of an outsider
         self.foreign: dict[str, frozenset[str]] = {}
@@ -289,7 +290,11 @@ class Cover:
         changed |= len(listed) != len(self._listed)
         appeared = not self._read.keys() >= read
         self._read |= dict.fromkeys(read, now)
-        lost = [key for key, at in self._read.items() if now - at > self._patience]
+        lost = [
+            key
+            for key, at in self._read.items()
+            if now - at > self._patience + self._rests.get(key, 0)
+        ]
         for key in lost:
             del self._read[key]
         if changed or appeared or lost:
@@ -316,6 +321,7 @@ class Cover:
         present = self._read.keys()
         candidates = [Candidate.of(domain, present) for _, domain in self._owned.values()]
         self._things = {one.domain.id: one.thing for one in candidates}
+        self._rests = {one.domain.id: one.domain.rest for one in candidates if one.domain.rest}
         self.foreign = {
             source: foreign
             for source, domains in self._listed.items()

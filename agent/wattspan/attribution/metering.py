@@ -132,7 +132,7 @@ class CounterMeter:
         since = self._absent_since
         if since is None:
             since = self._expected if self._last is None else self._last.at
-            patience = 0 if suspended else self._patience
+            patience = 0 if suspended else self._patience + self._domain.rest
             if since is None or now.mono - since.mono <= patience:
                 return None
         if now.mono <= since.mono:

@@ -186,6 +186,7 @@ class Domain:
     measures: Thing | None = None
     modelled: bool = False  # by a model of load, without a sensor; also of an emulated host
     suspended: bool = False  # by the kernel: it is not read, and its energy is unknown meanwhile
+    rest: Nanoseconds = Nanoseconds(0)  # it is not read for so long, for the kernel to suspend it
 
     def __post_init__(self) -> None:
         if self.resource is not None and not self.in_cover:

@@ -379,13 +379,12 @@ class Poller:
         self._meter = TickMeter(ledger.meters)
         self._recent = RecentTicks()
         self._started = clock.now()
-        self._published = self._started.mono
+        self._published = self._settled = self._started.mono
         self._agent_usage = AgentUsage(0.0, None)
         self._ramps: Mapping[int, int] = {}
         self._checkpoint: Checkpoint | None = None
         self._sampled: list[MeteredTick] = []
         self._gpus: tuple[GpuStatus, ...] = ()
-        self._settled = self._started.mono
 
     def _monitored(self, source: CounterSource) -> MonitoredSource:
         return MonitoredSource(source, self._clock, self._counters)
@@ -399,7 +398,7 @@ class Poller:
         return self._checkpoint
 
     def run(self, stop: threading.Event) -> None:
-        """Run a cycle at every tick until ``stop``; closes nothing."""
+        """Run a cycle at every tick until ``stop``, and one for the time since; closes nothing."""
 
         def stopped() -> bool:
             self._alive()
@@ -412,13 +411,14 @@ class Poller:
             self._ticker.wait(stopped)
             if began - self._started.mono > STARTUP:  # the first polls read much that stays known
                 self._recent.add(self._clock.monotonic(), self._ticker.missed - missed, took)
+        self.turn(last=True)
 
-    def turn(self) -> None:
-        """Run one cycle: sample, and settle and publish when it is time for that."""
+    def turn(self, *, last: bool = False) -> None:
+        """Run one cycle: sample, and settle and publish if it is time for that or the ``last``."""
         now = self._clock.monotonic()
         self._pace()
         period = PUBLISH_FOR_SPANS if self.history.in_use else PUBLISH_EVERY
-        due = (
+        due = last or (
             now // period != self._published // period
             or self._ticker.interval >= period
             or now - self._started.mono <= STARTUP

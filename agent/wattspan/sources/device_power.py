@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wattspan.model import MILLISECOND, SECOND
+from wattspan.model import MILLISECOND, SECOND, Nanoseconds
 
 IDLE_TIME = 10 * SECOND
 """The time without work after which a device is left alone first."""
@@ -34,6 +34,8 @@ class DevicePower:
         self._idle_since: int | None = None
         self._idle_time = IDLE_TIME
         self._rest_until = 0
+        self.rest = Nanoseconds(0)
+        """The length of the last rest."""
 
     @property
     def is_managed(self) -> bool:
@@ -68,7 +70,8 @@ class DevicePower:
         delay = self._text("autosuspend_delay_ms")
         milliseconds = int(delay) if delay.isascii() and delay.isdigit() else None
         wait = USUAL_DELAY if milliseconds is None else milliseconds * MILLISECOND
-        self._rest_until = now + min(wait, LONGEST_DELAY) + REST_MARGIN
+        self.rest = Nanoseconds(min(wait, LONGEST_DELAY) + REST_MARGIN)
+        self._rest_until = now + self.rest
         self._idle_since, self._idle_time = None, min(2 * self._idle_time, LONGEST_IDLE_TIME)
         return True
 

@@ -179,6 +179,7 @@ def test_package_has_the_number_of_its_name_or_its_cpus(
 def test_uncertainty_of_cells_contains_nothing_of_single_readings() -> None:
     asked = Asked(resolution=SECOND)
     with_gpu(asked)
+    asked.past.horizon = asked.now - 2 * SECOND
     told = by_id(asked.energy(2.0, of="devices", peer=STRANGER))[PACKAGE.id]
     assert asked.past.asked_cells == {PACKAGE.id, DRAM.id}
     # 10 ms and the counter's step of 1 ms at either edge, of 20 J in 2 s

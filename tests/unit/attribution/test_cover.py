@@ -13,6 +13,7 @@ from wattspan.model import (
     GpuStatus,
     HwType,
     Instant,
+    Nanoseconds,
     Provenance,
     Thing,
     ThingKind,
@@ -195,6 +196,13 @@ def test_lost_member_is_replaced_after_the_patience() -> None:
     time = Time(estimate=(GUESS,), rapl=(PACKAGE,))
     assert time.turn(PACKAGE, GUESS) == {PACKAGE.id}
     assert time.turn(GUESS, seconds=PRESENCE / SECOND) == {PACKAGE.id}
+    assert time.turn(GUESS) == {GUESS.id}
+
+
+def test_resting_member_is_replaced_after_its_rest_and_the_patience() -> None:
+    time = Time(estimate=(GUESS,), rapl=(replace(PACKAGE, rest=Nanoseconds(33 * SECOND)),))
+    assert time.turn(PACKAGE, GUESS) == {PACKAGE.id}
+    assert time.turn(GUESS, seconds=PRESENCE / SECOND + 33) == {PACKAGE.id}
     assert time.turn(GUESS) == {GUESS.id}
 
 

@@ -15,6 +15,7 @@ from wattspan.model import (
     Instant,
     Interval,
     Microjoules,
+    Nanoseconds,
     PayerInfo,
     Provenance,
     Reading,
@@ -85,6 +86,17 @@ def test_absence_needs_a_reading_and_elapsed_time() -> None:
     assert meter.last is None
     assert meter.advance(reading(2, 5)) is None
     assert meter.last == reading(2, 5)
+
+
+def test_rest_is_no_absence_unless_the_domain_is_suspended() -> None:
+    meter = CounterMeter(PACKAGE, SECOND)
+    meter.advance(reading(0, 0))
+    resting = replace(PACKAGE, rest=Nanoseconds(SECOND))
+    meter.redefine(resting)
+    assert meter.absent(Instant(2 * SECOND, 0)) is None
+    meter.redefine(replace(resting, suspended=True))
+    gap = meter.absent(Instant(2 * SECOND, 0))
+    assert reason(gap or pytest.fail("no gap")) is GapReason.SUSPEND
 
 
 def test_first_reading_is_awaited_from_the_time_at_which_it_is_expected() -> None:

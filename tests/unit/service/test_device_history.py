@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from testbed.simulated_host import CORE, GPU, PACKAGE
 
+from wattspan.api.energy import TimeGrid
 from wattspan.attribution.metering import CounterMeters
 from wattspan.model import (
     MILLISECOND,
@@ -133,6 +134,26 @@ def test_cells_have_the_energy_of_whole_seconds() -> None:
     cells = host.devices.cells(PACKAGE.id, START + SECOND, START + 3 * SECOND)
     assert (cells.energy, cells.covered) == ({HwType.CPU: 20 * PACKAGE_POWER}, 2 * SECOND)
     assert cells.uncertainty == {}
+
+
+@pytest.mark.parametrize("tick", [TICK, SECOND])
+@pytest.mark.parametrize("phase", [0, 80, 330, 530, 780])
+def test_uncertainty_of_cells_covers_work_beside_their_edge(tick: int, phase: int) -> None:
+    """Twice the power from an edge of a cell to the nearest reading, which tells of no moment."""
+    host, edge = Host(), START + 3 * SECOND
+    host.tick, host.now = tick, START + phase * MILLISECOND
+    truth = 30 * PACKAGE_POWER
+    while host.now < edge + 5 * SECOND:
+        before = host.now - 30 * MILLISECOND
+        after, extra = before + tick, 0
+        if before < edge < after:
+            extra = PACKAGE_POWER * min(edge - before, after - edge) // TICK
+            truth += extra if after - edge < edge - before else 0
+        host.powers[PACKAGE.id] = PACKAGE_POWER + extra * TICK // tick
+        host.run(1)
+    told = TimeGrid(SECOND).device(host.devices, PACKAGE, edge, edge + 3 * SECOND)
+    error = abs(told.energy[HwType.CPU] - truth)
+    assert error <= told.uncertainty[HwType.CPU] <= truth * min(1, tick / SECOND)
 
 
 def test_unknown_device_is_a_key_error() -> None:

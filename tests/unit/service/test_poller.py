@@ -49,7 +49,7 @@ from wattspan.service.poller import (
     Poller,
     SnapshotProviders,
 )
-from wattspan.service.sampling_demand import FINE, Intervals, SamplingDemand, fixed
+from wattspan.service.sampling_demand import FINE, REST, Intervals, SamplingDemand, fixed
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
 TICK = SECOND // 10
@@ -587,6 +587,31 @@ def test_checkpoint_is_saved_before_its_snapshot_is_published() -> None:
     one.finish()
     assert kept[-1][0] > 0
     assert all(earlier[0] == later[1] for earlier, later in itertools.pairwise(kept))
+
+
+@pytest.mark.parametrize("interval", [FINE, REST])
+def test_energy_up_to_the_stop_is_measured_and_charged(interval: int) -> None:
+    class Patient(Burning):
+        """Its samples wait until they are settled."""
+
+        def poll(self, *, settle: bool = True) -> UsageBatch:
+            return super().poll() if settle else UsageBatch()
+
+    clock, stop = ManualClock(), threading.Event()
+    host, first = Patient(clock), clock.monotonic()
+
+    def sleep(until: int) -> None:
+        clock.advance(ns=until - clock.monotonic())
+        if clock.monotonic() - first > 5 * SECOND + SECOND // 2:
+            clock.advance(ns=interval * 2 // 3)
+            stop.set()
+
+    one = poller(clock, [host], host, demand=fixed(clock, interval), sleep=sleep)
+    one.run(stop)
+    one.finish()
+    account = one.view().account(PACKAGE.id)
+    assert account.energy == 50 * (clock.monotonic() - first) // 1000
+    assert (account.pending, account.unattributed) == (0, account.withheld)
 
 
 def test_failure_of_a_thread_ends_the_agent() -> None:

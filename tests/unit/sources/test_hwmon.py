@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from testbed.covers import cover_of, decided
 from testbed.waiting import eventually
 
-from wattspan.attribution.metering import energy_between
-from wattspan.model import MILLISECOND, SECOND, HwType, Interval, Provenance, Trouble
+from wattspan.attribution.cover import Cover
+from wattspan.attribution.ledger import LedgerSettings
+from wattspan.attribution.metering import CounterMeters, energy_between
+from wattspan.model import MILLISECOND, SECOND, Gap, HwType, Interval, Provenance, Tick, Trouble
 from wattspan.ports import Batch, SourceContext, SourceError
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.hwmon.sensors import (
@@ -415,6 +417,33 @@ def test_idle_card_is_left_alone_so_that_the_kernel_can_suspend_it(
             longest, last = max(longest, readings[-1].at.mono - last), readings[-1].at.mono
             assert readings[-1].counter == energy
     assert (longest >= 4 * SECOND) is rests
+
+
+@pytest.mark.parametrize("delay", [1000, 5000, 10_000, 30_000, 60_000])
+def test_rest_of_a_card_loses_no_energy_and_keeps_its_place(
+    tree: Tree, clock: ManualClock, delay: int
+) -> None:
+    xe, power = card(tree)
+    write(power / "autosuspend_delay_ms", delay)
+    reader, meters, cover = source(tree, clock), CounterMeters(LedgerSettings().absence), Cover()
+    periods: list[Interval | Gap | None] = []
+    for tick in range(1000):
+        write(xe / "energy1_input", 8_000_000 * tick)
+        batch = reader.read()
+        read = {one.domain_id for one in batch.readings}
+        changed = cover.update(clock.monotonic(), {"hwmon": batch.domains}, read)
+        assert [domain.in_cover for domain in cover.domains["hwmon"]] == [True]
+        domains = {name: cover.domains[name] for name in changed}
+        metered = meters.advance(Tick(clock.now(), domains, batch.readings))
+        periods += (one.period for one in metered)
+        clock.advance(0.1)
+    intervals = [one for one in periods if isinstance(one, Interval)]
+    assert len(intervals) == sum(one is not None for one in periods)
+    assert max(one.duration for one in intervals) >= min(delay, 30_000) * MILLISECOND
+    write(power / "runtime_status", "suspended")
+    clock.advance(0.1)
+    meters.advance(Tick(clock.now(), {"hwmon": reader.read().domains}, ()))
+    assert all(meters.silent(domain.id) for domain in batch.domains)
 
 
 def test_unobserved_time_has_no_energy(tree: Tree, clock: ManualClock) -> None:

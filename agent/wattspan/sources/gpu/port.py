@@ -39,7 +39,7 @@ from wattspan.sources.gpu.calls import (
 from wattspan.util.text import printable
 
 MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
-MAX_USAGE_INTERVAL = 3 * SECOND // 2
+MAX_USAGE_INTERVAL = 5 * SECOND // 4
 """Intervals wait three seconds for usage, and a utilisation reading holds for two: usage that is
 read less often is worth nothing.
 """

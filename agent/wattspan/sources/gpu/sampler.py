@@ -62,6 +62,7 @@ class _DomainFacts(NamedTuple):
     usage_step: int
     is_stamped: bool  # counter values have the time at which the counter moved
     asleep: bool
+    rest: Nanoseconds
     of_module: bool  # the counter is that of the superchip around the GPU
     partitions: str
     division: object
@@ -90,13 +91,14 @@ class GpuSampler:
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
         self.asleep = self.rests = False  # suspended; not read, for that or to let it sleep
+        self._rest = Nanoseconds(0)
         self._at = clock.now()
         self._gauges = GpuGauges()
         self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
         self._shortest: int = settings.interval  # of samples
         self._interval: int = self._shortest
-        self._looked = 0  # when power and utilisation were read
         self._awaits_sample = False  # no read before the next sample
+        self._used: list[Usage] = []  # reported between samples
         self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._facts = self._domain_facts()
@@ -121,15 +123,19 @@ class GpuSampler:
         """True if the board did no work at the last sample, and no process has it open."""
         return self._gauges.busy == 0 and not self.device.usage.held
 
-    def pause(self, into: GpuFindings, *, suspended: bool) -> None:
-        """Make no call, which would wake a ``suspended`` board or keep it from being suspended."""
+    def pause(self, into: GpuFindings, rest: Nanoseconds, *, suspended: bool) -> None:
+        """Make no call, which would wake a ``suspended`` board or keep it from being suspended.
+
+        One that is not suspended is read again after ``rest``.
+        """
         if not self.rests:
             self.flush_usage(into)
             self.rests, self.near_an_edge = True, False
         if suspended and not self.asleep:
             self._meter.pause()
             self.asleep = True
-            self._follow_facts()
+        self._rest = rest
+        self._follow_facts()
 
     def sample(self, into: GpuFindings, interval: int = 0) -> None:
         """Make the calls that are due, ``interval`` nanoseconds after those of the last sample.
@@ -145,13 +151,16 @@ class GpuSampler:
         if self.rests:
             self.asleep = self.rests = False
             usage.resume(at)
-        usage_due, status_due = usage.pace.begin(at.mono), self._status_pace.begin(at.mono)
+        # At a coarse interval, the sample after the nearest one would be too late.
+        nearest = interval >= COARSE and usage.pace.due - at.mono <= interval // 2
+        usage_due = usage.pace.begin(at.mono, forced=nearest)
+        status_due = self._status_pace.begin(at.mono)
         counted = energy is not None and self._meter.derived is False
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
         if looks:
-            with self._gauge_pace:
-                self._look(at, energy)
+            self._look(at, energy)
         self._count(at, energy, self._gauges.draw if looks else None, into)
+        self._take_used(into)
         into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
         if status_due:
             with self._status_pace:
@@ -163,13 +172,19 @@ class GpuSampler:
 
     def flush_usage(self, into: GpuFindings) -> None:
         """Report the usage so far of a GPU that was lost."""
+        self._take_used(into)
         into.usages += self.device.usage.flush(self._at)
+
+    def _take_used(self, into: GpuFindings) -> None:
+        into.usages += self._used
+        self._used.clear()
 
     # -------------------------------------------------------------------- energy
 
     def _look(self, at: Instant, energy: Microjoules | None) -> None:
         """Read power and utilisation, just after the energy."""
-        self._looked, self._gauges = at.mono, self.device.gauges()
+        with self._gauge_pace:
+            self._gauges = self.device.gauges()
         if self._gauges.module is not None:
             self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
 
@@ -221,31 +236,40 @@ class GpuSampler:
         return None if moved is None else at.before(at.mono - moved)
 
     @property
-    def _power_interval(self) -> int | None:
-        """The interval of reads of power between samples; None if samples are enough.
+    def _divides_use(self) -> bool:
+        """True if the utilisation of the whole board decides on the use by processes."""
+        usage = self.device.usage
+        return usage.held and not usage.division and self._gauges.busy is not None
 
-        Power is read more often where it is integrated, and until the counter was compared with it.
+    @property
+    def _look_interval(self) -> int | None:
+        """The interval of reads of power and utilisation between samples; None without any.
+
+        Power is read more often where it is integrated, and until the counter was compared with it;
+        utilisation, which covers a sixth of a second, while a process holds the board.
         """
+        compares = not self._check.judged and not self._scope.module
         if self._meter.derived:
             interval = self._shortest
-        elif self._check.judged or self._scope.module or self._gauges.draw is None:
-            return None
-        else:
+        elif self._divides_use or (compares and self._gauges.draw is not None):
             interval = GAUGE_SAMPLES * self._shortest
+        else:
+            return None
         return interval if self._interval >= 2 * interval else None
 
     def next_read(self, now: int) -> int | None:
         """The time of the next read between samples, if one is useful."""
         if self.rests or self._awaits_sample or self._meter.derived is None:
             return None
-        if self._power_interval is not None:
-            return self._looked + self._power_interval
+        interval = self._look_interval
+        if interval is not None:  # later if the calls are expensive
+            return self._gauge_pace.due + interval - GAUGE_SAMPLES * self._shortest
         if self._interval >= COARSE or self._meter.derived or not self.device.has_steps:
             return None
         return self._edges.next_read(now)
 
     def read_between(self, *, suspended: bool) -> None:
-        """Read the energy counter to find its moves, or with the power, to integrate or compare it.
+        """Read the energy counter to find its moves, or with power and utilisation.
 
         A board that is ``suspended`` is not read. Raises GpuLostError or SessionLostError.
         """
@@ -253,9 +277,13 @@ class GpuSampler:
         if suspended:
             return
         energy, at = self.device.energy(self._max_power)
-        if self._power_interval is not None:
+        if self._look_interval is not None:
+            self._gauge_pace.begin(at.mono, forced=True)
             self._look(at, energy)
+            busy = self._gauges.busy
             self._count(at, energy, self._gauges.draw, GpuFindings())  # the next sample reports it
+            if self._divides_use:
+                self._used += self.device.usage.measure(at, busy, looked=True, settle=False)
         elif energy is not None:
             self._edges.observe(at.mono, energy)
         self._awaits_sample = False
@@ -299,6 +327,7 @@ class GpuSampler:
             usage.step,
             edges.period is not None,
             self.asleep,
+            self._rest if self.rests else Nanoseconds(0),
             self._scope.module,
             device.partitions,
             usage.division,
@@ -331,6 +360,7 @@ class GpuSampler:
             static_power=self.device.static_power,
             pci=identity.pci,
             suspended=facts.asleep,
+            rest=facts.rest,
             measures=Thing(ThingKind.MODULE) if module and not derived else None,
         )
 

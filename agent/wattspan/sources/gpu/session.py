@@ -186,10 +186,10 @@ class GpuSession:
 
     def read_between(self, now: int) -> None:
         """Make the reads between samples that are due. The next sample reports errors of a GPU."""
-        for gpu in list(self._gpus.values()):
+        for gpu in self._gpus.values():
             at = gpu.next_read(now)
             if at is not None and at <= now:
-                with contextlib.suppress(GpuLostError, SessionLostError):
+                with contextlib.suppress(Exception):  # it costs the reads of one GPU until then
                     gpu.read_between(suspended=self._bound.suspended(gpu.identity.pci))
 
     @property
@@ -212,11 +212,15 @@ class GpuSession:
         for domain_id, gpu in list(self._gpus.items()):
             address = gpu.identity.pci
             power = self._bound.power(address)
-            if power.is_quiet(now) or address in self._closed or not self._initialised:
-                gpu.pause(found, suspended=power.is_suspended())
-                continue
             try:
+                if power.is_quiet(now) or address in self._closed or not self._initialised:
+                    gpu.pause(found, power.rest, suspended=power.is_suspended())
+                    continue
                 gpu.sample(found, interval)
+                gpu.backoff.reset()
+                found.failures.extend(gpu.failures())
+                idle = gpu.idle and self.vendor.can_suspend(address)
+                rests |= power.observe(now, idle=idle)
             except GpuLostError as error:
                 self._lose(domain_id, error.code, found)
             except SessionLostError as error:
@@ -226,11 +230,6 @@ class GpuSession:
                 found.failures.append(
                     self.vendor.messages.unexpected(gpu.domain.name, error, gpu.domain.id)
                 )
-            else:
-                gpu.backoff.reset()
-                found.failures.extend(gpu.failures())
-                idle = gpu.idle and self.vendor.can_suspend(address)
-                rests |= power.observe(now, idle=idle)
         if rests and self.vendor.opens_single:
             self._close_quiet(now, found)
 

@@ -27,6 +27,7 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
+    Nanoseconds,
     Reading,
     Trouble,
     mean_power,
@@ -190,9 +191,10 @@ class SensorMeter:
         """The directory of the device."""
         return self.files.files[0].parent / "device"
 
-    def pause(self, *, suspended: bool) -> None:
+    def pause(self, power: DevicePower) -> None:
         """The device is not read now; one that was suspended may have restarted its counter."""
-        if suspended and not self.domain.suspended:
+        self.domain = replace(self.domain, rest=power.rest)
+        if power.is_suspended() and not self.domain.suspended:
             self.epoch += 1
             self._integral.pause()
             self.domain = replace(self.domain, suspended=True)
@@ -200,7 +202,7 @@ class SensorMeter:
 
     def redefine(self, domain: Domain) -> None:
         """Use other properties of the domain."""
-        self.domain = replace(domain, suspended=self.domain.suspended)
+        self.domain = replace(domain, suspended=self.domain.suspended, rest=self.domain.rest)
 
     def reading(self, clock: Clock) -> Reading | None:
         """The present energy; None while the counter has not moved.
@@ -209,8 +211,8 @@ class SensorMeter:
         """
         values = [_value(path) for path in self.files.files]
         at = clock.now()
-        if self.domain.suspended:
-            self.domain = replace(self.domain, suspended=False)
+        if self.domain.suspended or self.domain.rest:
+            self.domain = replace(self.domain, suspended=False, rest=Nanoseconds(0))
         sensor = self.files.sensor
         if sensor.quantity is SensorQuantity.ENERGY:
             energy = Microjoules(sum(values))
@@ -346,8 +348,8 @@ class HwmonSource:
                 power = self._powers.get(device)
                 quiet = power is not None and power.is_quiet(now)
                 for meter in meters:
-                    if quiet:
-                        meter.pause(suspended=power is not None and power.is_suspended())
+                    if power is not None and quiet:
+                        meter.pause(power)
                     else:
                         self._read(meter)
                 if power is not None and not quiet:

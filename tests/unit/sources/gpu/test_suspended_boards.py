@@ -95,10 +95,14 @@ def test_idle_boards_are_closed_so_that_the_kernel_can_suspend_them(host: Host) 
     assert [domain.suspended for domain in batch.domains] == [False, True]
 
 
-def test_boards_that_stay_awake_are_read_again_without_a_loss(host: Host) -> None:
+@pytest.mark.parametrize("delay", ["", "5000", "10000", "30000"])
+def test_boards_that_stay_awake_are_read_again_without_a_loss(host: Host, delay: str) -> None:
+    for address in (FIRST, SECOND_BOARD):
+        file = f"bus/pci/drivers/nvidia/{address}/power/autosuspend_delay_ms"
+        build_tree({"files": {file: delay}}, host.root)
     host.run(12)
     before = host.gaps[:]
-    batch = host.run(10)
+    batch = host.run(12 + int(delay or 0) / 1000)
     assert ids(batch.readings) == {"gpu:GPU-a", "gpu:GPU-b"}
     assert {one.epoch for one in batch.readings} == {0}
     assert host.gaps == before == []

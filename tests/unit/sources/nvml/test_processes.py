@@ -374,6 +374,22 @@ def test_expensive_process_list_is_read_less_often() -> None:
     assert bench.nvml.calls.count("nvmlDeviceGetComputeRunningProcesses") <= 12
 
 
+def test_expensive_power_is_read_less_often_between_samples() -> None:
+    bench = Bench()
+
+    def slow(name: str) -> None:
+        if name == "nvmlDeviceGetUtilizationRates":
+            bench.clock.advance(0.02)
+
+    bench.nvml.before = slow
+    for _ in range(20):
+        bench.turn(1.0)
+        for _ in range(9):
+            bench.clock.advance(0.1)
+            bench.session.read_between(bench.clock.monotonic())
+    assert bench.nvml.calls.count("nvmlDeviceGetUtilizationRates") <= 30
+
+
 def longest_wait(bench: Bench) -> float:
     """Seconds from one record of usage to the next, at most."""
     ends = [bench.usages[0].start.mono, *(usage.end.mono for usage in bench.usages)]
@@ -426,6 +442,22 @@ def test_expensive_utilisation_is_read_before_intervals_time_out() -> None:
     bench.nvml.calls.clear()
     bench.run(30, each=sampling(bench, (TRAIN, 50)))
     assert 1 <= longest_wait(bench) <= 2.5
+
+
+@pytest.mark.parametrize("cost", [0.001, 0.018, 0.022, 0.026, 0.032, 0.5])
+def test_usage_is_read_in_each_sample_at_rest_however_expensive(cost: float) -> None:
+    """Two samples are more than a reading of the utilisation holds for."""
+    bench = Bench()
+
+    def slow(name: str) -> None:
+        if name == "nvmlDeviceGetProcessUtilization":
+            bench.clock.advance(cost)
+
+    bench.nvml.before = slow
+    bench.turn()
+    busy(bench, (TRAIN, 50))
+    bench.run(30, every=1 - cost, each=sampling(bench, (TRAIN, 50)))
+    assert longest_wait(bench) <= 1.1
 
 
 def test_single_hung_call_does_not_delay_later_samples() -> None:

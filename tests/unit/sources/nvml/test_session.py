@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pynvml
 import pytest
 from testbed.fake_nvml import FakeGpu
@@ -251,6 +253,33 @@ def test_unexpected_error_loses_one_sample_of_one_gpu() -> None:
     bench.run(0.1)
     assert len(bench.batch.readings) == 2
     assert bench.epochs("GPU-a") == [0]
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetUtilizationRates"]
+)
+@pytest.mark.parametrize("error", [ZeroDivisionError("surprise"), pynvml.NVMLError(LOST)])
+def test_error_between_samples_costs_reads_of_one_gpu(call: str, error: Exception) -> None:
+    bench = two()
+    bench.turn(1.0)
+    asked: list[str] = []
+    energy, usual = bench.nvml.energy, SimpleNamespace(gpu=0, memory=0)
+
+    def answer(_nvml: object, gpu: FakeGpu) -> object:
+        asked.append(gpu.uuid)
+        if gpu is bench.gpu:
+            raise error
+        return energy(gpu) if call == "nvmlDeviceGetTotalEnergyConsumption" else usual
+
+    bench.nvml.answers[call] = answer
+    for _ in range(10):
+        bench.clock.advance(0.1)
+        bench.session.read_between(bench.clock.monotonic())
+    assert asked.count("GPU-a") == 1
+    assert asked.count("GPU-b") >= 4
+    batch = bench.turn(1.0)
+    assert [failure.domain_id for failure in batch.failures] == ["gpu:GPU-a"]
+    assert [reading.domain_id for reading in batch.readings] == ["gpu:GPU-b"]
 
 
 def test_unexpected_error_at_initialisation_is_retried() -> None:
