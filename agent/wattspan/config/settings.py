@@ -229,8 +229,8 @@ class SpansSettings(AccessSettings, frozen=True):
             the form of OTEL_EXPORTER_OTLP_HEADERS. Never shown.
         forward_headers_file: A file with more headers for that collector, one a line, `name:
             value`; read at the start. Credentials belong there.
-        forward_queue: Size limit of the queue for that collector. The agent drops the oldest spans
-            first and counts them.
+        forward_queue: Size limit of the queue for that collector. The agent drops and counts the
+            largest owner's oldest spans.
         forward_spool: Keep that queue on disk, in the state directory, across restarts.
         forward_decisions: Send decisions and the capper's audit log to the collector as log
             records.
