@@ -242,8 +242,8 @@ class GroupAccounts:
         self.unnamed = 0  # charges to `other` for want of room
         for row in rows:
             if self._admit(row.group, _owner(row.group, None), now):
-                energy, bounded = dict(row.energy), set(row.bounded)
-                self._accounts[row.group] = _GroupAccount(energy, bounded=bounded)
+                own = _GroupAccount(dict(row.energy), bounded=set(row.bounded))
+                self._accounts[row.group] = own
 
     def charge(
         self,
