@@ -85,7 +85,7 @@ class ProcessesSettings(Table, frozen=True):
             module that it runs as well, as in `python3 train.py`, without other arguments; or
             `process` for all, distinguished by pid. Stored data keeps its earlier names.
         groups: Number of containers, pods, jobs, units and users with an account. Above it,
-            users have equal shares: groups without energy for ten minutes are removed, and excess
+            users have equal shares: groups without energy for ten minutes are removed, excess
             groups share their kind's `other`.
         pod_resources: Socket of the kubelet's Pod Resources API, which names the pods of each GPU
             and MIG instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if the agent

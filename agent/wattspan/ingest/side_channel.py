@@ -236,6 +236,11 @@ class SideChannelCounters:
     put_out: int = 0  # disconnected for a violation of the protocol
     lost: int = 0  # records that were invalid, or overwritten before they were read
 
+    @property
+    def active(self) -> bool:
+        """True if processes are connected, or tried to connect in the last turn."""
+        return self.connected + self.tried > 0
+
 
 class SideChannelServer:
     """Listens at ``path``, a Unix socket that every user may connect to.
