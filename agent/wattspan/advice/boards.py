@@ -4,6 +4,9 @@ The static power of a board is the operator's figure, else the fit of windows wi
 of waiting time (:mod:`wattspan.advice.static_power`), else its learned idle power, which is a
 lower bound. The poller adds ticks, the joiner adds waiting spans; results may be read from any
 thread. Without waiting spans no window is kept.
+
+Spans have names and times that their sender chooses. The time of a process is kept only while it is
+a user of a board, which the driver tells, and only if it may be in a window.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from wattspan.advice.static_power import (
     WaitingWindow,
 )
 from wattspan.model import (
+    MILLISECOND,
     SECOND,
     Attribution,
     Consumer,
@@ -31,11 +35,13 @@ from wattspan.model import (
     HwType,
     Milliwatts,
     Payer,
+    Principal,
     Snapshot,
     StaticBasis,
     StaticPower,
     Tick,
 )
+from wattspan.sharing.fair_pool import FairPool, Overflow, share_path
 from wattspan.spans.values import SpanColumns
 
 WINDOW = 4 * SECOND
@@ -62,7 +68,9 @@ _IDLE_NOISE = 0.1  # unattributed part of the energy of a board without a user
 _MAX_WAITS = 4096  # periods of a process that are kept until their windows are evaluated
 _MAX_OUTSIDE = 0.5  # share of time outside of spans, above which a window is another activity
 _MAX_CLOCKS = 1024  # samples of the clock and the power of a busy board
-_MAX_USERS = 64  # of a board, with facts
+_MAX_USERS = 512  # of all boards, with facts; beyond it the owner with most loses its oldest
+_MAX_WAITING = 64  # processes whose time in spans is kept, 1 MB of each at most
+_MAX_FUTURE = MILLISECOND  # the permitted end of a span after its receipt: an error of the clocks
 _STEADY_CLOCKS = 16  # samples of the clock of which the median selects the bin
 
 
@@ -134,16 +142,21 @@ class StaticPowerLearner:
         waiting: Iterable[str],
         view: Callable[[], Snapshot],
         lock: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - without state
+        principal: Callable[[Consumer], Principal | None] = lambda _: None,
     ) -> None:
         """``waiting`` are the names of spans in which a process waits for others.
 
-        ``lock`` is held while the state is changed or read, for threads that share it.
+        ``lock`` is held while the state is changed or read, for threads that share it. Each
+        ``principal`` has a share of the remembered users of boards.
         """
         self.waiting = frozenset(waiting)
         self._view = view
         self._lock = lock
+        self._principal = principal
         self._boards: dict[str, _Board] = {}
+        self._users: FairPool[tuple[str, Payer]] = FairPool(_MAX_USERS, Overflow.REPLACE)
         self._processes: dict[Consumer, _WaitingProcess] = {}
+        self._places: FairPool[Consumer] = FairPool(_MAX_WAITING, Overflow.REPLACE)  # of those
         self._services: dict[Payer, str] = {}  # of users of boards, also after their exit
         self._active_until = 0
         self._updated = 0
@@ -156,23 +169,41 @@ class StaticPowerLearner:
     # ----------------------------------------------------------------- for the joiner's thread
 
     def add_spans(self, process: Consumer, spans: SpanColumns, now: int) -> None:
-        """Add the waiting spans among received ones."""
-        waits = [
-            (start, end)
+        """Add the waiting spans among those that were received at ``now`` from a board's user.
+
+        Spans that end later, or too early for a window, are ignored.
+        """
+        if not self._boards:
+            return
+        received = [
+            (name in self.waiting, (start, end))
             for name, start, end in zip(spans.name, spans.start, spans.end, strict=True)
-            if name in self.waiting
+            if now - ACTIVE_TIME <= end <= now + _MAX_FUTURE
         ]
-        known = self._processes.get(process)
-        if known is None and not waits:
+        waits = [period for waits, period in received if waits]
+        if not waits and process not in self._processes:
             return
         with self._lock:
+            known = self._known(process)
             if known is None:
-                known = self._processes[process] = _WaitingProcess()
+                return
             if waits:
                 self._active_until = now + ACTIVE_TIME
-                known.works = known.works or len(waits) < len(spans)
+                known.works = known.works or len(waits) < len(received)
             known.waits.extend(_merged(waits))
-            known.spans.extend(_merged(zip(spans.start, spans.end, strict=True)))
+            known.spans.extend(_merged(period for _, period in received))
+
+    def _known(self, process: Consumer) -> _WaitingProcess | None:
+        """The recent time of a process; None for one that is no user of a board."""
+        if process in self._processes:
+            self._places.touch(process)
+            return self._processes[process]
+        if not any(process in board.uses for board in self._boards.values()):
+            return None
+        admission = self._places.admit(process, share_path(self._principal(process)))
+        for displaced in admission.displaced:
+            del self._processes[displaced]
+        return self._processes.setdefault(process, _WaitingProcess()) if admission else None
 
     # ----------------------------------------------------------------- for the poller's thread
 
@@ -213,9 +244,7 @@ class StaticPowerLearner:
             board.unused_energy += interval.energy
             board.unused_time += interval.duration
         if user is not None:
-            use = board.uses.get(user)
-            if use is None and len(board.uses) < _MAX_USERS:
-                use = board.uses[user] = BoardUse()
+            use = self._use(board, user)
             if use is not None:
                 use.energy += interval.energy
                 use.time += interval.duration
@@ -228,6 +257,18 @@ class StaticPowerLearner:
             )
         elif board.intervals:
             board.intervals.clear()
+
+    def _use(self, board: _Board, user: Payer) -> BoardUse | None:
+        """The use of a board by ``user``, perhaps in the place of one that is unused for longer."""
+        item = board.domain.id, user
+        if user in board.uses:
+            self._users.touch(item)
+            return board.uses[user]
+        principal = self._principal(user) if isinstance(user, Consumer) else None
+        admission = self._users.admit(item, share_path(principal))
+        for key, displaced in admission.displaced:
+            del self._boards[key].uses[displaced]
+        return board.uses.setdefault(user, BoardUse()) if admission else None
 
     def _update(self, now: int) -> None:
         """Evaluate windows, and renew the static powers."""
@@ -244,6 +285,7 @@ class StaticPowerLearner:
         for process, known in list(self._processes.items()):
             if known.expire(now - ACTIVE_TIME):
                 del self._processes[process]
+                self._places.remove(process)
         self._powers = MappingProxyType(
             {
                 key: power
@@ -254,6 +296,7 @@ class StaticPowerLearner:
 
     def _remember_services(self, view: Snapshot) -> None:
         users = {user for board in self._boards.values() for user in board.uses}
+        self._services = {one: name for one, name in self._services.items() if one in users}
         for service, processes in view.spans.senders.items():
             self._services.update((one, service) for one in processes if one in users)
 

@@ -50,6 +50,7 @@ from wattspan.model import (
     PartEnergy,
     Payer,
     PayerInfo,
+    Principal,
     ProcessRow,
     Provenance,
     Reading,
@@ -298,14 +299,14 @@ class Ledger:
         """
         infos = self._infos
         for kind, charges in self._charges.items():
-            by_groups: dict[tuple[Group, ...], int] = {}
+            by_groups: dict[tuple[tuple[Group, ...], Principal | None], int] = {}
             for payer, energy in charges.items():
                 self._rows.credit(payer, kind, energy)
                 info = infos.get(payer)
-                groups = info.groups if info is not None else ()
-                by_groups[groups] = by_groups.get(groups, 0) + energy
-            for groups, energy in by_groups.items():
-                self._groups.charge(groups, kind, energy, now)
+                own = (info.groups, info.principal) if info is not None else ((), None)
+                by_groups[own] = by_groups.get(own, 0) + energy
+            for (groups, principal), energy in by_groups.items():
+                self._groups.charge(groups, kind, energy, now, principal)
         self._charges = {}
         for payer, kind in self._missing.take((*self._rows.rows, *infos)):
             self._rows.bound(payer, kind)

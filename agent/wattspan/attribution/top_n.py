@@ -29,10 +29,12 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     Payer,
+    Principal,
     ProcessRow,
     fills,
     mean_power,
 )
+from wattspan.sharing.fair_pool import FairPool, Overflow, SharePath, share_path
 
 EXITED_ROW_LIFETIME = 60 * SECOND
 """A row stays for this time after the exit of its process, so that it is scraped once more."""
@@ -209,10 +211,15 @@ OTHER = "other"
 """The name of the account, one for each kind, of all groups without an account."""
 
 
+_USED_EVERY = SECOND  # the precision of the time of the last charge
+_UNKNOWN = share_path(None)  # all groups whose owner is not known have the share of one
+
+
 @dataclass(slots=True)
 class _GroupAccount:
     energy: dict[HwType, int] = field(default_factory=dict)
-    charged: int = 0  # monotonic time of the last charge
+    owner: SharePath = _UNKNOWN
+    used: int = -_USED_EVERY  # monotonic time of a charge
     bounded: set[HwType] = field(default_factory=set)
     shown: GroupRow | None = None  # in the last snapshot; None after a change
 
@@ -220,31 +227,46 @@ class _GroupAccount:
 class GroupAccounts:
     """At most ``limit`` accounts, and one of each kind that all further groups share.
 
-    For want of room, stale accounts are removed; they begin at zero if their group returns. They
-    are not added to another account, where they would look like a burst of power. Without a stale
-    account, a new group is charged to ``other`` of its kind: no energy is lost from any sum.
+    For want of room, stale accounts are removed, then that of a principal with more accounts than
+    the one of the new group; they begin at zero if their group returns. They are not added to
+    another account, where they would look like a burst of power and count twice. A new group of a
+    principal that has its share is charged to ``other`` of its kind: no energy is lost from any
+    sum. A user is an owner of its own, so that no group displaces its account.
     """
 
     def __init__(self, limit: int, rows: Iterable[GroupRow] = (), now: int = 0) -> None:
         """``rows`` are from a checkpoint."""
-        self._limit = limit
-        self._accounts = {
-            row.group: _GroupAccount(dict(row.energy), now, set(row.bounded)) for row in rows
-        }
+        self._places: FairPool[Group] = FairPool(limit, Overflow.REFUSE, STALE_AFTER)
+        self._accounts: dict[Group, _GroupAccount] = {}
         self._powers: AveragePowers[Group] = AveragePowers()
         self.unnamed = 0  # charges to `other` for want of room
+        for row in rows:
+            if self._admit(row.group, _owner(row.group, None), now):
+                own = _GroupAccount(dict(row.energy), bounded=set(row.bounded))
+                self._accounts[row.group] = own
 
-    def charge(self, groups: tuple[Group, ...], kind: HwType, energy: int, now: int) -> None:
+    def charge(
+        self,
+        groups: tuple[Group, ...],
+        kind: HwType,
+        energy: int,
+        now: int,
+        principal: Principal | None = None,
+    ) -> None:
         """Charge all groups of payers; without a user among them also ``UNKNOWN_USER``.
 
-        The energy of all users is therefore the energy of all consumers.
+        The energy of all users is therefore the energy of all consumers. Groups belong to the first
+        ``principal`` that is known.
         """
         if all(group.kind is not GroupKind.USER for group in groups):
             groups = (*groups, UNKNOWN_USER)
-        for group in groups:
-            account = self._accounts.get(group) or self._open(group, now)
+        # New ones last: an old one is in use, and makes no room for them.
+        for group in sorted(groups, key=self._accounts.__contains__, reverse=True):
+            account = self._accounts.get(group)
+            if account is None or now - account.used >= _USED_EVERY:
+                account = self._use(group, _owner(group, principal), now)
             account.energy[kind] = account.energy.get(kind, 0) + energy
-            account.charged, account.shown = now, None
+            account.shown = None
 
     def bound(self, groups: Iterable[Group], kind: HwType) -> None:
         """Note that energy of ``kind`` is missing in the accounts of ``groups``."""
@@ -270,15 +292,38 @@ class GroupAccounts:
             row = account.shown = GroupRow(group, energy, power, frozenset(account.bounded))
         return row
 
-    def _open(self, group: Group, now: int) -> _GroupAccount:
-        if len(self._accounts) >= self._limit and group.name != OTHER:
-            stale = [g for g, one in self._accounts.items() if now - one.charged >= STALE_AFTER]
-            for each in stale:
-                del self._accounts[each]
-            if not stale:
-                self.unnamed += 1
-                group = Group(group.kind, OTHER)
-        return self._accounts.setdefault(group, _GroupAccount())
+    def _use(self, group: Group, owner: SharePath, now: int) -> _GroupAccount:
+        """The account of a group, perhaps a new one, or the shared one of its kind."""
+        account = self._accounts.get(group)
+        if account is not None and account.owner == _UNKNOWN != owner:
+            self._places.remove(group)
+            account.owner = owner
+        if not self._admit(group, owner, now):
+            self.unnamed += 1
+            group = Group(group.kind, OTHER)
+        account = self._accounts.setdefault(group, _GroupAccount(owner=owner))
+        account.used = now
+        return account
+
+    def _admit(self, group: Group, owner: SharePath, now: int) -> bool:
+        if group.name == OTHER:
+            return True
+        admission = self._places.admit(group, owner, now)
+        for displaced in admission.displaced:
+            del self._accounts[displaced]
+            self._powers.forget(displaced)
+        return admission.admitted
+
+
+def _owner(group: Group, principal: Principal | None) -> SharePath:
+    """The owner of a group's account.
+
+    Root's processes, such as setuid programs, prove no owner of a group that a user has named.
+    """
+    if group.kind is GroupKind.USER:
+        return (group,)
+    claimed = "/" in group.name and principal is not None and principal.is_host_root
+    return _UNKNOWN if claimed else share_path(principal)
 
 
 def frozen_energies(energy: Mapping[HwType, int]) -> dict[HwType, Microjoules]:
@@ -328,6 +373,12 @@ class AveragePowers(Generic[K]):
     def of(self, account: K) -> Mapping[HwType, Milliwatts]:
         """The account's known powers: another object after each change."""
         return self._powers.get(account, _NO_POWERS)
+
+    def forget(self, account: K) -> None:
+        """Begin at zero with an account that has been removed."""
+        self._powers.pop(account, None)
+        for _, before in self._marks.values():
+            before.pop(account, None)
 
     def update(self, kind: HwType, settled: int, energies: Mapping[K, int]) -> None:
         """Update from all accounts' energies of ``kind``, settled up to ``settled``.

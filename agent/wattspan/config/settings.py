@@ -84,9 +84,9 @@ class ProcessesSettings(Table, frozen=True):
         names: Name of a process in every output: the kernel's name; for an interpreter the file or
             module that it runs as well, as in `python3 train.py`, without other arguments; or
             `process` for all, distinguished by pid. Stored data keeps its earlier names.
-        groups: Number of containers, pods, jobs, units and users with an account. Above it, the
-            agent removes groups without energy for ten minutes, and new groups share the `other` of
-            their kind.
+        groups: Number of containers, pods, jobs, units and users with an account. Above it,
+            users have equal shares: groups without energy for ten minutes are removed, excess
+            groups share their kind's `other`.
         pod_resources: Socket of the kubelet's Pod Resources API, which names the pods of each GPU
             and MIG instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if the agent
             may use it and `wattspan[grpc]` is installed; `""`: none.
@@ -229,8 +229,8 @@ class SpansSettings(AccessSettings, frozen=True):
             the form of OTEL_EXPORTER_OTLP_HEADERS. Never shown.
         forward_headers_file: A file with more headers for that collector, one a line, `name:
             value`; read at the start. Credentials belong there.
-        forward_queue: Size limit of the queue for that collector. The agent drops the oldest spans
-            first and counts them.
+        forward_queue: Size limit of the queue for that collector. The agent drops and counts the
+            largest owner's oldest spans.
         forward_spool: Keep that queue on disk, in the state directory, across restarts.
         forward_decisions: Send decisions and the capper's audit log to the collector as log
             records.

@@ -11,6 +11,7 @@ Traces belong to principals. A known trace id in the span of another principal c
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import compress, islice
@@ -188,6 +189,7 @@ PREFILL_STAGES = frozenset(("prefill_forward", "chunked_prefill"))
 
 MAX_TRACES = 32_768
 _MAX_STAGES = 64  # of one trace; further ones are ignored
+_MAX_START = 1 << 63  # of an array of 64-bit integers, a quarter of the memory of a tuple of them
 
 
 class PrefillStages:
@@ -200,17 +202,18 @@ class PrefillStages:
     """
 
     def __init__(self) -> None:
-        self._starts: GenerationalCache[tuple[int, ...]] = GenerationalCache(MAX_TRACES)
+        self._starts: GenerationalCache[array[int]] = GenerationalCache(MAX_TRACES)
 
     def add(self, owner: Hashable, spans: SpanColumns) -> None:
         """Add the stages of prefill among received spans of a principal."""
         if PREFILL_STAGES.isdisjoint(spans.name):
             return
         for trace, name, start in zip(spans.trace, spans.name, spans.start, strict=True):
-            if name in PREFILL_STAGES:
-                known = self._starts.get((owner, trace)) or ()
+            if name in PREFILL_STAGES and 0 <= start < _MAX_START:
+                known = self._starts.get((owner, trace)) or array("q")
                 if len(known) < _MAX_STAGES:
-                    self._starts[owner, trace] = (*known, start)
+                    known.append(start)
+                    self._starts[owner, trace] = known
 
     def begin(self, owner: Hashable, trace: bytes, start: int, until: int) -> int | None:
         """The begin of the first stage of a trace from ``start`` to ``until``; None for none."""

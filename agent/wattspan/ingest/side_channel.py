@@ -185,7 +185,10 @@ MAX_OWNER_RECORDS = 1024
 The rest of the agent shares the interpreter with the reader, and waits for it.
 """
 
-_MAX_ACCEPTED = 64  # connections accepted in one turn
+_MAX_ACCEPTED = 2048  # connections accepted in one turn, and the length of the kernel's queue
+_MAX_LOOKUPS = 256  # of principals of one user in one turn; of all users four times as many
+_MAX_TRIES = 16  # lookups of the principal of one process in _TRIES_TURNS
+_TRIES_TURNS = 20
 _HELLO_TURNS = 20  # turns until the hello must have arrived; clients send it with the connection
 _RINGS_PER_PROCESS = 4  # one for each tracer provider; a usual process has one
 
@@ -227,10 +230,16 @@ class SideChannelCounters:
     """Connections and records since the start."""
 
     connected: int = 0  # at present
+    tried: int = 0  # connections in the last turn, also those that were not admitted
     admitted: int = 0
     crowded_out: int = 0  # rejected for lack of room
     put_out: int = 0  # disconnected for a violation of the protocol
     lost: int = 0  # records that were invalid, or overwritten before they were read
+
+    @property
+    def active(self) -> bool:
+        """True if processes are connected, or tried to connect in the last turn."""
+        return self.connected + self.tried > 0
 
 
 class SideChannelServer:
@@ -256,12 +265,14 @@ class SideChannelServer:
         self._log = logging.getLogger(__name__)
         self._listening: ListeningSocket | None = None
         self._clients: list[_Client] = []
+        self._turns, self._tries = 0, Counter[tuple[int, int | None]]()
         self.counts = SideChannelCounters()
 
     def start(self) -> None:
         """Listen; replaces a stale socket. ListenError."""
         # Every user may connect: the kernel names the user, and the agent only reads.
         listening = listen_unix(self._path, 0o666, what="spans as they begin")
+        listening.socket.listen(_MAX_ACCEPTED)
         listening.socket.setblocking(False)
         self._listening = listening
 
@@ -305,12 +316,32 @@ class SideChannelServer:
         if left_over:
             self._clients.sort(key=left_over.__contains__, reverse=True)
         self.counts.connected = len(self._clients)
-        return _merge_exits(reports, {client.pid for client in self._clients})
+        return _merge_exits(reports, {(one.pid, one.principal) for one in self._clients})
 
     def _accept(self) -> None:
+        """Accept connections; a flood of one user or process costs few lookups of principals."""
+        self._turns += 1
+        if self._turns % _TRIES_TURNS == 0:
+            self._tries.clear()
+        self.counts.tried = 0
+        lookups = Counter[int | None]()
         for connection in self._new_connections():
+            self.counts.tried += 1
             pid, uid = peer_credentials(connection)
-            principal = self._principals.connected(pid, uid)
+            if _is_closed(connection):
+                self.counts.put_out += 1
+                connection.close()
+                continue
+            principal = None
+            if (
+                pid is not None
+                and lookups[uid] < _MAX_LOOKUPS
+                and lookups.total() < 4 * _MAX_LOOKUPS
+                and self._tries[pid, uid] < _MAX_TRIES
+            ):
+                lookups[uid] += 1
+                self._tries[pid, uid] += 1
+                principal = self._principals.connected(pid, uid)
             if pid is None or principal is None or not self._has_room(pid, principal):
                 self.counts.crowded_out += 1
                 connection.close()
@@ -333,7 +364,9 @@ class SideChannelServer:
 
     def _has_room(self, pid: int, principal: Principal) -> bool:
         """True if there is room for a connection, which is reserved."""
-        if sum(client.pid == pid for client in self._clients) >= _RINGS_PER_PROCESS:
+        # Of a pid that another user's process had before, a child may hold the connections.
+        rings = sum((one.pid, one.principal) == (pid, principal) for one in self._clients)
+        if rings >= _RINGS_PER_PROCESS:
             return False
         if principal.is_host_root and self._pool.left > 0:
             self._pool.force(share_path(principal))
@@ -400,6 +433,16 @@ def receive_ring(hello: bytes, descriptors: list[int], *, truncated: bool) -> Ri
     return RingReader(descriptors[0], count)
 
 
+def _is_closed(connection: socket.socket) -> bool:
+    """True if the client has disconnected without a hello."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def _has_ended(client: _Client) -> bool:
     """True if the client disconnected, or is dead and a child has inherited its connection."""
     try:
@@ -412,12 +455,15 @@ def _has_ended(client: _Client) -> bool:
     return True
 
 
-def _merge_exits(reports: list[ProcessRecords], connected: set[int]) -> list[ProcessRecords]:
+def _merge_exits(
+    reports: list[ProcessRecords], connected: set[tuple[int, Principal | None]]
+) -> list[ProcessRecords]:
     """Keep ``gone`` only in the last report of a process without another connection."""
     seen = set(connected)
     for index in reversed(range(len(reports))):
         report = reports[index]
-        if report.gone and report.pid in seen:
+        process = report.pid, report.principal
+        if report.gone and process in seen:
             reports[index] = report._replace(gone=False)
-        seen.add(report.pid)
+        seen.add(process)
     return reports

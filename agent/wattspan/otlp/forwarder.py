@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from wattspan.otlp.transport import (
     Transport,
 )
 from wattspan.ports import Clock
+from wattspan.sharing.fair_pool import share_path
 from wattspan.spans.values import SpanEnergy
 from wattspan.util.process import report_failure
 from wattspan.util.throttle import RetryBackoff
@@ -145,14 +146,14 @@ class Forwarder:
         ):
             self._attributes = EnergyAttributeEncoder(provenance, unknown)
         body = enrich(delivery.message, energies, self._attributes, estimates)
-        self.put(body, len(energies))
+        self.put(body, len(energies), share_path(delivery.peer.quota_owner)[0])
 
-    def put(self, body: bytes, count: int) -> None:
-        """Queue a request in wire format with ``count`` spans or records."""
+    def put(self, body: bytes, count: int, owner: Hashable = None) -> None:
+        """Queue a request in wire format with ``count`` spans or records of a user or host."""
         with self._lock:
             if self._ended:
                 self._drops["stopped"] += count
-            elif self._waiting.add(body, count) and len(self._waiting) == 1:
+            elif self._waiting.add(body, count, owner) and len(self._waiting) == 1:
                 self._lock.notify()
         if self._disk is not None:
             self._disk.report()

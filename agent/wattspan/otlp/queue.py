@@ -1,13 +1,16 @@
 """The queue of requests that wait for the collector: in order, bounded, in memory or on disk.
 
+Owners share it: a full queue drops the oldest request of the user or host with most bytes. The disk
+keeps no owners, so all requests of an earlier run have the share of one.
+
 A thread of its own writes the spool, so no caller waits for a disk that may hang.
 """
 
 from __future__ import annotations
 
 import operator
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +27,7 @@ from wattspan.storage.async_writer import (
     hang_failure,
 )
 
-REQUEST_OVERHEAD = 256
+REQUEST_OVERHEAD = 512
 """Bytes that a waiting request takes in addition to its body, roughly."""
 
 MAX_MEMORY = 64 << 20
@@ -40,6 +43,7 @@ class QueuedRequest:
 
     spans: int
     size: int
+    owner: Hashable = None
     body: bytes | None = None
     record: SpooledRequest | None = None
     settled: int = 0
@@ -60,11 +64,63 @@ class QueuedRequest:
         return slice_spans(body, self.settled, end)
 
 
+class _OwnedRequests:
+    """Requests by owner, the oldest first, and the sum of their bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._of: dict[Hashable, OrderedDict[QueuedRequest, None]] = {}
+        self._sizes: Counter[Hashable] = Counter()
+
+    def add(self, request: QueuedRequest) -> None:
+        self._of.setdefault(request.owner, OrderedDict())[request] = None
+        self._sizes[request.owner] += request.size
+        self.size += request.size
+
+    def remove(self, request: QueuedRequest) -> None:
+        """Idempotent."""
+        own = self._of.get(request.owner)
+        if own is not None and request in own:
+            del own[request]
+            self._sizes[request.owner] -= request.size
+            self.size -= request.size
+            if not own:
+                del self._of[request.owner], self._sizes[request.owner]
+
+    def surplus(
+        self, room: int, owner: Hashable, size: int, kept: Collection[QueuedRequest]
+    ) -> list[QueuedRequest] | None:
+        """The requests to drop so that the rest and ``size`` bytes of ``owner`` fit into ``room``.
+
+        Each is the oldest of the owner with most, and none is ``kept``. None if ``owner`` itself
+        would have most without another one.
+        """
+        excess = self.size + size - room
+        if excess <= 0:
+            return []
+        held = self._sizes + Counter({owner: size})
+        left = {key: (one for one in own if one not in kept) for key, own in self._of.items()}
+        dropped: list[QueuedRequest] = []
+        while excess > 0:
+            largest = max(held, key=held.__getitem__)
+            request = next(left.get(largest, iter(())), None)
+            if request is not None:
+                dropped.append(request)
+                held[largest] -= request.size
+                excess -= request.size
+            elif largest == owner:
+                return None
+            else:
+                del held[largest]
+        return dropped
+
+
 class RequestQueue:
     """A bounded first-in, first-out queue; callers hold its lock.
 
     The first ``taken`` requests are being sent and stay. Where there is no room, the oldest of
-    the others is dropped. The ``in_memory`` bytes are lost if the agent is killed.
+    the others is dropped, of the owner with most bytes. The ``in_memory`` bytes are lost if the
+    agent is killed.
     """
 
     def __init__(
@@ -83,10 +139,9 @@ class RequestQueue:
         self._memory = memory
         self._disk = disk
         self._dropped = dropped
-        self._requests: deque[QueuedRequest] = deque()
-        self._taken = 0
-        self.in_memory = 0
-        self.size = 0
+        self._requests: OrderedDict[QueuedRequest, None] = OrderedDict()  # the oldest first
+        self._taken: list[QueuedRequest] = []
+        self._waiting, self._unstored = _OwnedRequests(), _OwnedRequests()
         self.spans = 0
         if disk is not None:
             for record in disk.restored():
@@ -94,20 +149,29 @@ class RequestQueue:
                 self._append(
                     QueuedRequest(record.spans, size, record=record, settled=record.settled)
                 )
-            self._make_room(0)
+            self._make_room(self._waiting, limit, None, 0)
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, body: bytes, spans: int) -> bool:
-        """Append a request; False if it is too large for the queue."""
+    @property
+    def size(self) -> int:
+        return self._waiting.size
+
+    @property
+    def in_memory(self) -> int:
+        return self._unstored.size
+
+    def add(self, body: bytes, spans: int, owner: Hashable = None) -> bool:
+        """Append a request; False if it is too large for the queue, or for the owner's share."""
         size = len(body) + REQUEST_OVERHEAD
-        if not self._make_room(size) or (
-            self._disk is not None and not self._make_room_in_memory(size)
+        in_memory = max(self._memory, size)  # a single request may have any size
+        if not self._make_room(self._waiting, self._limit, owner, size) or (
+            self._disk is not None and not self._make_room(self._unstored, in_memory, owner, size)
         ):
             self._dropped(spans)
             return False
-        request = QueuedRequest(spans, size, body=body)
+        request = QueuedRequest(spans, size, owner, body)
         self._append(request)
         if self._disk is not None:
             self._disk.keep(request, self._stored)
@@ -122,25 +186,25 @@ class RequestQueue:
             if len(chosen) == limit or (chosen and size > max_bytes):
                 break
             chosen.append(request)
-        self._taken = len(chosen)
-        return chosen
+        self._taken = chosen
+        return list(chosen)
 
     def put_back(self) -> None:
         """The taken requests wait again."""
-        self._taken = 0
+        self._taken = []
 
     def settle(self) -> None:
         """The taken requests are done."""
-        for _ in range(self._taken):
-            self._remove(0)
-        self._taken = 0
+        for request in self._taken:
+            self._remove(request)
+        self._taken = []
 
     def settle_some(self, spans: int) -> bool:
         """The next ``spans`` of the first request are done; True if they were the last."""
-        first = self._requests[0]
-        self._taken = 0
+        first = next(iter(self._requests))
+        self._taken = []
         if spans >= first.left:
-            self._remove(0)
+            self._remove(first)
             return True
         first.settled += spans
         self.spans -= spans
@@ -154,7 +218,7 @@ class RequestQueue:
             for request in unstored:
                 self._disk.keep(request, self._stored)
         self._requests.clear()
-        self.size = self.spans = self._taken = 0
+        self._waiting, self._taken, self.spans = _OwnedRequests(), [], 0
         return unstored
 
     # ------------------------------------------------------------------------------- details
@@ -162,8 +226,7 @@ class RequestQueue:
     def _stored(self, request: QueuedRequest, record: SpooledRequest) -> None:
         request.record = record  # first: see QueuedRequest.read
         request.body = None
-        if request.left:
-            self.in_memory -= request.size
+        self._unstored.remove(request)
 
     def _update_disk(self, request: QueuedRequest) -> None:
         """Have the disk know how much of a request is settled."""
@@ -172,46 +235,28 @@ class RequestQueue:
         elif self._disk is not None and not request.left:
             self._disk.spare(request)
 
-    def _make_room_in_memory(self, size: int) -> bool:
-        """Room for a request until it is on disk. A single request may have any size."""
-        while self.in_memory and self.in_memory + size > self._memory:
-            if not self._drop_oldest(in_memory=True):
-                return False
-        return True
-
-    def _make_room(self, size: int) -> bool:
-        if size + sum(self._requests[i].size for i in range(self._taken)) > self._limit:
-            return False
-        while self.size + size > self._limit:
-            self._drop_oldest()
-        return True
-
-    def _drop_oldest(self, *, in_memory: bool = False) -> bool:
-        for position in range(self._taken, len(self._requests)):
-            request = self._requests[position]
-            if not in_memory or request.record is None:
-                spans = request.left
-                self._remove(position)
-                self._dropped(spans)
-                return True
-        return False
+    def _make_room(self, among: _OwnedRequests, room: int, owner: Hashable, size: int) -> bool:
+        surplus = among.surplus(room, owner, size, self._taken)
+        for request in surplus or ():
+            spans = request.left
+            self._remove(request)
+            self._dropped(spans)
+        return surplus is not None
 
     def _append(self, request: QueuedRequest) -> None:
-        self._requests.append(request)
-        self._count(request, 1)
+        self._requests[request] = None
+        self.spans += request.left
+        self._waiting.add(request)
+        if request.record is None:
+            self._unstored.add(request)
 
-    def _remove(self, position: int) -> None:
-        request = self._requests[position]
-        del self._requests[position]
-        self._count(request, -1)
+    def _remove(self, request: QueuedRequest) -> None:
+        del self._requests[request]
+        self.spans -= request.left
+        self._waiting.remove(request)
+        self._unstored.remove(request)
         request.settled = request.spans
         self._update_disk(request)
-
-    def _count(self, request: QueuedRequest, sign: int) -> None:
-        self.size += sign * request.size
-        self.spans += sign * request.left
-        if request.record is None:
-            self.in_memory += sign * request.size
 
 
 class AsyncSpool:

@@ -31,6 +31,7 @@ from wattspan.model import (
     Consumer,
     Footprint,
     Instant,
+    Principal,
     Snapshot,
     SourceHealth,
 )
@@ -182,7 +183,14 @@ def build_agent(
             SourceHealth(failure.source, False, 0, 1, (failure,))
             for failure in (*opened.failures, *opened_exporters.failures)
         )
-        static_powers = StaticPowerLearner(config.spans.waiting, latest.view, threading.Lock())
+
+        def principal_of(process: Consumer) -> Principal | None:
+            info = processes.directory.describe(process)
+            return None if info is None else info.principal
+
+        static_powers = StaticPowerLearner(
+            config.spans.waiting, latest.view, threading.Lock(), principal_of
+        )
         history = EnergyHistory(
             config.agent.history,
             config.agent.history_bytes,

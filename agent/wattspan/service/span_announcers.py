@@ -38,20 +38,20 @@ class _PrincipalAnnouncers:
 
     def __init__(self, limit: int, awaits: Callable[[bytes, Consumer], bool]) -> None:
         self.first: GenerationalCache[Consumer] = GenerationalCache(limit, keep=awaits)
-        self._others: GenerationalCache[frozenset[Consumer]] = GenerationalCache(limit)
+        self._others: GenerationalCache[tuple[Consumer, ...]] = GenerationalCache(limit // 4)
 
     def bound(self, limit: int) -> None:
         self.first.bound(limit)
-        self._others.bound(limit)
+        self._others.bound(limit // 4)
 
     def add(self, span: bytes, consumer: Consumer) -> None:
         first = self.first.get(span)
         if first is None:
             self.first[span] = consumer
         elif first != consumer:
-            others = self._others.get(span) or frozenset()
-            if len(others) < MAX_ANNOUNCERS:
-                self._others[span] = others | {consumer}
+            others = self._others.get(span) or ()
+            if len(others) < MAX_ANNOUNCERS and consumer not in others:
+                self._others[span] = (*others, consumer)
 
     def age(self, now: int, keep: int) -> None:
         self.first.age(now, keep)

@@ -193,7 +193,7 @@ class SpanJoiner:
     @property
     def _idle(self) -> bool:
         """True if no process sends or announces spans."""
-        announced = self._side_channel is not None and self._side_channel.counts.connected
+        announced = self._side_channel is not None and self._side_channel.counts.active
         return not (self._processes or self.inbox or announced)
 
     def _guarded(self, act: Callable[[], None]) -> None:

@@ -350,6 +350,10 @@ class RankInstructions:
             self.replicas[rank] = one.replica
             self._waiting.append(RankInstruction(rank, instruction, span.start, span.end))
 
+    def keep(self, living: Collection[Consumer]) -> None:
+        """Forget what other processes have sent."""
+        self._repeated = {one: self._repeated[one] for one in living if one in self._repeated}
+
     def drain(self) -> tuple[RankInstruction, ...]:
         """Remove and return the instructions that have arrived since the last call."""
         found = tuple(self._waiting)
@@ -417,6 +421,7 @@ class JobWork:
         if living:
             self.latest = now
         self.in_flight.keep(living)
+        self.instructions.keep(living)
 
     def discard(self) -> None:
         self.units.drain()

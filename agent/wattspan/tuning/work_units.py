@@ -223,7 +223,7 @@ class UnitSearch:
         detector = self._detectors.setdefault(key, UnitDetector())
         self._detectors.move_to_end(key)
         if len(self._detectors) > MAX_DETECTORS:
-            self._detectors.popitem(last=False)
+            self._detected_at.pop(self._detectors.popitem(last=False)[0], None)
         for span in spans:
             detector.add(span.name, span.start, span.end)
         if now - self._detected_at.get(key, -DETECTION_INTERVAL) < DETECTION_INTERVAL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     Payer,
+    Principal,
     Provenance,
     Share,
     Snapshot,
@@ -58,7 +60,10 @@ class Host:
         self.drawn: Milliwatts | None = Milliwatts(200_000)
         self.senders: dict[str, tuple[Consumer, ...]] = {"train": (TRAIN,)}
         self.owners: tuple[str, ...] = ()
-        self.learner = StaticPowerLearner(("all_reduce", "recv"), self.view)
+        self.principals: dict[Consumer, Principal] = {}
+        self.learner = StaticPowerLearner(
+            ("all_reduce", "recv"), self.view, principal=self.principals.get
+        )
         self.history = EnergyHistory(300 * SECOND, 10**7, self.learner.powers)
         self.apply(Tick(Instant(self.now, 0), domains={"nvml": [domain], "fake": [CPU]}), ())
         self.number = 0
@@ -197,16 +202,52 @@ def test_spans_without_waiting_tell_the_time_of_known_processes_only() -> None:
     assert host.power.basis is StaticBasis.FITTED
 
 
-def test_users_of_a_board_beyond_64_have_no_facts() -> None:
+def many(count: int) -> list[Consumer]:
+    return [Consumer(pid, 1) for pid in range(100, 100 + count)]
+
+
+def test_many_users_of_one_owner_displace_none_of_another_owner() -> None:
     host = Host()
     host.utilisation = None
-    many = [Consumer(pid, 1) for pid in range(100, 170)]
-    for user in many:
-        host.run(1, (0.1,), users=(user,), send=False)
-    host.run(30, (0.1,), users=many[-1:])
-    (facts,) = host.learner.facts()
-    assert len(facts.uses) == 64
-    assert sum(use.metered for _, use in facts.uses) <= SECOND  # of the first status
+    host.principals |= {TRAIN: Principal(1), **dict.fromkeys(many(600), Principal(2))}
+    host.run(5, (0.1,))
+    for user in many(600):
+        start, host.now = host.now, host.now + TICK
+        interval = Interval(GPU.id, Instant(start, 0), Instant(host.now, 0), Microjoules(1000))
+        share = Share(user, Microjoules(1000))
+        settled = Attribution(interval, (share,), Microjoules(0), Microjoules(0))
+        host.apply(Tick(Instant(host.now, 0)), [settled])
+        host.learner.add_spans(user, host.spans(start - SECOND, 0.5), host.now)
+    shown: list[Consumer] = []
+    (facts,) = host.learner.facts(lambda process: bool(shown.append(process)) or True)
+    assert len(facts.uses) == 512
+    assert {TRAIN, many(600)[-1]} < set(shown)
+    host.run(30, (0.1,))
+    (facts,) = host.learner.facts(lambda process: process == TRAIN)
+    assert facts.uses[0].use.windows > 20 * SECOND
+
+
+@pytest.mark.parametrize("case", ["future", "long ago", "inverted", "no user", "no board"])
+def test_waiting_spans_outside_of_windows_take_no_memory(case: str) -> None:
+    host = Host()
+    host.run(1, (0.1,), users=() if case == "no user" else many(8)[:1])
+    if case == "no board":
+        host.learner = StaticPowerLearner(("recv",), host.view)
+    ahead = {"future": 10**17, "long ago": -ACTIVE_TIME - SECOND, "inverted": -SECOND}
+    begin = host.now + ahead.get(case, -SECOND)
+    length = -1 if case == "inverted" else 1
+    spans = SpanColumns.of(
+        [
+            Span(bytes(16), bytes(8), b"", "train", "recv", begin + at, begin + at + length)
+            for at in range(0, 8000, 2)
+        ]
+    )
+    tracemalloc.start()
+    for process in many(8):
+        host.learner.add_spans(process, spans, host.now)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 400_000
 
 
 def test_unattributed_energy_is_not_that_of_an_unused_board() -> None:

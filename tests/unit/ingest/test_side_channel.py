@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,28 @@ def guest(run_dir: Path, hello: bytes, descriptors: Sequence[int] = ()) -> Itera
         if hello:
             connection.sendmsg([hello], [rights] if descriptors else [])
         yield connection
+
+
+@contextmanager
+def in_another_process(run_dir: Path) -> Iterator[None]:
+    """A child of this process is connected."""
+    ready, end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with memory() as ring, guest(run_dir, GOOD, [ring]):
+                os.write(end, b"1")
+                signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        os.close(end)
+        assert os.read(ready, 1)
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
 
 
 def hung_up(connection: socket.socket) -> bool:
@@ -238,6 +261,46 @@ def test_many_connections_are_accepted_over_several_turns(
         feed.drain()
         feed.drain()
         assert feed.counts.crowded_out + feed.counts.admitted == 100
+
+
+class CountedPrincipals(UserPrincipals):
+    """The first ``first`` connections are of one user, those after it of another one."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first, self.lookups = first, 0
+
+    def connected(self, pid: int | None, uid: int | None) -> Principal | None:
+        self.lookups += 1
+        return Principal(1 if self.lookups <= self.first else 2)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_flood_of_connections_keeps_no_process_from_connecting(
+    tmp_path: Path, *, closed: bool
+) -> None:
+    principals = CountedPrincipals()
+    with listening(tmp_path, principals) as feed, ExitStack() as stack:
+        for _ in range(400):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.setblocking(False)
+                connection.connect(str(tmp_path / "feed.sock"))
+                if not closed:
+                    stack.callback(connection.dup().close)
+        with in_another_process(tmp_path):
+            feed.drain()
+            assert feed.counts.tried == 401
+            assert principals.lookups == (1 if closed else 17)
+            assert feed.counts.connected == (1 if closed else 5)
+        assert feed.drain()[-1].gone
+
+
+def test_rings_of_an_earlier_process_with_the_pid_do_not_count(tmp_path: Path) -> None:
+    with listening(tmp_path, CountedPrincipals(first=4)) as feed, ExitStack() as stack:
+        for _ in range(5):
+            ring = stack.enter_context(memory())
+            stack.enter_context(guest(tmp_path, GOOD, [ring]))
+        feed.drain()
+        assert (feed.counts.connected, feed.counts.crowded_out) == (5, 0)
 
 
 def test_disconnected_client_frees_its_place(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from testbed.forwarding import (
 )
 
 from wattspan.config import SpansSettings
-from wattspan.model import SECOND, HwType, Provenance
+from wattspan.http.sockets import Peer
+from wattspan.model import SECOND, HwType, Principal, Provenance
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import MAX_BATCH_REQUESTS, Forwarder
 from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, retry_result
@@ -107,6 +108,16 @@ def test_joined_requests_are_bounded():
         bench.offer(str(number) + "x" * 900_000)
     bench.settle()
     assert [len(names_in([body])) for body in bench.collector.sent] == [2, 2]
+
+
+def test_flood_of_a_user_drops_no_waiting_spans_of_another_user():
+    bench = Bench(AWAY)
+    for name in ("a", *("x" * 100_000 for _ in range(20))):
+        one = replace(delivery(name), peer=Peer(principal=Principal(1000 + len(name))))
+        bench.forwarder.offer(one, no_energy(1))
+    bench.settle()
+    assert bench.arrived[0] == "a"
+    assert bench.forwarder.stats.drops == {"queue_full": 20 - (len(bench.arrived) - 1)}
 
 
 def test_recovered_collector_gets_all_waiting_spans():

@@ -210,6 +210,30 @@ def test_memory_overflow_drops_the_oldest_requests(tmp_path: Path) -> None:
     segment.close()
 
 
+@pytest.mark.parametrize("place", ["queue", "memory"])
+def test_flood_of_one_owner_drops_requests_of_its_own_only(place: str) -> None:
+    dropped = list[int]()
+    disk = Unasked() if place == "memory" else None
+    limits = {"memory": (1 << 30, 10_000), "queue": (10_000, 1 << 30)}[place]
+    queue = RequestQueue(limits[0], disk, dropped=dropped.append, memory=limits[1])
+    body = bytes(1000 - REQUEST_OVERHEAD)
+    queue.add(body, 1, "other")
+    assert [one.spans for one in queue.take(1, 1 << 30)] == [1]
+    for spans in (2, 3):
+        queue.add(body, spans, "owner")
+    for spans in range(100, 200):
+        queue.add(body, spans, "flood")
+    assert not queue.add(bytes(9000), 4, "flood")
+    queue.put_back()
+    for spans in (5, 6):
+        queue.add(body, spans, "late")
+    assert [one.spans for one in queue.take(99, 1 << 30)] == [1, 2, 3, *range(195, 200), 5, 6]
+    assert queue.spans == 1 + 2 + 3 + sum(range(195, 200)) + 5 + 6
+    assert (queue.size, queue.in_memory) == (10_000, 10_000)
+    queue.settle()
+    assert (len(queue), queue.size, queue.spans, queue.in_memory) == (0, 0, 0, 0)
+
+
 def test_memory_overflow_keeps_requests_being_sent(tmp_path: Path) -> None:
     dropped = list[int]()
     queue = RequestQueue(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
