@@ -590,6 +590,26 @@ def test_adjacent_covered_stretches_merge_and_are_limited() -> None:
     assert covered.inside(99, 120) == [CoveredStretch(0, 100, 0, 100)]
 
 
+class Time(int):
+    """A time; the class counts the computed differences."""
+
+    differences = 0
+
+    def __sub__(self, other: int) -> int:
+        Time.differences += 1
+        return int(self) - other
+
+
+@pytest.mark.parametrize("limit", [256, 1024])
+def test_covered_time_beyond_the_limit_costs_few_steps_for_each_stretch(limit: int) -> None:
+    covered, Time.differences = CoveredTime(limit), 0
+    for start in range(0, 80 * limit, 20):
+        covered.add(CoveredStretch(Time(start), Time(start + 1 + start // 20 % 9), start, start))
+        assert len([*covered]) <= limit
+    assert Time.differences < 20 * 4 * limit
+    assert len([*covered]) > limit // 2
+
+
 def test_cache_drops_the_oldest_keys() -> None:
     recent: GenerationalCache[int] = GenerationalCache(4)
     for i in range(5):
