@@ -9,8 +9,7 @@ user's collector.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, mul
@@ -37,6 +36,8 @@ from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
 from wattspan.service.sending_processes import (
     EXPECTED,
+    MAX_PROCESSES,
+    PendingPart,
     PendingRequest,
     PendingSpans,
     SampledProcesses,
@@ -70,6 +71,10 @@ if TYPE_CHECKING:
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20
+
+PARTS_A_PASS = 256
+"""Parts of requests that a pass queues at their processes; with more, passes have no pause."""
+
 IDLE_INTERVAL = SECOND // 2
 """The period of passes while no process sends spans."""
 
@@ -120,6 +125,7 @@ class SpanJoiner:
         checkpoint: Checkpoint | None = None,
         pools: Pools | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
+        processes: int = MAX_PROCESSES,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
@@ -152,8 +158,7 @@ class SpanJoiner:
             else SpanAggregator(settings.names, pools=pools)
         )
         self._wall = WallClockConverter()
-        self._pending: deque[PendingRequest] = deque()
-        self._processes = SendingProcesses()
+        self._processes = SendingProcesses(processes)
         self._waiting: dict[Consumer, SendingProcess] = {}  # those with spans that wait for energy
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
@@ -186,15 +191,17 @@ class SpanJoiner:
 
     def run(self, stop: threading.Event) -> None:
         """Run passes until ``stop``, then finish. Failures of a pass are logged."""
-        while not stop.wait((IDLE_INTERVAL if self._idle else JOIN_INTERVAL) / 1e9):
+        while not stop.wait(self._pause / 1e9):
             self._guarded(self.turn)
         self._guarded(self.finish)
 
     @property
-    def _idle(self) -> bool:
-        """True if no process sends or announces spans."""
+    def _pause(self) -> int:
+        """Nanoseconds to the next pass: many if no process sends or announces spans."""
+        if self.inbox.backlog:
+            return 0
         announced = self._side_channel is not None and self._side_channel.counts.connected
-        return not (self._processes or self.inbox or announced)
+        return JOIN_INTERVAL if self._processes or self.inbox or announced else IDLE_INTERVAL
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
@@ -207,8 +214,8 @@ class SpanJoiner:
         now = self._clock.now()
         self._wall.observe(now)
         self._read_side_channel(now.mono)
-        for pending in self.inbox.take():
-            self._distribute(pending)
+        for part in self.inbox.take(PARTS_A_PASS):
+            self._distribute(part)
         self._join_settled(now)
         if now.mono - self._tidied >= TIDY_EVERY:
             self._tidied = now.mono
@@ -227,6 +234,8 @@ class SpanJoiner:
     def finish(self) -> None:
         """Join all waiting spans with the known energy and release all processes."""
         self.turn()
+        while self.inbox.backlog:
+            self.turn()
         now = self._clock.now()
         for process in tuple(self._processes.values()):
             self._forget(process, now)
@@ -317,31 +326,21 @@ class SpanJoiner:
             self._places.release(process.path, process.places - left)
             process.places = left
 
-    def _distribute(self, pending: PendingRequest) -> None:
-        """Queue all spans of a request at their processes."""
-        request = pending.request
-        self._pending.append(pending)
-        self._totals.received(request.count)
-        positions: Sequence[int] = range(len(pending.energies))
-        if request.skipped:
-            positions = [at for at in positions if at not in request.skipped]
-        at = 0
-        for part, identity in zip(request.parts, pending.identities, strict=True):
-            own = positions[at : at + len(part.spans)]
-            at += len(part.spans)
-            if part.spans:
-                before = self._announcers.conflicts
-                senders = self._announcers.senders(part.spans.id, identity)
-                if self._announcers.conflicts > before:
-                    service, owner = part.claim.service, owner_label(identity.principal)
-                    self._failures.write(
-                        f"Spans of {service_label(service, owner)!r} were announced by a process "
-                        "of another user, container or pod: the sender that the kernel proves "
-                        "counts.",
-                        key=owner,
-                    )
-                for sender, some, places in _by_sender(senders, part, own):
-                    self._enqueue(pending, some, places, sender, identity.principal)
+    def _distribute(self, received: PendingPart) -> None:
+        """Queue the spans of one part of a request at their processes."""
+        pending, part, identity, _ = received
+        self._totals.received(len(part.spans))
+        before = self._announcers.conflicts
+        senders = self._announcers.senders(part.spans.id, identity)
+        if self._announcers.conflicts > before:
+            service, owner = part.claim.service, owner_label(identity.principal)
+            self._failures.write(
+                f"Spans of {service_label(service, owner)!r} were announced by a process of "
+                "another user, container or pod: the sender that the kernel proves counts.",
+                key=owner,
+            )
+        for sender, some, places in received.by_sender(senders):
+            self._enqueue(pending, some, places, sender, identity.principal)
 
     def _enqueue(
         self,
@@ -569,11 +568,8 @@ class SpanJoiner:
         self._history.forget(process.consumer)
 
     def _forward(self) -> None:
-        """Forward and release completed requests in the order of their receipt."""
-        done = []
-        while self._pending and self._pending[0].left <= 0:
-            pending = self._pending.popleft()
-            done.append(pending)
+        """Forward and release completed requests, those of an owner in the order of receipt."""
+        for pending in self.inbox.release():
             if self._forwarder is not None:
                 estimates = {
                     position: estimate
@@ -581,20 +577,3 @@ class SpanJoiner:
                     if (estimate := self._inference.estimate(process, one)) is not None
                 }
                 self._forwarder.offer(pending.request, pending.energies, estimates)
-        if done:
-            self.inbox.release(done)
-
-
-def _by_sender(
-    senders: Sequence[Consumer | Outcome] | Consumer | Outcome,
-    part: ResourceSpans,
-    positions: Sequence[int],
-) -> Iterator[tuple[Consumer | Outcome, ResourceSpans, Sequence[int]]]:
-    """The spans of each sender with their positions; ``senders`` has one for all or for each."""
-    if isinstance(senders, Consumer | Outcome):
-        yield senders, part, positions
-        return
-    for sender in dict.fromkeys(senders):
-        own = [at for at, one in enumerate(senders) if one == sender]
-        some = part._replace(spans=part.spans.chosen(own))
-        yield sender, some, [positions[at] for at in own]
