@@ -17,8 +17,8 @@ from wattspan.inference.requests import InferenceRequest
 from wattspan.ingest.export_request import ExportRequest, ResourceSpans
 from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.model import SECOND, Consumer, Principal, service_label
-from wattspan.service.energy_history import EnergyHistory
-from wattspan.sharing.fair_pool import FairPool
+from wattspan.service.energy_history import BACKFILL, EnergyHistory
+from wattspan.sharing.fair_pool import FairPool, Overflow
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import RequestEnergies
 
@@ -278,10 +278,17 @@ class SendingProcess:
 
 
 class SendingProcesses(Mapping[Consumer, SendingProcess]):
-    """At most ``most`` processes, in the order of their last spans or announcements."""
+    """At most ``most`` processes, in the order of their last spans or announcements.
+
+    Of removed ones, the time up to which energy was divided is kept: they may return. If an owner
+    has too many of them, new processes of the owner begin at the latest of these times.
+    """
 
     def __init__(self, most: int = MAX_PROCESSES) -> None:
         self._most = most
+        self._removed: FairPool[Consumer] = FairPool(4 * most, Overflow.REPLACE)
+        self._divided: dict[Consumer, tuple[int, Hashable]] = {}
+        self._begins: dict[Hashable, int] = {}  # of owners
         self._processes: dict[Consumer, SendingProcess] = {}
         self._owners: Counter[Hashable] = Counter()
         self._services: dict[str, tuple[Consumer, ...]] | None = None
@@ -309,31 +316,39 @@ class SendingProcesses(Mapping[Consumer, SendingProcess]):
             process.service = service
             self._services = None
 
+    def begin(self, consumer: Consumer, share: Hashable) -> int:
+        """The time from which energy of a new process may be divided."""
+        return max(self._divided.get(consumer, (0,))[0], self._begins.get(share, 0))
+
+    def divided(self, process: SendingProcess, until: int, now: int) -> None:
+        """Note that no energy of a removed process may be divided again before ``until``."""
+        until = max(until, self.begin(process.consumer, process.share))
+        self._divided[process.consumer] = until, process.share
+        admission = self._removed.admit(process.consumer, (process.share,))
+        for lost in admission.displaced if admission else (process.consumer,):
+            until, share = self._divided.pop(lost)
+            self._begins[share] = max(until, self._begins.get(share, 0))
+        self._begins = {share: at for share, at in self._begins.items() if at > now - BACKFILL}
+
     def remove(self, process: SendingProcess) -> None:
         del self._processes[process.consumer]
         self._owners[process.share] -= 1
         self._owners += Counter()  # without owners of none
         self._services = None
 
-    def displaced(self) -> SendingProcess | None:
-        """The process that is removed for another one; None while there is room.
+    def displaced(self, share: Hashable) -> SendingProcess | None:
+        """The process that is removed for another one of owner ``share``; None while there is room.
 
-        One that is not active, of the owner with most processes among those; without any, an active
-        one of the owner with most. Of the processes of one owner, the one without spans for longest
-        is removed.
+        One of the owner that would have most; of its processes, one that is not active if there is
+        any, and of those the one without spans for longest.
         """
         if len(self._processes) < self._most:
             return None
-        found: dict[bool, SendingProcess] = {}
-        largest = max(self._owners.values())
-        for process in self._processes.values():
-            active, held = process.active, self._owners[process.share]
-            known = found.get(active)
-            if known is None or held > self._owners[known.share]:
-                found[active] = process
-                if held == largest and not active:
-                    break
-        return found[False] if False in found else found[True]
+        owners = self._owners + Counter([share])
+        most = max(owners.values())
+        largest = (one for one in self._processes.values() if owners[one.share] == most)
+        first = next(largest)
+        return next((one for one in chain((first,), largest) if not one.active), first)
 
     def services(self) -> dict[str, tuple[Consumer, ...]]:
         """The processes of each service and owner."""

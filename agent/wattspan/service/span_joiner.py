@@ -46,7 +46,7 @@ from wattspan.service.sending_processes import (
     SpanInbox,
 )
 from wattspan.service.span_announcers import SpanAnnouncers
-from wattspan.sharing.fair_pool import FairPool
+from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
@@ -98,6 +98,9 @@ TIDY_EVERY = SECOND
 
 TIDY_IDLE_EVERY = 10 * SECOND
 """The period of checks of other processes, and of their outside energy."""
+
+POOLED = 2 * SECOND
+"""The largest time by which a profile that another one replaces may place energy differently."""
 
 MAX_REMEMBERED_IDS = 131_072
 """Span ids of all processes that are kept for the detection of duplicates: 12 MB."""
@@ -392,18 +395,23 @@ class SpanJoiner:
         """The account of a process; ``principal`` counts if the process has ended."""
         process = self._processes.get(consumer)
         if process is None:
-            if (displaced := self._processes.displaced()) is not None:
+            known = self._resolver.principal(consumer) or principal
+            share = share_path(known)[0]
+            if (displaced := self._processes.displaced(share)) is not None:
                 self._forget(displaced, self._clock.now())
             samples = None
             if self._sampler is not None:
                 samples = partial(self._sampler.take, consumer)
-            profile = self._history.watch(consumer, samples=samples)
+            begin = self._processes.begin(consumer, share)
+            with self._history.lock:
+                shared = consumer in self._history.watched
+                profile = self._history.watch(consumer, samples=samples, since=begin)
             spans = ProcessSpans(
                 by_cpu=self._by_cpu,
                 announced=self._open_spans,
                 steps=StepDivider(self._powers, consumer),
+                begin=begin + POOLED if shared and begin else 0,
             )
-            known = self._resolver.principal(consumer) or principal
             process = SendingProcess(consumer, spans, profile, now, known, owner_label(known))
             process.tidy_at = now + TIDY_IDLE_EVERY
             self._processes.add(process)
@@ -561,8 +569,10 @@ class SpanJoiner:
         self._processes.remove(process)
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now.mono, now.mono))
         self._free_places(process, 0)
-        self._merge(process)
-        self._count_outside(process, now.mono)
+        with self._history.lock:
+            self._merge(process)
+            self._processes.divided(process, process.profile.newest, now.mono)
+            self._count_outside(process, now.mono)
         process.spans.forget()
         self._sampled.end(process.consumer)
         self._history.forget(process.consumer)
