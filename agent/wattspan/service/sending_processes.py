@@ -38,6 +38,8 @@ MAX_PROCESSES = 1024
 EXPECTED = 15 * SECOND
 """Three periods of an exporter: more spans of a sender are expected so long after the last ones."""
 
+MAX_SHARING = 8192
+"""Waiting spans of a process that share energy with the spans that are joined: 40 ms."""
 
 BYTES_PER_SPAN = 700
 """Measured memory of a waiting span, without its part of the request."""
@@ -264,6 +266,15 @@ class SendingProcess:
         else:
             prompt = [received] * len(spans)
             self.delay.add(prompt, prompt, received)
+
+    def sharing(self, until: int) -> list[SpanColumns]:
+        """Waiting spans that may share energy before ``until``: the next ones to be joined."""
+        found, room = [], MAX_SHARING
+        for chunk in self.waiting:
+            if chunk.start < until and room > 0:
+                found.append(chunk.spans if len(chunk.spans) <= room else chunk.spans[:room])
+                room -= len(chunk.spans)
+        return found
 
     @property
     def active(self) -> bool:

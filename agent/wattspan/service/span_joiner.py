@@ -443,18 +443,17 @@ class SpanJoiner:
         possible = min(self._settled_until, now.mono - hold)
         if not waiting or (wait and waiting[0].due > now.mono and waiting[0].end > possible):
             return
-        ready: list[PendingSpans] = []
         with self._history.lock:
             self._merge(process)
             settled = min(process.profile.watermark, now.mono - hold)
-            while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
-                ready.append(waiting.popleft())
-            if not ready:
-                return
-            spans = SpanColumns.joined([self._counted(process, chunk.spans) for chunk in ready])
-            until = max(chunk.end for chunk in ready)
-            later = [chunk.spans for chunk in waiting if chunk.start < until]
-            results = self._settled(process, spans, later, now.mono)
+        ready: list[PendingSpans] = []
+        while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
+            ready.append(waiting.popleft())
+        if not ready:
+            return
+        spans = SpanColumns.joined([self._counted(process, chunk.spans) for chunk in ready])
+        later = process.sharing(max(chunk.end for chunk in ready))
+        results = self._settled(process, spans, later, now.mono)
         self._grown = True
         process.schedule(now.mono)
         process.tidy_at = min(process.tidy_at, now.mono + TIDY_EVERY)
@@ -507,7 +506,12 @@ class SpanJoiner:
             # Only forwarded spans need inclusive energies.
             inclusive = self._forwarder is not None
             energies = process.spans.settle(
-                spans, process.profile, now, inclusive=inclusive, waiting=later
+                spans,
+                process.profile,
+                now,
+                inclusive=inclusive,
+                waiting=later,
+                lock=self._history.lock,
             )
             missing = self._history.missing_until(process.consumer)
             return energies.missing_before(max(missing.values())) if missing else energies

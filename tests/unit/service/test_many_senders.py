@@ -28,13 +28,15 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.sending_processes import (
     EXPECTED,
     MAX_PROCESSES,
+    MAX_SHARING,
+    PendingSpans,
     SendingProcess,
     SendingProcesses,
 )
 from wattspan.service.span_joiner import TIDY_IDLE_EVERY, SpanJoiner
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import SpanStart
+from wattspan.spans.values import Span, SpanColumns, SpanStart
 from wattspan.testing import ManualClock
 
 TICK = 100 * MILLISECOND
@@ -296,6 +298,16 @@ def test_energy_is_divided_once_if_a_process_is_displaced_and_returns(
     host.joiner.finish()
     spans = sum(row.energy.get(HwType.CPU, 0) for row in host.accounts.rows)
     assert spans + sum(host.accounts.outside.values()) <= spent
+
+
+def test_waiting_spans_that_share_energy_are_limited() -> None:
+    process = sender(1, 1)
+    one = SpanColumns.of([Span(bytes(16), bytes(8), b"", "s", "n", 0, 1)])
+    chunks = [(0, MAX_SHARING // 2), (9, MAX_SHARING), (1, MAX_SHARING), (2, 1)]
+    for start, count in chunks:
+        spans = SpanColumns.joined([one] * count)
+        process.waiting.append(PendingSpans(None, (), spans, start, 9, 0))  # type: ignore[arg-type]
+    assert [len(found) for found in process.sharing(5)] == [MAX_SHARING // 2, MAX_SHARING // 2]
 
 
 def test_failed_merge_of_one_process_leaves_the_spans_of_others() -> None:
