@@ -324,17 +324,26 @@ def happenings(draw: st.DrawFn) -> list[tuple[object, ...]]:
     return draw(st.lists(step, max_size=40))
 
 
-@given(happenings(), st.integers(1, 6), st.sampled_from([16, 4096]), st.booleans(), dividers)
+@given(
+    happenings(),
+    st.integers(1, 6),
+    st.sampled_from([16, 4096]),
+    st.booleans(),
+    dividers,
+    st.sampled_from([0, 0, 25, 60]),
+)
 def test_conservation_holds_for_generated_events(
     script: list[tuple[object, ...]],
     stretches: int,
     limit: int,
     weighed: bool,
     steps: StepDivider | None,
+    begin: int,
 ) -> None:
+    """Of a returned process, with a ``begin``, a fraction of a microjoule may be lost there."""
     machine = Machine(limit)
     machine.spend((7, 7, 7))
-    process = ProcessSpans(stretches=stretches, ids=24, announced=8, steps=steps)
+    process = ProcessSpans(stretches=stretches, ids=24, announced=8, steps=steps, begin=begin)
     total = dict.fromkeys(KINDS, 0)
     first: int | None = None
 
@@ -363,7 +372,7 @@ def test_conservation_holds_for_generated_events(
                 process.expire(opened, ended)  # type: ignore[arg-type]
             case ("outside", before):
                 count(process.outside(machine.profile, before))  # type: ignore[arg-type]
-        first = process.since
+        first = process.since if process.since is None else max(process.since, begin)
         spent = machine.profile.between(
             machine.profile.watermark if first is None else first, machine.profile.watermark
         )
@@ -374,4 +383,5 @@ def test_conservation_holds_for_generated_events(
     process.expire(NEVER, NEVER)
     count(process.outside(machine.profile, NEVER))
     if first is not None and limit > 16:
-        assert total == machine.profile.between(first, machine.profile.watermark).energy
+        whole = machine.profile.between(first, machine.profile.watermark).energy
+        assert all(0 <= whole[kind] - total[kind] <= (begin > 0) for kind in KINDS)

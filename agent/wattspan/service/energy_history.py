@@ -424,17 +424,18 @@ class EnergyHistory:
         family: bool = False,
         samples: Samples = None,
         holder: str = SPANS,
+        since: int = 0,
     ) -> EnergyProfile:
         """Keep a profile of ``consumer``, and with ``family`` one of its family.
 
         ``samples`` yields new samples of its CPU clock at each call. The profile may be read with
-        the lock held; ``merge`` brings it up to date.
+        the lock held; ``merge`` brings it up to date. A new one has no energy before ``since``.
         """
         with self.lock:
             self._wanted = self._now
             watched = self._watched.get(consumer)
             if watched is None:
-                watched = _WatchedProcess(self._energy({consumer}), {consumer})
+                watched = _WatchedProcess(self._energy({consumer}, since), {consumer})
                 self._watched[consumer] = watched
                 if watched.own.waiting:
                     self._unmerged[consumer] = self._now
@@ -503,15 +504,15 @@ class EnergyHistory:
         # Without the lock: entries are immutable, and there may be thousands.
         return self._profile(found).between(start, end)
 
-    def _energy(self, members: set[Payer]) -> ProcessEnergy:
-        """The energy of some payers since ``BACKFILL``, not merged yet."""
-        found = ProcessEnergy()
+    def _energy(self, members: set[Payer], since: int = 0) -> ProcessEnergy:
+        """The energy of some payers since ``BACKFILL``, or a later time; not merged yet."""
+        found, since = ProcessEnergy(), max(since, self._now - BACKFILL)
         for domain_id, steps in self._steps.items():
             begin = self._attributions.begin(domain_id)
-            since = steps.begin(max(self._now - BACKFILL, self._now if begin is None else begin))
+            first = steps.begin(max(since, self._now if begin is None else begin))
             expected = steps.domain.resource is not None and self._is_fresh(steps.end)
-            found.begin(steps.domain, since, expected=expected)
-            for share in self._attributions.shares(members, domain_id, since, self._now):
+            found.begin(steps.domain, first, expected=expected)
+            for share in self._attributions.shares(members, domain_id, first, self._now):
                 found.add(domain_id, *share)
         return found
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan.inference.requests import InferenceRequest
-from wattspan.ingest.export_request import ExportRequest
+from wattspan.ingest.export_request import ExportRequest, ResourceSpans
 from wattspan.ingest.request_limits import ReceiverBusyError
 from wattspan.model import SECOND, Consumer, Principal, service_label
-from wattspan.service.energy_history import EnergyHistory
-from wattspan.sharing.fair_pool import FairPool
+from wattspan.service.energy_history import BACKFILL, EnergyHistory
+from wattspan.sharing.fair_pool import FairPool, Overflow
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import RequestEnergies
 
@@ -28,7 +29,7 @@ from wattspan.sharing.fair_pool import SharePath, share_path
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import Outcome, SpanColumns
 from wattspan.spans.waiting_spans import ReceiptDelay, SpanOverlaps
 
 MAX_PROCESSES = 1024
@@ -37,6 +38,8 @@ MAX_PROCESSES = 1024
 EXPECTED = 15 * SECOND
 """Three periods of an exporter: more spans of a sender are expected so long after the last ones."""
 
+MAX_SHARING = 8192
+"""Waiting spans of a process that share energy with the spans that are joined: 40 ms."""
 
 BYTES_PER_SPAN = 700
 """Measured memory of a waiting span, without its part of the request."""
@@ -57,11 +60,52 @@ class PendingRequest:
     left: int
     requests: list[tuple[int, Consumer, InferenceRequest]] = field(default_factory=list)
 
+    @property
+    def owner(self) -> Hashable:
+        """The user or host that sent it."""
+        return share_path(self.request.peer.quota_owner)[0]
+
+    def parts(self) -> Iterator[PendingPart]:
+        """The parts that have spans."""
+        skipped, at = self.request.skipped, 0
+        positions: Sequence[int] = range(len(self.energies))
+        if skipped:
+            positions = [at for at in positions if at not in skipped]
+        for part, identity in zip(self.request.parts, self.identities, strict=True):
+            own = positions[at : at + len(part.spans)]
+            at += len(part.spans)
+            if part.spans:
+                yield PendingPart(self, part, identity, own)
+
+
+class PendingPart(NamedTuple):
+    """The spans of one resource, and their positions in the request."""
+
+    pending: PendingRequest
+    part: ResourceSpans
+    identity: SpanIdentity
+    positions: Sequence[int]
+
+    def by_sender(
+        self, senders: Sequence[Consumer | Outcome] | Consumer | Outcome
+    ) -> Iterator[tuple[Consumer | Outcome, ResourceSpans, Sequence[int]]]:
+        """The spans of each sender and their positions; ``senders`` has one for all or for each."""
+        if isinstance(senders, Consumer | Outcome):
+            yield senders, self.part, self.positions
+            return
+        owned: dict[Consumer | Outcome, list[int]] = {}
+        for at, sender in enumerate(senders):
+            owned.setdefault(sender, []).append(at)
+        for sender, own in owned.items():
+            some = self.part._replace(spans=self.part.spans.chosen(own))
+            yield sender, some, [self.positions[at] for at in own]
+
 
 class SpanInbox:
     """Accepts requests from receivers until ``release``, as far as there is room. Thread-safe.
 
-    ``room`` is in bytes; the quota is by user, so that no user can take all of it.
+    ``room`` is in bytes; the quota is by user, so that no user can take all of it. Users do not
+    wait for each other: their requests are taken in turn, and each has its own order of releases.
     """
 
     def __init__(self, resolver: IdentityResolver, room: int, pools: Pools | None = None) -> None:
@@ -69,12 +113,19 @@ class SpanInbox:
         self._quota = (pools or Pools()).make(PoolName.SPAN_BUFFER, room)
         self._lock = threading.Lock()
         self._received: deque[PendingRequest] = deque()
+        self._pending: dict[Hashable, deque[PendingRequest]] = {}  # taken, not released
+        self._parts: dict[Hashable, deque[Iterator[PendingPart]]] = {}  # not taken
         self._refused: Counter[str] = Counter()
         self._deferred = 0
 
     def __bool__(self) -> bool:
-        """True if `take` would return requests."""
-        return bool(self._received)
+        """True if `take` would return parts."""
+        return bool(self._received or self._parts)
+
+    @property
+    def backlog(self) -> bool:
+        """True if the last `take` has left parts of requests."""
+        return bool(self._parts)
 
     def accept(self, request: ExportRequest) -> None:
         """Add a request; ReceiverBusyError while too many wait."""
@@ -103,18 +154,38 @@ class SpanInbox:
         with self._lock:
             self._refused[reason] += spans
 
-    def take(self) -> list[PendingRequest]:
-        """The requests since the last call, in order."""
+    def take(self, most: int) -> Iterator[PendingPart]:
+        """At most ``most`` parts of requests: one of each owner in turn, in their order."""
         with self._lock:
-            taken = list(self._received)
+            received = list(self._received)
             self._received.clear()
-        return taken
+        for pending in received:
+            self._pending.setdefault(pending.owner, deque()).append(pending)
+            self._parts.setdefault(pending.owner, deque()).append(pending.parts())
+        for _ in range(most):
+            if not self._parts:
+                return
+            owner = next(iter(self._parts))
+            requests = self._parts[owner] = self._parts.pop(owner)  # the last in turn
+            if (part := next(requests[0], None)) is not None:
+                yield part
+                continue
+            requests.popleft()
+            if not requests:
+                del self._parts[owner]
 
-    def release(self, done: Iterable[PendingRequest]) -> None:
-        """Free the room of requests."""
+    def release(self) -> list[PendingRequest]:
+        """Free the room of completed requests; those of an owner in the order of receipt."""
+        done = []
+        for owner, requests in tuple(self._pending.items()):
+            while requests and requests[0].left <= 0:
+                done.append(requests.popleft())
+            if not requests:
+                del self._pending[owner]
         with self._lock:
             for pending in done:
                 self._quota.release(share_path(pending.request.peer.quota_owner), pending.cost)
+        return done
 
     @property
     def scarce(self) -> bool:
@@ -196,6 +267,15 @@ class SendingProcess:
             prompt = [received] * len(spans)
             self.delay.add(prompt, prompt, received)
 
+    def sharing(self, until: int) -> list[SpanColumns]:
+        """Waiting spans that may share energy before ``until``: the next ones to be joined."""
+        found, room = [], MAX_SHARING
+        for chunk in self.waiting:
+            if chunk.start < until and room > 0:
+                found.append(chunk.spans if len(chunk.spans) <= room else chunk.spans[:room])
+                room -= len(chunk.spans)
+        return found
+
     @property
     def active(self) -> bool:
         """True while spans wait for energy or are open."""
@@ -209,10 +289,17 @@ class SendingProcess:
 
 
 class SendingProcesses(Mapping[Consumer, SendingProcess]):
-    """At most ``most`` processes, in the order of their last spans or announcements."""
+    """At most ``most`` processes, in the order of their last spans or announcements.
+
+    Of removed ones, the time up to which energy was divided is kept: they may return. If an owner
+    has too many of them, new processes of the owner begin at the latest of these times.
+    """
 
     def __init__(self, most: int = MAX_PROCESSES) -> None:
         self._most = most
+        self._removed: FairPool[Consumer] = FairPool(4 * most, Overflow.REPLACE)
+        self._divided: dict[Consumer, tuple[int, Hashable]] = {}
+        self._begins: dict[Hashable, int] = {}  # of owners
         self._processes: dict[Consumer, SendingProcess] = {}
         self._owners: Counter[Hashable] = Counter()
         self._services: dict[str, tuple[Consumer, ...]] | None = None
@@ -240,31 +327,39 @@ class SendingProcesses(Mapping[Consumer, SendingProcess]):
             process.service = service
             self._services = None
 
+    def begin(self, consumer: Consumer, share: Hashable) -> int:
+        """The time from which energy of a new process may be divided."""
+        return max(self._divided.get(consumer, (0,))[0], self._begins.get(share, 0))
+
+    def divided(self, process: SendingProcess, until: int, now: int) -> None:
+        """Note that no energy of a removed process may be divided again before ``until``."""
+        until = max(until, self.begin(process.consumer, process.share))
+        self._divided[process.consumer] = until, process.share
+        admission = self._removed.admit(process.consumer, (process.share,))
+        for lost in admission.displaced if admission else (process.consumer,):
+            until, share = self._divided.pop(lost)
+            self._begins[share] = max(until, self._begins.get(share, 0))
+        self._begins = {share: at for share, at in self._begins.items() if at > now - BACKFILL}
+
     def remove(self, process: SendingProcess) -> None:
         del self._processes[process.consumer]
         self._owners[process.share] -= 1
         self._owners += Counter()  # without owners of none
         self._services = None
 
-    def displaced(self) -> SendingProcess | None:
-        """The process that is removed for another one; None while there is room.
+    def displaced(self, share: Hashable) -> SendingProcess | None:
+        """The process that is removed for another one of owner ``share``; None while there is room.
 
-        One that is not active, of the owner with most processes among those; without any, an active
-        one of the owner with most. Of the processes of one owner, the one without spans for longest
-        is removed.
+        One of the owner that would have most; of its processes, one that is not active if there is
+        any, and of those the one without spans for longest.
         """
         if len(self._processes) < self._most:
             return None
-        found: dict[bool, SendingProcess] = {}
-        largest = max(self._owners.values())
-        for process in self._processes.values():
-            active, held = process.active, self._owners[process.share]
-            known = found.get(active)
-            if known is None or held > self._owners[known.share]:
-                found[active] = process
-                if held == largest and not active:
-                    break
-        return found[False] if False in found else found[True]
+        owners = self._owners + Counter([share])
+        most = max(owners.values())
+        largest = (one for one in self._processes.values() if owners[one.share] == most)
+        first = next(largest)
+        return next((one for one in chain((first,), largest) if not one.active), first)
 
     def services(self) -> dict[str, tuple[Consumer, ...]]:
         """The processes of each service and owner."""

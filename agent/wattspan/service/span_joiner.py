@@ -9,8 +9,7 @@ user's collector.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, mul
@@ -37,6 +36,8 @@ from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
 from wattspan.service.sending_processes import (
     EXPECTED,
+    MAX_PROCESSES,
+    PendingPart,
     PendingRequest,
     PendingSpans,
     SampledProcesses,
@@ -45,7 +46,7 @@ from wattspan.service.sending_processes import (
     SpanInbox,
 )
 from wattspan.service.span_announcers import SpanAnnouncers
-from wattspan.sharing.fair_pool import FairPool
+from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
@@ -70,6 +71,10 @@ if TYPE_CHECKING:
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20
+
+PARTS_A_PASS = 256
+"""Parts of requests that a pass queues at their processes; with more, passes have no pause."""
+
 IDLE_INTERVAL = SECOND // 2
 """The period of passes while no process sends spans."""
 
@@ -93,6 +98,9 @@ TIDY_EVERY = SECOND
 
 TIDY_IDLE_EVERY = 10 * SECOND
 """The period of checks of other processes, and of their outside energy."""
+
+POOLED = 2 * SECOND
+"""The largest time by which a profile that another one replaces may place energy differently."""
 
 MAX_REMEMBERED_IDS = 131_072
 """Span ids of all processes that are kept for the detection of duplicates: 12 MB."""
@@ -120,6 +128,7 @@ class SpanJoiner:
         checkpoint: Checkpoint | None = None,
         pools: Pools | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
+        processes: int = MAX_PROCESSES,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
@@ -152,8 +161,7 @@ class SpanJoiner:
             else SpanAggregator(settings.names, pools=pools)
         )
         self._wall = WallClockConverter()
-        self._pending: deque[PendingRequest] = deque()
-        self._processes = SendingProcesses()
+        self._processes = SendingProcesses(processes)
         self._waiting: dict[Consumer, SendingProcess] = {}  # those with spans that wait for energy
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
@@ -186,15 +194,17 @@ class SpanJoiner:
 
     def run(self, stop: threading.Event) -> None:
         """Run passes until ``stop``, then finish. Failures of a pass are logged."""
-        while not stop.wait((IDLE_INTERVAL if self._idle else JOIN_INTERVAL) / 1e9):
+        while not stop.wait(self._pause / 1e9):
             self._guarded(self.turn)
         self._guarded(self.finish)
 
     @property
-    def _idle(self) -> bool:
-        """True if no process sends or announces spans."""
+    def _pause(self) -> int:
+        """Nanoseconds to the next pass: many if no process sends or announces spans."""
+        if self.inbox.backlog:
+            return 0
         announced = self._side_channel is not None and self._side_channel.counts.active
-        return not (self._processes or self.inbox or announced)
+        return JOIN_INTERVAL if self._processes or self.inbox or announced else IDLE_INTERVAL
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
@@ -207,8 +217,8 @@ class SpanJoiner:
         now = self._clock.now()
         self._wall.observe(now)
         self._read_side_channel(now.mono)
-        for pending in self.inbox.take():
-            self._distribute(pending)
+        for part in self.inbox.take(PARTS_A_PASS):
+            self._distribute(part)
         self._join_settled(now)
         if now.mono - self._tidied >= TIDY_EVERY:
             self._tidied = now.mono
@@ -227,6 +237,8 @@ class SpanJoiner:
     def finish(self) -> None:
         """Join all waiting spans with the known energy and release all processes."""
         self.turn()
+        while self.inbox.backlog:
+            self.turn()
         now = self._clock.now()
         for process in tuple(self._processes.values()):
             self._forget(process, now)
@@ -317,31 +329,21 @@ class SpanJoiner:
             self._places.release(process.path, process.places - left)
             process.places = left
 
-    def _distribute(self, pending: PendingRequest) -> None:
-        """Queue all spans of a request at their processes."""
-        request = pending.request
-        self._pending.append(pending)
-        self._totals.received(request.count)
-        positions: Sequence[int] = range(len(pending.energies))
-        if request.skipped:
-            positions = [at for at in positions if at not in request.skipped]
-        at = 0
-        for part, identity in zip(request.parts, pending.identities, strict=True):
-            own = positions[at : at + len(part.spans)]
-            at += len(part.spans)
-            if part.spans:
-                before = self._announcers.conflicts
-                senders = self._announcers.senders(part.spans.id, identity)
-                if self._announcers.conflicts > before:
-                    service, owner = part.claim.service, owner_label(identity.principal)
-                    self._failures.write(
-                        f"Spans of {service_label(service, owner)!r} were announced by a process "
-                        "of another user, container or pod: the sender that the kernel proves "
-                        "counts.",
-                        key=owner,
-                    )
-                for sender, some, places in _by_sender(senders, part, own):
-                    self._enqueue(pending, some, places, sender, identity.principal)
+    def _distribute(self, received: PendingPart) -> None:
+        """Queue the spans of one part of a request at their processes."""
+        pending, part, identity, _ = received
+        self._totals.received(len(part.spans))
+        before = self._announcers.conflicts
+        senders = self._announcers.senders(part.spans.id, identity)
+        if self._announcers.conflicts > before:
+            service, owner = part.claim.service, owner_label(identity.principal)
+            self._failures.write(
+                f"Spans of {service_label(service, owner)!r} were announced by a process of "
+                "another user, container or pod: the sender that the kernel proves counts.",
+                key=owner,
+            )
+        for sender, some, places in received.by_sender(senders):
+            self._enqueue(pending, some, places, sender, identity.principal)
 
     def _enqueue(
         self,
@@ -393,18 +395,23 @@ class SpanJoiner:
         """The account of a process; ``principal`` counts if the process has ended."""
         process = self._processes.get(consumer)
         if process is None:
-            if (displaced := self._processes.displaced()) is not None:
+            known = self._resolver.principal(consumer) or principal
+            share = share_path(known)[0]
+            if (displaced := self._processes.displaced(share)) is not None:
                 self._forget(displaced, self._clock.now())
             samples = None
             if self._sampler is not None:
                 samples = partial(self._sampler.take, consumer)
-            profile = self._history.watch(consumer, samples=samples)
+            begin = self._processes.begin(consumer, share)
+            with self._history.lock:
+                shared = consumer in self._history.watched
+                profile = self._history.watch(consumer, samples=samples, since=begin)
             spans = ProcessSpans(
                 by_cpu=self._by_cpu,
                 announced=self._open_spans,
                 steps=StepDivider(self._powers, consumer),
+                begin=begin + POOLED if shared and begin else 0,
             )
-            known = self._resolver.principal(consumer) or principal
             process = SendingProcess(consumer, spans, profile, now, known, owner_label(known))
             process.tidy_at = now + TIDY_IDLE_EVERY
             self._processes.add(process)
@@ -436,18 +443,17 @@ class SpanJoiner:
         possible = min(self._settled_until, now.mono - hold)
         if not waiting or (wait and waiting[0].due > now.mono and waiting[0].end > possible):
             return
-        ready: list[PendingSpans] = []
         with self._history.lock:
             self._merge(process)
             settled = min(process.profile.watermark, now.mono - hold)
-            while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
-                ready.append(waiting.popleft())
-            if not ready:
-                return
-            spans = SpanColumns.joined([self._counted(process, chunk.spans) for chunk in ready])
-            until = max(chunk.end for chunk in ready)
-            later = [chunk.spans for chunk in waiting if chunk.start < until]
-            results = self._settled(process, spans, later, now.mono)
+        ready: list[PendingSpans] = []
+        while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
+            ready.append(waiting.popleft())
+        if not ready:
+            return
+        spans = SpanColumns.joined([self._counted(process, chunk.spans) for chunk in ready])
+        later = process.sharing(max(chunk.end for chunk in ready))
+        results = self._settled(process, spans, later, now.mono)
         self._grown = True
         process.schedule(now.mono)
         process.tidy_at = min(process.tidy_at, now.mono + TIDY_EVERY)
@@ -500,7 +506,12 @@ class SpanJoiner:
             # Only forwarded spans need inclusive energies.
             inclusive = self._forwarder is not None
             energies = process.spans.settle(
-                spans, process.profile, now, inclusive=inclusive, waiting=later
+                spans,
+                process.profile,
+                now,
+                inclusive=inclusive,
+                waiting=later,
+                lock=self._history.lock,
             )
             missing = self._history.missing_until(process.consumer)
             return energies.missing_before(max(missing.values())) if missing else energies
@@ -562,18 +573,17 @@ class SpanJoiner:
         self._processes.remove(process)
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now.mono, now.mono))
         self._free_places(process, 0)
-        self._merge(process)
-        self._count_outside(process, now.mono)
+        with self._history.lock:
+            self._merge(process)
+            self._processes.divided(process, process.profile.newest, now.mono)
+            self._count_outside(process, now.mono)
         process.spans.forget()
         self._sampled.end(process.consumer)
         self._history.forget(process.consumer)
 
     def _forward(self) -> None:
-        """Forward and release completed requests in the order of their receipt."""
-        done = []
-        while self._pending and self._pending[0].left <= 0:
-            pending = self._pending.popleft()
-            done.append(pending)
+        """Forward and release completed requests, those of an owner in the order of receipt."""
+        for pending in self.inbox.release():
             if self._forwarder is not None:
                 estimates = {
                     position: estimate
@@ -581,20 +591,3 @@ class SpanJoiner:
                     if (estimate := self._inference.estimate(process, one)) is not None
                 }
                 self._forwarder.offer(pending.request, pending.energies, estimates)
-        if done:
-            self.inbox.release(done)
-
-
-def _by_sender(
-    senders: Sequence[Consumer | Outcome] | Consumer | Outcome,
-    part: ResourceSpans,
-    positions: Sequence[int],
-) -> Iterator[tuple[Consumer | Outcome, ResourceSpans, Sequence[int]]]:
-    """The spans of each sender with their positions; ``senders`` has one for all or for each."""
-    if isinstance(senders, Consumer | Outcome):
-        yield senders, part, positions
-        return
-    for sender in dict.fromkeys(senders):
-        own = [at for at, one in enumerate(senders) if one == sender]
-        some = part._replace(spans=part.spans.chosen(own))
-        yield sender, some, [positions[at] for at in own]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from wattspan.spans.packed_energy import CLOCK_MASK, GPU_LANES_MASK, SHARE, ProfileRows
@@ -52,7 +53,7 @@ class CoveredTime:
     def add(self, new: CoveredStretch) -> None:
         """Cover a stretch; adjacent stretches become one.
 
-        Beyond the limit the shortest time between two stretches is covered as well; its energy is
+        Beyond the limit the shortest times between stretches are covered as well; their energy is
         given to no span, never to two.
         """
         starts, stretches = self._starts, self._stretches
@@ -69,15 +70,22 @@ class CoveredTime:
         starts[first:last] = [new.start]
         stretches[first:last] = [new]
         if len(stretches) > self._limit:
-            i = min(
-                range(1, len(stretches)),
-                key=lambda i: stretches[i].start - stretches[i - 1].end,
-            )
-            left, right = stretches[i - 1 : i + 1]
-            stretches[i - 1 : i + 1] = [
-                CoveredStretch(left.start, right.end, left.before, right.after)
-            ]
-            del starts[i]
+            self._thin()
+
+    def _thin(self) -> None:
+        """Free a quarter of the limit, so that an addition costs few steps on average."""
+        gaps = [right.start - left.end for left, right in pairwise(self._stretches)]
+        surplus = len(self._stretches) - (self._limit - self._limit // 4)
+        closed = set(sorted(range(len(gaps)), key=gaps.__getitem__)[:surplus])
+        first, *others = self._stretches
+        kept = [first]
+        for i, stretch in enumerate(others):
+            if i in closed:
+                kept[-1] = kept[-1]._replace(end=stretch.end, after=stretch.after)
+            else:
+                kept.append(stretch)
+        self._stretches[:] = kept
+        self._starts[:] = [stretch.start for stretch in kept]
 
     def close(self, profile: EnergyProfile, until: int) -> None:
         """Cover all time between the first stretch and ``until``."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
@@ -93,6 +94,8 @@ class EnergyProfile:
         """Before this time rows have been thinned, so energies may differ from earlier answers."""
         self.lost = 0
         """Microjoules that arrived too late."""
+        self.newest = 0
+        """The end of the last interval, which may be later than the watermark."""
 
     # ----------------------------------------------------------------------------------- input
 
@@ -142,7 +145,7 @@ class EnergyProfile:
         track = self._tracks.get(domain_id)
         if track is None:
             track = self._join(domain_id, kind, start)
-        track.gone = False
+        track.gone, self.newest = False, max(self.newest, end)
         if end <= max(start, track.known):
             self.lost += energy
             return
@@ -415,6 +418,18 @@ class EnergyProfile:
         if row == len(times) - 1:
             return energy[row], row
         return energy[row] + slope[row] * (time - times[row]), row
+
+    def snapshot(self) -> EnergyProfile:
+        """The present answers, which later input does not change."""
+        found = EnergyProfile()
+        vars(found).update(vars(self))
+        found.rows = ProfileRows(*map(list, self.rows))
+        found._errors = tuple(RowUncertainties(*map(copy, lane)) for lane in self._errors)
+        found._known = {kind: list(periods) for kind, periods in self._known.items()}
+        found._gaps_of = {kind: list(periods) for kind, periods in self._gaps_of.items()}
+        found._gaps = list(self._gaps)
+        found._bases, found._cached = list(self._bases), {}
+        return found
 
     def between(self, start: int, end: int) -> IntervalEnergy:
         """The known energy of the payer from ``start`` to ``end``.

@@ -40,6 +40,7 @@ from wattspan.service.span_joiner import (
     EXITED_PROCESS_TIMEOUT,
     IDLE_INTERVAL,
     JOIN_INTERVAL,
+    PARTS_A_PASS,
     SETTLEMENT_TIMEOUT,
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
@@ -150,12 +151,24 @@ class Agent:
         if turns:
             self.joiner.turn()
 
-    def send(self, *spans: Span, pid: int | None = 10, size: int = 300) -> ExportRequest:
+    def send(
+        self,
+        *spans: Span,
+        pid: int | None = 10,
+        size: int = 300,
+        user: int = 1,
+        parts: bool = False,
+    ) -> ExportRequest:
+        """A request of a user; with ``parts``, each span has its own resource."""
+        claim = ResourceClaim("app", pid)
         delivery = ExportRequest(
-            Peer(),
+            Peer(principal=Principal(user)),
             self.clock.monotonic(),
             size,
-            (ResourceSpans(ResourceClaim("app", pid), SpanColumns.of(spans)),),
+            tuple(
+                ResourceSpans(claim, SpanColumns.of(part))
+                for part in ([[one] for one in spans] if parts else [spans])
+            ),
             "raw",
         )
         self.joiner.inbox.accept(delivery)
@@ -303,17 +316,33 @@ def test_spans_without_a_process_are_counted_and_forwarded() -> None:
     assert agent.accounts.rows == ()
 
 
-def test_requests_are_forwarded_in_the_order_of_their_receipt() -> None:
+@pytest.mark.parametrize("user", [1, 2], ids=["same user", "other user"])
+def test_requests_of_a_user_are_forwarded_in_the_order_of_their_receipt(user: int) -> None:
     agent = Agent()
     first = agent.send(agent.span(1, -1.0, 0.0))
-    second = agent.send(agent.span(2, -1.0, 0.0), pid=None)
+    second = agent.send(agent.span(2, -1.0, 0.0), pid=None, user=user)
     agent.joiner.turn()
-    assert agent.collector.got == []
+    early = [second] if user == 2 else []
+    assert [delivery for delivery, _ in agent.collector.got] == early
     agent.run(2.0)
-    assert [delivery for delivery, _ in agent.collector.got] == [first, second]
-    energies = agent.collector.got[0][1]
+    late = [first] if user == 2 else [first, second]
+    assert [delivery for delivery, _ in agent.collector.got] == early + late
+    energies = agent.collector.got[len(early)][1]
     assert energies[0] is not None
     assert energies[0].exclusive[HwType.CPU] == agent.energy()
+
+
+def test_requests_of_another_user_do_not_wait_for_many_parts() -> None:
+    agent = Agent()
+    spans = [agent.span(number, -1.0, 0.0) for number in range(1, 3 * PARTS_A_PASS)]
+    agent.send(*spans[1:], parts=True)
+    agent.send(spans[0], pid=11, user=2)
+    agent.joiner.turn()
+    assert OTHER in agent.joiner._processes
+    stop = Stop(2)
+    agent.joiner.run(stop)  # type: ignore[arg-type]
+    assert stop.timeouts[0] == 0
+    assert sum(agent.outcomes().values()) == len(spans)
 
 
 def test_energies_have_the_positions_of_their_spans_in_the_request() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from testbed.sending_host import CPU, BelievingResolver, request_of_span
 
 from wattspan.config import SpansSettings
@@ -26,13 +28,15 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.sending_processes import (
     EXPECTED,
     MAX_PROCESSES,
+    MAX_SHARING,
+    PendingSpans,
     SendingProcess,
     SendingProcesses,
 )
 from wattspan.service.span_joiner import TIDY_IDLE_EVERY, SpanJoiner
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import SpanStart
+from wattspan.spans.values import Span, SpanColumns, SpanStart
 from wattspan.testing import ManualClock
 
 TICK = 100 * MILLISECOND
@@ -64,7 +68,9 @@ class Sampler:
 class Host:
     """A joiner on a host whose processes ``busy`` work all the time, and settle at once."""
 
-    def __init__(self, busy: Iterable[int] = (), places: int = 256) -> None:
+    def __init__(
+        self, busy: Iterable[int] = (), places: int = 256, processes: int = MAX_PROCESSES
+    ) -> None:
         self.clock = ManualClock()
         self.history = EnergyHistory(HISTORY, 10**7)
         self.sampler = Sampler(places)
@@ -75,6 +81,7 @@ class Host:
             SpansSettings(),
             keep=HISTORY,
             sampler=self.sampler,  # type: ignore[arg-type]
+            processes=processes,
         )
         self.busy = [Consumer(pid, 1) for pid in busy]
         self.sent = 0
@@ -216,24 +223,25 @@ def sender(pid: int, owner: int, *, active: bool = False) -> SendingProcess:
 
 
 @pytest.mark.parametrize(
-    ("present", "displaced"),
+    ("present", "owner", "displaced"),
     [
-        ([sender(1, 1), sender(2, 1)], None),
-        ([sender(1, 1), sender(2, 1), sender(3, 1)], 1),
-        ([sender(1, 1, active=True), sender(2, 1), sender(3, 1)], 2),
-        ([sender(1, 1), sender(2, 2), sender(3, 2)], 2),
-        ([sender(1, 1), sender(2, 2, active=True), sender(3, 2, active=True)], 1),
-        ([sender(1, 1, active=True), *(sender(pid, 2, active=True) for pid in (2, 3))], 2),
+        ([sender(1, 1), sender(2, 1)], 1, None),
+        ([sender(1, 1), sender(2, 1), sender(3, 1)], 1, 1),
+        ([sender(1, 1, active=True), sender(2, 1), sender(3, 1)], 2, 2),
+        ([sender(1, 1), sender(2, 2), sender(3, 2)], 3, 2),
+        ([sender(1, 1), sender(2, 2, active=True), sender(3, 2, active=True)], 2, 2),
+        ([sender(1, 1, active=True), *(sender(pid, 2, active=True) for pid in (2, 3))], 2, 2),
+        ([sender(1, 1), sender(2, 2), sender(3, 3, active=True)], 3, 3),
     ],
-    ids=["room", "oldest", "not an active one", "owner of most", "only idle one", "all active"],
+    ids=["room", "oldest", "idle", "owner of most", "idle of another", "active", "own"],
 )
 def test_displaced_process_is_an_idle_one_of_the_owner_of_most(
-    present: list[SendingProcess], displaced: int | None
+    present: list[SendingProcess], owner: int, displaced: int | None
 ) -> None:
     processes = SendingProcesses(3)
     for process in present:
         processes.add(process)
-    found = processes.displaced()
+    found = processes.displaced(sender(9, owner).share)
     assert (None if found is None else found.consumer.pid) == displaced
 
 
@@ -243,10 +251,63 @@ def test_process_seen_last_is_displaced_last() -> None:
     processes.add(first)
     processes.add(second)
     processes.seen(first, 5, "app")
-    assert processes.displaced() is second
+    assert processes.displaced(first.share) is second
     processes.remove(second)
-    assert processes.displaced() is None
+    assert processes.displaced(first.share) is None
     assert processes.services() == {"app": (first.consumer,)}
+
+
+def test_removed_processes_keep_the_time_up_to_which_their_energy_was_divided() -> None:
+    processes = SendingProcesses(2)
+    removed = [sender(1, 1), *(sender(pid, 2) for pid in range(2, 30))]
+    for until, process in enumerate(removed, 100):
+        processes.divided(process, until, until)
+    for until, one in enumerate(removed, 100):
+        assert processes.begin(one.consumer, one.share) >= until
+    assert processes.begin(removed[0].consumer, removed[0].share) == 100
+    assert processes.begin(Consumer(99, 1), removed[0].share) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 1, 1, 2, 3, 0]),
+            st.sampled_from([0.1, 0.5, 3, 20]),
+            st.sampled_from([0, 0.1, 0.3, 1, 2]),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+)
+def test_energy_is_divided_once_if_a_process_is_displaced_and_returns(
+    script: list[tuple[int, float, float]], queried: bool
+) -> None:
+    """Pid 0 begins or ends a query, which has a profile of its own while no account has one."""
+    host, spent, queries = Host(busy=(1,), processes=1), POWER * 10, list[str]()
+    host.run(1)
+    for pid, seconds, pause in [(0, 0, 0)] * queried + script:
+        if pid:
+            host.send(pid, seconds)
+        elif "query" in queries:
+            host.history.forget(Consumer(1, 1), holder=queries.pop())
+        else:
+            queries.append("query")
+            host.history.watch(Consumer(1, 1), holder="query")
+        host.run(pause)
+        spent += round(pause * 10) * POWER
+    host.joiner.finish()
+    spans = sum(row.energy.get(HwType.CPU, 0) for row in host.accounts.rows)
+    assert spans + sum(host.accounts.outside.values()) <= spent
+
+
+def test_waiting_spans_that_share_energy_are_limited() -> None:
+    process = sender(1, 1)
+    one = SpanColumns.of([Span(bytes(16), bytes(8), b"", "s", "n", 0, 1)])
+    chunks = [(0, MAX_SHARING // 2), (9, MAX_SHARING), (1, MAX_SHARING), (2, 1)]
+    for start, count in chunks:
+        spans = SpanColumns.joined([one] * count)
+        process.waiting.append(PendingSpans(None, (), spans, start, 9, 0))  # type: ignore[arg-type]
+    assert [len(found) for found in process.sharing(5)] == [MAX_SHARING // 2, MAX_SHARING // 2]
 
 
 def test_failed_merge_of_one_process_leaves_the_spans_of_others() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
-from wattspan.spans.energy_division import ProcessSpans
+from wattspan.spans.energy_division import MAX_LOCKED, ProcessSpans
 from wattspan.spans.fair_division import CoveredStretch, CoveredTime
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
@@ -599,6 +600,58 @@ def test_adjacent_covered_stretches_merge_and_are_limited() -> None:
     assert list(covered) == [CoveredStretch(0, 100, 0, 100)]
     assert covered.inside(100, 120) == []
     assert covered.inside(99, 120) == [CoveredStretch(0, 100, 0, 100)]
+
+
+class Time(int):
+    """A time; the class counts the computed differences."""
+
+    differences = 0
+
+    def __sub__(self, other: int) -> int:
+        Time.differences += 1
+        return int(self) - other
+
+
+@pytest.mark.parametrize("limit", [256, 1024])
+def test_covered_time_beyond_the_limit_costs_few_steps_for_each_stretch(limit: int) -> None:
+    covered, Time.differences = CoveredTime(limit), 0
+    for start in range(0, 80 * limit, 20):
+        covered.add(CoveredStretch(Time(start), Time(start + 1 + start // 20 % 9), start, start))
+        assert len([*covered]) <= limit
+    assert Time.differences < 20 * 4 * limit
+    assert len([*covered]) > limit // 2
+
+
+class Lock:
+    """The profile grows as soon as it is released for the second time."""
+
+    def __init__(self, process: ProcessSpans, profile: EnergyProfile) -> None:
+        self._process, self._profile = process, profile
+        self.divided: list[bool] = []  # at each release
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.divided.append(self._process.since is not None)
+        if len(self.divided) == 2:
+            extend(self._profile, 2000, 9000)
+
+
+@pytest.mark.parametrize("announces", [False, True])
+@pytest.mark.parametrize("count", [MAX_LOCKED, MAX_LOCKED + 1], ids=["few", "many"])
+def test_many_spans_are_divided_while_the_profile_grows(count: int, announces: bool) -> None:
+    batch = [span(i, i, i + 1500, i // 2) for i in range(1, count + 1)]
+    found = []
+    for locked in (False, True):
+        process, profile = ProcessSpans(), known(2000)
+        if announces:
+            process.open(started(1, 1))
+        lock = Lock(process, profile)
+        results = process.settle(batch, profile, NEVER, lock=lock if locked else nullcontext())
+        found.append(list(results))
+    assert found[0] == found[1]
+    assert lock.divided == [False, count <= MAX_LOCKED]
 
 
 def test_cache_drops_the_oldest_keys() -> None:
