@@ -142,9 +142,10 @@ class TokenHost:
         resource = {"service.name": name, "process.pid": self.pids[name], **resources.get(name, {})}
         for key, value in resource.items():
             attribute(outer.resource, key, value)
-        scope = outer.scope_spans.add()
         zero = self.clock.now().wall - round(end * SECOND)
         for each in spans:
+            scope = outer.scope_spans.add()
+            scope.scope.name = each.get("scope", "")
             made = scope.spans.add(
                 trace_id=each["trace"].to_bytes(16),
                 span_id=each["id"].to_bytes(8),

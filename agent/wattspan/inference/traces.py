@@ -6,19 +6,25 @@ has tokens, too: by the links from spans to their parents, which may come from s
 one principal. Links may be missing, because spans are sampled or not instrumented: then a span
 *encloses* another one if it lasts at least as long and their roles tell who called whom.
 
+A library and a client of a provider may both be instrumented, and the client's span not be linked
+to the library's. In one process, a span of a call then repeats one within its time of another
+instrumentation and with the same tokens and model; each call is repeated by one span at most.
+
 Traces belong to principals. A known trace id in the span of another principal changes nothing.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import compress, islice
+from operator import attrgetter, or_
 from typing import NamedTuple
 
 from wattspan.sharing.fair_pool import share_path
-from wattspan.spans.values import TOKENS, SpanColumns, TokenRole
+from wattspan.spans.values import TOKENS, Span, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
 
 MAX_SPANS = 65_536
@@ -29,6 +35,8 @@ Owners are users and pods, and in each its containers, as in `wattspan.sharing.f
 
 _MAX_COMPARED = 256  # spans with tokens of one trace that are compared without links
 _MAX_DEPTH = 64
+_MAX_EQUAL_CALLS, _MAX_CALLS = 64, 512  # of a process with the same tokens; numbers of tokens
+_VERSION = re.compile(r"(?:[-@:](?:v?[0-9]|latest|preview).*)?")
 
 
 class SpanPlace(NamedTuple):
@@ -75,6 +83,20 @@ class _Trace:
             for one, other in islice(self.counted.items(), _MAX_COMPARED)
         )
 
+    def is_inner(self, ident: bytes) -> bool:
+        """True if a known ancestor of a span is a call with tokens."""
+        return any(
+            one in self.counted and self.counted[one].role is not TokenRole.AGGREGATE
+            for one in islice(self.ancestors(ident), _MAX_DEPTH)
+        )
+
+    def ancestors(self, ident: bytes) -> Iterator[bytes]:
+        """The ids of the ancestors of a span up to the first unknown one, or b"" above a root."""
+        above = self.parents.get(ident)
+        while above is not None:
+            yield above
+            above = self.parents.get(above)
+
     def _is_rooted(self, ident: bytes) -> bool:
         """True if all ancestors of a span are known."""
         path: list[bytes] = []
@@ -100,6 +122,28 @@ class _OwnTraces:
         self.traces[trace] = found
         return found
 
+    def repeats(self, outer: Span, inner: Span) -> bool:
+        """True if a call is the same as one within its time, by all but links.
+
+        Two spans of one instrumentation are two calls, and so are those in different requests.
+        """
+        trace, inside = self.traces.get(outer.trace), self.traces.get(inner.trace)
+        same = "scope" if outer.scope and inner.scope else "name"
+        if (
+            getattr(outer, same) == getattr(inner, same)
+            or not (outer.start < inner.start and inner.end < outer.end)
+            or trace is None
+            or outer.id in trace.outer
+            or (inside is not None and inside.is_inner(inner.id))
+        ):
+            return False
+        around = list(islice(trace.ancestors(outer.id), _MAX_DEPTH))
+        is_near = inner.trace == outer.trace and (inner.parent in around or around[-1] != b"")
+        models = sorted(each.inference.model for each in (outer, inner) if each.inference)
+        return (is_near or not inner.parent) and bool(
+            models[1].startswith(models[0]) and _VERSION.fullmatch(models[1], len(models[0]))
+        )
+
     def forget(self) -> int:
         """Forget the oldest trace; returns the number of its spans."""
         count = len(self.traces.pop(next(iter(self.traces))).parents)
@@ -113,21 +157,26 @@ class TokenTraces:
     def __init__(self) -> None:
         self._owners: dict[Hashable, _OwnTraces] = {}
         self._spans = 0
+        # By process and tokens: calls that no span repeats, and those that repeat none.
+        self._calls = GenerationalCache[tuple[list[Span], list[Span]]](_MAX_CALLS)
 
-    def add(self, owner: Hashable, spans: SpanColumns) -> set[SpanPlace]:
-        """Add received spans of a principal; returns the earlier ones that repeat their tokens."""
+    def add(self, owner: Hashable, spans: SpanColumns, sender: Hashable = None) -> set[SpanPlace]:
+        """Add spans of a process of a principal; returns those that repeat tokens of others."""
         own = self._owners.get(owner) or _OwnTraces()
-        if not (own.traces or spans.tokens_in or spans.tokens_out):
+        if not (own.traces or spans.tokens_in or spans.tokens_out or any(spans.inference)):
             return set()
         tokens, roles = zip(*map(spans.full, TOKENS), strict=True), spans.full("role")
         has_tokens = [bool(read or written) for read, written in tokens]
-        wanted = set(compress(spans.trace, has_tokens))
+        wanted = set(
+            compress(spans.trace, map(or_, has_tokens, map(bool, spans.full("inference"))))
+        )
         wanted.update(own.traces.keys() & spans.trace)
         found: set[SpanPlace] = set()
         if not wanted:
             return found
         self._owners[owner] = own
         by_trace: dict[bytes, list[int]] = {}
+        calls: list[Span] = []
         for i, trace in enumerate(spans.trace):
             if trace in wanted:
                 by_trace.setdefault(trace, []).append(i)
@@ -139,6 +188,8 @@ class TokenTraces:
                 # The first parent counts: a span that is sent with ever new ones has one outer one.
                 known.parents.setdefault(ident, b"" if parent == ident else parent)
                 if has_tokens[i]:
+                    if ident not in known.counted and roles[i].is_model_call and spans.inference:
+                        calls.append(spans[i])
                     place = _CountedSpan(roles[i], spans.start[i], spans.end[i])
                     known.counted.setdefault(ident, place)
             own.spans += len(known.parents) - before
@@ -146,8 +197,32 @@ class TokenTraces:
             for i in at:
                 if has_tokens[i] or spans.id[i] in known.outer:
                     found.update(SpanPlace(trace, one) for one in known.mark(spans.id[i]))
+        for call in sorted(calls, key=attrgetter("end")):
+            key = owner, sender, call.tokens_in, call.tokens_out
+            found.update(self._repeated(own, call, key) if call.inference else ())
         self._bound()
         return found
+
+    def _repeated(self, own: _OwnTraces, call: Span, key: Hashable) -> Iterator[SpanPlace]:
+        """The places of a new call and of an earlier one where they repeat a call without links.
+
+        A call with a choice takes the one that suits the fewest others.
+        """
+        inner, outer = self._calls[key] = self._calls.get(key) or ([], [])
+        start = attrgetter("start")
+        within = min((one for one in inner if own.repeats(call, one)), key=start, default=None)
+        around = max((one for one in outer if own.repeats(one, call)), key=start, default=None)
+        for found, repeated, candidates, others in (
+            (within, call, inner, outer),
+            (around, around, outer, inner),
+        ):
+            if repeated is None or found is None:
+                others.append(call)
+                del others[:-_MAX_EQUAL_CALLS]
+            else:
+                candidates.remove(found)
+                own.traces[repeated.trace].outer.add(repeated.id)
+                yield SpanPlace(repeated.trace, repeated.id)
 
     def _bound(self) -> None:
         """Forget traces of the user or pod with most spans, there of the principal with most."""
@@ -175,9 +250,14 @@ class TokenTraces:
         return trace is not None and (place.id in trace.outer or trace.encloses(place.id))
 
     def has_inner(self, owner: Hashable, place: SpanPlace) -> bool:
-        """True if links show that spans inside of the one at ``place`` have its tokens."""
+        """True if links or equal calls show that spans inside of this one have its tokens."""
         trace = self._trace(owner, place)
         return trace is not None and place.id in trace.outer
+
+    def has_outer(self, owner: Hashable, place: SpanPlace) -> bool:
+        """True if links show a call with tokens around the one at ``place``."""
+        trace = self._trace(owner, place)
+        return trace is not None and trace.is_inner(place.id)
 
     def _trace(self, owner: Hashable, place: SpanPlace) -> _Trace | None:
         own = self._owners.get(owner)

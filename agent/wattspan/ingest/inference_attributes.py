@@ -2,7 +2,8 @@
 
 A span is recognised by its attributes, whose names one table has; its service and name do not
 matter. Counts may be integers, doubles or text. A count that is negative, no number or
-larger than any context is ignored alone: the next name of the same figure counts.
+larger than any context is ignored alone: the next name of the same figure counts. A missing count
+is the rest of the total, and counts that are all 0, as of streams, are unknown.
 
 The conventions of OpenTelemetry for generative AI have old and present names. Instrumentations
 have names of their own: OpenInference (``llm.token_count.*``), OpenLLMetry (``llm.usage.*``),
@@ -297,7 +298,10 @@ _LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING), int(InferenceFigure.SE
 
 
 class TokenReport(NamedTuple):
-    """The tokens of a span, and the report of a request; ``details`` are None for other spans."""
+    """The tokens of a span, and the report of a request; ``details`` are None for other spans.
+
+    A request without tokens has a total, whose parts are unknown.
+    """
 
     tokens_in: int = 0
     tokens_out: int = 0
@@ -335,7 +339,9 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
     # Unpacked: reading each by an InferenceFigure takes longer than all else.
     counts, times = values[:10], values[15:]
     usage, model, provider, operation, server = values[10:15]
-    cached, prompt, generated = _tokens(counts, usage, provider)
+    cached, prompt, generated, total = _tokens(counts, usage, provider)
+    if not prompt and not generated and "embed" in _text(_clipped(operation)).lower():
+        prompt = total
     has_times = times.count(None) < len(times)
     queue, first, chunk, _, prefill, decode, inference, per_token = (
         map(as_nanoseconds, times) if has_times else _NO_TIMES
@@ -346,7 +352,7 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
         generated = min(MAX_TOKENS, round(inference / per_token))
         decode = Nanoseconds(min(inference, per_token * max(0, generated - 1)))
         prefill = Nanoseconds(inference - decode)
-    if prompt is None and generated is None:
+    if not (prompt or generated or total):
         return NO_REPORT
     role = _role(kind, _clipped(operation), _clipped(provider), _clipped(server))
     if role is not TokenRole.AGGREGATE:
@@ -388,17 +394,19 @@ def _text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
 
-def _tokens(
-    values: Sequence[Scalar], usage: Scalar, provider: Scalar
-) -> tuple[int, int | None, int | None]:
-    """The cached input, the whole input and the output; None for absent counts."""
+_Tokens = tuple[int, int | None, int | None, int | None]
+"""The cached input, the whole input, the output and their total; None for absent counts."""
+
+
+def _tokens(values: Sequence[Scalar], usage: Scalar, provider: Scalar) -> _Tokens:
     counts = cast("Sequence[int | None]", values)  # as `read_figure` reads them
     prompt, generated, all_input, all_output, total, cached, apart, *rest = counts
     written_apart, written, reasoning = rest
     if prompt is None and generated is None:
         prompt, generated = all_input, all_output
-    if prompt is None and generated is None and isinstance(usage, bytes):
-        return _usage(usage)
+    if not prompt and not generated and isinstance(usage, bytes):
+        found = _usage(usage)
+        return _completed(*found[:3], total if found[3] is None else found[3])
     beside, parts = (apart or 0) + (written_apart or 0), (cached or 0) + (written or 0)
     if prompt is not None and beside and _excludes(provider, prompt, generated, total, beside):
         prompt = min(MAX_TOKENS, prompt + beside)
@@ -406,7 +414,19 @@ def _tokens(
         prompt = min(MAX_TOKENS, prompt + parts)
     if generated is not None and reasoning and _leaves_out(generated, prompt, total, reasoning):
         generated = min(MAX_TOKENS, generated + reasoning)
-    return (apart if cached is None else cached) or 0, prompt, generated
+    return _completed((apart if cached is None else cached) or 0, prompt, generated, total)
+
+
+def _completed(
+    cached: int, prompt: int | None, generated: int | None, total: int | None
+) -> _Tokens:
+    """The same counts, with the rest of the total for a missing one."""
+    if total is not None and not (prompt == generated == 0):
+        if not prompt and generated is not None:
+            prompt = max(0, total - generated)
+        elif not generated and prompt is not None:
+            generated = max(0, total - prompt)
+    return cached, prompt, generated, total
 
 
 def _excludes(
@@ -435,7 +455,7 @@ def _leaves_out(count: int, other: int | None, total: int | None, beside: int) -
     return rest == beside if rest in (0, beside) else None
 
 
-def _usage(raw: bytes) -> tuple[int, int | None, int | None]:
+def _usage(raw: bytes) -> _Tokens:
     """The counts in a JSON object, of which each key is a part of the input or the output.
 
     A key beside ``input`` is a part of it if the total says so.
@@ -454,8 +474,8 @@ def _usage(raw: bytes) -> tuple[int, int | None, int | None]:
     if total is not None and total == (main_in or 0) + (main_out or 0):
         prompt, generated = main_in, main_out
     if (prompt or 0) > MAX_TOKENS or (generated or 0) > MAX_TOKENS:
-        return 0, None, None
-    return cached, prompt, generated
+        return 0, None, None, None
+    return cached, prompt, generated, total
 
 
 def _whole_numbers(raw: bytes) -> dict[str, int]:

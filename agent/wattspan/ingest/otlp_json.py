@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -179,14 +181,28 @@ _CAMEL_CASE = {
 # A match is always a key: the quotes within a JSON string are escaped.
 _PROTOBUF_NAME = re.compile(rb'"(%s)"(?=\s*:)' % b"|".join(_CAMEL_CASE))
 
-_Decoder = msgspec.json.Decoder
-_RESOURCE_SPANS = _Decoder(_ResourceSpans, strict=False)
-_SCOPE_SPANS = _Decoder(_ScopeSpans, strict=False)
-_REQUEST = _Decoder(_Request, strict=False, dec_hook=_decode_bytes)
-_SPAN = _Decoder(_Span, strict=False, dec_hook=_decode_bytes)
-_RESOURCE = _Decoder(_Resource, strict=False, dec_hook=_decode_bytes)
-_SCOPE = _Decoder(_Scope, strict=False, dec_hook=_decode_bytes)
-_LEAVES = (_SPAN, _RESOURCE, _SCOPE)  # messages of bounded fields
+_LEAVES = (_Span, _Resource, _Scope)  # messages of bounded fields
+_ELEMENTS: Mapping[str, type] = {"attributes": _KeyValue, "events": _Event, "links": _Link}
+_NEEDED: Mapping[type, Collection[str]] = {
+    _Request: ("resource_spans",),
+    _ResourceSpans: ("scope_spans",),
+    _ScopeSpans: ("spans",),
+    _Span: ("trace_id", "span_id", "name", "start_time_unix_nano", "end_time_unix_nano"),
+    _Event: ("time_unix_nano", "name"),
+    _Link: ("trace_id", "span_id"),
+    _Resource: (),
+    _Scope: (),
+}
+"""The fields that a message is refused for if they are invalid; other invalid ones are absent."""
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False, dec_hook=_decode_bytes)
+
+
+_MAX_INVALID = 1 << 16  # elements that are left out of one request; each takes microseconds
+_fields = functools.cache(msgspec.structs.fields)
 
 
 class JsonRequests:
@@ -203,15 +219,15 @@ class JsonRequests:
         added to ``refused``; without any readable span the request is malformed.
         """
         budget.spend(count_values(body, budget.limit))
-        self._place, self._seen, self._spans = "", 0, 0
+        self._place, self._seen, self._spans, self._invalid = "", 0, 0, 0
         body = _PROTOBUF_NAME.sub(lambda key: b'"%s"' % _CAMEL_CASE[key[1]], body)
-        resources = self._parse(_REQUEST, body).resource_spans or []
+        resources = self._parse(_Request, body).resource_spans or []
         self._check(resources)
         messages: list[tuple[int, bytes]] = []
         for number, raw in enumerate(resources):
             place = self._place = f"resourceSpans[{number}]"
             try:
-                outer = self._parse(_RESOURCE_SPANS, raw, "a ResourceSpans")
+                outer = self._parse(_ResourceSpans, raw, "a ResourceSpans")
                 messages.append((1, self._resource_spans(place, outer, refused)))
             except MalformedRequestError as error:
                 refused.add(error.reason, str(error))
@@ -228,7 +244,7 @@ class JsonRequests:
         for number, raw in enumerate(raw_scopes):
             inner_place = self._place = f"{place}.scopeSpans[{number}]"
             try:
-                scope = self._parse(_SCOPE_SPANS, raw, "a ScopeSpans")
+                scope = self._parse(_ScopeSpans, raw, "a ScopeSpans")
             except MalformedRequestError as error:
                 refused.add(error.reason, str(error))
                 continue
@@ -238,7 +254,7 @@ class JsonRequests:
         self._spans += count
         self._place = f"{place}.resource"
         try:
-            fields = self._fields(resource_pb2.Resource, _RESOURCE, outer.resource, "a Resource")
+            fields = self._fields(resource_pb2.Resource, _Resource, outer.resource, "a Resource")
         except MalformedRequestError as error:
             refused.add(error.reason, str(error), count)
             return b""
@@ -247,50 +263,82 @@ class JsonRequests:
             self._place = f"{inner_place}.scope"
             kind = common_pb2.InstrumentationScope
             try:
-                inner = self._fields(kind, _SCOPE, scope.scope, "an InstrumentationScope")
+                inner = self._fields(kind, _Scope, scope.scope, "an InstrumentationScope")
             except MalformedRequestError as error:
                 refused.add(error.reason, str(error), len(raw_spans))
                 continue
             for number, raw in enumerate(raw_spans):
                 self._place = f"{inner_place}.spans[{number}]"
                 try:
-                    inner.append((2, self._message(trace_pb2.Span, _SPAN, raw, "a Span")))
+                    inner.append((2, self._message(trace_pb2.Span, _Span, raw, "a Span")))
                 except MalformedRequestError as error:
                     refused.add(error.reason, str(error))
             fields.append((2, _joined(inner, scope.schema_url)))
         return _joined(fields, outer.schema_url)
 
-    def _fields(self, kind: Any, decoder: Any, raw: Any, what: str) -> list[tuple[int, bytes]]:
+    def _fields(self, kind: Any, struct: type, raw: Any, what: str) -> list[tuple[int, bytes]]:
         """The first field of a message, without an empty one."""
-        payload = self._message(kind, decoder, raw, what) if raw else b""
+        payload = self._message(kind, struct, raw, what) if raw else b""
         return [(1, payload)] if payload else []
 
-    def _message(self, kind: Any, decoder: Any, raw: Any, what: str) -> bytes:
+    def _message(self, kind: Any, struct: type, raw: Any, what: str) -> bytes:
         """A message of bounded fields in protobuf."""
-        message = self._parse(decoder, raw, what)
+        message = self._parse(struct, raw, what)
         try:
             return serialize(kind(**_arguments(message)))
         except (TypeError, ValueError) as error:
             raise self._malformed(str(error)) from None
 
-    def _parse(self, decoder: Any, raw: Any, what: str = "") -> Any:
+    def _parse(self, kind: type, raw: Any, what: str = "") -> Any:
         """The message in ``raw``; an empty one for none and null."""
-        if what:
-            if (raw := bytes(raw)) in (b"", b"null"):
-                raw = b"{}"
-            if decoder in _LEAVES and count_values(raw, MAX_FIELDS) > MAX_FIELDS:
+        if kind in _LEAVES:
+            raw = bytes(raw)  # of others, the parts are copied
+            if count_values(raw, MAX_FIELDS) > MAX_FIELDS:
                 raise too_many_fields(what, MAX_FIELDS)
+        if what and bytes(memoryview(raw)[:5]) in (b"", b"null"):
+            raw = b"{}"
         try:
             try:
-                return decoder.decode(raw)
+                return _decoder(kind).decode(raw)
             except ValueError:  # of JSON, of UTF-8, or of types
-                if (again := repaired(raw)) is raw:
-                    raise
-                return decoder.decode(again)
+                return self._readable(kind, repaired(bytes(raw)))
         except RecursionError:
             raise self._malformed("nested too deeply") from None
         except ValueError as error:
             raise self._malformed(str(error)) from None
+
+    def _readable(self, kind: type, raw: Any) -> Any:
+        """The message in ``raw`` without invalid attributes, events, links and optional fields.
+
+        ValueError for one without a valid field that it needs, or with another value for a list.
+        """
+        try:
+            return _decoder(kind).decode(raw)
+        except ValueError as error:
+            if kind not in _NEEDED or self._invalid > _MAX_INVALID:
+                raise
+            parts, found = _decoder(dict[str, msgspec.Raw]).decode(raw), {}
+            for field in _fields(kind):
+                part, element = parts.get(field.encode_name, b"null"), _ELEMENTS.get(field.name)
+                try:
+                    if element is None:
+                        found[field.name] = _decoder(field.type).decode(part)
+                    else:
+                        several = _decoder(list[msgspec.Raw] | None).decode(part) or ()
+                        valid = map(partial(self._element, element), several)
+                        found[field.name] = [*filter(None, valid)]
+                except ValueError:
+                    if element is not None or field.name in _NEEDED[kind]:
+                        raise error from None
+            return kind(**found)
+
+    def _element(self, kind: type, raw: Any) -> Any:
+        """The same of an element of a list; None for an invalid one."""
+        try:
+            return self._readable(kind, raw)
+        except ValueError:
+            self._invalid += 1
+            return None
 
     def _check(self, more: Sequence[object]) -> None:
         """Count resources, scopes and spans; RequestTooLargeError for too many."""
@@ -400,24 +448,27 @@ def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------ the text
 
-MAX_REPAIRED = 4 << 20
-"""Bytes of a longer text are not repaired: a repair takes up to 17 times their memory."""
-
 _PIECE = 1 << 16
 _MARKS = (b",", b":", b"[", b"{")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACES = bytes.maketrans(bytes(range(0x20)), b" " * 0x20)
 _BACKSLASH = b"\xff"  # stands for an escaped backslash: no byte of UTF-8
-_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
+_HIGH, _LOW = rb"[dD][89abAB][0-9a-fA-F]{2}", rb"[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_SURROGATE = re.compile(rb"\\u(?:%s(?!\\u%s)|(?<!\\u%s\\u)%s)" % (_HIGH, _LOW, _HIGH, _LOW))
 _REPLACEMENT = rb"\\ufffd"
+_PIECES = re.compile(  # which end within no escape and no pair of surrogates
+    rb".{1,65536}(?:\Z|(?<!\\)(?<!\\u)(?<!\\u.)(?<!\\u..)(?<!\\u...)(?!(?<=\\u%s)\\u%s))"
+    % (_HIGH, _LOW),
+    re.DOTALL,
+)
 _WORDS = (b"NaN", b"Infinity")
-_BARE_NUMBER = re.compile(rb"[:,\[]\s*(-?(?:NaN|Infinity))(?=\s*[,\]}])")
 # Possessive, so that no position is kept to go back to.
 _UP_TO_NUMBER = re.compile(
-    rb'(?>[^":,\[]++|"(?>[^"\\]++|\\.)*+"|[:,\[](?!\s*-?(?:NaN|Infinity)\s*[,\]}]))*+', re.DOTALL
+    rb'(?>[^":,\[]++|"(?>[^"\\]++|\\.)*+"|[:,\[](?!\s*+-?(?:NaN|Infinity)\s*+[,\]}]))*+'
+    rb"[:,\[]\s*+(-?(?:NaN|Infinity))",
+    re.DOTALL,
 )
-_MAX_BARE_NUMBERS = 1 << 16
+_MAX_BARE_NUMBERS = 1 << 18  # each takes a microsecond
 
 
 def count_values(raw: bytes, limit: int) -> int:
@@ -437,37 +488,46 @@ def count_values(raw: bytes, limit: int) -> int:
     return count
 
 
-def repaired(raw: bytes) -> bytes:
-    """``raw`` without a byte order mark and with readable text and numbers; ``raw`` if it has both.
-
-    ``raw`` also if it has more than ``MAX_REPAIRED`` bytes.
+def repaired(raw: bytes) -> bytes | bytearray:
+    """``raw`` without a byte order mark and with readable text and numbers.
 
     Bytes that are not UTF-8 and lone surrogates become U+FFFD, control characters become spaces,
     and the bare words NaN, Infinity and -Infinity become the text that OTLP/JSON has for them.
+
+    The result has at most a quarter more bytes of text, and no step takes more than three times its
+    memory.
     """
-    if len(raw) > MAX_REPAIRED:
-        return raw
-    text = raw.removeprefix(_BYTE_ORDER_MARK)
+    text: bytes | bytearray = raw.removeprefix(_BYTE_ORDER_MARK)
     if not text.isascii():
-        text = text.decode("utf-8", "replace").encode()
+        text = _as_utf8(text)
     text = text.translate(_SPACES)
     if b"\\ud" in text or b"\\uD" in text:
-        escaped = text.replace(b"\\\\", _BACKSLASH)
-        text = _LONE_SURROGATE.sub(_REPLACEMENT, escaped).replace(_BACKSLASH, b"\\\\")
+        pieces = _PIECES.finditer(text.replace(b"\\\\", _BACKSLASH))
+        text = b"".join(_LONE_SURROGATE.sub(_REPLACEMENT, piece[0]) for piece in pieces)
+        text = text.replace(_BACKSLASH, b"\\\\")
     if any(word in text for word in _WORDS):
         text = _with_text_for_numbers(text)
-    return raw if text == raw else text
+    return text
 
 
-def _with_text_for_numbers(text: bytes) -> bytes:
+def _as_utf8(text: bytes | bytearray) -> bytearray:
+    """``text`` with U+FFFD for bytes that are not UTF-8; beyond a quarter more bytes with `?`."""
+    decoder, made = codecs.getincrementaldecoder("utf-8")("replace"), bytearray()
+    for at in range(0, len(text), _PIECE):
+        piece = decoder.decode(text[at : at + _PIECE], at + _PIECE >= len(text))
+        has_room = len(made) - at <= max(_PIECE, len(text) // 4)
+        made += (piece if has_room else piece.replace("\ufffd", "?")).encode()
+    return made
+
+
+def _with_text_for_numbers(text: bytes | bytearray) -> bytearray:
     """``text`` with quotes around the bare numbers that JSON does not have."""
-    parts: list[bytes] = []
-    at = 0
+    made, at = bytearray(), 0
     for _ in range(_MAX_BARE_NUMBERS):
-        begin = _UP_TO_NUMBER.match(text, at).end()  # type: ignore[union-attr]
-        found = _BARE_NUMBER.match(text, begin)
-        if found is None:
+        if (found := _UP_TO_NUMBER.match(text, at)) is None:
             break
-        parts += (text[at : found.start(1)], b'"', found[1], b'"')
+        made += text[at : found.start(1)]
+        made += b'"%b"' % found[1]
         at = found.end()
-    return b"".join([*parts, text[at:]])
+    made += text[at:]
+    return made

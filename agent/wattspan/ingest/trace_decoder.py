@@ -53,7 +53,7 @@ from wattspan.ingest.span_attributes import (
     scalar,
 )
 from wattspan.spans.values import RequestLatency, SpanColumns
-from wattspan.util.protobuf import encode_message, message_class, serialize
+from wattspan.util.protobuf import encode_message, message_class, parse_message, serialize
 
 if TYPE_CHECKING:
     from wattspan.ingest.otlp_json import JsonRequests
@@ -322,7 +322,7 @@ class TraceDecoder:
     ) -> ResourceSpans | None:
         """The spans of a resource; None without any."""
         self._check(raw_scopes)
-        scopes: list[tuple[int, bytes, Sequence[bytes]]] = []
+        scopes: list[tuple[int, bytes, bytes, Sequence[bytes]]] = []
         for place, raw in enumerate(raw_scopes):
             try:
                 inner = self._parse(raw, _ScopeSpans, budget)
@@ -334,7 +334,7 @@ class TraceDecoder:
             check_fields(scope, SCOPE, "a scope", budget)
             self._check(spans)
             self._spans += len(spans)
-            scopes.append((place, raw, spans))
+            scopes.append((place, scope, raw, spans))
         if not scopes:
             return None
         check_fields(resource, RESOURCE, "a resource", budget)
@@ -342,12 +342,12 @@ class TraceDecoder:
             attributes = pairs(attributes_of(resource, _Resource))
             claim = resource_claim({name: scalar(value) for name, value in attributes})
         except DecodeError as error:
-            self._drop((number,), error, sum(len(spans) for _, _, spans in scopes))
+            self._drop((number,), error, sum(len(spans) for *_, spans in scopes))
             return None
         self._claim, asked = claim, self._requested_of(claim.service)
         records = [
-            self._scope((number, place), raw, spans, asked, budget)
-            for place, raw, spans in scopes
+            self._scope((number, place), scope, raw, spans, asked, budget)
+            for place, scope, raw, spans in scopes
             if spans
         ]
         joined = SpanColumns.joined(records)
@@ -356,12 +356,15 @@ class TraceDecoder:
     def _scope(
         self,
         place: tuple[int, int],
+        scope: bytes,
         raw: bytes,
         spans: Sequence[bytes],
         asked: _Requested,
         budget: FieldBudget,
     ) -> SpanColumns:
         """The spans of one scope; malformed ones are dropped, which takes a second pass."""
+        library = parse_message("Scope", scope) if self._present else None
+        self._library = printable(library.name, MAX_NAME) if library is not None else ""
         for span in spans:
             if len(span) > MAX_FIELDS:
                 check_fields(span, SPAN, "a span", budget)
@@ -455,6 +458,7 @@ class TraceDecoder:
         reports = list(map(token_report, zip(*columns, strict=True), kinds))
         model = self._claim.model
         return {
+            "scope": [self._library] * len(spans) if self._library else (),
             "tokens_in": [each.tokens_in for each in reports],
             "tokens_out": [each.tokens_out for each in reports],
             "role": [each.role for each in reports],

@@ -303,7 +303,7 @@ class InferenceJoiner:
         one trace are compared within one ``principal``, by default within the sender.
         """
         principal = sender if principal is None else principal
-        self._withdraw(self._traces.add(principal, spans), principal)
+        self._withdraw(self._traces.add(principal, spans, sender), principal)
         if self._stages is not None:
             self._stages.add(principal, spans)
         if not any(spans.inference):
@@ -337,7 +337,7 @@ class InferenceJoiner:
                 spans.id[i], start, end, tokens[i], details, service=service
             )._replace(owner=label)
             waiting = _WaitingRequest(request, engine.sender, place, role, owner, principal)
-            if role > engine.widest:
+            if role > engine.widest or not any(tokens[i]):  # without tokens, the energy is unknown
                 self._call(now, waiting)
                 continue
             self._waiting[id(request)] = waiting
@@ -400,7 +400,9 @@ class InferenceJoiner:
             self._count_call(self._calls.pop(early)[1], now)
 
     def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
-        if not self._traces.is_repeated(waiting.principal, waiting.place):
+        place, request = (waiting.principal, waiting.place), waiting.request
+        known = request.context or request.generated or not self._traces.has_outer(*place)
+        if known and not self._traces.is_repeated(*place):
             role = (
                 UnmeteredRole.ENGINE if waiting.role is TokenRole.ENGINE else UnmeteredRole.CLIENT
             )

@@ -131,6 +131,11 @@ class TokenRole(IntEnum):
         """True if the span is of a caller by its evidence, unless its process uses a GPU."""
         return self not in (TokenRole.ENGINE, TokenRole.PLAIN)
 
+    @property
+    def is_model_call(self) -> bool:
+        """True if the span is that of one call of a model, as its caller sees it."""
+        return self in (TokenRole.CALL, TokenRole.CLIENT, TokenRole.REMOTE)
+
     def encloses(self, other: TokenRole) -> bool:
         """True if a span of this role that contains one of ``other`` in time repeats its tokens."""
         if self is TokenRole.AGGREGATE:
@@ -186,7 +191,8 @@ class Span(NamedTuple):
     Times are nanoseconds: Unix time as received, monotonic time once the process is known.
     ``weight`` is None for the mean weight. ``role`` is the evidence about a span with tokens, and
     ``inference`` the report of a request to a language model. ``work`` is the amount of work as
-    reported, so 0 and negative numbers occur. The last three are None where no setting asks.
+    reported, so 0 and negative numbers occur. The three from it on are None where no setting asks.
+    ``scope`` is the instrumentation scope of spans with tokens.
     """
 
     trace: bytes  # 16
@@ -204,6 +210,7 @@ class Span(NamedTuple):
     work: float | None = None
     latency: RequestLatency | None = None
     instruction: ReportedInstruction | None = None
+    scope: str = ""
 
 
 TOKENS = "tokens_in", "tokens_out"
@@ -231,6 +238,7 @@ class SpanColumns(Columns[Span]):
     work: Sequence[float | None]
     latency: Sequence[RequestLatency | None]
     instruction: Sequence[ReportedInstruction | None]
+    scope: Sequence[str]
 
 
 class SpanStart(NamedTuple):

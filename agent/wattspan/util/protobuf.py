@@ -27,6 +27,7 @@ _LAYOUT: Mapping[str, Sequence[str]] = {
         "repeated bytes spans = 2",
         "optional bytes schema_url = 3",
     ],
+    "Scope": ["optional bytes name = 1"],
     "FlatRequest": ["repeated bytes resource_spans = 1"],
     "FlatResourceSpans": [
         "optional bytes resource = 1",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wattspan.inference.traces import MAX_SPANS, SpanPlace, TokenTraces
 from wattspan.model import Principal
-from wattspan.spans.values import Span, SpanColumns, TokenRole
+from wattspan.spans.values import InferenceDetails, Span, SpanColumns, TokenRole
 
 ALICE, BOB = Principal(1000), Principal(1001)
 TRACE = b"t" * 16
@@ -170,6 +170,93 @@ def test_span_sent_with_ever_new_parents_has_one_outer_span() -> None:
         _add(traces, _span(1, parent, 10))
     repeated = [number for number in range(1, 100) if _repeated(traces, number)]
     assert repeated == [2]
+
+
+OUTER = Span(
+    TRACE, _id(1), b"", "s", "ChatOpenAI", 0, 10, None, 1200, 80,
+    TokenRole.CALL, InferenceDetails("gpt-4o"), scope="langchain",
+)  # fmt: skip
+INNER = OUTER._replace(
+    trace=b"u" * 16, id=_id(2), name="chat", start=1, end=9, scope="openai",
+    inference=InferenceDetails("gpt-4o-2024-08-06"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "repeated"),
+    [
+        ({}, {}, True),
+        ({}, {"trace": TRACE}, True),
+        ({"parent": _id(7)}, {"trace": TRACE, "parent": _id(7)}, True),
+        ({"parent": _id(7)}, {"trace": TRACE, "parent": _id(8)}, True),  # 8 may be above 7
+        ({}, {"trace": TRACE, "parent": _id(8)}, False),
+        ({}, {"parent": _id(8)}, False),
+        ({}, {"role": TokenRole.CLIENT}, True),
+        ({}, {"role": TokenRole.PLAIN}, False),
+        ({"scope": ""}, {}, True),
+        ({"scope": ""}, {"name": "ChatOpenAI"}, False),
+        ({}, {"scope": "langchain"}, False),
+        ({}, {"inference": None}, False),
+        ({}, {"inference": InferenceDetails("gpt-4o-mini")}, False),
+        ({}, {"inference": InferenceDetails("gpt-4o")}, True),
+        ({}, {"inference": InferenceDetails("gpt-4")}, False),
+        ({}, {"inference": InferenceDetails("o3")}, False),
+        ({}, {"tokens_in": 1201}, False),
+        ({}, {"start": 0}, False),
+        ({}, {"end": 10}, False),
+    ],
+)
+def test_call_repeats_an_equal_one_of_another_instrumentation(
+    outer: dict[str, object], inner: dict[str, object], repeated: bool
+) -> None:
+    pair = [OUTER._replace(**outer), INNER._replace(**inner)]
+    for order in (pair, pair[::-1]):
+        traces = TokenTraces()
+        found = {one.id for span in order for one in traces.add(ALICE, SpanColumns.of([span]), 1)}
+        assert found == ({OUTER.id} if repeated else set())
+        assert _repeated(traces, 1) == repeated
+        traces = TokenTraces()
+        for sender, span in enumerate(order):
+            assert not traces.add(ALICE, SpanColumns.of([span]), sender)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 9)), max_size=12), st.data()
+)
+def test_each_call_is_repeated_at_most_once(
+    calls: list[tuple[bool, int, int]], data: st.DataObject
+) -> None:
+    """Calls with equal tokens and random times; those of one instrumentation all count."""
+    spans = [
+        OUTER._replace(
+            trace=n.to_bytes(16), id=_id(n), scope=str(scope), start=start, end=start + length
+        )
+        for n, (scope, start, length) in enumerate(calls, 1)
+    ]
+    traces, repeated = TokenTraces(), 0
+    for span in [*data.draw(st.permutations(spans)), *spans]:  # and all again
+        repeated += len(traces.add(ALICE, SpanColumns.of([span])))
+    by_scope = [sum(scope is one for scope, _, _ in calls) for one in (False, True)]
+    assert len(calls) - repeated >= max(by_scope)
+
+
+@given(st.integers(1, 20), st.integers(1, 30))
+def test_concurrent_calls_of_two_instrumentations_count_once(count: int, length: int) -> None:
+    spans = [
+        span._replace(
+            trace=(2 * n + at).to_bytes(16),
+            id=_id(2 * n + at),
+            start=span.start + 2 * n,
+            end=span.end + length + 2 * n,
+        )
+        for n in range(1, count + 1)
+        for at, span in enumerate((OUTER, INNER))
+    ]
+    for order in (spans, spans[::-1]):
+        traces = TokenTraces()
+        found = [one.id for span in order for one in traces.add(ALICE, SpanColumns.of([span]))]
+        assert sorted(found) == [_id(2 * n) for n in range(1, count + 1)]
+    assert len(TokenTraces().add(ALICE, SpanColumns.of(spans))) == count
 
 
 @given(st.data())

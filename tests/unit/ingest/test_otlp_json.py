@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 import tracemalloc
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from testbed.otlp import attribute, request, span, span_names
 
-from wattspan.ingest.otlp_json import MAX_REPAIRED
+from wattspan.ingest.otlp_json import repaired
 from wattspan.ingest.request_limits import MalformedRequestError, RequestTooLargeError
 from wattspan.ingest.trace_decoder import DecodedRequest, TraceDecoder
 
@@ -261,23 +263,82 @@ def test_error_of_a_request_names_its_place(content: object, sentence: str) -> N
         ({"startTimeUnixNano": "soon"}, "startTimeUnixNano is invalid"),
         ({"startTimeUnixNano": [1, 2]}, "startTimeUnixNano is invalid"),
         ({"attributes": {}}, "attributes is invalid: Expected `array | null`, got `object`"),
-        ({"attributes": [{}, {"value": 5}]}, "attributes[1].value is invalid"),
-        (
-            {"attributes": [{"value": {"doubleValue": "x"}}]},
-            "attributes[0].value.doubleValue is invalid",
-        ),
-        (
-            {"attributes": [{"value": {"boolValue": "yes"}}]},
-            "attributes[0].value.boolValue is invalid",
-        ),
-        (
-            {"attributes": [{"value": {"bytesValue": "?"}}]},
-            "attributes[0].value.bytesValue is invalid: Expected base64",
-        ),
+        ({"events": 5}, "events is invalid: Expected `array | null`, got `int`"),
     ],
 )
 def test_invalid_span_is_refused_alone_with_its_place(fields: Any, sentence: str) -> None:
     assert sentence in refused({**SPAN, **fields} if isinstance(fields, dict) else fields)
+
+
+@pytest.mark.parametrize("level", ["resource", "scope", "span", "event", "link"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(None, 5, [], {"key": 5}, {"key": "k", "value": "plain"}),
+        *(
+            {"key": "k", "value": value}
+            for value in (
+                *(
+                    {"stringValue": 5},
+                    {"doubleValue": {}},
+                    {"doubleValue": "x"},
+                    {"boolValue": "yes"},
+                ),
+                *({"bytesValue": "?"}, {"intValue": "abc"}, {"arrayValue": [1]}),
+                *(
+                    {"kvlistValue": {"values": [None]}},
+                    {"arrayValue": {"values": [{"intValue": []}]}},
+                ),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_invalid_attribute_costs_only_itself(level: str, bad: Any) -> None:
+    good = [{"key": name, "value": {"intValue": 7}} for name in ("gen_ai.usage.input_tokens", "b")]
+
+    def of(expected: Any) -> Any:
+        attributes = {"attributes": expected}
+        inner = {
+            "span": attributes,
+            "event": {"events": [attributes]},
+            "link": {"links": [attributes]},
+        }
+        content = around({**SPAN, **inner.get(level, {})}, {**SPAN, "name": "last"})
+        outer = content["resourceSpans"][0]
+        if level in ("resource", "scope"):
+            {"resource": outer, "scope": outer["scopeSpans"][0]}[level][level] = attributes
+        return content
+
+    decoded = decode(of([good[0], bad, good[1], bad]))
+    assert not decoded.refused.total
+    assert [one.tokens_in for one in decoded.parts[0].spans] == [7 * (level == "span"), 0]
+    assert decoded.message == decode(of(good)).message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"events": [None, 5, {"name": 5}, {"timeUnixNano": "soon"}]},
+        {"links": [None, {"traceId": "xyz"}], "status": 7},
+        {
+            "parentSpanId": "xyz",
+            "traceState": 5,
+            "flags": "x",
+            "kind": [],
+            "droppedEventsCount": {},
+        },
+    ],
+)
+def test_invalid_optional_part_of_a_span_is_absent(fields: Any) -> None:
+    assert the_span(**fields) == the_span()
+
+
+def test_request_of_too_many_invalid_parts_costs_bounded_time() -> None:
+    spans = [{**SPAN, "name": str(n), "attributes": [0] * 40_000} for n in range(4)]
+    decoded = decode(around(*spans))
+    assert [one.name for one in decoded.parts[0].spans] == ["0", "1"]
+    assert decoded.refused.counts == {"malformed": 2}
 
 
 @pytest.mark.parametrize("level", ["resourceSpans", "scopeSpans", "resource", "scope"])
@@ -420,15 +481,46 @@ def test_large_request_of_too_many_spans_is_refused() -> None:
     assert len(read(around(*[{**SPAN, "name": "x" * 20_000}] * 90)).resource_spans) == 1
 
 
-def test_repair_of_a_large_request_takes_no_further_memory() -> None:
-    whole = json.dumps(around({**SPAN, "name": "%s"})).encode()
-    for text in (b"\xff" * MAX_REPAIRED, b"\\ud800\\\\" * (MAX_REPAIRED // 8)):
-        body = whole % text
-        tracemalloc.start()
-        try:
-            with contextlib.suppress(MalformedRequestError):
-                assert decode(body).refused.counts == {"malformed": 1}
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 6 * len(body)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "byte order mark"])
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (rb'"a\ud83d"', "a\ufffd"),
+        (rb'"\\ud83d\ud83d\ude00\ude00"', "\\ud83d\U0001f600\ufffd"),
+        (b'"a\tb"', "a b"),
+        (b'"r\xf4le"', "r\ufffdle"),
+        (b'"NaN,", "loss": NaN, "best": [-Infinity]', "NaN,"),
+    ],
+)
+def test_text_of_a_large_request_is_repaired(written: bytes, name: str, mark: bytes) -> None:
+    spans = [{**SPAN, "prompt": "x" * 60_000, "name": "?"}] * 90
+    body = mark + json.dumps(around(*spans)).encode().replace(b'"?"', written)
+    assert len(body) > 5 << 20
+    decoded = decode(body)
+    assert not decoded.refused.total
+    assert decoded.parts[0].spans.name == [name] * 90
+
+
+@given(
+    st.integers(0, 20),
+    st.lists(
+        st.sampled_from([r"\ud83d", r"\ude00", r"\\", r"\n", r"\u00e9", "d83d", "x"]), min_size=1
+    ),
+)
+def test_lone_surrogates_are_replaced_wherever_they_are(before: int, parts: list[str]) -> None:
+    text = '"' + "".join(["x" * (65_536 - before), *parts, "x" * 65_536, *parts]) + '"'
+    loaded = json.loads(repaired(text.encode()))
+    assert loaded == re.sub("[\ud800-\udfff]", "\ufffd", json.loads(text))
+
+
+@pytest.mark.parametrize("text", [b"\xff", rb"\ud800\\", rb"\ud800\udc00\udc00", b"x" * 999])
+def test_repair_of_a_large_request_takes_bounded_memory(text: bytes) -> None:
+    body = json.dumps(around({**SPAN, "name": "?"})).encode()
+    body = body.replace(b"?", text * ((4 << 20) // len(text)) + rb"\ud800")
+    tracemalloc.start()
+    try:
+        assert not decode(body).refused.total
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 9 * len(body)

@@ -117,6 +117,48 @@ def test_span_with_tokens_alone_is_no_request() -> None:
     assert _report({}) == NO_REPORT
 
 
+@pytest.mark.parametrize(
+    ("values", "tokens"),
+    [
+        ({F.OUTPUT: 80, F.TOTAL: 1280}, (1200, 80)),
+        ({F.INPUT: 1200, F.TOTAL: 1280}, (1200, 80)),
+        ({F.INPUT: 0, F.OUTPUT: 80, F.TOTAL: 1280}, (1200, 80)),
+        ({F.INPUT: 1200, F.TOTAL: 80}, (1200, 0)),
+        ({F.OUTPUT: 80, F.TOTAL: 1280, F.CACHED_APART: 1000, F.PROVIDER: b"anthropic"}, (1200, 80)),
+        ({F.USAGE: b'{"input": 10, "total": 30}'}, (10, 20)),
+        ({F.USAGE: b'{"output": 10}', F.TOTAL: 30}, (20, 10)),
+        ({F.INPUT: 0, F.OUTPUT: 0, F.USAGE: b'{"input": 10, "output": 20}'}, (10, 20)),
+        ({F.TOTAL: 7, F.OPERATION: b"embeddings"}, (7, 0)),
+        ({F.USAGE: b'{"total": 7}', F.OPERATION: b"EMBEDDING"}, (7, 0)),
+        ({F.INPUT: 7, F.TOTAL: 7, F.OPERATION: b"ai.embed.doEmbed"}, (7, 0)),
+        ({F.TOTAL: 30, F.OPERATION: b"chat"}, (0, 0)),  # of unknown parts
+        ({F.INPUT: 0, F.OUTPUT: 0, F.TOTAL: 30}, (0, 0)),
+        ({F.USAGE: b'{"total": 30}'}, (0, 0)),
+    ],
+)
+def test_missing_count_is_the_rest_of_the_total(
+    values: dict[InferenceFigure, Scalar], tokens: tuple[int, int]
+) -> None:
+    report = _report({F.MODEL: b"m", **values})
+    assert report[:2] == tokens
+    assert report.details is not None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {F.INPUT: 0, F.OUTPUT: 0},
+        {F.INPUT: 0},
+        {F.OUTPUT: 0, F.QUEUE: 0.5},
+        {F.INPUT: 0, F.OUTPUT: 0, F.TOTAL: 0, F.OPERATION: b"embeddings"},
+        {F.ALL_INPUT: 0, F.ALL_OUTPUT: 0},
+        {F.USAGE: b'{"input": 0, "output": 0, "total": 0}'},
+    ],
+)
+def test_counts_that_are_all_zero_are_unknown(values: dict[InferenceFigure, Scalar]) -> None:
+    assert _report({F.MODEL: b"m", **values}, kind=3) == NO_REPORT
+
+
 def test_first_token_of_the_caller_is_in_seconds_or_milliseconds() -> None:
     for values in ({F.FIRST_CHUNK: 0.125}, {F.FIRST_CHUNK_MS: 125}):
         report = _report({F.OUTPUT: 3, **values})
