@@ -9,11 +9,12 @@ user's collector.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, mul
 from typing import TYPE_CHECKING, cast
+from weakref import WeakValueDictionary
 
 from wattspan.config import SpansSettings
 from wattspan.inference.estimate import RequestEstimate
@@ -164,7 +165,8 @@ class SpanJoiner:
         self._processes = SendingProcesses(processes)
         self._waiting: dict[Consumer, SendingProcess] = {}  # those with spans that wait for energy
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
-        self._powers = PowerModel()
+        # By user: spans teach powers of names to spans of their own user only.
+        self._powers: WeakValueDictionary[Hashable, PowerModel] = WeakValueDictionary()
         self._traces = TokenTraces()
         self._inference = InferenceJoiner(
             history,
@@ -409,7 +411,7 @@ class SpanJoiner:
             spans = ProcessSpans(
                 by_cpu=self._by_cpu,
                 announced=self._open_spans,
-                steps=StepDivider(self._powers, consumer),
+                steps=StepDivider(self._powers.setdefault(share, PowerModel()), consumer),
                 begin=begin + POOLED if shared and begin else 0,
             )
             process = SendingProcess(consumer, spans, profile, now, known, owner_label(known))
