@@ -11,7 +11,7 @@ The labels are those of the drivers' sources and documents:
   the memory (``xe``) and the tiles (``i915_gtN``) are within it.
 - ``apm_xgene`` (X-Gene, Ampere Altra): ``CPU power`` and ``IO power`` of the processor.
 - ``altra_hwmon`` (Ampere): ``Core Energy NNN``, one counter for each core, read as their sum.
-- ``amd_energy``: ``EsocketN``, the counter of a socket; its cores are within it.
+- ``amd_energy``, ``zenergy``: ``EsocketN``, the counter of a socket; its cores are within it.
 - ``amd_hsmp_hwmon``, ``fam15h_power``: the power of an AMD package.
 - ``zenpower``: ``RAPL_P_Package``, the power of a package from its counter. Its currents
   (``SVI2_P_Core``) have factors found by experiment, so they have no known meaning.
@@ -275,6 +275,7 @@ _RULES: Mapping[str, Callable[[Sensor], Meaning | None]] = {
 def meaning_of(sensor: Sensor, roles: Mapping[str, str]) -> Meaning | None:
     """The meaning of a sensor by ``roles``, which maps names to roles, else by its chip.
 
+    "zenergy": _amd_energy,
     None if it is unknown, or ignored by configuration.
     """
     role = next((roles[name] for name in sensor.names if name in roles), None)
