@@ -486,6 +486,40 @@ def test_average_is_preferred_to_present_power(tree: Tree) -> None:
     assert found == {"power1": SensorQuantity.AVERAGE_POWER, "power2": SensorQuantity.POWER}
 
 
+_PARTS = {
+    "apm_xgene": {"power1_label": "CPU power", "power1_input": 38_500_000},
+    "altra_hwmon": {"energy1_label": "Core Energy 000", "energy1_input": 7},
+    "amd_energy": {"energy1_label": "Esocket0", "energy1_input": 7},
+    "zenpower": {"power1_label": "RAPL_P_Package", "power1_input": 60_000_000},
+    "amd_hsmp_hwmon": {"power1_input": 180_000_000},
+    "fam15h_power": {"power1_input": 40_000_000},
+    "i915": {"energy1_input": 7},
+    "power_meter": {"power1_average": 167_000_000},
+    "ina3221": {"in1_label": "VDD_CPU", "in1_input": 5_000, "curr1_input": 400},
+}
+
+
+@pytest.mark.parametrize("part", _PARTS)
+@pytest.mark.parametrize("role", ["cpu", "cpu:0", "memory", "gpu"])
+@pytest.mark.parametrize(
+    ("meter", "files"),
+    [
+        ("power_meter", {"power1_average": 167_000_000}),
+        ("ibmpowernv", {"power1_label": "System", "power1_input": 167_000_000}),
+        ("ina3221", {"in9_label": "VDD_IN", "in9_input": 5_000, "curr9_input": 400}),
+    ],
+)
+def test_machine_meter_is_never_summed_beside_a_part_of_the_machine(
+    tree: Tree, clock: ManualClock, meter: str, files: dict[str, object], role: str, part: str
+) -> None:
+    tree.chip(part, "a", _PARTS[part])
+    tree.chip(meter, "b", files)
+    roles = {f"{meter}/{label}": role for label in ("power1", "System", "VDD_IN")}
+    # A card is no part of the socket that the configuration names.
+    members = 2 if (role, part) == ("cpu:0", "i915") else 1
+    assert len(summed(source(tree, clock, roles).read())) == members
+
+
 def test_chips_without_a_name_are_omitted(tree: Tree) -> None:
     (tree.chip("psu", "i2c-1", {"power1_input": 1}) / "name").unlink()
     assert scan_sensors(tree.root) == []

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,9 +45,9 @@ from wattspan.sources.hwmon.sensors import (
     Sensor,
     SensorQuantity,
     meaning_of,
+    name_faults,
     resolve_sensors,
     role_fault,
-    unmatched_names,
 )
 from wattspan.util.cpu_topology import CpuTopology
 from wattspan.util.text import natural_key, printable
@@ -391,9 +391,8 @@ class HwmonSource:
             emulated=self._emulated,
             cpus=self._cpus,
         )
-        unmatched = unmatched_names(found, self._roles)
         self._misconfigured = (
-            *(_unmatched(name, nearest) for name, nearest in unmatched.items()),
+            *(_misnamed(name, cause) for name, cause in name_faults(found, self._roles)),
             *(
                 _without_cpus(found[sensor], domain)
                 for sensor, domain in domains.items()
@@ -447,19 +446,14 @@ class HwmonSource:
 _CHARGED = (HwType.CPU, HwType.MEMORY)
 
 
-def unmatched_sentence(nearest: Sequence[str]) -> str:
-    """The cause of a name that no sensor has; ``nearest`` are names that sensors have."""
-    return f"no sensor has this name (found: {', '.join(nearest) or 'none at all'})"
-
-
-def _unmatched(name: str, nearest: Sequence[str]) -> Failure:
+def _misnamed(name: str, cause: str) -> Failure:
     return Failure(
         NAME,
         f'"{name}" of [sources.hwmon.sensors]',
         Trouble.ABSENT,
-        unmatched_sentence(nearest),
+        cause,
         "Correct the name or remove it. The agent looks for it every few seconds.",
-        verb="find",
+        verb="match",
     )
 
 
@@ -512,8 +506,8 @@ class HwmonSettings(Table, frozen=True):
         about(
             'The part that a sensor measures, as `{"CHIP/LABEL" = PART}`: `cpu` (charged by CPU '
             "time), `cpu:SOCKET`, `memory`, `gpu`, `machine` (not summed) or `ignore`. CHIP is the "
-            "content of the chip's file `name`; without a label, LABEL is the channel, such as "
-            "`power1`."
+            "chip's file `name`, CHIP@DEVICE one of several; without a label, LABEL is the channel,"
+            " such as `power1`."
         ),
     ] = msgspec.field(default_factory=dict)
     sysfs: Annotated[
@@ -562,8 +556,8 @@ def hwmon_advice(settings: HwmonSettings) -> Iterator[str]:
     if not root.is_dir():
         yield f"sources.hwmon.sysfs: there is no directory {root}"
     sensors = [files.sensor for files in scan_sensors(root)]
-    for name, nearest in unmatched_names(sensors, settings.sensors).items():
-        yield f'sources.hwmon.sensors: "{name}": {unmatched_sentence(nearest)}'
+    for name, cause in name_faults(sensors, settings.sensors):
+        yield f'sources.hwmon.sensors: "{name}": {cause}'
 
 
 plugin = SourcePlugin(settings=HwmonSettings, open=open_hwmon, advice=hwmon_advice)
