@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,21 +12,37 @@ from testbed.field import FieldCase, build_tree, field_cases
 
 from wattspan.attribution.cover import decide
 from wattspan.model import Domain, Failure
+from wattspan.ports import SourceContext
 from wattspan.sources.hwmon.source import HwmonSource
-from wattspan.sources.rapl.powercap import PowercapSource
-from wattspan.sources.rapl.sysfs import scan_zones
-from wattspan.testing import ManualClock
+from wattspan.sources.rapl.powercap import PowercapSource, RaplSettings, open_rapl
+from wattspan.testing import FakeDirectory, ManualClock
 from wattspan.util.cpu_topology import CpuTopology
+
+
+@contextlib.contextmanager
+def listing(case: FieldCase, folder: Path) -> Iterator[Path]:
+    """The listing; of one with modes, as the current directory of a user without privileges."""
+    root, user = build_tree(case["tree"], folder), os.geteuid()
+    if "modes" not in case["tree"]:
+        yield root
+        return
+    root.chmod(0o755)
+    with contextlib.chdir(root):
+        os.seteuid(user or 65534)
+        try:
+            yield Path()
+        finally:
+            os.seteuid(user)
 
 
 def examine(case: FieldCase, root: Path) -> tuple[dict[str, Domain], list[Failure]]:
     """The domains, with the cover decided, and failures of powercap and hwmon.
 
-    Powercap is read only where it has zones.
+    Powercap is read only where its source opens.
     """
     clock = ManualClock()
     batches = [HwmonSource(root, clock, case.get("roles", {})).read()]
-    if scan_zones(root).zones:
+    if open_rapl(RaplSettings(), SourceContext(clock, FakeDirectory(), sysfs=root)) is not None:
         batches.append(PowercapSource(root, clock).read())
     domains = [domain for batch in batches for domain in batch.domains]
     decided = decide(domains, {one.domain_id for batch in batches for one in batch.readings})
@@ -32,8 +51,8 @@ def examine(case: FieldCase, root: Path) -> tuple[dict[str, Domain], list[Failur
 
 @pytest.mark.parametrize("case", field_cases("sysfs"))
 def test_listing_has_the_expected_domains_and_findings(case: FieldCase, tmp_path: Path) -> None:
-    root = build_tree(case["tree"], tmp_path)
-    domains, failures = examine(case, root)
+    with listing(case, tmp_path) as root:
+        domains, failures = examine(case, root)
     expected = case["expected"]
     assert {one.id: one.resource or "" for one in domains.values() if one.in_cover} == expected[
         "counted"
@@ -48,9 +67,9 @@ def test_listing_has_the_expected_domains_and_findings(case: FieldCase, tmp_path
 def test_domains_are_charged_by_the_sockets_that_processes_use(
     case: FieldCase, tmp_path: Path
 ) -> None:
-    root = build_tree(case["tree"], tmp_path)
-    domains, _ = examine(case, root)
-    capacity = CpuTopology(root).capacity()
+    with listing(case, tmp_path) as root:
+        domains, _ = examine(case, root)
+        capacity = CpuTopology(root).capacity()
     if "capacity" in case["expected"]:
         assert capacity == {int(key): n for key, n in case["expected"]["capacity"].items()}
     usages = {"cpu", *(f"cpu:{socket}" for socket in capacity)}

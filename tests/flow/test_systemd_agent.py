@@ -128,6 +128,7 @@ def test_agent_that_finds_no_counter_yet_is_tried_until_there_is_one(it: Install
     it.configure('[sources.rapl]\nenabled = true\nsysfs = "/nowhere"\n')
     with pytest.raises(HostError, match="nowhere"):
         it.host.systemctl("start", AGENT)
+    assert it.host.property(AGENT, "StartLimitIntervalUSec") == "0"  # it is never given up
     it.configure("")  # the driver has been loaded
     it.host.wait_for(AGENT, "ActiveState", "active", within=60)
     assert it.metrics()

@@ -11,6 +11,7 @@ container ``service``. Names that are valid only below a certain directory are m
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,8 +114,11 @@ _JOBS = _patterns(
     # Grid Engine: job and task
     r"(?:UGE|AGE|SGE|uge|age|sge)/([0-9]+\.[0-9]+)",
     r"sge-shepherd-([0-9]+)(?:-[0-9]+)?\.(?:slice|scope)",
-    # Flux, below the user manager of its instance's owner
-    r"user@[0-9]+\.service/(?:imp-)?shell-[0-9]+-(f[1-9A-HJ-NP-Za-km-z]+)\.service",
+    # Flux, below the user manager of its instance's owner and slices of it, such as app.slice
+    *(
+        rf"user@[0-9]+\.service/{slices}(?:imp-)?shell-[0-9]+-(f[1-9A-HJ-NP-Za-km-z]+)\.service"
+        for slices in itertools.accumulate([f"{_SEGMENT}\\.slice/"] * 4, initial="")
+    ),
     # Nomad: allocation and task
     rf"nomad\.slice/(?:share|reserve)\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
     rf"nomad\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
@@ -123,7 +127,7 @@ _JOBS = _patterns(
 )
 
 _UNIT = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap|timer|path)")
-_USER_MANAGER = re.compile(r"user@[0-9]+\.service")
+_USER_MANAGER = re.compile(r"(?:user@[0-9]+|capsule@[^/]+)\.service")
 _SYSTEM_ROOT = re.compile(r"(?:system\.slice|init\.scope|user\.slice/user-[0-9]+\.slice)(?:/.*)?")
 _ESCAPE = r"\\x[0-9a-fA-F]{2}"
 

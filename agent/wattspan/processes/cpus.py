@@ -143,10 +143,12 @@ class IdleStateBusyClock(BusyClock):
             self._fds.setdefault(cpu, []).append(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
 
     def content(self) -> bytes:
-        states = (
-            b"%d %d" % (cpu, sum(int(os.pread(fd, 32, 0)) for fd in fds))
-            for cpu, fds in self._fds.items()
-        )
+        states = []
+        for cpu, fds in [*self._fds.items()]:
+            try:
+                states.append(b"%d %d" % (cpu, sum(int(os.pread(fd, 32, 0)) for fd in fds)))
+            except (OSError, ValueError):  # a file that vanished with its CPU does not return
+                self._close_states(cpu)
         return self._coarse.content() + b"\0" + b"\n".join(states)
 
     def close(self) -> None:
@@ -173,11 +175,11 @@ class IdleStateBusyClock(BusyClock):
             values[cpu] = min(awake + offset, known + tolerance)
         return values
 
-    def _close_states(self) -> None:
-        for fds in self._fds.values():
-            for fd in fds:
+    def _close_states(self, *cpus: int) -> None:
+        """Go on with the other clock for these CPUs, or for all; its step is that of the sum."""
+        for cpu in cpus or [*self._fds]:
+            for fd in self._fds.pop(cpu, ()):
                 os.close(fd)
-        self._fds = {}
         self.name, self.step = self._coarse.name, self._coarse.step
 
 

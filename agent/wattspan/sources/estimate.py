@@ -11,6 +11,7 @@ docs/reference/estimate.md.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ from wattspan.ports import (
     SourcePlugin,
 )
 from wattspan.sources.driver_thread import CallInterval
-from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.cpu_topology import CpuTopology, parse_cpu_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class EstimateSettings(Table, frozen=True):
 class EstimateSource:
     """A CounterSource whose counters are sums of modelled power.
 
-    ``dram`` is the constant power of the memory in milliwatts; 0 for no such domain.
+    ``dram`` is the constant power of the memory in milliwatts; 0 for no such domain. All CPUs are
+    one socket where no package is known to ``cpus``.
 
     It yields readings once a second at most: the underlying CPU times move in steps of 10 ms, and a
     curve applied to their noise would be biased.
@@ -172,7 +174,7 @@ class EstimateSource:
             Thing(ThingKind.SOCKET, socket),
             f"package-{socket}",
             HwType.CPU,
-            f"cpu:{socket}",
+            f"cpu:{socket}" if cpus.known else "cpu",
             "cpu-time",
             "the package",
         )
@@ -222,6 +224,23 @@ class EstimateSource:
             yield self._model.power(spent, duration * len(cpus))
 
 
+def _sockets_of(procfs: Path, sysfs: Path) -> CpuTopology:
+    """The sockets of the host; of a virtual machine with one core in each, all CPUs together.
+
+    Some hypervisors make a socket of each virtual CPU, whatever the processor has.
+    """
+
+    def text(path: Path) -> str:
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    cpus = CpuTopology(sysfs)
+    siblings = text(sysfs / "devices/system/cpu/cpu0/topology/thread_siblings_list")
+    threads = len([*parse_cpu_list(siblings)]) or 1
+    alone = max(cpus.capacity().values()) <= threads
+    virtual = re.search(r"^flags\b.*\bhypervisor\b", text(procfs / "cpuinfo"), re.MULTILINE)
+    return CpuTopology(Path(os.devnull)) if virtual and alone and len(cpus.sockets) > 1 else cpus
+
+
 def open_estimate(settings: EstimateSettings, context: SourceContext) -> CounterSource | None:
     """The source; None unless it is enabled.
 
@@ -251,7 +270,7 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
         stat,
         context.clock,
         LoadModel(idle, busy, settings.curvature),
-        cpus=CpuTopology(sysfs),
+        cpus=CpuTopology(sysfs) if context.emulated else _sockets_of(Path(settings.procfs), sysfs),
         dram=round(settings.dram_gigabytes * settings.dram_watts_per_gigabyte * 1000),
         provenance=Provenance.EMULATED if context.emulated else Provenance.ESTIMATED,
     )

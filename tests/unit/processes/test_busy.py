@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from wattspan.model import MILLISECOND, SECOND, Instant
 from wattspan.processes.cpu_socket_division import (
     PlacementSampler,
@@ -164,11 +166,21 @@ def test_idle_states_are_read_for_a_limited_time(tmp_path: Path) -> None:
     clock.close()
 
 
-def test_invalid_idle_state_makes_busy_time_unknown(tmp_path: Path) -> None:
-    states = IdleStates(tmp_path, cpus=1)
+@pytest.mark.parametrize("readable", [True, False])
+def test_lost_idle_state_affects_its_cpu_alone(tmp_path: Path, readable: bool) -> None:
+    states = IdleStates(tmp_path)
+    time = states.folders[0] / "state0" / "time"
+    if not readable:  # the read fails, as of a file that the kernel has removed
+        time.unlink()
+        time.mkdir()
     clock = idle_state_clock(states)
-    (states.folders[0] / "state0" / "time").write_text("garbage\n")
-    assert clock.read(SECOND) is None
+    if readable:
+        time.write_text("garbage\n")
+    for tick in range(1, 20):
+        states.advance({0: 63_217_000, 1: 99_999_000})
+        known = tick * SECOND // 10 - states.idle[0] // TICK * TICK
+        assert clock.read(tick * SECOND // 10) == {0: known, 1: tick * 1000}
+    assert clock.step == TICK
     clock.close()
 
 

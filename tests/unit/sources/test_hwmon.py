@@ -17,7 +17,17 @@ from testbed.waiting import eventually
 from wattspan.attribution.cover import Cover
 from wattspan.attribution.ledger import LedgerSettings
 from wattspan.attribution.metering import CounterMeters, energy_between
-from wattspan.model import MILLISECOND, SECOND, Gap, HwType, Interval, Provenance, Tick, Trouble
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Gap,
+    HwType,
+    Instant,
+    Interval,
+    Provenance,
+    Tick,
+    Trouble,
+)
 from wattspan.ports import Batch, SourceContext, SourceError
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.hwmon.sensors import (
@@ -513,6 +523,96 @@ def test_average_is_preferred_to_present_power(tree: Tree) -> None:
     tree.chip("psu", "i2c-1", {"power1_input": 1, "power1_average": 2, "power2_input": 3})
     found = {files.sensor.channel: files.sensor.quantity for files in scan_sensors(tree.root)}
     assert found == {"power1": SensorQuantity.AVERAGE_POWER, "power2": SensorQuantity.POWER}
+
+
+def test_other_file_is_read_where_one_fails(tree: Tree, clock: ManualClock) -> None:
+    chip = tree.chip("psu", "i2c-1", {"power1_input": 5_000_000})
+    average, power = chip / "power1_average", chip / "power1_input"
+    average.mkdir()
+    reader = source(tree, clock, {"psu/power1": "cpu"})
+    assert average.name in str(reader.read().failures[0])
+    for readable, lost in ((power, average), (average, power)):
+        if lost.is_file():
+            lost.unlink()
+            lost.mkdir()
+            readable.rmdir()
+            write(readable, 5_000_000)
+            clock.advance(0.1)
+            reader.read()
+        counters = []
+        for _ in range(20):
+            clock.advance(0.1)
+            batch = reader.read()
+            assert batch.failures == ()
+            counters += [(one.epoch, one.counter) for one in batch.readings]
+        assert counters[-1] == (counters[0][0], counters[0][1] + 9_500_000)
+
+
+class SlowClock(ManualClock):
+    """A clock by which the read of a sensor takes ``cost`` seconds."""
+
+    cost = 0.0
+
+    def now(self) -> Instant:
+        cost, self.cost = self.cost, 0.0
+        if cost:
+            self.advance(cost)
+        self.cost = cost
+        return super().now()
+
+
+@pytest.mark.parametrize("cost", [0.03, 0.1, 0.9, 2.5])
+def test_power_of_a_slow_sensor_is_measured_or_a_finding(tree: Tree, cost: float) -> None:
+    clock, most = SlowClock(), 0
+    tree.meter(0, "Grace Power Socket 0", 200_000_000)
+    reader = source(tree, clock)
+    began, clock.cost = clock.monotonic(), cost
+    while (passed := clock.monotonic() - began) < 60 * SECOND:
+        batch = reader.sample()
+        most = max([most, *(one.counter for one in batch.readings)])
+        assert batch.readings or batch.failures or passed < 15 * SECOND
+        due = reader.next_read(clock.monotonic()) or 0
+        clock.advance(ns=max(0, due - clock.monotonic()))
+    if cost < 2:
+        assert batch.failures == ()
+        assert most == pytest.approx(60 * 200_000_000, rel=0.05)
+    else:
+        assert "values more than 2 s apart measure no energy" in str(batch.failures[0])
+        assert most == 0
+
+
+_PARTS = {
+    "apm_xgene": {"power1_label": "CPU power", "power1_input": 38_500_000},
+    "altra_hwmon": {"energy1_label": "Core Energy 000", "energy1_input": 7},
+    "amd_energy": {"energy1_label": "Esocket0", "energy1_input": 7},
+    "zenpower": {"power1_label": "RAPL_P_Package", "power1_input": 60_000_000},
+    "amd_hsmp_hwmon": {"power1_input": 180_000_000},
+    "fam15h_power": {"power1_input": 40_000_000},
+    "i915": {"energy1_input": 7},
+    "power_meter": {"power1_average": 167_000_000},
+    "ina3221": {"in1_label": "VDD_CPU", "in1_input": 5_000, "curr1_input": 400},
+}
+
+
+@pytest.mark.parametrize("part", _PARTS)
+@pytest.mark.parametrize("role", ["cpu", "cpu:0", "memory", "gpu"])
+@pytest.mark.parametrize(
+    ("meter", "files"),
+    [
+        ("power_meter", {"power1_average": 167_000_000}),
+        ("ibmpowernv", {"power1_label": "System", "power1_input": 167_000_000}),
+        ("ina3221", {"in9_label": "VDD_IN", "in9_input": 5_000, "curr9_input": 400}),
+    ],
+)
+def test_machine_meter_is_never_summed_beside_a_part_of_the_machine(
+    tree: Tree, clock: ManualClock, meter: str, files: dict[str, object], role: str, part: str
+) -> None:
+    tree.chip(part, "a", _PARTS[part])
+    tree.chip(meter, "b", files)
+    roles = {f"{meter}/{label}": role for label in ("power1", "System", "VDD_IN")}
+    # A card is no part of the socket that the configuration names.
+    members = 2 if (role, part) == ("cpu:0", "i915") else 1
+    assert len(summed(source(tree, clock, roles).read())) == members
 
 
 def test_chips_without_a_name_are_omitted(tree: Tree) -> None:

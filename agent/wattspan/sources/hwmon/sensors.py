@@ -11,7 +11,7 @@ The labels are those of the drivers' sources and documents:
   the memory (``xe``) and the tiles (``i915_gtN``) are within it.
 - ``apm_xgene`` (X-Gene, Ampere Altra): ``CPU power`` and ``IO power`` of the processor.
 - ``altra_hwmon`` (Ampere): ``Core Energy NNN``, one counter for each core, read as their sum.
-- ``amd_energy``: ``EsocketN``, the counter of a socket; its cores are within it.
+- ``amd_energy``, ``zenergy``: ``EsocketN``, the counter of a socket; its cores are within it.
 - ``amd_hsmp_hwmon``, ``fam15h_power``: the power of an AMD package.
 - ``zenpower``: ``RAPL_P_Package``, the power of a package from its counter. Its currents
   (``SVI2_P_Core``) have factors found by experiment, so they have no known meaning.
@@ -26,7 +26,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,8 +96,12 @@ class Sensor:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that the configuration may use: also ``CHIP/CHANNEL``."""
-        return self.key, f"{self.chip}/{self.channel}"
+        """All names that the configuration may use, those of one device first.
+
+        ``CHIP@DEVICE/LABEL``, ``CHIP@DEVICE/CHANNEL``, ``CHIP/LABEL`` and ``CHIP/CHANNEL``.
+        """
+        chips, titles = (f"{self.chip}@{self.device}", self.chip), (self.title, self.channel)
+        return tuple(f"{chip}/{title}" for chip in chips for title in titles)
 
 
 class HardwarePart(ModelEnum):
@@ -114,7 +118,9 @@ class HardwarePart(ModelEnum):
 class Meaning:
     """A rule's result: the part, its socket, the sensors of the same device that contain it.
 
-    ``package``: ``socket`` is a package id of the kernel, not a number.
+    ``package``: ``socket`` is a package id of the kernel, not a number. ``machine``: the meaning of
+    a meter of the machine to which the configuration gives another part. It measures as much as
+    before, so it is summed only where nothing that it contains is.
     """
 
     part: HardwarePart
@@ -124,6 +130,7 @@ class Meaning:
     summed: bool = True
     whole: bool = False  # all of the socket or the card, not a rail of it
     package: bool = False
+    machine: Meaning | None = None
 
 
 _ROLE = re.compile(r"(?:cpu(?::\d{1,9})?|memory|gpu|machine|ignore)", re.ASCII)
@@ -136,13 +143,16 @@ def role_fault(role: str) -> str:
     return f"{role!r} is none of cpu, cpu:SOCKET, memory, gpu, machine and ignore"
 
 
-def _configured(role: str) -> Meaning:
+def _configured(role: str, known: Meaning | None) -> Meaning:
     part, _, socket = role.partition(":")
+    machine = known if known is not None and known.part is HardwarePart.MACHINE else None
     return Meaning(
         HardwarePart(part),
         "by sources.hwmon.sensors",
         socket=int(socket) if socket else None,
         summed=part != "machine",
+        whole=machine is not None,
+        machine=None if socket else machine,
     )
 
 
@@ -265,6 +275,7 @@ _RULES: Mapping[str, Callable[[Sensor], Meaning | None]] = {
     "apm_xgene": _xgene,
     "altra_hwmon": _altra,
     "amd_energy": _amd_energy,
+    "zenergy": _amd_energy,
     "amd_hsmp_hwmon": _amd_package,
     "fam15h_power": _amd_package,
     "zenpower": _zenpower,
@@ -277,22 +288,30 @@ def meaning_of(sensor: Sensor, roles: Mapping[str, str]) -> Meaning | None:
 
     None if it is unknown, or ignored by configuration.
     """
-    role = next((roles[name] for name in sensor.names if name in roles), None)
-    if role is not None:
-        return None if role == "ignore" else _configured(role)
     rule = _intel_gpu if sensor.chip.startswith("i915_gt") else _RULES.get(sensor.chip)
-    return None if rule is None else rule(sensor)
+    known = None if rule is None else rule(sensor)
+    role = next((roles[name] for name in sensor.names if name in roles), None)
+    if role is None:
+        return known
+    return None if role == "ignore" else _configured(role, known)
 
 
-def unmatched_names(sensors: Iterable[Sensor], names: Iterable[str]) -> dict[str, list[str]]:
-    """The configured names that no sensor has, each with the names that are nearest to it."""
+def name_faults(sensors: Collection[Sensor], roles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The configured names that no sensor has, or CPUs or memory of several devices; and why."""
     present = dict.fromkeys(sensor.key for sensor in sensors)
     known = {name for sensor in sensors for name in sensor.names}
-    return {
-        name: difflib.get_close_matches(name, present, MAX_NAMED, 0.5) or [*present][:MAX_NAMED]
-        for name in names
-        if name not in known
-    }
+    named: dict[str, dict[str, str]] = {}  # sensors by name and device
+    for sensor in sensors:
+        if used := next((name for name in sensor.names if name in roles), ""):
+            named.setdefault(used, {})[sensor.device] = sensor.names[0]
+    for name, role in roles.items():
+        same = [*named.get(name, {}).values()]
+        if name not in known:
+            nearest = difflib.get_close_matches(name, present, MAX_NAMED, 0.5)
+            found = ", ".join(nearest or [*present][:MAX_NAMED]) or "none at all"
+            yield name, f"no sensor has this name (found: {found})"
+        elif len(same) > 1 and role.startswith(("cpu", "memory")):
+            yield name, f"{len(same)} sensors have this name ({', '.join(same[:MAX_NAMED])})"
 
 
 MAX_NAMED = 4  # sensors in a message
@@ -342,6 +361,7 @@ def resolve_sensors(
     }
     sockets = _resources(known.values(), cpus)
     ids = _ids(known)
+    chips = Counter(key for key, _ in {(sensor.key, sensor.device) for sensor in known})
 
     def container(sensor: Sensor) -> Sensor | None:
         return next(
@@ -361,7 +381,8 @@ def resolve_sensors(
         resource = sockets[meaning.socket, meaning.package]
         own = _thing(sensor, meaning, resource, outer.part or (NAME,))
         # The configuration may give a card another part of the hardware than its own tiles.
-        return own if not inside or own.kind is outer.kind else outer._replace(part=own.part)
+        own_kind = not inside or meaning.whole or own.kind is outer.kind
+        return own if own_kind else outer._replace(part=own.part)
 
     domains = {}
     for sensor in sorted(known, key=ids.__getitem__):
@@ -389,7 +410,7 @@ def resolve_sensors(
             resolution=Nanoseconds(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
-            why=_reason(sensor, meaning),
+            why=_reason(sensor, meaning, alone=chips[sensor.key] == 1),
             moves_with=_moves_with(meaning, sockets),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
             measures=thing(sensor),
@@ -448,9 +469,10 @@ def _thing(
     Sensors with one role are different parts, such as the rails of a socket, unless one is in the
     part ``around``. The socket has the number of its CPUs' ``resource``, as in other sources.
     """
+    seen = meaning.machine or meaning
     number = (resource or "").removeprefix("cpu:")
-    socket = int(number) if number.isdecimal() else meaning.socket
-    if meaning.part is HardwarePart.MACHINE:
+    socket = int(number) if number.isdecimal() else seen.socket
+    if seen.part is HardwarePart.MACHINE:
         return Thing(ThingKind.NODE if socket is None else ThingKind.MODULE, socket)
     place = sensor.title if sensor.label else re.sub(r"\D", "", sensor.channel)
     part = (*around, f"{sensor.chip}@{sensor.device}", place)
@@ -460,16 +482,16 @@ def _thing(
     return Thing(_THINGS[meaning.part], socket, part=() if meaning.whole else part)
 
 
-def _reason(sensor: Sensor, meaning: Meaning) -> str:
+def _reason(sensor: Sensor, meaning: Meaning, *, alone: bool) -> str:
     if sensor.quantity is SensorQuantity.ENERGY:
         reason = meaning.why
     else:
         reason = f"{meaning.why}, integrated from its {sensor.quantity}"
     if meaning.summed:
         return reason
-    return (
-        f'{reason}; sources.hwmon.sensors = {{"{sensor.key}" = "cpu"}} would sum it as CPU energy'
-    )
+    name = sensor.key if alone else sensor.names[0]
+    hint = f'sources.hwmon.sensors = {{"{name}" = "cpu"}} would sum it as CPU energy'
+    return f"{reason}; {hint} where no part of it is counted"
 
 
 def _ids(sensors: Iterable[Sensor]) -> dict[Sensor, str]:

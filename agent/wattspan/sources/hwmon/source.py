@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,7 +36,7 @@ from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.device_power import DevicePower
 from wattspan.sources.driver_thread import CallInterval, DriverThreadSource
-from wattspan.sources.energy_meter import PowerIntegral
+from wattspan.sources.energy_meter import MAX_GAP, PowerIntegral
 from wattspan.sources.hwmon.sensors import (
     ALTRA_CORES,
     CORE_ENERGY,
@@ -46,9 +46,9 @@ from wattspan.sources.hwmon.sensors import (
     Sensor,
     SensorQuantity,
     meaning_of,
+    name_faults,
     resolve_sensors,
     role_fault,
-    unmatched_names,
 )
 from wattspan.util.cpu_topology import CpuTopology
 from wattspan.util.text import natural_key, printable
@@ -83,12 +83,15 @@ class SensorFiles:
     files: tuple[Path, ...]
 
 
-def scan_sensors(sysfs: Path) -> list[SensorFiles]:
+_Paths = Container[Path]
+
+
+def scan_sensors(sysfs: Path, refused: _Paths = ()) -> list[SensorFiles]:
     """All sensors of energy, power, or voltage and current, by chip. An unreadable root has none.
 
-    Where a sensor shows an average and the present power, the average counts: nothing between two
-    reads is missed, unless they are further apart than its interval. The files of the ACPI power
-    meter are in the directory of its device on older kernels.
+    Where a sensor shows an average and the present power, the average counts unless it is among the
+    ``refused`` files: nothing between two reads is missed, unless they are further apart than its
+    interval. The files of the ACPI power meter are in the directory of its device on older kernels.
     """
     found: list[SensorFiles] = []
     chips: Counter[tuple[str, str]] = Counter()
@@ -103,16 +106,16 @@ def scan_sensors(sysfs: Path) -> list[SensorFiles]:
         folders = (chip, chip / "device") if name == "power_meter" else (chip,)
         seen: set[str] = set()
         for folder in folders:
-            for files in _channels(name, device, folder):
+            for files in _channels(name, device, folder, refused):
                 if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
                     found.append(files)
     return found
 
 
-def _channels(chip: str, device: str, folder: Path) -> Iterable[SensorFiles]:
+def _channels(chip: str, device: str, folder: Path, refused: _Paths) -> Iterable[SensorFiles]:
     """The sensors of one directory; the counters of Ampere's cores are one sensor."""
-    found = list(_single_channels(chip, device, folder))
+    found = list(_single_channels(chip, device, folder, refused))
     cores = [one for one in found if CORE_ENERGY.fullmatch(one.sensor.label)]
     if chip != "altra_hwmon" or not cores:
         return found
@@ -121,11 +124,13 @@ def _channels(chip: str, device: str, folder: Path) -> Iterable[SensorFiles]:
     return (every, *(one for one in found if one not in cores))
 
 
-def _single_channels(chip: str, device: str, folder: Path) -> Iterator[SensorFiles]:
+def _single_channels(
+    chip: str, device: str, folder: Path, refused: _Paths
+) -> Iterator[SensorFiles]:
     values: dict[str, str] = {}
     for entry in _entries(folder):
         match = _CHANNEL.fullmatch(entry.name)
-        if match is not None:
+        if match is not None and entry not in refused:
             channel = f"{match[1]}{match[2]}"
             if values.get(channel) != "average":
                 values[channel] = match[3]
@@ -183,6 +188,7 @@ class SensorMeter:
         self._moved = 0  # when it moved last
         self._window: tuple[int, int] | None = None  # begin of the present window, and energy then
         self._least: int | None = None  # milliwatts, of a counter
+        self._gaps = 0  # before the last values, in a row
         self.frozen = False
         self.idle = False  # a counter shows hardly more than the least power
 
@@ -207,7 +213,8 @@ class SensorMeter:
     def reading(self, clock: Clock) -> Reading | None:
         """The present energy; None while the counter has not moved.
 
-        OSError if a file cannot be read, ValueError if it shows no possible value.
+        OSError if a file cannot be read, ValueError if it shows no possible value, or if no two
+        values of power are near enough to measure energy.
         """
         values = [_value(path) for path in self.files.files]
         at = clock.now()
@@ -233,8 +240,10 @@ class SensorMeter:
             raise ValueError(f"{shown} is no possible value")
         # An average describes the middle of its interval.
         middle = at.before(sensor.interval // 2)
-        if not self._integral.feed(middle, power, None):
-            self.epoch += 1
+        self._gaps = 0 if self._integral.feed(middle, power, None) else self._gaps + 1
+        self.epoch += self._gaps > 0
+        if self._gaps > 1:
+            raise ValueError(f"values more than {MAX_GAP // SECOND} s apart measure no energy")
         return self._at(middle, self._integral.energy)
 
     def _follow_power(self, at: Instant, energy: Microjoules) -> None:
@@ -290,6 +299,7 @@ class HwmonSource:
         self._chips: dict[str, CallInterval] = {}  # by device
         self._powers: dict[str, DevicePower] = {}  # by device, if the kernel may suspend it
         self._of_power: frozenset[str] = frozenset()  # devices with a power to integrate
+        self._refused: set[Path] = set()  # averages that cannot be read, unlike the present power
         self._newest: dict[str, Reading] = {}  # by domain id, since the last sample
         self._failing: dict[str, Failure] = {}  # by domain id, of the last reads
         self._epochs: dict[str, int] = {}  # by domain id; outlives the sensor
@@ -371,11 +381,23 @@ class HwmonSource:
             return
         except OSError as error:
             self._failing[domain_id] = _access_failure(path, error, domain_id)
-            if error.errno in _GONE:
+            if error.errno in _GONE or self._replaces(meter.files.files[0]):
                 self._due = 0
             return
         if reading is not None:
             self._newest[domain_id] = reading
+
+    def _replaces(self, file: Path) -> bool:
+        """True if the sensor's other file, an average or the present power, is to be read."""
+        average = file.with_name(file.name.replace("_input", "_average"))
+        power = file.with_name(file.name.replace("_average", "_input"))
+        other = average if average in self._refused else power
+        try:
+            readable = other != file and _value(other) >= 0
+        except (OSError, ValueError):
+            return False
+        self._refused ^= {average} if readable else set()
+        return readable
 
     def _is_part(self, domain: Domain) -> bool:
         """True if another sensor contains this one and may be summed instead."""
@@ -385,7 +407,7 @@ class HwmonSource:
     def _discover(self, now: int) -> None:
         """Look for sensors; a sensor that returns has the next epoch."""
         self._due = now + DISCOVERY_INTERVAL
-        found = {files.sensor: files for files in scan_sensors(self._sysfs)}
+        found = {files.sensor: files for files in scan_sensors(self._sysfs, self._refused)}
         self._cpus.refresh()
         domains = resolve_sensors(
             found,
@@ -393,9 +415,8 @@ class HwmonSource:
             emulated=self._emulated,
             cpus=self._cpus,
         )
-        unmatched = unmatched_names(found, self._roles)
         self._misconfigured = (
-            *(_unmatched(name, nearest) for name, nearest in unmatched.items()),
+            *(_misnamed(name, cause) for name, cause in name_faults(found, self._roles)),
             *(
                 _without_cpus(found[sensor], domain)
                 for sensor, domain in domains.items()
@@ -433,8 +454,10 @@ class HwmonSource:
         }
         self._chips = {
             device: self._chips.get(device)
-            or CallInterval(
-                POWER_READ_INTERVAL if device in self._of_power else READ_INTERVAL, self._clock
+            or (
+                CallInterval(POWER_READ_INTERVAL, self._clock, MAX_GAP // 2)
+                if device in self._of_power
+                else CallInterval(READ_INTERVAL, self._clock)
             )
             for device in sorted(uncounted, key=lambda device: (uncounted[device], device))
         }
@@ -449,19 +472,14 @@ class HwmonSource:
 _CHARGED = (HwType.CPU, HwType.MEMORY)
 
 
-def unmatched_sentence(nearest: Sequence[str]) -> str:
-    """The cause of a name that no sensor has; ``nearest`` are names that sensors have."""
-    return f"no sensor has this name (found: {', '.join(nearest) or 'none at all'})"
-
-
-def _unmatched(name: str, nearest: Sequence[str]) -> Failure:
+def _misnamed(name: str, cause: str) -> Failure:
     return Failure(
         NAME,
         f'"{name}" of [sources.hwmon.sensors]',
         Trouble.ABSENT,
-        unmatched_sentence(nearest),
+        cause,
         "Correct the name or remove it. The agent looks for it every few seconds.",
-        verb="find",
+        verb="match",
     )
 
 
@@ -514,8 +532,8 @@ class HwmonSettings(Table, frozen=True):
         about(
             'The part that a sensor measures, as `{"CHIP/LABEL" = PART}`: `cpu` (charged by CPU '
             "time), `cpu:SOCKET`, `memory`, `gpu`, `machine` (not summed) or `ignore`. CHIP is the "
-            "content of the chip's file `name`; without a label, LABEL is the channel, such as "
-            "`power1`."
+            "chip's file `name`, CHIP@DEVICE one of several; without a label, LABEL is the channel,"
+            " such as `power1`."
         ),
     ] = msgspec.field(default_factory=dict)
     sysfs: Annotated[
@@ -564,8 +582,8 @@ def hwmon_advice(settings: HwmonSettings) -> Iterator[str]:
     if not root.is_dir():
         yield f"sources.hwmon.sysfs: there is no directory {root}"
     sensors = [files.sensor for files in scan_sensors(root)]
-    for name, nearest in unmatched_names(sensors, settings.sensors).items():
-        yield f'sources.hwmon.sensors: "{name}": {unmatched_sentence(nearest)}'
+    for name, cause in name_faults(sensors, settings.sensors):
+        yield f'sources.hwmon.sensors: "{name}": {cause}'
 
 
 plugin = SourcePlugin(settings=HwmonSettings, open=open_hwmon, advice=hwmon_advice)

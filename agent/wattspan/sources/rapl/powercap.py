@@ -230,7 +230,7 @@ class PowercapSource(RaplSource):
         if found.masked:
             names = ", ".join(found.masked[:4]) + (" and more" if len(found.masked) > 4 else "")
             wrong.append(MASKED.failure(self._sysfs / POWERCAP_CLASS, names=names))
-        elif not found.zones:
+        elif found.is_empty:
             wrong.append(NO_ZONES.failure(self._sysfs / POWERCAP_CLASS))
         wrong += (
             WITHOUT_CPUS.failure(self._counter_of[one].path, one)
@@ -241,10 +241,15 @@ class PowercapSource(RaplSource):
 
     def _register(self, found: ZoneScan) -> tuple[set[str], list[Failure]]:
         """Make the counters match the directories; which are new, and which cannot be named."""
-        for directory in self._counters.keys() - found.zones.keys():
+        # A counter that is open is read on, although its directory cannot be searched any more.
+        for directory in self._counters.keys() - found.zones.keys() - found.refused.keys():
             self._counters.pop(directory).close()
         fresh: set[str] = set()
-        wrong: list[Failure] = []
+        wrong = [
+            access_failure(path, error)
+            for directory, (path, error) in found.refused.items()
+            if directory not in self._counters and directory.rpartition(":")[0] not in found.refused
+        ]
         for directory, path in found.zones.items():
             known = self._counters.get(directory)
             if known is not None:
@@ -337,7 +342,7 @@ def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource |
         return None
     sysfs = context.sysfs or Path(settings.sysfs)
     found = scan_zones(sysfs)
-    if not found.zones and not found.masked:
+    if found.is_empty:
         if settings.enabled is True:
             raise SourceError(
                 "Cannot read CPU energy counters: no zone counts energy under "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,60 +132,61 @@ class ZoneScan:
     """The entries of the powercap class: zones by directory name, and links without a target.
 
     ``masked`` holds zones that are listed but whose directories are not there: a container runtime
-    has covered ``/sys/devices/virtual/powercap``. A scan with an ``error`` is incomplete.
+    has covered ``/sys/devices/virtual/powercap``. ``refused`` are directories that cannot be
+    searched, by name. A scan with an ``error`` is incomplete.
     """
 
     zones: dict[str, Path] = field(default_factory=dict)
     masked: tuple[str, ...] = ()
     error: OSError | None = None
+    refused: dict[str, tuple[Path, OSError]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no zone, as far as directories can be searched."""
+        return not (self.zones or self.masked or self.refused or self.error)
 
 
 def scan_zones(sysfs: Path) -> ZoneScan:
-    """Every zone that counts energy, of every control type. An unreadable root has none."""
-    zones: dict[str, Path] = {}
+    """Every zone that counts energy, of every control type. A missing root has none."""
+    found = ZoneScan()
+    masked: list[str] = []
     try:
-        masked = _collect_all(sysfs / POWERCAP_CLASS, zones)
+        entries = sorted((sysfs / POWERCAP_CLASS).iterdir())
+        masked += (entry.name for entry in entries if not _collect(entry, found))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
     except OSError as error:
-        return ZoneScan(zones, error=error)
-    return ZoneScan(zones, tuple(name for name in masked if name not in zones))
+        return replace(found, error=error)
+    return replace(found, masked=tuple(name for name in masked if name not in found.zones))
 
 
-def _collect_all(root: Path, into: dict[str, Path]) -> list[str]:
-    """Collect every zone below ``root``; the names of masked ones. OSError without resources."""
-    masked = []
-    for entry in _entries(root):  # sorted
-        if not entry.is_dir():
-            masked.append(entry.name)
-        elif ":" in entry.name:
-            _collect(entry, into)
-        else:
-            for zone in _subzones(entry):  # of a control type; only a copied tree has no links
-                _collect(zone, into)
-    return masked
+def _collect(entry: Path, into: ZoneScan) -> bool:
+    """Collect a zone, or a control type, and those below; False if it is no directory.
 
-
-def _collect(zone: Path, into: dict[str, Path]) -> None:
-    if zone.name in into or not zone.is_dir():
-        return
-    # Zones that only limit power (dtpm, idle injection) have no energy to read.
-    if (zone / ENERGY_FILE).exists() or (zone / ENERGY_FILE).is_symlink():
-        into[zone.name] = zone
-    for child in _subzones(zone):
-        _collect(child, into)
-
-
-def _subzones(directory: Path) -> Iterator[Path]:
-    prefix = f"{directory.name}:"
-    return (entry for entry in _entries(directory) if entry.name.startswith(prefix))
-
-
-def _entries(directory: Path) -> list[Path]:
+    OSError without resources.
+    """
+    if entry.name in into.zones:
+        return True
     try:
-        return sorted(directory.iterdir())
+        if not entry.is_dir():
+            return False
+        # Zones that only limit power (dtpm, idle injection) have no energy to read.
+        with contextlib.suppress(FileNotFoundError):
+            (entry / ENERGY_FILE).lstat()
+            into.zones[entry.name] = entry
+        children = sorted(entry.iterdir())
     except OSError as error:
         if error.errno in _NO_RESOURCES:
             raise
-        return []
+        if entry.name not in into.zones:
+            into.refused[entry.name] = entry, error
+        return True
+    # Of a control type; only a copied tree has no links.
+    for child in children:
+        if child.name.startswith(f"{entry.name}:"):
+            _collect(child, into)
+    return True
 
 
 def read_zone(directory: Path) -> Zone:
