@@ -305,6 +305,7 @@ class Capper:
         unit = 1 if self.knob is Knob.GPU_CLOCK else 1000
         self._cap = {CapKey(self.knob, host.device): facts["cap"] * unit}
         self.events: list[AuditEvent] = []
+        self._former_resets = 0
         self.start()
 
     def start(self) -> None:
@@ -317,6 +318,11 @@ class Capper:
         self.reconciler.start()
         self.manager.turn()
 
+    @property
+    def resets(self) -> int:
+        """Those that this capper and the former ones have found."""
+        return self._former_resets + self.reconciler.resets
+
     def stop(self) -> None:
         """The capper ends without a farewell; its fixed cap stays."""
 
@@ -324,7 +330,7 @@ class Capper:
         """The capper ends, by a signal or by a kill, and time passes without it."""
         if how == "in order":
             self.manager.stop()
-        self._ended = True
+        self._former_resets, self._ended = self.resets, True
 
     def turns(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -361,7 +367,7 @@ def test_cap_survives_resets_and_yields_to_rivals(case: FieldCase, tmp_path: Pat
             (row,) = capper.manager.rows()
             facts = {
                 "limit": host.limit,
-                "resets": capper.reconciler.resets,
+                "resets": capper.resets,
                 "foreign": row.foreign,
                 "said": [event.deed.value for event in capper.events][-3:],
             }

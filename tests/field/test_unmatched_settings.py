@@ -31,14 +31,6 @@ DEVICES = {
         CapKey(Knob.CPU_POWER, "rapl:package-0"), "package-0", None, 205 * W, 205 * W, 205 * W,
         aliases=("intel-rapl:0", "package-0"),
     ),
-    "unset package": KnobState(
-        CapKey(Knob.CPU_POWER, "rapl:package-1"), "package-1", None, 205 * W, 205 * W,
-        aliases=("intel-rapl:1", "package-1"),
-    ),
-    "unset package without a range": KnobState(
-        CapKey(Knob.CPU_POWER, "rapl:package-2"), "package-2",
-        aliases=("intel-rapl:2", "package-2"),
-    ),
 }  # fmt: skip
 
 

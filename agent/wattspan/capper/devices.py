@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from wattspan.attribution.metering import SUSPENDED
-from wattspan.capper.actuators.awaited import AwaitedActuator, AwaitedDriver
+from wattspan.capper.actuators import AwaitedActuator, AwaitedDriver
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import gpu_actuators
 from wattspan.capper.protocol import RefusalReason

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wattspan.capper.actuators.awaited import AwaitedActuator
+from wattspan.capper.actuators import AwaitedActuator
 from wattspan.model import MILLISECOND, SECOND, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock, SlottedActuator
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from testbed.capper_bench import Bench, W
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
-from wattspan.capper.planner import OperatorLimits, imposed_limits, power_range
+from wattspan.capper.planner import OperatorLimits, imposed_limits, power_range, unmatched_settings
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.config import CapsSettings
 from wattspan.config.caps_settings import FixedCapSettings, PrioritySettings
-from wattspan.model import SECOND, Knob, Trouble
+from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
 from wattspan.util.unix_sockets import PeerCredentials
@@ -497,6 +498,37 @@ def test_device_that_never_had_a_limit_takes_no_part(tmp_path: Path) -> None:
     assert imposed.fixed.keys() == imposed.shares.keys() == {bench.key(1)}
     assert power_range(settings, planner).enforced == 450 * W
     assert [sentence.count("does not limit GPU0") for sentence in desk.unmatched] == [1]
+
+
+BOARD = KnobState(CapKey(Knob.GPU_POWER, "gpu0"), "GPU0", 200 * W, 700 * W, 700 * W, 700 * W)
+PACKAGE = KnobState(CapKey(Knob.CPU_POWER, "rapl:0"), "PACKAGE0", None, 205 * W, 205 * W, 205 * W)
+UNSET = replace(PACKAGE, name="UNSET", requested=None)
+NO_RANGE = KnobState(UNSET.key, "NO RANGE")
+
+
+@pytest.mark.parametrize(
+    ("knob", "watts", "states", "said"),
+    [
+        (Knob.GPU_POWER, 50, [BOARD], ["sets GPU0 to 200 W instead of 50 W"]),
+        (Knob.GPU_POWER, 200, [BOARD], []),
+        (Knob.CPU_POWER, 60, [PACKAGE], ["sets PACKAGE0 to 100 W instead of 60 W"]),
+        (Knob.CPU_POWER, 100, [PACKAGE, UNSET], ["does not limit UNSET"]),
+        (
+            Knob.CPU_POWER,
+            100,
+            [UNSET, NO_RANGE],
+            ["does not limit UNSET", "does not limit NO RANGE", "budget_watts limits nothing"],
+        ),
+    ],
+)
+def test_limit_without_its_effect_is_told(
+    knob: Knob, watts: int, states: list[KnobState], said: list[str]
+) -> None:
+    fixed = (FixedCapSettings(device="*", watts=watts, knob=knob),)
+    caps = CapsSettings(fixed=fixed, budget_watts=900, floor_watts=100)
+    told = list(unmatched_settings(caps, states))
+    assert len(told) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, told, strict=True))
 
 
 def test_budget_holds_and_originals_are_restored(tmp_path: Path) -> None:
