@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from wattspan.advice import boards
 from wattspan.advice.boards import ACTIVE_TIME, WINDOW_DELAY, StaticPowerLearner
 from wattspan.advice.static_power import StaticPowerFit, StaticPowerRefusal
 from wattspan.model import (
@@ -225,6 +226,16 @@ def test_many_users_of_one_owner_displace_none_of_another_owner() -> None:
     host.run(30, (0.1,))
     (facts,) = host.learner.facts(lambda process: process == TRAIN)
     assert facts.uses[0].use.windows > 20 * SECOND
+
+
+def test_user_without_a_place_has_no_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boards, "_MAX_USERS", 1)
+    host = Host()
+    host.principals |= {TRAIN: Principal(1), OTHER: Principal(2)}
+    host.run(8, (0.1,))
+    host.run(60, (0.1,), users=(OTHER,))
+    (facts,) = host.learner.facts()
+    assert [one.use.time for one in facts.uses] == [8 * SECOND]
 
 
 @pytest.mark.parametrize("case", ["future", "long ago", "inverted", "no user", "no board"])

@@ -51,6 +51,14 @@ def flood(accounts: GroupAccounts, now: int, number: int = 3 * LIMIT) -> None:
         accounts.charge((Group(GroupKind.UNIT, f"bob/unseen-{at}.scope"),), HwType.CPU, 7, now)
 
 
+def test_rows_beyond_a_lower_limit_are_not_restored() -> None:
+    accounts = GroupAccounts(8)
+    for name in ("cron.service", "ssh.service"):
+        charge(accounts, ROOT, name, SECOND)
+    assert len(accounts.rows()) == 3
+    assert len(GroupAccounts(2, accounts.rows(), 2 * SECOND).rows()) == 2
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_groups_of_one_owner_displace_none_of_another_owner(*, restarted: bool) -> None:
     accounts = GroupAccounts(LIMIT)

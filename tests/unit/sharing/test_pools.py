@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.model import Principal
-from wattspan.sharing.fair_pool import Overflow, share_path
+from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, share_path
 from wattspan.sharing.pools import PoolName, Pools
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +50,13 @@ def test_modest_user_gets_places_beside_a_greedy_one(
     counts = pools.refusals()
     assert sum(counts.values()) >= 9 * LIMIT
     assert {pool for pool, _ in counts} == {name}
+
+
+def test_value_without_a_place_is_not_kept() -> None:
+    kept: FairCache[str, int] = FairCache(FairPool(1, Overflow.REFUSE))
+    kept.store("first", 1, "a", 0)
+    kept.store("second", 2, "a", 0)
+    assert kept == {"first": 1}
 
 
 def test_counters_of_pools_of_one_name_are_summed() -> None:
