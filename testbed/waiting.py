@@ -31,7 +31,7 @@ def eventually(attempt: Callable[[], T | None], what: str, within: float = 60.0)
 def receive_instead_of_main(number: signal.Signals) -> None:
     """Receive a signal in this thread, once the main thread waits in a system call.
 
-    That call goes on, as it does after a signal that arrives just before it.
+    The main thread's call continues, as after a signal that arrives just before it.
     """
     stat = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
     eventually(lambda: stat.read_text().rpartition(") ")[2][0] == "S", "the main thread waits")
