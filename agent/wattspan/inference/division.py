@@ -273,7 +273,7 @@ class RequestDivision:
         """Add the requests of an engine to another one, which it is a part of."""
         part = self._engines.pop(engine, None)
         if part is not None:
-            whole = self._engines.setdefault(into, _Engine())
+            whole = self._engines.setdefault(into, _Engine(part.owner))
             for each in self._open:
                 if each.engine is part:
                     each.engine = whole
