@@ -285,6 +285,11 @@ class SideChannelServer:
         for client in tuple(self._clients):
             self._remove(client)
 
+    @property
+    def descriptor(self) -> int | None:
+        """The descriptor that can be read once a process connects; None while not listening."""
+        return None if self._listening is None else self._listening.socket.fileno()
+
     def drain(self) -> list[ProcessRecords]:
         """The records since the last turn, of processes with records and of ended processes.
 

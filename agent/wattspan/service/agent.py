@@ -55,8 +55,11 @@ class ServiceGroup:
         name: str,
         run: Callable[[threading.Event], object],
         timeout: float | None = None,
+        wake: Callable[[], object] = lambda: None,
     ) -> None:
         """Append a thread of ``run``, which returns once its event is set.
+
+        ``wake`` ends a wait of it for anything else than the event.
 
         After an unexpected error, which is reported as that of any thread, it is run again. A call
         that hangs delays the end by ``timeout`` seconds at most.
@@ -66,6 +69,7 @@ class ServiceGroup:
 
         def end() -> None:
             stop.set()
+            wake()
             thread.join(timeout)
 
         self.add(thread.start, end)

@@ -447,9 +447,14 @@ class InferenceJoiner:
         begin = self._stages.begin(principal, trace, start, first)
         return None if begin is None else Nanoseconds(begin - start)
 
+    @property
+    def in_use(self) -> bool:
+        """True while there are engines or requests."""
+        return bool(self._since or self._calls)
+
     def turn(self, now: int, *, wait: bool = True) -> None:
         """Read new energy and settle requests, once a second; all requests without ``wait``."""
-        if not (self._since or self._calls) or (wait and now - self._turned < TURN_EVERY):
+        if not self.in_use or (wait and now - self._turned < TURN_EVERY):
             return
         self._turned = now
         self._refresh(now)

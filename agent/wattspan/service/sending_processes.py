@@ -6,9 +6,13 @@ between two rare checks.
 
 from __future__ import annotations
 
+import os
+import select
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wattspan.inference.requests import InferenceRequest
 from wattspan.ingest.export_request import ExportRequest, ResourceSpans
 from wattspan.ingest.request_limits import ReceiverBusyError
-from wattspan.model import SECOND, Consumer, Principal, service_label
+from wattspan.model import MILLISECOND, SECOND, Consumer, Principal, service_label
 from wattspan.service.energy_history import BACKFILL, EnergyHistory
 from wattspan.sharing.fair_pool import FairPool, Overflow
 from wattspan.sharing.pools import PoolName, Pools
@@ -117,6 +121,26 @@ class SpanInbox:
         self._parts: dict[Hashable, deque[Iterator[PendingPart]]] = {}  # not taken
         self._refused: Counter[str] = Counter()
         self._deferred = 0
+        self._arrivals = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._arrivals)
+
+    def rest(self, longest: int, other: int | None = None) -> bool:
+        """Wait for ``longest`` nanoseconds at most; True once something has arrived.
+
+        That is a request, a refusal, a call of ``notify``, or data at the descriptor ``other``.
+        """
+        waiting = select.poll()
+        for descriptor in (self._arrivals, other):
+            if descriptor is not None:
+                waiting.register(descriptor, select.POLLIN)
+        arrived = bool(waiting.poll(longest / MILLISECOND))
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._arrivals)
+        return arrived
+
+    def notify(self) -> None:
+        """End the present or the next rest."""
+        os.eventfd_write(self._arrivals, 1)
 
     def __bool__(self) -> bool:
         """True if `take` would return parts."""
@@ -148,11 +172,13 @@ class SpanInbox:
             self._received.append(
                 PendingRequest(request, cost, identities, energies, request.count)
             )
+        self.notify()
 
     def refuse(self, reason: str, spans: int = 1) -> None:
         """Count spans that are not accepted."""
         with self._lock:
             self._refused[reason] += spans
+        self.notify()
 
     def take(self, most: int) -> Iterator[PendingPart]:
         """At most ``most`` parts of requests: one of each owner in turn, in their order."""

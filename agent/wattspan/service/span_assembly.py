@@ -150,7 +150,7 @@ class SpanAssembly:
             pools=self._core.pools,
             log=self._core.log,
         )
-        self.services.add_thread("wattspan-joiner", joiner.run)
+        self.services.add_thread("wattspan-joiner", joiner.run, wake=joiner.inbox.notify)
         return joiner
 
     def _open_forwarder(self) -> Forwarder | None:

@@ -33,7 +33,7 @@ from wattspan.model import (
 from wattspan.ports import Clock
 from wattspan.processes.principals import owner_label
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.inference_joiner import InferenceJoiner
+from wattspan.service.inference_joiner import TURN_EVERY, InferenceJoiner
 from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
 from wattspan.service.sending_processes import (
     EXPECTED,
@@ -60,7 +60,7 @@ from wattspan.spans.values import (
     SpanEnergyColumns,
     SpanStart,
 )
-from wattspan.spans.wall_time import WallClockConverter
+from wattspan.spans.wall_time import OBSERVATIONS, WallClockConverter
 from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ JOIN_INTERVAL = SECOND // 20
 PARTS_A_PASS = 256
 """Parts of requests that a pass queues at their processes; with more, passes have no pause."""
 
-IDLE_INTERVAL = SECOND // 2
-"""The period of passes while no process sends spans."""
+IDLE_INTERVAL = 5 * SECOND
+"""The longest wait for a request or a process while no process sends spans."""
 
 SETTLEMENT_TIMEOUT = 6 * SECOND
 """A span is joined without further wait this long after its receipt."""
@@ -196,17 +196,21 @@ class SpanJoiner:
 
     def run(self, stop: threading.Event) -> None:
         """Run passes until ``stop``, then finish. Failures of a pass are logged."""
-        while not stop.wait(self._pause / 1e9):
+        while not self._paused(stop):
             self._guarded(self.turn)
         self._guarded(self.finish)
 
-    @property
-    def _pause(self) -> int:
-        """Nanoseconds to the next pass: many if no process sends or announces spans."""
-        if self.inbox.backlog:
-            return 0
-        announced = self._side_channel is not None and self._side_channel.counts.active
-        return JOIN_INTERVAL if self._processes or self.inbox or announced else IDLE_INTERVAL
+    def _paused(self, stop: threading.Event) -> bool:
+        """Wait until the next pass is due; True to end."""
+        channel = self._side_channel
+        if self._processes or self.inbox or (channel is not None and channel.counts.active):
+            return stop.wait(0 if self.inbox.backlog else JOIN_INTERVAL / 1e9)
+        longest = TURN_EVERY if self._inference.in_use else IDLE_INTERVAL
+        arrived = self.inbox.rest(longest, None if channel is None else channel.descriptor)
+        for _ in range(OBSERVATIONS):  # of a small step since the last pass
+            self._wall.observe(self._clock.now())
+        # The requests that follow soon are joined in the same pass.
+        return stop.wait(JOIN_INTERVAL / 1e9) if arrived else stop.is_set()
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:

@@ -25,7 +25,9 @@ milliseconds on a busy host, hardly ever by this much.
 DRIFT = MILLISECOND // 4
 """The step by which a slew is followed."""
 
-_PATIENCE = 3  # consecutive observations of a slew forward before it is followed
+OBSERVATIONS = 3
+"""The consecutive observations of a small change forward before it is followed."""
+
 _MAX_OFFSETS = 512
 _FOREVER = 2**63
 
@@ -94,12 +96,12 @@ class WallClockConverter:
         if ahead < -DRIFT or ahead > IMMEDIATE_STEP:
             return ahead
         self._ahead.append(ahead)
-        del self._ahead[:-_PATIENCE]
+        del self._ahead[:-OBSERVATIONS]
         *_, before, _ = (0, *self._ahead)
         if min(before, ahead) > CLOCK_STEP and abs(before - ahead) <= CLOCK_STEP:
             return min(before, ahead)
         least = min(self._ahead)
-        return least if least > DRIFT and len(self._ahead) == _PATIENCE else 0
+        return least if least > DRIFT and len(self._ahead) == OBSERVATIONS else 0
 
     def _search(self, unix: int) -> int:
         """Conversion of times before the present period, or possibly of an earlier one."""

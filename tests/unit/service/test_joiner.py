@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -75,6 +76,7 @@ class Heard(NamedTuple):
 class Channel:
     reports: list[Heard] = field(default_factory=list)
     counts: SideChannelCounters = field(default_factory=SideChannelCounters)
+    descriptor: int | None = None
 
     def drain(self) -> list[Heard]:
         drained, self.reports = self.reports, []
@@ -341,7 +343,7 @@ def test_requests_of_another_user_do_not_wait_for_many_parts() -> None:
     assert OTHER in agent.joiner._processes
     stop = Stop(2)
     agent.joiner.run(stop)  # type: ignore[arg-type]
-    assert stop.timeouts[0] == 0
+    assert stop.waits[0] == 0
     assert sum(agent.outcomes().values()) == len(spans)
 
 
@@ -656,29 +658,68 @@ def test_idle_process_is_released_and_watched_again() -> None:
 
 
 class Stop:
-    """Records the timeouts of waits; set after ``passes`` of them."""
+    """Records the waits of a thread in nanoseconds; set after ``passes`` of them."""
 
     def __init__(self, passes: int) -> None:
         self._passes = passes
-        self.timeouts: list[float] = []
+        self.waits: list[int] = []
 
     def wait(self, timeout: float) -> bool:
-        self.timeouts.append(timeout)
-        return len(self.timeouts) > self._passes
+        self.waits.append(round(timeout * SECOND))
+        return self.is_set()
+
+    def rest(self, longest: int, _: int | None = None) -> bool:
+        self.waits.append(longest)
+        return False
+
+    def is_set(self) -> bool:
+        return len(self.waits) > self._passes
 
 
-def test_passes_are_rare_while_no_process_sends_spans() -> None:
+def test_passes_are_rare_while_no_process_sends_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent()
-    idle, busy, announced = Stop(1), Stop(1), Stop(1)
-    agent.joiner.run(idle)  # type: ignore[arg-type]
+
+    def waits() -> list[int]:
+        stop = Stop(1)
+        monkeypatch.setattr(agent.joiner.inbox, "rest", stop.rest)
+        agent.joiner.run(stop)  # type: ignore[arg-type]
+        return stop.waits
+
+    assert waits() == [IDLE_INTERVAL] * 2
     agent.feed.counts.connected = 1
-    agent.joiner.run(announced)  # type: ignore[arg-type]
+    assert waits() == [JOIN_INTERVAL] * 2
     agent.feed.counts.connected = 0
     agent.send(agent.span(1, 0, TICK))
-    agent.joiner.run(busy)  # type: ignore[arg-type]
-    assert idle.timeouts == [IDLE_INTERVAL / 1e9] * 2
-    assert announced.timeouts == [JOIN_INTERVAL / 1e9] * 2
-    assert busy.timeouts[0] == JOIN_INTERVAL / 1e9
+    assert waits()[0] == JOIN_INTERVAL
+
+
+@pytest.mark.parametrize("arrival", ["request", "refusal", "connection", "stop"])
+def test_rest_of_the_joiner_ends_with_an_arrival(arrival: str) -> None:
+    agent, (ours, theirs) = Agent(), socket.socketpair()
+    with ours, theirs:
+        assert not agent.joiner.inbox.rest(0, ours.fileno())
+        match arrival:
+            case "request":
+                agent.send(agent.span(1, 0, TICK))
+            case "refusal":
+                agent.joiner.inbox.refuse("malformed")
+            case "connection":
+                theirs.send(b"1")
+            case "stop":
+                agent.joiner.inbox.notify()
+        assert agent.joiner.inbox.rest(3600 * SECOND, ours.fileno())
+        ours.setblocking(False)
+        assert arrival == "connection" or not agent.joiner.inbox.rest(0, ours.fileno())
+
+
+def test_step_of_the_wall_clock_during_a_rest_counts_for_the_next_span() -> None:
+    agent = Agent()
+    agent.run(1.0)
+    agent.clock.step_wall(0.05)
+    agent.joiner.inbox.notify()
+    agent.joiner._paused(Stop(1))  # type: ignore[arg-type]
+    unix = agent.clock.now().wall
+    assert agent.joiner._wall.monotonic(unix) == agent.clock.monotonic()
 
 
 @pytest.mark.slow
