@@ -7,8 +7,10 @@ store and listeners inside the process of `wattspan measure`.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -86,7 +88,6 @@ if TYPE_CHECKING:
     from wattspan.sdk.client import Measurement
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-STATM = Path("/proc/self/statm")
 
 Log = Callable[[str], None]
 
@@ -247,7 +248,7 @@ def build_agent(
             latest,
             demand=demand,
             providers=SnapshotProviders(
-                agent_usage=measure_self,
+                agent_usage=own_usage(),
                 health=lambda: (
                     *broken,
                     *((store.health,) if store is not None else ()),
@@ -289,14 +290,24 @@ def build_agent(
         )
 
 
-def measure_self() -> AgentUsage:
-    """CPU time and memory of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
+def own_usage() -> Callable[[], AgentUsage]:
+    """A function that measures the CPU time and memory of this process; keeps one file open."""
     try:
-        rss = int(STATM.read_text().split()[1]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        rss = None
-    return AgentUsage(used.ru_utime + used.ru_stime, rss)
+        statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        statm = -1
+
+    def measure() -> AgentUsage:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        try:
+            rss = int(os.pread(statm, 128, 0).split()[1]) * resource.getpagesize()
+        except (OSError, ValueError, IndexError):
+            rss = None
+        return AgentUsage(used.ru_utime + used.ru_stime, rss)
+
+    if statm >= 0:
+        weakref.finalize(measure, os.close, statm)
+    return measure
 
 
 def _open_store(

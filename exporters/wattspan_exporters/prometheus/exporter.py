@@ -11,7 +11,7 @@ import gzip
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -25,7 +25,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector
 
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
@@ -50,8 +52,15 @@ from wattspan_exporters.prometheus.renderer import (
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class SelfMetrics:
-    """Metrics of the exporter and of its process, which are not in the catalogue."""
+PROCESS_METRICS_EVERY = 5 * SECOND
+"""The period of reads of the process's own metrics: with the open files, a sixth of a scrape."""
+
+
+class SelfMetrics(Collector):
+    """Metrics of the exporter and of its process, which are not in the catalogue.
+
+    The standard metrics of the process are read at most once in `PROCESS_METRICS_EVERY`.
+    """
 
     def __init__(self, version: str) -> None:
         self.registry = registry = CollectorRegistry(auto_describe=False)
@@ -74,10 +83,19 @@ class SelfMetrics:
             "Duration of the rendering of the previous scrape.",
             registry=registry,
         )
-        ProcessCollector(registry=registry)
+        self._process = ProcessCollector(registry=None)
+        self._process_metrics: Sequence[PrometheusMetric] = ()
+        self._read = -PROCESS_METRICS_EVERY
+        registry.register(self)
 
-    def render(self, form: ExpositionFormat) -> str:
-        """All metrics in one format, without the closing line of OpenMetrics."""
+    def collect(self) -> Iterable[PrometheusMetric]:
+        """The standard metrics of the process."""
+        return self._process_metrics
+
+    def render(self, form: ExpositionFormat, now: int = 0) -> str:
+        """All metrics at a monotonic time in one format, without OpenMetrics' closing line."""
+        if now - self._read >= PROCESS_METRICS_EVERY:
+            self._read, self._process_metrics = now, tuple(self._process.collect())
         if form is ExpositionFormat.TEXT:
             return generate_latest(self.registry).decode()
         document: bytes = generate_openmetrics(self.registry)  # type: ignore[no-untyped-call]
@@ -232,7 +250,7 @@ class MetricsPages:
 
     def _render(self, form: ExpositionFormat, snapshot: Snapshot) -> bytes:
         began = self._clock.monotonic()
-        body = self._renderer.render(snapshot, form, self._self_metrics.render(form))
+        body = self._renderer.render(snapshot, form, self._self_metrics.render(form, began))
         self._duration = self._clock.monotonic() - began
         self._self_metrics.render_seconds.set(self._duration / SECOND)
         return body

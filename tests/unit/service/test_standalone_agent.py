@@ -1,8 +1,10 @@
 """`wattspan measure` without an agent samples finely for as long as its command runs."""
 
+from time import process_time
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from wattspan.model import SECOND, Consumer
@@ -38,3 +40,14 @@ def test_command_of_hours_keeps_the_fine_interval(monkeypatch: pytest.MonkeyPatc
             assert demand.interval(clock.monotonic()) == FINE
             clock.advance(ns=SECOND)
         alone.read(command, began, clock.monotonic(), wait=0.0)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_own_usage_is_that_of_this_process(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not readable:
+        monkeypatch.setattr(assembly.os, "open", lambda *_: (_ for _ in ()).throw(OSError))
+    measure, before = assembly.own_usage(), process_time()
+    usage = measure()
+    assert before - 0.01 <= usage.cpu_seconds <= process_time()
+    resident = psutil.Process().memory_info().rss
+    assert usage.rss_bytes == (pytest.approx(resident, rel=0.1) if readable else None)

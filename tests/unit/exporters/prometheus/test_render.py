@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from random import Random
+from time import process_time
 
 import pytest
 from testbed.scrapes import CATALOGUE_SERIES, GOLDEN, full_host, parse, total, value
 from testbed.snapshots import CPU, NOON, busy_host, process, serving_host
 
-from wattspan.model import AgentStats, Instant, Microjoules, ProcessRow, Snapshot
+from wattspan.model import SECOND, AgentStats, Instant, Microjoules, ProcessRow, Snapshot
 from wattspan.util.text import MAX_LABEL
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, sanitize
@@ -80,6 +81,20 @@ def test_exporter_self_metrics_follow_the_catalogue(form: ExpositionFormat) -> N
     assert value(scrape, "process_resident_memory_bytes") > 0
     own = {family.name for family in itself.registry.collect()}
     assert not own & {metric.series.removesuffix("_total") for metric in CATALOGUE}
+
+
+def test_metrics_of_the_process_are_read_every_five_seconds() -> None:
+    itself = SelfMetrics("1.2.3")
+
+    def cpu_seconds(at: int) -> float:
+        text = itself.render(ExpositionFormat.TEXT, at)
+        return value(parse(text.encode(), ExpositionFormat.TEXT), "process_cpu_seconds_total")
+
+    first = cpu_seconds(SECOND)
+    while process_time() < first + 0.02:
+        pass
+    assert cpu_seconds(6 * SECOND - 1) == first
+    assert cpu_seconds(6 * SECOND) > first
 
 
 def test_empty_snapshot_is_still_a_valid_scrape() -> None:
