@@ -48,6 +48,10 @@ LEARNING_TIME = 600 * SECOND
 An idle power that was observed at rest with full confidence does not wait for this.
 """
 
+EXTRAPOLATION_TIME = 10 * SECOND
+"""The power curve of a known idle power is extrapolated this often: the regression costs as much
+as the division of a second's energy, and a window moves it by less than its error."""
+
 MAX_LEARNING_TIME = 3600 * SECOND
 """After this time under load, an idle power that is still unknown will not be found soon."""
 
@@ -105,6 +109,8 @@ class LoadIntercept:
         self._upper = math.inf
         self._error = 0.0
         self._observed = 0  # nanoseconds
+        self._extrapolated = 0  # its value at the last extrapolation
+        self._found: Extrapolation | None = None
         self._rested = False  # the bin near zero load has full confidence
         self._at_rest = False  # the result was observed near zero load, not extrapolated
         self.remembered = remembered is not None
@@ -174,14 +180,15 @@ class LoadIntercept:
             one.weight *= 0.5 ** (1 / HALF_LIFE)
         steadiness = 1 / (1 + ((ends - began) / _STEADY_LOAD_CHANGE) ** 2)
         self._bins[min(_BINS - 1, int(load * _BINS))].add(load, power, steadiness)
-        self._learn()
+        if not settled or self._observed - self._extrapolated >= EXTRAPOLATION_TIME:
+            self._extrapolated, self._found = self._observed, self._curve.extrapolate()
+        self._learn(self._found)
 
-    def _learn(self) -> None:
+    def _learn(self, found: Extrapolation | None) -> None:
         """Update the idle power and its upper bound."""
         seen = [one for one in self._bins if one.weight >= _MIN_BIN_WEIGHT]
         if not seen:
             return
-        found = self._curve.extrapolate()
         bounds = [largest_idle(one.load, one.power) for one in seen]
         if found is not None:
             bounds.append(max(0.0, found.idle + found.half_width))
