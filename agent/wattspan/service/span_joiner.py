@@ -33,7 +33,7 @@ from wattspan.model import (
 from wattspan.ports import Clock
 from wattspan.processes.principals import owner_label
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.inference_joiner import TURN_EVERY, InferenceJoiner
+from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
 from wattspan.service.sending_processes import (
     EXPECTED,
@@ -77,7 +77,7 @@ PARTS_A_PASS = 256
 """Parts of requests that a pass queues at their processes; with more, passes have no pause."""
 
 IDLE_INTERVAL = 5 * SECOND
-"""The longest wait for a request or a process while no process sends spans."""
+"""The longest wait for a request or a process while none has sent spans recently."""
 
 SETTLEMENT_TIMEOUT = 6 * SECOND
 """A span is joined without further wait this long after its receipt."""
@@ -150,17 +150,8 @@ class SpanJoiner:
         self._tap = tap
         self._static_powers = static_powers
         self._demand = demand
-        self._totals = (
-            SpanAggregator(
-                settings.names,
-                checkpoint.spans,
-                checkpoint.outside,
-                clock.monotonic(),
-                pools=pools,
-            )
-            if checkpoint is not None
-            else SpanAggregator(settings.names, pools=pools)
-        )
+        before = checkpoint and (checkpoint.spans, checkpoint.outside, clock.monotonic())
+        self._totals = SpanAggregator(settings.names, *(before or ()), pools=pools)
         self._wall = WallClockConverter()
         self._processes = SendingProcesses(processes)
         self._waiting: dict[Consumer, SendingProcess] = {}  # those with spans that wait for energy
@@ -202,15 +193,21 @@ class SpanJoiner:
 
     def _paused(self, stop: threading.Event) -> bool:
         """Wait until the next pass is due; True to end."""
-        channel = self._side_channel
-        if self._processes or self.inbox or (channel is not None and channel.counts.active):
+        if not self._rests:
             return stop.wait(0 if self.inbox.backlog else JOIN_INTERVAL / 1e9)
-        longest = TURN_EVERY if self._inference.in_use else IDLE_INTERVAL
+        channel = self._side_channel
+        longest = TIDY_EVERY if self._processes or self._inference.in_use else IDLE_INTERVAL
         arrived = self.inbox.rest(longest, None if channel is None else channel.descriptor)
         for _ in range(OBSERVATIONS):  # of a small step since the last pass
             self._wall.observe(self._clock.now())
         # The requests that follow soon are joined in the same pass.
         return stop.wait(JOIN_INTERVAL / 1e9) if arrived else stop.is_set()
+
+    @property
+    def _rests(self) -> bool:
+        """True while no span waits for energy, and no process announces any."""
+        announced = self._side_channel is not None and self._side_channel.counts.active
+        return not (self._waiting or self.inbox or announced)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
@@ -236,7 +233,7 @@ class SpanJoiner:
                 self._forget_ids()
         self._inference.turn(now.mono)
         self._forward()
-        if now.mono - self._reported >= REPORT_EVERY:
+        if now.mono - self._reported >= REPORT_EVERY or self._rests:
             self._reported = now.mono
             self._report()
 

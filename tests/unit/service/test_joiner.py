@@ -43,6 +43,7 @@ from wattspan.service.span_joiner import (
     JOIN_INTERVAL,
     PARTS_A_PASS,
     SETTLEMENT_TIMEOUT,
+    TIDY_EVERY,
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
 )
@@ -691,6 +692,9 @@ def test_passes_are_rare_while_no_process_sends_spans(monkeypatch: pytest.Monkey
     agent.feed.counts.connected = 0
     agent.send(agent.span(1, 0, TICK))
     assert waits()[0] == JOIN_INTERVAL
+    agent.send(agent.span(2, 0, TICK))
+    agent.run(10.0)
+    assert waits() == [TIDY_EVERY] * 2
 
 
 @pytest.mark.parametrize("arrival", ["request", "refusal", "connection", "stop"])
