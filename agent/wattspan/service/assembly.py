@@ -203,7 +203,7 @@ def build_agent(
         interval = config.agent.interval
         demand = SamplingDemand(
             clock,
-            Intervals() if interval.is_auto else Intervals(interval, interval),
+            Intervals() if interval.is_auto else Intervals(int(interval), int(interval)),
             RunningProcesses(processes.directory, ProcFs()).lives,
             pools,
         )

@@ -36,7 +36,7 @@ def format_number(value: int | float, decimals: int) -> str:
     if isinstance(value, float):
         return _format_float(value / 10**decimals)
     if decimals == 0:
-        return str(value)
+        return f"{value:d}"  # not `str`: that of a duration has a unit
     whole, fraction = divmod(abs(value), 10**decimals)
     sign = "-" if value < 0 else ""
     return f"{sign}{whole}.{fraction:0{decimals}d}" if fraction else f"{sign}{whole}"
@@ -157,7 +157,7 @@ class _Family:
                 line.value = value
                 # Hot path: insert a decimal point into the digits of the integer.
                 if value >= one and isinstance(value, int):
-                    digits = str(value)
+                    digits = f"{value:d}"
                     line.text = f"{line.head}{digits[:-decimals]}.{digits[-decimals:]}\n"
                 else:
                     line.text = f"{line.head}{format_number(value, decimals)}\n"

@@ -12,6 +12,7 @@ from testbed.scrapes import CATALOGUE_SERIES, GOLDEN, full_host, parse, total, v
 from testbed.snapshots import CPU, NOON, busy_host, process, serving_host
 
 from wattspan.model import SECOND, AgentStats, Instant, Microjoules, ProcessRow, Snapshot
+from wattspan.model.settings import Duration, Size
 from wattspan.util.text import MAX_LABEL
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, sanitize
@@ -81,6 +82,14 @@ def test_exporter_self_metrics_follow_the_catalogue(form: ExpositionFormat) -> N
     assert value(scrape, "process_resident_memory_bytes") > 0
     own = {family.name for family in itself.registry.collect()}
     assert not own & {metric.series.removesuffix("_total") for metric in CATALOGUE}
+
+
+@pytest.mark.parametrize("quantity", [Duration(SECOND), Duration(100 * 10**6), Size(1 << 30)])
+def test_quantity_of_the_configuration_is_drawn_as_a_number(quantity: int) -> None:
+    snapshot = replace(full_host(), stats=AgentStats(Instant(0, NOON), interval=quantity, rss_bytes=quantity))
+    scrape = parse(Renderer().render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT)
+    assert value(scrape, "wattspan_agent_interval_seconds") == quantity / SECOND
+    assert value(scrape, "wattspan_agent_resident_memory_bytes") == quantity
 
 
 def test_metrics_of_the_process_are_read_every_five_seconds() -> None:
