@@ -117,7 +117,7 @@ def test_restarted_host_awaits_the_end_of_its_former_session(fleet: SimulatedFle
     assert host.participant.status.in_contact
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_service_lost_for_an_hour_leaves_the_safe_allotments(fleet: SimulatedFleet) -> None:
     fleet.run(10, BUDGET)
     for host in fleet.hosts.values():

@@ -124,7 +124,7 @@ def test_each_value_of_a_parameter_descends_on_its_own() -> None:
     assert all(dict(setting.parameters)["batch"] == "8" for setting, _ in done.pruned)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_noise_alone_ends_few_descents() -> None:
     """Of the settings of a flat curve with 5 % noise, nearly all are measured to the end."""
     pruned = sum(

@@ -168,7 +168,7 @@ def test_first_requests_wait_for_long_ones() -> None:
     assert 10 * S <= division.hold("gpu") < 12 * S
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_late_requests_delay_no_engine_on_another_board() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     for engine, delay in (("prompt", 0), ("late", 100 * S)):

@@ -291,7 +291,7 @@ def test_models_within_the_limit_keep_their_coefficients_beside_pooled_ones() ->
             assert found == pytest.approx(truth.of(totals[name]), rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_changed_coefficients_are_learned_anew() -> None:
     model = TokenPowerModel()
     _learn(model, 3000)

@@ -133,7 +133,7 @@ def test_memory_is_bounded_by_owner() -> None:
     assert not _repeated(traces, 1)  # its trace was forgotten
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_flood_of_an_owner_forgets_no_trace_of_another() -> None:
     flood = [_span(n, 0, 10, trace=n) for n in range(1, MAX_SPANS)]
     victim, greedy = Principal(1000, "victim"), Principal(1000, "greedy")

@@ -99,7 +99,7 @@ def test_deeply_nested_line_of_the_decision_log_is_skipped(tmp_path: Path) -> No
     assert DecisionLog(path, ManualClock()).recent() == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cpu_list_size_is_bounded() -> None:
     assert list(parse_cpu_list("0-3,8")) == [0, 1, 2, 3, 8]
     assert len(list(parse_cpu_list("0-4000000000"))) <= 1 << 16

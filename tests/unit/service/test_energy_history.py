@@ -390,7 +390,7 @@ def test_process_that_is_idle_for_longer_than_the_steps_are_kept_is_covered() ->
     assert spent.covered == 2002 * TICK
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_shares_of_busy_watched_processes_are_merged_in_turns() -> None:
     """Each at least once in ``MERGE_AFTER`` and the time over which merges are spread."""
     busy = tuple(Consumer(pid, 1) for pid in range(100, 200))

@@ -559,7 +559,7 @@ def test_calls_elsewhere_are_counted_once_spans_in_them_may_have_arrived() -> No
     assert after.unmetered == host.joiner.unmetered
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_calls_beyond_the_limit_are_counted_at_once() -> None:
     host = Host()
     host.born(SERVER, 2)
@@ -592,7 +592,7 @@ def test_tokens_of_a_caller_are_computed_elsewhere(
     assert host.joiner.is_call(SERVER, role) == call
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_calls_of_a_user_count_no_call_of_another_early() -> None:
     host = Host()
     host.born(SERVER, 1)

@@ -726,7 +726,7 @@ def test_step_of_the_wall_clock_during_a_rest_counts_for_the_next_span() -> None
     assert agent.joiner._wall.monotonic(unix) == agent.clock.monotonic()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_request_to_a_language_model_is_estimated_before_it_is_forwarded() -> None:
     agent = Agent()
     gpu = Domain("gpu0", HwType.GPU, "gpu0", "fake", Provenance.MEASURED, resource="gpu")

@@ -146,7 +146,7 @@ def test_join_merges_only_processes_with_waiting_spans() -> None:
     assert costs[0] == costs[1] <= 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_spans_of_others_are_unchanged_by_a_crowd_of_senders() -> None:
     found = []
     for crowd in ((), CROWD):

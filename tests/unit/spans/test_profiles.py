@@ -467,7 +467,7 @@ def test_profile_with_a_small_limit_raises() -> None:
         EnergyProfile(15)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_profile_of_a_day_is_bounded_and_answers() -> None:
     profile = EnergyProfile(512)
     day = 24 * 3600

@@ -225,7 +225,7 @@ def test_keys_of_earlier_minutes_are_not_in_memory(tmp_path: Path) -> None:
         assert cached == [10] * 8
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_store_reduces_resolution_to_stay_within_its_size(tmp_path: Path, host: Books) -> None:
     settings = Settings(max_size=Size(150_000))
     with closing(open_store(tmp_path, host, settings)) as store:

@@ -195,7 +195,7 @@ def test_held_setting_is_released_when_the_partition_mode_changes() -> None:
     assert sentence in explained(host, row)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_work_in_another_partition_mode_is_not_compared() -> None:
     host = Host()
     host.gpus[0].partition_mode = "SPX"

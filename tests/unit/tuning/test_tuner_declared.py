@@ -444,7 +444,7 @@ def test_board_with_mig_is_tuned_if_all_its_tenants_belong_to_the_declared_job()
     assert host.gpus[0].cap == DEFAULT
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_limit_is_released_with_the_reason_when_mig_is_turned_on() -> None:
     host = held_host()
     assert host.gpus[0].cap < DEFAULT

@@ -70,7 +70,7 @@ def test_held_clocks_save_nearly_as_much_as_the_best_ones() -> None:
     assert row(held).applied
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_figures_of_a_held_plan() -> None:
     held = planned()
     found = row(held)

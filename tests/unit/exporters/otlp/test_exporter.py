@@ -104,7 +104,7 @@ def test_recovered_receiver_gets_only_the_newest_snapshot() -> None:
     assert bench.times[1] - bench.times[0] <= 10
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_retries_of_pushes_back_off_within_a_bound() -> None:
     bench = Bench(*[AWAY] * 1000)
     bench.wait(3600)

@@ -38,7 +38,7 @@ def step(one: PipelineControl, observation: PipelineObservation) -> PipelineCont
     return one.receive(observation).decide(())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_control_reaches_a_plan_with_late_energies() -> None:
     pipeline, counters = RunningPipeline((0.1, 0.06, 0.1)), EnergyCounters(3)
     one = control()

@@ -68,7 +68,7 @@ def explorers(job: RunningJob) -> list[JobHost]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_host_explores_at_a_time() -> None:
     job = RunningJob(POLICY, BASES, (*STARTS, 5.0))
     explored: set[str] = set()
@@ -145,7 +145,7 @@ def test_straggler_on_another_host_is_followed_until_it_recovers() -> None:
     assert host.session.partner == ""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_expired_record_restores_the_original_clocks_without_an_iteration() -> None:
     job = following()
     host, _ = job.hosts

@@ -59,7 +59,7 @@ def test_rank_clocks_of_the_measured_profile_save_what_was_computed_before(
     assert search.evaluated(own.clocks) == own
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_instruction_clocks_keep_the_iteration_time(
     measured: tuple[PipelineModel, PipelineFrontier],
 ) -> None:
