@@ -152,12 +152,17 @@ class TotalCpuClock(_OpenClocks):
 
     def __init__(self, hierarchy: CgroupHierarchy) -> None:
         super().__init__(hierarchy)
+        self._path_in = lru_cache(_MAX_REMEMBERED)(hierarchy.path_in)
         self._sum = 0
         self.refresh()
 
     @property
     def covers_kernel(self) -> bool:
         return not self._hierarchy.unified
+
+    def omits(self, cgroup_text: str) -> bool:
+        """True if the sum omits a process in this cgroup: in v2, in the root or out of view."""
+        return self._hierarchy.unified and self._path_in(cgroup_text) in (None, "/")
 
     def refresh(self) -> None:
         """Add new cgroups, without their CPU time so far."""

@@ -147,7 +147,7 @@ class CpuUsageSource:
         self._busy = busy
         self._fork_events, self._exit_events, self._cgroups = fork_events, exit_events, cgroups
         self._read_clock = read_clock
-        self._table = ProcessTable(read_clock)
+        self._table = ProcessTable(read_clock, self._in_sum)
         directory = HostProcesses(processes, names, principals)
         self._principals = directory.principals
         self._lifecycle = LifecycleTracker(processes, self._table, directory)
@@ -215,6 +215,8 @@ class CpuUsageSource:
         spent = active.spent(values, kernel=self._idle_scanner.covers_kernel)
         last = self._samples[-1].now if self._samples else self._before
         capacity = self._capacity(last.mono if last is not None else now.mono, now.mono)
+        if self._idle_scanner.sweep_due(now.mono):
+            return None
         if self._idle_scanner.due(now.mono, capacity, spent):
             return None
         return ClockSample(now, busy, values, self._accounts.sample_times())
@@ -250,10 +252,12 @@ class CpuUsageSource:
         self._add_charged(update)
         began = self._before.mono if self._before is not None else now.mono
         postponed = sum(update.postponed.values())
-        if self._idle_scanner.due(now.mono, self._capacity(began, now.mono), postponed):
-            self._lifecycle.process(update, self._read_clocks(self._table.idle, update))
+        every = self._idle_scanner.due(now.mono, self._capacity(began, now.mono), postponed)
+        if every or self._idle_scanner.sweep_due(now.mono):
+            for clocks in (self._table.apart, *((self._table.idle,) if every else ())):
+                self._lifecycle.process(update, self._read_clocks(clocks, update))
             self._table.sweep(IDLE_AFTER)
-            self._idle_scanner.scanned(now.mono)
+            self._idle_scanner.swept(now.mono, scanned=every)
         if update.exited and not measured:
             self._churn = True
             measured = self._measure_cgroups()
@@ -309,14 +313,24 @@ class CpuUsageSource:
         return moved
 
     def _add_charged(self, update: LifecycleUpdate) -> None:
-        covers_kernel = self._idle_scanner.covers_kernel
-        self._idle_scanner.charged(
-            sum(
-                charge.amount
-                for charge in update.charges
-                if charge.row is None or covers_kernel or not charge.row.kernel
+        total = self._idle_scanner.total
+        charges: Iterable[CpuCharge] = update.charges
+        if total is not None and not total.covers_kernel:
+            charges = (
+                charge
+                for charge in charges
+                if not (charge.row is not None and charge.row.kernel)
+                and not (charge.cgroup and total.omits(charge.cgroup))
             )
-        )
+        self._idle_scanner.charged(sum(charge.amount for charge in charges))
+
+    def _in_sum(self, row: TrackedProcess) -> bool:
+        """True if the kernel's sum of CPU time includes the work of a process."""
+        total = self._idle_scanner.total
+        if total is None or total.covers_kernel:
+            return total is not None
+        text = row.cgroup_text or self._processes.cgroup(row.consumer.pid) or ""
+        return not (row.kernel or total.omits(text))
 
     def _capacity(self, start: int, end: int) -> int:
         """The CPU time that was available between two monotonic times."""
@@ -334,7 +348,7 @@ class CpuUsageSource:
         self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
         self._table.rebase()
         self._idle_scanner.read()
-        self._idle_scanner.scanned(now.mono)
+        self._idle_scanner.swept(now.mono, scanned=True)
         self._measure_cgroups()
         self._excess.settle()
         return UsageResults().batch(len(self._table))

@@ -2,9 +2,9 @@
 
 Reading the clocks of thousands of idle processes ten times a second would be the largest cost of
 the agent, for few results. The kernel's exact sum over all processes shows if there was work beyond
-that of the active processes: only then are the idle ones read, and in any case once a second. Up to
-``tolerance`` of the work of a poll may thus be charged a second late. Without such a sum the idle
-processes are read at every poll.
+that of the active processes: only then are the idle ones read, and in any case every five seconds.
+Up to ``tolerance`` of the work of a poll may thus be charged five seconds late. Idle processes that
+the sum leaves out are read once a second. Without such a sum all are read at every poll.
 """
 
 from __future__ import annotations
@@ -122,15 +122,19 @@ class ClockList:
 
 
 class ProcessTable:
-    """All rows by pid, in two lists: active ones, which every poll reads, and idle ones.
+    """All rows by pid: active ones, which every poll reads, and idle ones.
 
-    A process becomes active with any work.
+    A process becomes active with any work. ``in_sum`` tells of an idle one whether the kernel's sum
+    includes its work; ``idle`` has those, and ``apart`` has the others.
     """
 
-    def __init__(self, read_clock: ReadClock) -> None:
-        self._read = read_clock
+    def __init__(
+        self, read_clock: ReadClock, in_sum: Callable[[TrackedProcess], bool] = lambda _: True
+    ) -> None:
+        self._read, self._in_sum = read_clock, in_sum
         self.active = ClockList(read_clock)
         self.idle = ClockList(read_clock)
+        self.apart = ClockList(read_clock)
         self._by_pid: dict[int, TrackedProcess] = {}
         self._sweep = 0
 
@@ -172,34 +176,38 @@ class ProcessTable:
         """Record that the clock of a process is charged up to ``value``."""
         row.charged = value
         row.active = self._sweep
-        if row.clock_list is self.idle:
+        if row.clock_list is not self.active:
             self.wake((row.consumer.pid,))
 
     def wake(self, pids: Iterable[int]) -> None:
         """Make these processes active, as far as they are tracked."""
         for row in self.rows(pids):
-            if row.clock_list is self.idle:
-                self.idle.remove(row)
+            if row.clock_list is not None and row.clock_list is not self.active:
+                row.clock_list.remove(row)
                 self.active.add(row)
 
     def sweep(self, patience: int) -> None:
-        """Move the processes without work in the last ``patience`` sweeps to the idle list."""
+        """Move the processes without work in the last ``patience`` sweeps to the idle lists."""
         self._sweep += 1
         for row in [row for row in self.active if self._sweep - row.active > patience]:
             self.active.remove(row)
-            self.idle.add(row)
+            (self.idle if self._in_sum(row) else self.apart).add(row)
 
     def rebase(self) -> None:
         """Ignore all work up to now."""
-        for row, value in [*self.active.moved(), *self.idle.moved()]:
+        for row, value in [*self.active.moved(), *self.idle.moved(), *self.apart.moved()]:
             row.charged = max(row.charged, value)
 
 
-IDLE_SCAN_INTERVAL = SECOND
-"""The idle processes are read at the first poll in each of these periods of monotonic time.
+SWEEP_INTERVAL = SECOND
+"""The first poll in each of these periods of monotonic time sweeps, and reads the idle processes
+that the kernel's sum leaves out.
 
-A poll that waits does not read them. The poller therefore settles at the first poll in each second.
+A poll that waits does not. The poller therefore settles at the first poll in each second.
 """
+
+IDLE_SCAN_INTERVAL = 5 * SECOND
+"""All idle processes are read at the first sweep in each of these periods."""
 
 IDLE_AFTER = 10
 """Reads without any work after which a process is idle."""
@@ -221,7 +229,7 @@ class IdleScanner:
         self._now: int | None = None
         self._since: int | None = None
         self._charged = 0
-        self._period = 0
+        self._period = self._swept = 0
         self.covers_kernel = total is None or total.covers_kernel
 
     def read(self) -> None:
@@ -233,7 +241,7 @@ class IdleScanner:
         self._charged += amount
 
     def due(self, mono: int, capacity: int, uncharged: int = 0) -> bool:
-        """True if the clocks of idle processes must be read now.
+        """True if the clocks of all idle processes must be read now.
 
         ``uncharged`` is time of the sum that is known and will be charged.
         """
@@ -241,9 +249,15 @@ class IdleScanner:
             return True
         return self._now - self._since - self._charged - uncharged > tolerance(capacity)
 
-    def scanned(self, mono: int) -> None:
-        """Restart after a read of all clocks."""
-        self._period = mono // IDLE_SCAN_INTERVAL
-        self._since, self._charged = self._now, 0
+    def sweep_due(self, mono: int) -> bool:
+        """True if the table must be swept now."""
+        return mono // SWEEP_INTERVAL != self._swept
+
+    def swept(self, mono: int, *, scanned: bool) -> None:
+        """Restart; ``scanned`` after a read of all clocks."""
+        self._swept = mono // SWEEP_INTERVAL
+        if scanned:
+            self._period = mono // IDLE_SCAN_INTERVAL
+            self._since, self._charged = self._now, 0
         if self.total is not None:
             self.total.refresh()

@@ -291,6 +291,32 @@ def test_idle_clocks_are_not_read_and_new_work_is_charged_at_once() -> None:
     assert spent(tick(kernel, source)) == {sleeper.consumer: 2 * MS}
 
 
+@pytest.mark.parametrize(("cgroup", "every"), [("0::/\n", 1), ("0::/apart\n", 5)])
+def test_idle_clocks_in_the_kernels_sum_are_read_less_often(cgroup: str, every: int) -> None:
+    kernel = SyntheticKernel()
+    kernel.covers_kernel = False
+    kernel.omits = lambda text: text == "0::/\n"  # type: ignore[attr-defined]
+    sleeper = kernel.spawn(cgroup=cgroup)
+    source = kernel.source(vigil=True)
+    reads: list[int] = []
+    for clocks in (source._table.idle, source._table.apart):
+        reading = clocks._read
+        clocks._read = lambda one, read=reading: reads.append(one) or read(one)  # type: ignore[misc, func-returns-value]
+
+    def second() -> int:
+        kernel.clock.advance(1.0)
+        return sum(usage.spent.get(sleeper.consumer, 0) for usage in source.poll().usages[:1])
+
+    for _ in range(20):
+        second()
+    reads.clear()
+    for _ in range(10):
+        second()
+    assert len(reads) == 10 // every
+    kernel.run(sleeper, MS // 10)  # less than is missed in the sum
+    assert sum(second() for _ in range(every)) == MS // 10
+
+
 def test_empty_process_table_is_a_failure_with_a_remedy() -> None:
     batch = SyntheticKernel().source(events=False).poll()
     assert batch.processes == 0
