@@ -56,6 +56,7 @@ UNANSWERED = {
     **{f"wattspan-fleet/Places/{letter}": NO_FLEET for letter in "ABCDEF"},
     "wattspan-spans/Forwarded to your collector/C": NEVER_YET,
     "wattspan-spans/Received, deferred, refused/C": NEVER_YET,
+    "wattspan-spans/Requests without known energy/A": "the energy of all requests here is known",
 }
 """Queries without data here, by dashboard, panel and letter, and why that is so."""
 
