@@ -2,8 +2,7 @@
 
     .venv/bin/python -m benchmarks [overhead startup ...] [--write]
 
-With ``--write`` a script's output also replaces its section in docs/benchmarks.md, for accuracy
-in docs/accuracy.md, or for the tuner in docs/autotune.md.
+With ``--write`` a script's output also replaces its section in that of ``PAGES`` which has one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = (DOCS / "benchmarks.md", DOCS / "accuracy.md", DOCS / "autotune.md")
+PAGES = [
+    DOCS / f"{page}.md"
+    for page in ("benchmarks", "accuracy", "autotune", "explanation/pipeline-clocks",
+                 "explanation/fleet-budgets")
+]  # fmt: skip
 
 
 def scripts() -> list[str]:

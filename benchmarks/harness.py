@@ -56,7 +56,6 @@ class Subject:
 
     name: str
     command: Sequence[str | Path]
-    does: str
     url: str | None = None  # scraped once a second, like a monitoring system would
     environ: dict[str, str] = field(default_factory=dict)
     with_children: bool = True  # whether the cost of descendants counts

@@ -84,12 +84,11 @@ DOMAINS = (
 
 
 class Cost(NamedTuple):
-    """CPU seconds of a second of simulated time, and the outcomes of spans."""
+    """CPU seconds of a second of simulated time."""
 
     merge: float
     join: float
     longest: float  # CPU seconds of the longest settlement
-    joined: int
 
 
 @dataclass
@@ -182,8 +181,7 @@ def measure(senders: int, *, again: bool, seconds: float, arrive: float) -> Cost
                 host.send(first + pid)
         host.pass_turn()
     whole = steps * TURN
-    joined = host.joiner.accounts().outcomes["joined"]
-    return Cost(host.merged / whole, host.joined / whole, host.longest / 1e9, joined)
+    return Cost(host.merged / whole, host.joined / whole, host.longest / 1e9)
 
 
 @contextmanager
@@ -195,21 +193,20 @@ def crowd(where: Path, senders: int, period: float) -> Iterator[None]:
         yield
 
 
-def real(senders: int, period: float, seconds: float) -> tuple[float, float, float]:
-    """The cores of an agent, its missed ticks, and the spans that it has joined meanwhile."""
+def real(senders: int, period: float, seconds: float) -> tuple[float, float]:
+    """The cores of an agent, and its missed ticks meanwhile."""
     with (
         tempfile.TemporaryDirectory() as folder,
         SpanAgent(Path(folder)) as agent,
         crowd(agent.otlp, senders, period),
     ):
         time.sleep(20)
-        missed, joined = "wattspan_agent_missed_ticks_total", "wattspan_span_outcomes_total"
-        before = agent.cpu_seconds(), agent.total(missed), agent.total(joined, reason="joined")
+        missed = "wattspan_agent_missed_ticks_total"
+        before = agent.cpu_seconds(), agent.total(missed)
         began = time.monotonic()
         time.sleep(seconds)
         used, lasted = agent.cpu_seconds() - before[0], time.monotonic() - began
-        done = agent.total(joined, reason="joined") - before[2]
-        return used / lasted, agent.total(missed) - before[1], done
+        return used / lasted, agent.total(missed) - before[1]
 
 
 def intake(senders: int, period: float, seconds: float) -> float:
@@ -241,18 +238,15 @@ def intake(senders: int, period: float, seconds: float) -> float:
 
 
 def print_real(seconds: float) -> None:
-    rest, missed, _ = real(0, 0, seconds)
+    rest, missed = real(0, 0, seconds)
     print("\nReal processes and an agent on an emulated host\n")
-    print("| senders | activity | cores more than without | missed ticks | joined |")
-    print("|---:|---|---:|---:|---:|")
-    print(f"| 0 | | {rest:.3f} in total | {missed:.0f} | |", flush=True)
-    for senders, period in ((100, 0), (3000, 0), (1000, 5)):
-        cores, missed, joined = real(senders, period, seconds)
-        what = f"one span each every {period} s" if period else "one span each, then idle"
-        print(
-            f"| {senders:,} | {what} | {cores - rest:.3f} | {missed:.0f} | {joined:,.0f} |",
-            flush=True,
-        )
+    print("| senders | one span each | cores more than without | missed ticks |")
+    print("|---:|---|---:|---:|")
+    print(f"| 0 | | {rest:.3f} in total | {missed:.0f} |", flush=True)
+    for senders, period in ((3000, 0), (1000, 5)):
+        cores, missed = real(senders, period, seconds)
+        what = f"every {period} s" if period else "once"
+        print(f"| {senders:,} | {what} | {cores - rest:.3f} | {missed:.0f} |", flush=True)
     cost = intake(300, 3, seconds)
     print(f"\nIntake: {cost:.2f} ms of CPU a request, 100 new connections a second.", flush=True)
 
@@ -260,22 +254,21 @@ def print_real(seconds: float) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=40.0, help="simulated seconds of a row")
-    options.add_argument("--idle", type=int, nargs="*", default=[100, 600, 3000])
-    options.add_argument("--sending", type=int, nargs="*", default=[100, 1000])
+    options.add_argument("--idle", type=int, nargs="*", default=[3000])
+    options.add_argument("--sending", type=int, nargs="*", default=[1000])
     options.add_argument("--simulated", action="store_true", help="only in simulated time")
     chosen = options.parse_args()
     print(describe())
     print("\nSimulated time; CPU time of the poller's and the joiner's part as cores\n")
-    print("| senders | activity | merge, cores | join, cores | longest settlement, ms | joined |")
-    print("|---:|---|---:|---:|---:|---:|", flush=True)
-    rows = [(0, False), *((n, False) for n in chosen.idle), *((n, True) for n in chosen.sending)]
+    print("| senders | one span each | merge, cores | join, cores | longest settlement, ms |")
+    print("|---:|---|---:|---:|---:|", flush=True)
+    rows = [*((n, False) for n in chosen.idle), *((n, True) for n in chosen.sending)]
     for senders, again in rows:
         arrive = max(BATCH_EVERY / SECOND, senders / 200)
         found = measure(senders, again=again, seconds=chosen.seconds, arrive=arrive)
-        what = "one span each every 5 s" if again else "one span each, then idle"
         print(
-            f"| {senders:,} | {what} | {found.merge:.3f} | {found.join:.3f} "
-            f"| {found.longest * 1000:.1f} | {found.joined:,} |",
+            f"| {senders:,} | {'every 5 s' if again else 'once'} | {found.merge:.3f} "
+            f"| {found.join:.3f} | {found.longest * 1000:.1f} |",
             flush=True,
         )
     if not chosen.simulated:

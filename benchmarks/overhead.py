@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed.machine import describe
 
-from benchmarks.harness import Cost, Subject, forker, measure, medians, sleepers
+from benchmarks.harness import Cost, forker, measure, medians, sleepers
 from benchmarks.peers import agent, peers
 
 # Part of the figure with GPUs is the emulated NVML, which runs in the agent's process.
@@ -26,10 +26,6 @@ AGENTS: tuple[tuple[str, dict[str, Any]], ...] = (
 REFERENCE = "node_exporter"
 LOADS = ((500, 0), (3000, 0), (500, 1000))
 """Sleeping processes, and short-lived ones a second."""
-
-GOALS = {500: "0.5 times node_exporter at rest, 0.8 with GPUs, 1.3 with a sender",
-         3000: "0.6 times node_exporter at rest"}  # fmt: skip
-FORKS_GOAL = 3.0  # percent of one core, with 1,000 short-lived processes a second
 
 
 def main() -> None:
@@ -48,44 +44,32 @@ def main() -> None:
         ]
         if not chosen.alone:
             subjects += peers(Path(folder))
+        costs: dict[str, dict[str, Cost]] = {}
         for count, rate in loads:
             with sleepers(count), forker(rate) as load:
-                costs = medians(subjects, chosen.repeats, lambda s: measure(s, chosen.window))
-            print(table(count, subjects, costs, chosen.repeats, chosen.window, load.rate))
+                found = medians(subjects, chosen.repeats, lambda s: measure(s, chosen.window))
+            costs[f"{count:,} + {load.rate:,.0f} a second" if rate else f"{count:,}"] = found
+    print(f"\nMedians of {chosen.repeats} windows of {chosen.window:g} s:", end=" ")
+    print(table([subject.name for subject in subjects], costs))
 
 
-def table(
-    count: int,
-    subjects: list[Subject],
-    costs: dict[str, Cost],
-    repeats: int,
-    window: float,
-    forks: float = 0.0,
-) -> str:
-    """The costs with ``count`` more processes, as ratios to node_exporter's, in Markdown.
+def table(subjects: list[str], costs: dict[str, dict[str, Cost]]) -> str:
+    """The costs by load and subject in Markdown, and the most memory under any load.
 
-    Without node_exporter, the ratios are to the first agent.
-    ``forks`` is the achieved rate of short-lived processes a second.
+    The ratios are to node_exporter, or without it to the first agent.
     """
-    reference = REFERENCE if REFERENCE in costs else subjects[0].name
-    own = costs[reference].cpu_percent
-    goal = f" (goal: {GOALS[count]})" if count in GOALS else ""
-    if forks:
-        goal = (
-            f" and {forks:,.0f} short-lived ones a second "
-            f"(goal: {FORKS_GOAL:g} % for wattspan at 1,000 a second)"
-        )
+    reference = REFERENCE if REFERENCE in subjects else subjects[0]
     lines = [
-        f"\n**{count:,} sleeping processes**{goal}; medians of {repeats} windows of {window:g} s\n",
-        "| | does | % of one core | ratio | RSS MB |",
-        "|---|---|---|---|---|",
+        "% of one core beside so many sleeping processes (+ short-lived ones), in brackets "
+        f"relative to {reference}\n",
+        f"| | {' | '.join(costs)} | most RSS, MB |",
+        f"|---|---|{'---|' * len(costs)}",
     ]
-    for subject in subjects:
-        cost = costs[subject.name]
-        lines.append(
-            f"| {subject.name} | {subject.does} | {cost.cpu_percent:.2f} "
-            f"| {cost.cpu_percent / own:.2f} | {cost.rss:.0f} |"
-        )
+    for name in subjects:
+        pairs = [(one[name].cpu_percent, one[reference].cpu_percent) for one in costs.values()]
+        cells = [f"{own:.2f} ({own / other:.3g})" for own, other in pairs]
+        most = max(one[name].rss for one in costs.values())
+        lines.append(f"| {name} | {' | '.join(cells)} | {most:.0f} |")
     return "\n".join(lines)
 
 

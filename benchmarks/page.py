@@ -40,7 +40,6 @@ def demo() -> Subject:
     return Subject(
         "wattspan",
         [program, "demo", "--plain", "--listen", f"{LOOPBACK}:{port}"],
-        "everything, on an emulated host",
         f"http://{LOOPBACK}:{port}/healthz",
     )
 
@@ -59,10 +58,9 @@ def main() -> None:
         url = subject.url.removesuffix("healthz")
         time.sleep(SETTLE)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        print("\nWeight (goal: 150 kB)\n")
-        print("| | kB | kB, gzip |\n|---|---|---|")
-        for name, plain, zipped in weights():
-            print(f"| {name} | {plain / 1e3:.1f} | {zipped / 1e3:.1f} |")
+        bodies = [path.read_bytes() for path in STATIC.rglob("*") if path.is_file()]
+        plain, zipped = (sum(map(len, of)) / 1e3 for of in (bodies, map(gzip.compress, bodies)))
+        print(f"\nWeight: {plain:.1f} kB, {zipped:.1f} kB with gzip (goal: 150 kB)")
         print(f"\nMilliseconds, {chosen.loads} loads with an empty cache (goal: 1000)\n")
         print("| | median | least | most |\n|---|---|---|---|")
         loads = [load(browser, url) for _ in range(chosen.loads)]
@@ -73,17 +71,6 @@ def main() -> None:
         print(f"\nOpen for {chosen.open:.0f} s, {updates} updates: ", end="")
         print(f"{cost:.1f} ms of the browser's main thread an update, {kilobytes:.1f} kB each.")
         browser.close()
-
-
-def weights() -> list[tuple[str, int, int]]:
-    """Bytes of each kind of file and of all, as they are and as they travel."""
-    found = []
-    for kind in ("html", "css", "js", ""):
-        bodies = [path.read_bytes() for path in STATIC.rglob(f"*{kind}") if path.is_file()]
-        name = kind or "all"
-        zipped = sum(len(gzip.compress(body)) for body in bodies)
-        found.append((name, sum(map(len, bodies)), zipped))
-    return found
 
 
 def load(browser: Browser, url: str) -> dict[str, float]:

@@ -80,7 +80,6 @@ def agent(
     return Subject(
         name,
         [*command, "--config", config],
-        f"energy and attribution to processes{' and spans' if sends else ''}, scraped at 1 Hz",
         f"http://{LOOPBACK}:{port}/metrics",
         with_children=False,  # its child emulates the hardware
         warm_up=60.0,  # by then the idle power of a quiet host is known, and the agent rests
@@ -92,15 +91,12 @@ def agent(
 
 def peers(folder: Path) -> Iterator[Subject]:
     """Those peers that this machine has; the others are named on standard error."""
-    yield Subject(
-        "psutil", [sys.executable, "-c", _PSUTIL], "CPU times of every process at 10 Hz, no energy"
-    )
+    yield Subject("psutil", [sys.executable, "-c", _PSUTIL])
     if node := debian("prometheus-node-exporter"):
         port = free_port()
         yield Subject(
             "node_exporter",
             [node, f"--web.listen-address={LOOPBACK}:{port}"],
-            "host metrics, default collectors, scraped at 1 Hz, no processes",
             f"http://{LOOPBACK}:{port}/metrics",
         )
     if process := debian("prometheus-process-exporter"):
@@ -111,7 +107,6 @@ def peers(folder: Path) -> Iterator[Subject]:
         yield Subject(
             "process-exporter",
             [process, "-config.path", groups, "-web.listen-address", address],
-            "CPU, memory and I/O by command, scraped at 1 Hz, no energy",
             f"http://{address}/metrics",
         )
     clients = ROOT / ".venv-clients" / "bin" / "python"
@@ -119,7 +114,6 @@ def peers(folder: Path) -> Iterator[Subject]:
         yield Subject(
             "CodeCarbon",
             [clients, "-c", _CODECARBON],
-            "energy of the machine at 1 Hz, no processes",
             environ={"CODECARBON_LOG_LEVEL": "error"},
         )
     else:

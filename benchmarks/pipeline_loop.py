@@ -132,15 +132,14 @@ def best_clocks(load: PipelineLoad) -> tuple[int, ...]:
 
 def print_table(results: list[dict[str, Any]]) -> None:
     print(
-        f"\nSessions within a slowdown budget of {BUDGET:.0%} of the whole run, exploration"
-        " included, in virtual time. The share is the mean saving of the whole run relative to the"
-        " best clocks, and the least share that of the worst run.\n".replace("%", " %")
+        f"\nSlowdown (budget: {BUDGET:.0%}) and saving of whole runs in virtual time; share of the"
+        " best clocks' saving\n"
     )
     print(
-        "| pipelines | runs x iterations | above the budget | bound | slowdown, mean / most | most"
-        " at any time | saving | best clocks | share | least share | plan held from |"
+        "| pipelines | runs x iterations | above the budget (95 % bound) | slowdown, mean / most"
+        " | saving | share, mean / least |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|")
     for group in GROUPS:
         known = group.name, group.iterations
         of = [one for one in results if (one["group"], one["iterations"]) == known]
@@ -149,38 +148,33 @@ def print_table(results: list[dict[str, Any]]) -> None:
     late = [one for one in results if one["group"] == STRAGGLING]
     if late:
         print(
-            f"\nBeside a straggler of 1.2 times the iteration for 300 iterations, {len(late)} runs"
-            f" had its clocks for {fmean(one['followed'] for one in late):.0f} of them on average."
-            " After the session had received the first iteration without the straggler,"
-            f" {sum(one['late'] for one in late)} iterations began with its clocks."
+            f"\nBeside a straggler for 300 iterations, {len(late)} runs had its clocks for"
+            f" {fmean(one['followed'] for one in late):.0f} of them on average, and for"
+            f" {sum(one['late'] for one in late)} after its end was received."
         )
 
 
 def row(group: Group, of: list[dict[str, Any]]) -> Iterator[str]:
     over = sum(one["slowdown"] > BUDGET for one in of)
     saving, best = (fmean(one[name] for one in of) for name in ("saving", "best_saving"))
-    held = sorted(one["held_from"] for one in of if one["held_from"] is not None)
     yield group.name
     yield f"{len(of)} x {group.iterations}"
-    yield f"{over}/{len(of)}"
-    yield percent(clopper_pearson(over, len(of), one_sided=True)[1], 2)
+    bound = clopper_pearson(over, len(of), one_sided=True)[1]
+    yield f"{over}/{len(of)} ({percent(bound, 2)})"
     yield " / ".join(
         percent(figure, 2)
         for figure in (fmean(one["slowdown"] for one in of), max(one["slowdown"] for one in of))
     )
-    yield percent(max(one["worst"] for one in of), 2)
     yield percent(saving, 1)
-    yield percent(best, 1)
     if group.straggler is not None:
-        yield from ("", "")  # the best clocks do not know of the straggler
+        yield ""  # the best clocks do not know of the straggler
     else:
-        yield percent(saving / best, 0)
-        yield percent(min(one["saving"] / one["best_saving"] for one in of), 0)
-    yield f"{held[len(held) // 2]}" if held else ""
+        least = min(one["saving"] / one["best_saving"] for one in of)
+        yield f"{percent(saving / best, 0)} / {percent(least, 0)}"
 
 
 def percent(value: float, digits: int) -> str:
-    return f"{100 * value:.{digits}f} %"
+    return f"{100 * value:.{digits}f}%"
 
 
 def code_digest() -> str:

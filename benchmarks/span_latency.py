@@ -145,9 +145,9 @@ def main() -> None:
         time.sleep(3)
         before, after, lasted = announce(agent, 1_000_000)
         print(
-            f"\nAn application announced 1,000,000 spans in {lasted:.0f} s and ended none: the "
-            f"agent's memory went from {before:.0f} to {after:.0f} MB "
-            f"(open spans kept: {agent.total('wattspan_spans_open'):,.0f})."
+            f"\nMemory while an application announced 1,000,000 spans in {lasted:.0f} s and ended "
+            f"none: {before:.0f} to {after:.0f} MB "
+            f"({agent.total('wattspan_spans_open'):,.0f} open spans kept)."
         )
 
 

@@ -146,8 +146,7 @@ def main() -> None:
     for one in results(chosen.seconds):
         print(
             f"| {one.way} | {one.rate:,.0f} | {one.rate_per_cpu:,.0f} "
-            f"| {one.counted / max(1, one.accepted):.2%} of {one.accepted:,} | {one.refused} "
-            f"| {one.rss:.0f} |",
+            f"| {one.counted / max(1, one.accepted):.2%} | {one.refused} | {one.rss:.0f} |",
             flush=True,
         )
         print(one.outcomes, file=sys.stderr)

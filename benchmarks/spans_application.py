@@ -124,19 +124,18 @@ def main() -> None:
     chosen = options.parse_args()
     print(describe())
     print(
-        f"\nMicroseconds a span, start and end together; {chosen.rounds} rounds each, taken in "
-        "turn: the best where spans follow at once, else the tenth best of a hundred "
-        "(goal: 3 us added)\n"
+        f"\nMicroseconds a span; {chosen.rounds} rounds in turn: the best back to back, else the "
+        "tenth best of a hundred (goal: 3 us added)\n"
     )
-    print("| spans | SDK alone | with wattspan | added | ratio | in the agent |")
-    print("|---|---|---|---|---|---|")
+    print("| spans | SDK alone | with wattspan | added | in the agent |")
+    print("|---|---|---|---|---|")
     for name, listened, prepare, cost in SUBJECTS:
         with tempfile.TemporaryDirectory() as folder:
             alone, ours, agent = compared(Path(folder), listened, prepare, cost, chosen.rounds)
         read = f"{agent / 1000:.1f}" if listened else "-"
         print(
             f"| {name} | {alone / 1000:.1f} | {ours / 1000:.1f} | {(ours - alone) / 1000:.1f} "
-            f"| {ours / alone:.2f} | {read} |"
+            f"| {read} |"
         )
 
 

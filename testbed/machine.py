@@ -10,14 +10,12 @@ from pathlib import Path
 
 
 def describe() -> str:
-    """The machine, its software and how busy it was."""
+    """The machine, its software, the date and the load before the measurement."""
     load = os.getloadavg()[0]
-    processes = sum(entry.name.isdigit() for entry in Path("/proc").iterdir())
     return (
         f"{os.cpu_count()} x {_cpu_model()}, Linux {platform.release().split('-')[0]}, "
         f"Python {platform.python_version()}, wattspan {metadata.version('wattspan')}, "
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}; "
-        f"load {load:.1f}, {processes} processes at the start."
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}; load {load:.1f}."
     )
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from testbed.machine import describe
 from testbed.process_costs import stop
-from testbed.soak.agent import DEFAULT_INTERVAL, Agent, agent, history_at
+from testbed.soak.agent import FINE_INTERVAL, Agent, agent, history_at
 from testbed.soak.report import Soaked, as_json, compressed, conditions, sentence, table
 from testbed.soak.samples import gauges, kernel, total, with_shares
 from testbed.soak.traced import WHERE
@@ -74,10 +74,9 @@ def soak(seconds: float, interval: str, churn: int, *, traced: bool = False) -> 
             with load.running():
                 _look_on(running, seconds, looks, traces if traced else None)
             scrape = read(running.metrics).decode()
-    hours = DEFAULT_INTERVAL / 3600
+    hours = FINE_INTERVAL / 3600
     shares = [
-        {**look, "hours": look["at"] / 3600 * DEFAULT_INTERVAL / pace}
-        for look in with_shares(looks)
+        {**look, "hours": look["at"] / 3600 * FINE_INTERVAL / pace} for look in with_shares(looks)
     ]
     turns = round(looks[-1]["ticks"] - looks[0]["ticks"])
     totals = {

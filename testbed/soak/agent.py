@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed.process_costs import family, stop
 
-DEFAULT_INTERVAL = 0.1  # default seconds between ticks
+FINE_INTERVAL = 0.1  # seconds between ticks while a consumer needs them
 
 CONFIG = """\
 [agent]
@@ -71,7 +71,7 @@ span = "train_step"
 """
 
 COMPRESSED = (
-    ("interval of the poller", "100 ms", "{interval}"),
+    ("interval of the poller", "1 s, 100 ms while spans arrive", "{interval}"),
     ("energy history", "5 min", "{history}"),
     ("store: write interval / maximum size", "5 s / 256 MiB", "1 s / 1 MiB"),
     ("files: write interval / rotation / kept", "10 s / 1 h / all", "1 s / 10 s / 5"),
@@ -97,7 +97,7 @@ class Agent:
 
 def history_at(interval: float) -> str:
     """As many ticks as five minutes of the default interval."""
-    return f"{max(1, round(300 * interval / DEFAULT_INTERVAL))}s"
+    return f"{max(1, round(300 * interval / FINE_INTERVAL))}s"
 
 
 @contextmanager

@@ -22,7 +22,7 @@ LEAST = 20
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Permitted growth: so much an hour at the default pace, or so much in all.
+    """Permitted growth: so much an hour at 100 ms a cycle, or so much in all.
 
     The second covers allocators and samples at the tip or foot of a tooth.
     """
@@ -49,7 +49,7 @@ class Verdict:
 
 
 def judge(samples: Sequence[tuple[float, float]], bound: Bound) -> Verdict:
-    """Judge ``samples`` of hours at the default pace and values; there must be one at least."""
+    """Judge ``samples`` of hours at 100 ms a cycle and values; there must be one at least."""
     settled = samples[len(samples) // 2 :]
     values = [value for _, value in settled]
     slope = trend(settled)

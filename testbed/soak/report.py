@@ -23,7 +23,7 @@ MOST_MEMORY = 192.0
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """All that is known of one soak; ``looks`` have hours at the default pace under ``hours``."""
+    """All that is known of one soak; ``looks`` have hours at 100 ms a cycle under ``hours``."""
 
     machine: str
     seconds: float
@@ -93,7 +93,7 @@ def conditions(soaked: Soaked) -> str:
     return (
         f"{soaked.machine}\n\n"
         f"{soaked.seconds / 60:.1f} minutes at an interval of {soaked.interval}: "
-        f"{soaked.turns:,} cycles, equal to {soaked.hours:.2f} hours at the default pace "
+        f"{soaked.turns:,} cycles, equal to {soaked.hours:.2f} hours at 100 ms a cycle "
         f"({soaked.missed:,} more were due and skipped for lack of CPU time). "
         f"Load: {done}; one tuned training job with "
         f"{soaked.totals['decisions']:,.0f} decisions; "
@@ -104,7 +104,7 @@ def conditions(soaked: Soaked) -> str:
 def table(soaked: Soaked) -> str:
     lines = [
         "| | first sample | second half: minimum | median | maximum "
-        "| trend per hour at the default pace | threshold | result |",
+        "| trend per hour at 100 ms a cycle | threshold | result |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for quantity, verdict in soaked.verdicts():

@@ -172,7 +172,8 @@ def test_missed_polls_degrade_health_until_a_minute_has_none() -> None:
             (
                 TickCounts(600, 450, 380 * MILLISECOND),
                 b"degraded: 450 of 600 polls of the last minute were missed; the longest poll took "
-                b"380 ms. Give the agent more CPU time, or raise agent.interval.\n",
+                b"380 ms. Keep agent.interval at auto, see wattspan_agent_consumers, "
+                b"or set a longer one.\n",
             ),
             (TickCounts(300, 0, 20 * MILLISECOND), b"ok\n"),
         ):

@@ -47,8 +47,9 @@ class AgentSettings(Table, frozen=True):
     Keys:
         interval: Sampling interval of counters and process accounting. `auto`: one second at rest,
             and 100 ms while somebody needs it: a process that sends spans, holds a side-channel
-            connection or measures windows, a query, a tuned job, a GPU without energy counter, an
-            idle power that is still learned, and the first seconds after the start.
+            connection or measures windows, a query, a tuned job, a source of a plugin that
+            integrates power when it is read, an idle power that is still learned, and the first
+            seconds after the start.
         state_dir: Directory of data that outlives a restart. Only the agent writes there.
         run_dir: Directory of the Unix sockets. No other user may own or write it.
         api: Serve queries of `wattspan measure` and `wattspan.window` on a Unix socket.

@@ -296,7 +296,7 @@ class MetricsPages:
                 200,
                 f"degraded: {ticks.missed} of {ticks.due} polls of the last minute were missed; "
                 f"the longest poll took {ticks.longest_poll // MILLISECOND} ms. "
-                "Give the agent more CPU time, or raise agent.interval.",
+                "Keep agent.interval at auto, see wattspan_agent_consumers, or set a longer one.",
             )
         return plain_response(200, "ok")
 

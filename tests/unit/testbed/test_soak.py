@@ -139,7 +139,7 @@ def test_constant_resource_passes_with_conditions() -> None:
     flat = soaked(lambda _: 50)
     assert flat.passed
     assert sentence(flat) == "No growth."
-    assert "57,600 cycles, equal to 1.60 hours at the default pace" in conditions(flat)
+    assert "57,600 cycles, equal to 1.60 hours at 100 ms a cycle" in conditions(flat)
 
 
 def test_small_growth_is_not_reported_as_flat() -> None:
