@@ -362,3 +362,20 @@ def test_values_of_the_counter_have_their_time_again_after_a_rest() -> None:
     late = [(one.at.mono - bench.gpu.since) % STEP for one in bench.readings]
     assert len(late) >= 40
     assert all(min(one, STEP - one) <= 8 * MILLISECOND for one in late)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 3.0])
+@pytest.mark.parametrize(
+    "code", [value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")]
+)
+def test_failed_read_between_samples_is_not_made_again_before_the_next(
+    seconds: float, code: int
+) -> None:
+    """While the step is searched, and while its edges are followed."""
+    bench = Bench(FakeGpu("GPU-a", step_ns=STEP))
+    live(bench, seconds)
+    bench.nvml.errors[COUNTER] = code
+    tries = 3 if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE else 1
+    assert live(bench, 2) <= tries * 2 * 2 * SECOND // STEP
+    bench.nvml.errors.clear()
+    assert live(bench, 1) <= 170
