@@ -28,7 +28,8 @@ from wattspan.util.process import run_again
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 MAX_STATUSES = 3  # status intervals
 EDGE_DELAY = 13 * MILLISECOND
-
+LEAST_PAUSE = MILLISECOND
+"""Between two turns of a thread: no session makes it busy, whatever time it returns."""
 
 MAX_DUTY_DIVISOR = 50  # a call that takes long is not repeated before 50 times as long has passed
 MAX_CALL_INTERVAL = 30 * SECOND
@@ -282,5 +283,5 @@ class DriverThreadSource:
             now = self._clock.monotonic()
             between = self._session.next_read(now)
             due = last + interval if between is None else min(last + interval, between)
-            self._woken.wait(max(0, due - now) / 1e9)
+            self._woken.wait(max(LEAST_PAUSE, due - now) / 1e9)
             self._woken.clear()
