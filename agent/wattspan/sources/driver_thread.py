@@ -63,6 +63,10 @@ class CallInterval:
         """The time of the next call; 0 before the first."""
         return self._due or 0
 
+    def due_after(self, least: int) -> int:
+        """The time of the next call, ``least`` nanoseconds after the start of the last or later."""
+        return max(self.due, self._began + least)
+
     def begin(self, now: int, *, forced: bool = False) -> bool:
         """True if the call is due at ``now``, or ``forced``."""
         if forced or self._due is None:
@@ -147,12 +151,14 @@ class DriverThreadSource:
         advice: str,
         *,
         restart_wait: Callable[[float], bool] | None = None,
+        follow_cover: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
         """``library`` is its name in failures, ``advice`` a clause on how to examine a hang.
 
-        ``restart_wait`` is the ``wait`` of `run_again`.
+        ``restart_wait`` is the ``wait`` of `run_again`; ``follow_cover`` as in `CoverFollower`.
         """
         self.name = name
+        self.follow_cover = follow_cover
         self._session = session
         self._clock = clock
         self._settings = settings
