@@ -112,6 +112,15 @@ class PacedSource(Protocol):
         ...
 
 
+@runtime_checkable
+class CoverFollower(Protocol):
+    """A method that a counter source may have as well, to read seldom what does not count."""
+
+    def follow_cover(self, members: frozenset[str]) -> None:
+        """Know the ids of all domains that count now. Safe from any thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UsageBatch:
     """The usage of processes since the previous batch.

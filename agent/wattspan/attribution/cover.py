@@ -260,7 +260,8 @@ class Cover:
         self._listed: dict[str, tuple[Domain, ...]] = {}
         self._read: dict[str, int] = {}  # the time of the last reading, of domains that have any
         self._wanted: frozenset[str] = frozenset()
-        self._members: frozenset[str] = frozenset()
+        self.members: frozenset[str] = frozenset()
+        """The ids of the domains that count."""
         self._owned: dict[str, tuple[str, Domain]] = {}  # the source of an id, and its domain
         self._things: dict[str, Thing] = {}
         self._rests: dict[str, int] = {}
@@ -301,9 +302,9 @@ class Cover:
             self._listed = dict(listed)
             self._choose()
         members = self._moved(read)
-        if members == self._members and not (changed or appeared or lost):
+        if members == self.members and not (changed or appeared or lost):
             return frozenset()
-        self._members = members
+        self.members = members
         return self._decide()
 
     def statuses(self, found: Sequence[GpuStatus]) -> tuple[GpuStatus, ...]:
@@ -331,11 +332,11 @@ class Cover:
 
     def _moved(self, read: AbstractSet[str]) -> frozenset[str]:
         """The members after this tick: some may have to wait for a reading of a predecessor."""
-        if self._members == self._wanted:
-            return self._members
+        if self.members == self._wanted:
+            return self.members
         stay = {
             key
-            for key in self._members
+            for key in self.members
             if key in self._wanted
             or (key in self._things and key in self._read and key not in read)
         }
@@ -349,12 +350,12 @@ class Cover:
 
     def _decide(self) -> frozenset[str]:
         owned = [domain for _, domain in self._owned.values()]
-        decided = decide(owned, self._read.keys(), self._members)
-        counted = {self._things[key]: key for key in self._members}
+        decided = decide(owned, self._read.keys(), self.members)
+        counted = {self._things[key]: key for key in self.members}
         self._stand_ins = {
             key: counted[thing]
             for key, thing in self._things.items()
-            if key not in self._members and thing in counted
+            if key not in self.members and thing in counted
         }
         before, self._decided = self._decided, {}
         for source, domains in self._listed.items():

@@ -46,6 +46,7 @@ from wattspan.ports import (
     Batch,
     Clock,
     CounterSource,
+    CoverFollower,
     PacedSource,
     ProcessDirectory,
     UsageBatch,
@@ -130,11 +131,13 @@ class MonitoredSource:
             self._last_reading = batch.readings[-1].at.mono
         return batch
 
-    def pace(self, interval: int) -> None:
-        """Tell a source that follows the interval of ticks what it is now, in nanoseconds."""
-        if isinstance(self.source, PacedSource):
-            with contextlib.suppress(Exception):  # a plugin's bug costs its resolution only
+    def pace(self, interval: int, members: frozenset[str]) -> None:
+        """Tell a source that follows them the interval of ticks, and the members of the cover."""
+        with contextlib.suppress(Exception):  # a plugin's bug costs its resolution only
+            if isinstance(self.source, PacedSource):
                 self.source.pace(interval)
+            if isinstance(self.source, CoverFollower):
+                self.source.follow_cover(members)
 
     def integrates_power(self) -> bool:
         """True if the source needs fine ticks, as far as it tells."""
@@ -375,7 +378,7 @@ class Poller:
         self._alive = alive
         self.demand = demand
         self._ticker = Ticker(clock, demand.interval, sleep)
-        self._pace_told = 0
+        self._told: tuple[int, frozenset[str]] | None = None
         self._meter = TickMeter(ledger.meters)
         self._recent = RecentTicks()
         self._started = clock.now()
@@ -448,11 +451,11 @@ class Poller:
                 observer.apply(one.tick, settled)
 
     def _pace(self) -> None:
-        """Tell the sources the interval of ticks once it has changed."""
-        if self._ticker.interval != self._pace_told:
-            self._pace_told = self._ticker.interval
+        """Tell the sources the interval of ticks and the cover once one has changed."""
+        if (told := (self._ticker.interval, self._cover.members)) != self._told:
+            self._told = told
             for source in self._sources:
-                source.pace(self._pace_told)
+                source.pace(*told)
 
     def _ask_for_samples(self, tuning: TuningAccounts) -> None:
         """Ask for fine samples for what the agent itself learns, integrates and compares."""
@@ -533,7 +536,7 @@ class Poller:
     def _sample(self, *, settle: bool) -> Tick:
         for found in self._awaited.found(self._clock.monotonic()):
             self._sources.append(self._monitored(found))
-            self._pace_told = 0
+            self._told = None
         batches = {source.source.name: source.read() for source in self._sources}
         changed = self._cover.update(
             self._clock.monotonic(),
@@ -551,15 +554,8 @@ class Poller:
         polled = self._usage.poll(settle=settle)
         self._counters.add_usages(polled.usages)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
-        return Tick(
-            self._clock.now(),
-            domains,
-            readings,
-            births,
-            (*polled.usages, *usages),
-            polled.exited,
-            frozen,
-        )
+        spent = (*polled.usages, *usages)
+        return Tick(self._clock.now(), domains, readings, births, spent, polled.exited, frozen)
 
     def _unknown_users(
         self, usages: Sequence[Usage], known: Sequence[PayerInfo]

@@ -28,7 +28,8 @@ from wattspan.util.process import run_again
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 MAX_STATUSES = 3  # status intervals
 EDGE_DELAY = 13 * MILLISECOND
-
+LEAST_PAUSE = MILLISECOND
+"""Between two turns of a thread: no session makes it busy, whatever time it returns."""
 
 MAX_DUTY_DIVISOR = 50  # a call that takes long is not repeated before 50 times as long has passed
 MAX_CALL_INTERVAL = 30 * SECOND
@@ -61,6 +62,10 @@ class CallInterval:
     def due(self) -> int:
         """The time of the next call; 0 before the first."""
         return self._due or 0
+
+    def due_after(self, least: int) -> int:
+        """The time of the next call, ``least`` nanoseconds after the start of the last or later."""
+        return max(self.due, self._began + least)
 
     def begin(self, now: int, *, forced: bool = False) -> bool:
         """True if the call is due at ``now``, or ``forced``."""
@@ -146,12 +151,14 @@ class DriverThreadSource:
         advice: str,
         *,
         restart_wait: Callable[[float], bool] | None = None,
+        follow_cover: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
         """``library`` is its name in failures, ``advice`` a clause on how to examine a hang.
 
-        ``restart_wait`` is the ``wait`` of `run_again`.
+        ``restart_wait`` is the ``wait`` of `run_again`; ``follow_cover`` as in `CoverFollower`.
         """
         self.name = name
+        self.follow_cover = follow_cover
         self._session = session
         self._clock = clock
         self._settings = settings
@@ -282,5 +289,5 @@ class DriverThreadSource:
             now = self._clock.monotonic()
             between = self._session.next_read(now)
             due = last + interval if between is None else min(last + interval, between)
-            self._woken.wait(max(0, due - now) / 1e9)
+            self._woken.wait(max(LEAST_PAUSE, due - now) / 1e9)
             self._woken.clear()

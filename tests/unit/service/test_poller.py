@@ -703,11 +703,15 @@ def test_counter_that_fails_while_its_idle_power_is_learned_lets_the_agent_rest(
 
 
 class Paced(Burning):
-    """A source that integrates power, and follows the interval."""
+    """A source that integrates power, and follows the interval and the cover."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.paces: list[int] = []
+        self.members: list[frozenset[str]] = []
+
+    def follow_cover(self, members: frozenset[str]) -> None:
+        self.members.append(members)
 
     def pace(self, interval: int) -> None:
         self.paces.append(interval)
@@ -722,13 +726,15 @@ def test_source_that_integrates_power_asks_for_fine_samples_and_is_told_the_inte
     one = poller(clock, [host], host, demand=demand)
     assert ticks(clock, one, 1).stats.demands["integration"] == 1
     assert host.paces == [FINE], "once, not at every tick"
+    ticks(clock, one, 30)
+    assert host.members == [frozenset(), {PACKAGE.id}]
 
 
 def test_source_that_fails_to_follow_the_interval_stops_nothing() -> None:
     clock = ManualClock()
 
     class Failing(Paced):
-        def pace(self, interval: int) -> None:
+        def follow_cover(self, members: frozenset[str]) -> None:
             raise RuntimeError("no such luck")
 
         def integrates_power(self) -> bool:

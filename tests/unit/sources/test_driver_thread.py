@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from testbed.waiting import eventually
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.ports import Batch, PacedSource
 from wattspan.service.thread_failures import report_thread_failures
-from wattspan.sources.driver_thread import DriverThreadSource
+from wattspan.sources.driver_thread import LEAST_PAUSE, DriverThreadSource
 from wattspan.testing import ManualClock
 
 
@@ -142,6 +143,22 @@ def test_shorter_interval_wakes_the_thread_at_once() -> None:
     eventually(lambda: session.samples == 2, "the second one, an hour before it was due")
     source.close()
     assert session.intervals == [3600 * SECOND, SECOND]
+
+
+def test_thread_pauses_before_a_read_that_is_always_due() -> None:
+    turns: list[int] = []
+
+    class Due(Session):
+        def read_between(self, now: int) -> None:
+            assert self.next_read(now) == now, "the clock of the session stands still"
+            turns.append(time.monotonic_ns())
+
+    clock = ManualClock()
+    source = DriverThreadSource("boards", Due(clock, ""), clock, Intervals(), "a library", "Look")
+    source.start()
+    eventually(lambda: len(turns) > 20, "some reads")
+    source.close()
+    assert turns[20] - turns[0] >= 19 * LEAST_PAUSE
 
 
 def test_session_is_closed_if_the_agent_stops_before_the_restart() -> None:

@@ -352,6 +352,52 @@ def test_power_is_integrated_between_samples_and_a_counter_is_not_read(
     assert after.counter - before.counter == pytest.approx(200 * duration / 1000, rel=0.03)
 
 
+@pytest.mark.parametrize("interval", [18 * POWER_READ_INTERVAL, 180 * POWER_READ_INTERVAL])
+@pytest.mark.parametrize(
+    ("chip", "members", "counts"),
+    [
+        ("grace", None, True),
+        ("grace", {"hwmon:power_meter/grace-power-socket-0"}, True),
+        ("grace", {"rapl:0"}, False),
+        ("power_meter", set(), False),
+        ("amd_hsmp_hwmon", {"rapl:0"}, False),
+        ("denied", {"hwmon:zenpower/rapl_p_package"}, False),
+    ],
+)
+def test_sensor_is_read_between_samples_where_it_counts(
+    tree: Tree, clock: ManualClock, chip: str, members: set[str] | None, counts: bool, interval: int
+) -> None:
+    """Others wake the thread once a second: a machine's meter, a package beside RAPL."""
+    if chip == "grace":
+        tree.meter(1, "Grace Power Socket 0", 200_000_000)
+    elif chip == "denied":
+        zen = {"power1_label": "RAPL_P_Package", "power1_input": "not to be read"}
+        tree.chip("zenpower", "a", zen)
+    else:
+        tree.chip(chip, "a", {"power1_input": 200_000_000})
+    session, turns, energies = source(tree, clock), 0, []
+    if members is not None:
+        session.follow_cover(frozenset(members))
+    began = sample = clock.monotonic()
+    while (now := clock.monotonic()) < began + 60 * SECOND:
+        turns += 1
+        if now >= sample:
+            batch = session.sample()
+            sample += interval
+            energies += [(one.epoch, one.counter, one.at.mono) for one in batch.readings]
+            assert bool(batch.failures) is (chip == "denied")
+        else:
+            session.read_between(now)
+        due = session.next_read(now)
+        assert due is not None
+        clock.advance(ns=max(MILLISECOND, min(sample, due) - now))
+    assert turns > 60 * 18 if counts else turns <= 60 * 1.2
+    if chip != "denied":
+        (first, *_, last) = energies
+        assert last[0] == first[0], "no gap"
+        assert last[1] - first[1] == pytest.approx((last[2] - first[2]) / 5, rel=0.001)
+
+
 def test_counters_alone_need_no_reads_between_samples(tree: Tree, clock: ManualClock) -> None:
     tree.chip("xe", "0000:03:00.0", {"energy1_label": "card", "energy1_input": 5})
     session = source(tree, clock)

@@ -9,6 +9,8 @@ that much later. For a span that begins and ends with its load this is the large
 reading is then stamped with the time at which its value was made. It follows the phase like a
 phase-locked loop: a read at the predicted edge shows whether the counter moves earlier or later,
 and so the direction of the correction, small at first, and larger while the sign stays the same.
+After a time without reads, two edges show that the step is the one known before: a quarter of the
+reads of a search.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class EdgeDetector:
     def __init__(self) -> None:
         self.step: int | None = None
         self.period: int | None = None
+        self._known: int | None = None  # the period before it was forgotten
         self._phase = 0  # the time of one of its edges
         self._last: tuple[int, int] | None = None  # time and value of the last read
         self._seen: list[int] = []  # edges, while searching
@@ -56,7 +59,8 @@ class EdgeDetector:
 
     def forget(self) -> None:
         """Search for the phase again when it is next wanted. The step is the same."""
-        self.period, self._last, self._plan = None, None, []
+        self._known, self.period = self.period or self._known, None
+        self._last, self._plan = None, []
         self._search_until, self._search_again = None, 0
 
     def observe(self, mono: int, counter: int) -> None:
@@ -102,13 +106,17 @@ class EdgeDetector:
                 return None
             self._seen.clear()
             self._search_until = now + SEARCH_DURATION
+        known, edges = self._known, self._seen[-2:]
+        if known and edges and abs(edges[-1] - edges[0] - known) <= 2 * SEARCH_INTERVAL:
+            self._follow(known, edges[-1])
+            return None
         if now < self._search_until:
             return now if self._last is None else self._last[0] + SEARCH_INTERVAL
         self._search_until, self._search_again = None, now + SEARCH_RETRY_INTERVAL
-        self._conclude(now)
+        self._conclude()
         return None
 
-    def _conclude(self, now: int) -> None:
+    def _conclude(self) -> None:
         """Derive step and phase from the edges of the search, if they were regular."""
         edges = self._seen
         if len(edges) < MIN_EDGES:
@@ -119,8 +127,13 @@ class EdgeDetector:
         uneven = max(abs(gap - n * typical) for gap, n in zip(gaps, steps, strict=True))
         if typical < FINE_PERIOD or uneven > 3 * SEARCH_INTERVAL:
             return
-        self.step = self.period = (edges[-1] - edges[0]) // sum(steps)
-        self._phase, self._plan, self._pause, self._direction = edges[-1], [], 0, 0
+        self.step = (edges[-1] - edges[0]) // sum(steps)
+        self._follow(self.step, edges[-1])
+
+    def _follow(self, period: int, edge: int) -> None:
+        self._known, self._search_until = None, None
+        self.period, self._phase = period, edge
+        self._plan, self._pause, self._direction = [], 0, 0
 
     # ------------------------------------------------------------------------------ following
 

@@ -277,7 +277,8 @@ class GpuSampler:
         if suspended:
             return
         energy, at = self.device.energy(self._max_power)
-        if self._look_interval is not None:
+        looks = self._look_interval is not None
+        if looks:
             self._gauge_pace.begin(at.mono, forced=True)
             self._look(at, energy)
             busy = self._gauges.busy
@@ -286,7 +287,7 @@ class GpuSampler:
                 self._used += self.device.usage.measure(at, busy, looked=True, settle=False)
         elif energy is not None:
             self._edges.observe(at.mono, energy)
-        self._awaits_sample = False
+        self._awaits_sample = energy is None and not looks  # the read is due until it succeeds
 
     def _status(self, at: Instant) -> GpuStatus:
         """The status at ``at``, of which power and utilisation were read before."""

@@ -54,6 +54,9 @@ jiffies, and shows it again until then; the file system does not tell this time.
 NVIDIA Grace, as is the interval of its averages. So each read shows a new average of Grace, over
 50 of 55 ms; faster reads would show every other average twice.
 
+A sensor that counts is read so often at rest, too: 18 times a second, as long as no other measures
+the same part. Others are read with the samples.
+
 The interval has no simple ratio to the ticks of the agent: a sensor that is read at every tick
 shows the work of the agent itself always or never.
 """

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -298,7 +298,8 @@ class HwmonSource:
         self._meters: dict[str, SensorMeter] = {}  # by domain id
         self._chips: dict[str, CallInterval] = {}  # by device
         self._powers: dict[str, DevicePower] = {}  # by device, if the kernel may suspend it
-        self._of_power: frozenset[str] = frozenset()  # devices with a power to integrate
+        self._members: frozenset[str] | None = None  # of the cover; None while it is unknown
+        self._apart: dict[str, int] = {}  # the least time between reads, by device with a power
         self._refused: set[Path] = set()  # averages that cannot be read, unlike the present power
         self._newest: dict[str, Reading] = {}  # by domain id, since the last sample
         self._failing: dict[str, Failure] = {}  # by domain id, of the last reads
@@ -316,16 +317,20 @@ class HwmonSource:
         finally:
             self.current_call = None
 
+    def follow_cover(self, members: frozenset[str]) -> None:
+        """Read other sensors of power than ``members`` with the samples. Safe from any thread."""
+        self._members = members
+
     def next_read(self, now: int) -> int | None:
         """The time of the next read of a chip with a power to integrate."""
         del now
-        return min((self._chips[device].due for device in self._of_power), default=None)
+        return min(map(self._due_between, self._apart), default=None)
 
     def read_between(self, now: int) -> None:
         """Read the chips with a power to integrate; the next sample has their newest energy."""
         self.current_call = ("the read of the sensors", now)
         try:
-            self._read_chips(now, self._of_power)
+            self._read_chips(now, {one for one in self._apart if self._due_between(one) <= now})
         finally:
             self.current_call = None
 
@@ -344,7 +349,7 @@ class HwmonSource:
         """Forget the sensors: the next read looks for them again."""
         self._meters.clear()
         self._chips.clear()
-        self._of_power = frozenset()
+        self._apart.clear()
         self._domains = ()
         self._due = 0
 
@@ -369,6 +374,20 @@ class HwmonSource:
         after = tuple(meter.domain for meter in self._meters.values())
         if after != self._domains:  # callers compare by identity
             self._domains = after
+        self._apart = {}
+        for meter in self._meters.values():
+            sensor = meter.files.sensor
+            if sensor.quantity is not SensorQuantity.ENERGY:
+                least = 0 if self._integrates(meter.domain) else MAX_GAP // 2
+                self._apart[sensor.device] = min(least, self._apart.get(sensor.device, least))
+
+    def _integrates(self, domain: Domain) -> bool:
+        """True if the power between two samples counts, and can be read."""
+        counted = self._members is None or domain.id in self._members
+        return counted and not (domain.suspended or domain.rest or domain.id in self._failing)
+
+    def _due_between(self, device: str) -> int:
+        return self._chips[device].due_after(self._apart[device])
 
     def _read(self, meter: SensorMeter) -> None:
         path, domain_id = str(meter.files.files[0]), meter.domain.id
@@ -443,9 +462,7 @@ class HwmonSource:
             self._vanished.pop(present, None)
         self._failing = {key: one for key, one in self._failing.items() if key in self._meters}
         sensors = [meter.files.sensor for meter in self._meters.values()]
-        self._of_power = frozenset(
-            one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY
-        )
+        of_power = {one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY}
         uncounted = {one.device: True for one in sensors}
         uncounted |= {
             meter.files.sensor.device: False
@@ -456,7 +473,7 @@ class HwmonSource:
             device: self._chips.get(device)
             or (
                 CallInterval(POWER_READ_INTERVAL, self._clock, MAX_GAP // 2)
-                if device in self._of_power
+                if device in of_power
                 else CallInterval(READ_INTERVAL, self._clock)
             )
             for device in sorted(uncounted, key=lambda device: (uncounted[device], device))
@@ -506,20 +523,6 @@ def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
     return Failure(NAME, path, Trouble.RETRY, reason, _AGAIN, domain_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _SampleIntervals:
-    interval: int = POWER_READ_INTERVAL
-    longest: int = 10 * SECOND
-    status_interval: int = SECOND  # without effect: no sensor has a status
-    deadline: int = 5 * SECOND
-
-
-def read_in_thread(source: HwmonSource, clock: Clock) -> DriverThreadSource:
-    """``source`` read by a thread, out of step with the agent's ticks; it is not started."""
-    advice = "Look for messages of the sensors in dmesg"
-    return DriverThreadSource(NAME, source, clock, _SampleIntervals(), "hwmon", advice)
-
-
 class HwmonSettings(Table, frozen=True):
     """Power and energy sensors of hwmon: NVIDIA Grace, Jetson, ACPI meters, Intel GPUs."""
 
@@ -539,6 +542,11 @@ class HwmonSettings(Table, frozen=True):
     sysfs: Annotated[
         str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
     ] = "/sys"
+
+    interval: ClassVar = POWER_READ_INTERVAL
+    longest: ClassVar = 10 * SECOND
+    status_interval: ClassVar = SECOND  # without effect: no sensor has a status
+    deadline: ClassVar = 5 * SECOND
 
     def __post_init__(self) -> None:
         for key, role in self.sensors.items():
@@ -569,7 +577,10 @@ def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource
             )
         return None
     sensors = HwmonSource(sysfs, context.clock, settings.sensors, emulated=context.emulated)
-    source = read_in_thread(sensors, context.clock)
+    advice = "Look for messages of the sensors in dmesg"
+    source = DriverThreadSource(
+        NAME, sensors, context.clock, settings, "hwmon", advice, follow_cover=sensors.follow_cover
+    )
     source.start()
     return source
 

@@ -65,16 +65,29 @@ def test_readings_have_the_timestamp_of_their_value(period: int, phase: int, jit
     assert bench.unclear < 200
 
 
-def test_forgotten_phase_is_searched_again_and_the_step_stays() -> None:
-    bench = Bench(100 * MILLISECOND, 31 * MILLISECOND)
+@pytest.mark.parametrize("jitter", [0, 1_500_000])
+@pytest.mark.parametrize(
+    ("period", "later", "most"),
+    [(100, 100, 60), (104.3, 104.3, 60), (100, 150, 170), (150, 75, 170)],
+)
+def test_forgotten_phase_is_searched_again_and_the_step_stays(
+    period: float, later: float, most: int, jitter: int
+) -> None:
+    """A quarter of the reads find the phase of a step that is the same."""
+    bench = Bench(round(period * MILLISECOND), 31 * MILLISECOND, jitter=jitter)
     bench.run(5)
     bench.finder.forget()
-    assert (bench.finder.period, bench.finder.step) == (None, pytest.approx(bench.period))
+    assert bench.finder.period is None
+    assert bench.finder.step == pytest.approx(bench.period, rel=0.02)
     assert bench.finder.next_read(bench.now) == bench.now
+    bench.period, bench.looks = round(later * MILLISECOND), 0
     bench.phase += 47 * MILLISECOND
-    bench.run(2)
+    bench.run(1)
+    assert bench.looks <= most
+    bench.run(1)
     bench.errors.clear()
     bench.run(10)
+    assert bench.errors
     assert max(map(abs, bench.errors)) <= 2 * EDGE_GUARD
 
 
