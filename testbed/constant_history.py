@@ -217,7 +217,7 @@ class Asked:
             version="1.2.3",
             authorization=Authorization(self._owner),
             sleep=self._pause,
-            registered=lambda process, path: self.registered.append(process),
+            registered=lambda process, owner: self.registered.append(process),
             tuning=self.tuning,
             history=self.history,
             jobs=self.jobs,

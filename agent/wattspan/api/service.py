@@ -71,7 +71,7 @@ from wattspan.ports import (
     WattspanError,
 )
 from wattspan.processes.principals import PrincipalResolver
-from wattspan.sharing.fair_pool import SharePath, share_path
+from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import recorded_decision_to_json, tuning_document
@@ -216,8 +216,8 @@ class QueryService:
     """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status``, ``advice`` and ``tuning``.
 
     ``resolution`` is that of device energy for users who may not read the counters. ``registered``
-    is called with each process that measures windows and the levels of its owner,
-    ``awaits_readings`` by each query that waits for them.
+    is called with each process that measures windows and its owner, ``awaits_readings`` by each
+    query that waits for them.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
     without any. ``recurring`` answers for recurring jobs, None without a file of them. ``caps``
@@ -237,7 +237,7 @@ class QueryService:
         version: str,
         resolution: int = 0,
         sampler: ProcessCpuSampler | None = None,
-        registered: Callable[[Consumer, SharePath], None] = lambda process, path: None,
+        registered: Callable[[Consumer, Hashable], None] = lambda process, owner: None,
         awaits_readings: Callable[[], None] = lambda: None,
         tuning: TuningView | None = None,
         history: DecisionHistoryView | None = None,
@@ -338,7 +338,7 @@ class QueryService:
         )
         owner = request.peer.quota_owner
         if consumer is not None and (values["pid"] == SENDER or consumer in self._watches):
-            self._registered(consumer, (*share_path(owner), consumer))
+            self._registered(consumer, owner)
         await self._settle(end, values.get("wait", 0), consumer, grid, owner)
         respond = partial(
             energy.energy_response,
@@ -409,7 +409,7 @@ class QueryService:
         family = values.get("family", False)
         owner = request.peer.quota_owner
         self._watches.add(consumer, family=family, owner=owner)
-        self._registered(consumer, (*share_path(owner), consumer))
+        self._registered(consumer, owner)
         return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
 
     async def _snapshot(self, request: HttpRequest) -> HttpResponse:

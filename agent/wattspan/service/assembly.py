@@ -418,14 +418,14 @@ class StandaloneAgent:
         self._sampler.watch(consumer)
         samples = partial(self._sampler.take, consumer)
         self._agent.history.watch(consumer, family=True, samples=samples, holder="measure")
-        self._agent.demand.register(Reason.WINDOWS, consumer, (consumer,))
+        self._agent.demand.register(Reason.WINDOWS, consumer, consumer)
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
         from wattspan.sdk.client import Measurement  # its http.client is not needed by `run`
 
         history = self._agent.history
         history.expect(end)
-        self._agent.demand.register(Reason.WINDOWS, consumer, (consumer,))
+        self._agent.demand.register(Reason.WINDOWS, consumer, consumer)
         self._agent.demand.hold(Reason.QUERY, QUERY_TIME)
         self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
         response = energy_response(history, self._agent.devices, start, end, consumer, family=True)

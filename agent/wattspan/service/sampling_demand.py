@@ -7,7 +7,8 @@ interval, for a time that it renews. The poller reads the interval at each tick,
 comes while the agent rests wakes it at once.
 
 A consumer that is a process keeps the fine interval only while it lives. The poller looks for one
-that does, and ends the others on its way: a check costs one lookup while the first one lives.
+that does, ends the others on its way, and begins the next check behind it: a check costs one lookup
+and one for each that has ended, and no process that has ended keeps its place behind a living one.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.ports import Clock
-from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, share_path
 from wattspan.sharing.pools import PoolName, Pools
 
 REST, FINE = SECOND, 100 * MILLISECOND
@@ -72,6 +73,7 @@ class Intervals(NamedTuple):
 class _Registered:
     """A process: the time of its last registration, and the time until which that holds."""
 
+    owner: Hashable
     seen: int
     until: int
     gap: int = 0  # between its registrations, decaying by an eighth of the time
@@ -100,7 +102,9 @@ class SamplingDemand:
         self._holds: dict[Reason, int] = {}
         self._pool: FairPool[Registration] = (pools or Pools()).make(PoolName.SAMPLING)
         self._registered: dict[Registration, _Registered] = {}
-        self._paused: dict[Registration, _Registered] = {}  # expired; their gap is still to learn
+        # Expired ones, whose gap is still to learn; they take no place of those that hold.
+        self._quiet = FairPool[Registration](self._pool.limit, Overflow.REPLACE, MAX_SPAN_EXPIRY)
+        self._paused: FairCache[Registration, _Registered] = FairCache(self._quiet)
         self._next_check = self._fine_until = 0
         self.hold(Reason.START, START)
 
@@ -115,19 +119,21 @@ class SamplingDemand:
         if resting:
             self._woken.set()
 
-    def register(self, reason: Reason, process: Consumer, path: SharePath) -> None:
+    def register(self, reason: Reason, process: Consumer, owner: Hashable) -> None:
         """Sample finely while ``process`` lives and its registration holds.
 
-        ``path`` has the levels of its owner. A registration for spans holds as long as more are
-        expected by the times of the earlier ones.
+        ``owner`` has a share of the places for all its processes: a new one displaces the longest
+        unseen. A registration for spans holds as long as more are expected by the times of the
+        earlier ones.
         """
         now, key = self._clock.monotonic(), (reason, process)
         with self._lock:
-            known = self._registered.pop(key, None) or self._paused.pop(key, None)
-            admission = self._pool.admit(key, path)
+            known = self._registered.pop(key, None)
+            if known is None and self._quiet.remove(key):
+                known = self._paused.pop(key)
+            admission = self._pool.admit(key, share_path(owner))
             for displaced in admission.displaced:
-                self._registered.pop(displaced, None)
-                self._paused.pop(displaced, None)
+                del self._registered[displaced]
             if not admission:
                 return
             since = 0 if known is None else now - known.seen
@@ -135,7 +141,7 @@ class SamplingDemand:
             lasts = WINDOW_EXPIRY
             if reason is Reason.SPANS:
                 lasts = min(MAX_SPAN_EXPIRY, max(SPAN_EXPIRY, 3 * gap))
-            self._registered[key] = _Registered(now, now + lasts, gap)
+            self._registered[key] = _Registered(owner, now, now + lasts, gap)
             resting = now >= self._fine_until
         if resting:
             self._woken.set()
@@ -177,21 +183,18 @@ class SamplingDemand:
 
     def _awaited_until(self, now: int) -> int:
         """The time until which a registered process keeps the fine interval, if it lives on."""
-        for key in [*itertools.islice(self._paused, _CHECKED_AT_ONCE)]:
-            if now - self._paused[key].seen <= MAX_SPAN_EXPIRY:
-                break
+        for key in self._quiet.expire(now):
             del self._paused[key]
-            self._pool.remove(key)
         for key in [*itertools.islice(self._registered, _CHECKED_AT_ONCE)]:
-            one = self._registered[key]
+            one = self._registered.pop(key)
             lives = self._lives(key[1])
             if lives and one.until > now:
+                self._registered[key] = one  # the others are first in the next check
+                self._pool.touch(key)
                 return one.until
-            del self._registered[key]
+            self._pool.remove(key)
             if lives and key[0] is Reason.SPANS:
-                self._paused[key] = one
-            else:
-                self._pool.remove(key)
+                self._paused.store(key, one, one.owner, one.seen)
         return now + _CHECK_EVERY if self._registered else 0
 
 

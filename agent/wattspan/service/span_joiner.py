@@ -365,7 +365,7 @@ class SpanJoiner:
         self._processes.seen(process, now, part.claim.service)
         self._sampled.grant(process)
         if self._demand is not None:
-            self._demand.register(Reason.SPANS, consumer, process.path)
+            self._demand.register(Reason.SPANS, consumer, process.principal)
         spans = self._monotonic(part.spans)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans)

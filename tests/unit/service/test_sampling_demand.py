@@ -40,7 +40,7 @@ class Host:
         return process
 
     def register(self, process: Consumer, reason: Reason = Reason.WINDOWS, user: int = 7) -> None:
-        self.demand.register(reason, process, (user, process))
+        self.demand.register(reason, process, user)
 
     @property
     def interval(self) -> int:
@@ -145,6 +145,36 @@ def test_memory_of_the_periods_of_senders_is_bounded_and_divided_fairly() -> Non
     host.register(victim, Reason.SPANS, user=8)
     host.running = {victim}
     assert host.fine_time() == 60 * SECOND
+
+
+def test_pausing_senders_take_no_place_of_another_process_of_their_user() -> None:
+    host = Host()
+    for pid in range(1, 1025):
+        host.register(host.start(pid), Reason.SPANS)
+    host.clock.advance(ns=SPAN_EXPIRY)
+    assert host.fine_time() <= 20 * SECOND
+    for reason, lasts in ((Reason.SPANS, SPAN_EXPIRY), (Reason.WINDOWS, WINDOW_EXPIRY)):
+        host.register(host.start(lasts), reason)
+        assert host.fine_time() >= lasts
+
+
+def test_ended_processes_of_a_user_do_not_displace_its_living_one() -> None:
+    host = Host()
+    host.register(host.start(1))
+    for pid in range(2, 3002):
+        host.register(Consumer(pid, 1), (Reason.SPANS, Reason.WINDOWS)[pid % 2])
+        host.clock.advance(0.05)
+        assert host.interval == FINE
+    assert host.fine_time() == WINDOW_EXPIRY - 150 * SECOND
+
+
+def test_full_pool_replaces_the_longest_unseen_process_of_the_same_user() -> None:
+    host = Host()
+    for pid in range(1, 1026):
+        host.register(host.start(pid))
+    host.running = {Consumer(1025, 1)}
+    assert host.fine_time() == WINDOW_EXPIRY
+    assert host.demand.reasons()["windows"] == 0
 
 
 def test_thousand_dead_processes_before_a_living_one_are_passed_in_bounded_steps() -> None:
