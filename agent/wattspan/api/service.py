@@ -118,7 +118,10 @@ HISTORY_HOLDER = "questions"
 
 
 class ProcessCpuSampler(Protocol):
-    """Samples the CPU time of a few processes more often than the poller."""
+    """Samples the CPU time of a few processes more often than the poller.
+
+    It may end to do so some time after the last ``watch`` of a process.
+    """
 
     def watch(self, consumer: Consumer) -> bool: ...
 
@@ -133,7 +136,8 @@ class WatchList:
     A watched process takes up to some megabytes of memory and time at every poll, most of it for
     its CPU samples. Any user may request a watch, so the list is short and drops ended processes.
     ``sampler`` serves this list only. Its samples locate the work within an interval, so that a
-    short window next to idle time is not charged with the average.
+    short window next to idle time is not charged with the average. They end some time after the
+    last request or reading of a process. Its profile remains, with the edges of open windows.
     """
 
     def __init__(
@@ -172,6 +176,15 @@ class WatchList:
                 self._sampler.unwatch(one)
         for one in ranked[MAX_WATCHED:]:
             self._remove(one)
+
+    def renew(self, consumer: Consumer) -> None:
+        """Sample a watched process on, because its energy is read."""
+        if (
+            self._sampler is not None
+            and consumer in self._ranked()[:MAX_SAMPLED]
+            and self._directory.identify(consumer.pid) == consumer  # no reused pid
+        ):
+            self._sampler.watch(consumer)
 
     def _ranked(self) -> list[Consumer]:
         """By priority: the newest of each user, the next of each user, ended ones last."""
@@ -339,6 +352,7 @@ class QueryService:
         owner = request.peer.quota_owner
         if consumer is not None and (values["pid"] == SENDER or consumer in self._watches):
             self._registered(consumer, owner)
+            self._watches.renew(consumer)
         await self._settle(end, values.get("wait", 0), consumer, grid, owner)
         respond = partial(
             energy.energy_response,

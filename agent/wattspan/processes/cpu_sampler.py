@@ -50,6 +50,7 @@ class _CpuSeries:
     cpu: int = -1  # last value
     idle: int = 0  # time of the last unchanged value, unless it is in a sample
     worked: int = 0  # time of the last changed value
+    until: int = 0  # end of the lease
 
     def add(self, mono: int, cpu: int) -> None:
         """Record a value. Of a period without work the first and the last value are kept."""
@@ -88,6 +89,7 @@ class _CpuSeries:
 class CpuSampler:
     """Reads the CPU clocks of watched processes every ``period`` nanoseconds.
 
+    A process is watched until ``lease`` nanoseconds after the last call of ``watch`` for it.
     ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while no process
     is watched, and reads less often when reading would take more than two percent of a core. If
     there are many processes, those idle for a second are read at every eighth sweep, so the time
@@ -95,12 +97,14 @@ class CpuSampler:
     ``unwatch``.
     """
 
-    def __init__(self, clock: SystemClock, period: int = PERIOD, most: int = 256) -> None:
+    def __init__(
+        self, clock: SystemClock, period: int = PERIOD, most: int = 256, lease: int = _FOREVER
+    ) -> None:
         self._clock = clock
         self._least_period = period
-        self._most = most
+        self._most, self._lease = most, lease
         self._lock = threading.Lock()
-        self._series: dict[Consumer, _CpuSeries] = {}
+        self._series: dict[Consumer, _CpuSeries] = {}  # in order of their leases
         self._active: list[_CpuSeries] = []
         self._idle_groups: list[list[_CpuSeries]] = [[] for _ in range(_TURNS)]
         self._sweeps = 0
@@ -134,21 +138,21 @@ class CpuSampler:
     def watch(self, consumer: Consumer) -> bool:
         """Sample the CPU time of ``consumer``; False if ``most`` processes are watched."""
         with self._lock:
-            if consumer in self._series:
-                return True
-            if len(self._series) >= self._most and not self._evict_exited():
-                return False
-            series = self._series[consumer] = _CpuSeries(consumer, clock_id(consumer.pid))
-            self._active.append(series)
-            self._read([series])
-            self._wanted.set()
+            series = self._series.pop(consumer, None)
+            if series is None:
+                if len(self._series) >= self._most and not self._evict_exited():
+                    return False
+                series = _CpuSeries(consumer, clock_id(consumer.pid))
+                self._active.append(series)
+                self._read([series])
+                self._wanted.set()
+            series.until = self._clock.monotonic() + self._lease
+            self._series[consumer] = series
             return True
 
     def unwatch(self, consumer: Consumer) -> None:
         with self._lock:
-            series = self._series.pop(consumer, None)
-            if series is not None:
-                self._drop(series)
+            self._forget(consumer)
 
     def take(self, consumer: Consumer) -> list[tuple[int, int]]:
         """The samples of ``consumer`` since the last call: monotonic time, cumulative CPU time.
@@ -179,6 +183,8 @@ class CpuSampler:
                 for series in [one for one in self._active if one.is_idle(now)]:
                     self._active.remove(series)
                     self._idle_groups[series.consumer.pid % _TURNS].append(series)
+            while (oldest := next(iter(self._series.values()), None)) and oldest.until <= now:
+                self._forget(oldest.consumer)
             if not any(self._groups):
                 self._wanted.clear()
 
@@ -209,6 +215,11 @@ class CpuSampler:
             before = after
         for series in ended:
             series.end()
+            self._drop(series)
+
+    def _forget(self, consumer: Consumer) -> None:
+        series = self._series.pop(consumer, None)
+        if series is not None:
             self._drop(series)
 
     def _drop(self, series: _CpuSeries) -> None:

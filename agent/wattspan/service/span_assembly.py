@@ -18,7 +18,7 @@ from wattspan.processes.procfs import ProcFs
 from wattspan.recurring.run_book import run_book_path
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import destinations, run_directory
-from wattspan.service.sampling_demand import QUERY_TIME, Reason
+from wattspan.service.sampling_demand import QUERY_TIME, WINDOW_EXPIRY, Reason
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class SpanAssembly:
         )
 
         # Not the joiner's sampler: the two release processes independently of each other.
-        sampler = CpuSampler(self._core.clock, spans.resolution)
+        sampler = CpuSampler(self._core.clock, spans.resolution, lease=WINDOW_EXPIRY)
         if agent.api:
             self.services.add(sampler.start, sampler.stop)
 

@@ -15,7 +15,7 @@ from math import hypot
 from operator import itemgetter
 from typing import NamedTuple
 
-from wattspan.model import SECOND, HwType
+from wattspan.model import MILLISECOND, SECOND, HwType
 
 _MAX_APART = 2 * SECOND  # samples of a working process; between others the work is not sampled
 _MAX_UNSAMPLED = 64
@@ -43,6 +43,12 @@ class CpuTimeCurve:
     def covers(self, time: int) -> bool:
         """True if there are samples before and after ``time``."""
         return bool(self._mono) and self._mono[0] <= time < self._mono[-1]
+
+    def unsampled(self, start: int, end: int) -> int:
+        """The nanoseconds of a period before the first sample or after the last one."""
+        if not self._mono:
+            return end - start
+        return max(0, min(end, self._mono[0]) - start) + max(0, end - max(start, self._mono[-1]))
 
     def between(self, start: int, end: int) -> tuple[list[int], list[int]] | None:
         """Times from ``start`` to ``end`` and the CPU time at each.
@@ -88,6 +94,11 @@ _RANDOM_WALK_ERROR = 0.32
 _CURVE_ERROR = 0.35
 _FOLLOWED = 0.03, 1.0
 _SPREAD = 0.1, 2.0
+# Neighbours of a longer slice (of the agent at rest, or between late samples) show nothing about the
+# times of its work: all of its energy may be that of one burst of this length.
+_LONG = 150 * MILLISECOND
+_BURST = 10 * MILLISECOND
+_MAX_EXTRAPOLATED = 32  # such an interval has samples, except for one part in so many
 # For a GPU only intervals are known. If its load begins or ends inside an interval, even spreading
 # is wrong by that part of the difference to the previous interval.
 _SUDDEN = 1.0
@@ -265,7 +276,11 @@ class IntervalPool:
         if not (sums[-1] or noise or self.steps):
             self._append_empty(times[-1], walk)
             return
-        samples = None if even else clock.between(self.pool_start, self.known)
+        start, end = self.pool_start, self.known
+        longest = max(last - first for first, last in pairwise(times))
+        missing = clock.unsampled(start, end) if longest > _LONG else 0
+        followed = not even and missing * _MAX_EXTRAPOLATED <= end - start
+        samples = clock.between(start, end) if followed else None
         if samples is not None:
             times, spent = samples
             sums = [sums[-1] * (each - spent[0]) // (spent[-1] - spent[0]) for each in spent]
@@ -328,6 +343,8 @@ class IntervalPool:
                     # The energy of a load may be in any of the intervals around it.
                     curve += _ELSEWHERE * peak
                     unknown += 2 * _ELSEWHERE * peak
+            elif length > _LONG:
+                curve, unknown = power, power * length / _BURST
             self.slices.append(
                 EnergySlice(
                     times[i + 1],

@@ -310,6 +310,23 @@ def test_recently_requested_processes_are_sampled_finely(asked: Asked) -> None:
     assert samples() == [(1, 1001)]
 
 
+def test_readings_renew_the_samples_of_recently_requested_processes(asked: Asked) -> None:
+    """The sampler has ended those of all by itself; no profile is lost."""
+    fine = Microscope()
+    asked.service._watches = WatchList(asked.past, asked.directory, asked.clock, fine)
+    crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_SAMPLED)]
+    for one in (OURS, *crowd):
+        asked.directory.infos[one] = PayerInfo(one, "crowd")
+        asked.get("/v1/watch", pid=one.pid, peer=ROOT)
+    fine.watched.clear()
+    for one in (OURS, crowd[1], crowd[2]):
+        if one == crowd[2]:  # another process has its pid now, perhaps
+            del asked.directory.infos[one]
+        asked.energy(pid=one.pid, started=one.started, peer=ROOT)
+    assert fine.watched == {crowd[1]}
+    assert asked.past.forgotten == []
+
+
 def test_exited_processes_are_released_after_a_minute(asked: Asked) -> None:
     asked.get("/v1/watch", pid=OURS.pid)
     del asked.directory.infos[OURS]

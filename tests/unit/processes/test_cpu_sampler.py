@@ -7,8 +7,8 @@ import time
 import pytest
 from testbed.waiting import eventually
 
-from wattspan.clock import SystemClock
-from wattspan.model import Consumer
+from wattspan.clock import OWN_THREAD_CLOCK, SystemClock
+from wattspan.model import SECOND, Consumer
 from wattspan.processes.cpu_sampler import MAX_PERIOD, MAX_SAMPLES, PERIOD, CpuSampler
 from wattspan.processes.table import clock_id
 from wattspan.testing import ManualClock
@@ -28,6 +28,8 @@ class Clocks(ManualClock):
         self.reads = 0
 
     def read_cpu_clock(self, clock: int) -> int:
+        if clock == OWN_THREAD_CLOCK:
+            return 0
         self.reads += 1
         self.advance(ns=self.takes)
         for pid, cpu in self.cpu.items():
@@ -210,6 +212,47 @@ def test_unwatched_process_has_no_samples(fine: CpuSampler, clock: Clocks) -> No
     fine.unwatch(A)
     look(fine, clock)
     assert fine.take(A) == fine.take(B) == []
+
+
+def test_process_is_sampled_until_its_lease_ends_unless_it_is_renewed(clock: Clocks) -> None:
+    fine = CpuSampler(clock, lease=SECOND)
+    watch(fine, clock, A, B)
+    look(fine, clock, 60)
+    fine.watch(A)
+    look(fine, clock, 60)
+    fine.take(A)
+    reads = clock.reads
+    look(fine, clock)
+    assert clock.reads - reads == 1
+    assert len(fine.take(A)) == 1
+    assert fine.take(B) == []
+    look(fine, clock, 40)
+    reads = clock.reads
+    look(fine, clock, 10)
+    assert clock.reads == reads  # the thread sleeps: no process is left
+    clock.works(A, MS)
+    fine.watch(A)
+    look(fine, clock)
+    assert [cpu for _, cpu in fine.take(A)] == [MS, MS]
+
+
+def test_thread_sleeps_from_the_end_of_the_last_lease_until_its_renewal(clock: Clocks) -> None:
+    """In virtual time, which ends while the thread waits for a process."""
+    fine = CpuSampler(clock, lease=SECOND)
+
+    def assert_lease_ends() -> None:
+        began = clock.monotonic()
+        watch(fine, clock, A)
+        eventually(lambda: clock.monotonic() >= began + SECOND, "the end of the lease")
+        eventually(lambda: not fine.take(A), "the end of the samples")
+        assert clock.monotonic() <= began + SECOND + 20 * MS
+
+    fine.start()
+    try:
+        assert_lease_ends()
+        assert_lease_ends()
+    finally:
+        fine.stop()
 
 
 def test_period_grows_with_the_cost_of_a_sweep(fine: CpuSampler, clock: Clocks) -> None:

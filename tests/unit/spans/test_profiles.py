@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
@@ -443,6 +445,89 @@ def test_time_without_samples_has_the_uncertainty_of_a_spread_interval() -> None
         found[every] = profile.between(1020 * MS, 1050 * MS)
     assert found[10].energy == found[5000].energy
     assert found[10].uncertainty[CPU] < found[5000].uncertainty[CPU]
+
+
+def busy(bursts: list[tuple[int, int]], start: int, end: int) -> int:
+    """The work of disjoint bursts in a period."""
+    return sum(max(0, min(last, end) - max(first, start)) for first, last in bursts)
+
+
+def burst_errors(draw: random.Random, sampled: str, wrapped: bool) -> tuple[int, int, int]:
+    """The error and uncertainty of a span at one reading a second, and the energy around it.
+
+    One burst of 20 to 600 ms is in each second. The span is around one, or anywhere.
+    """
+    bursts = []
+    for second in range(4):
+        length = draw.choice((20, 100, 500, draw.randint(20, 600)))
+        first = 1000 * second + draw.randint(0, 1000 - length)
+        bursts.append((first, first + length))
+    start = draw.randint(500, 2000)
+    end = start + draw.randint(10, 900)
+    if wrapped:
+        start, end = bursts[1][0] - draw.randint(0, 20), bursts[1][1] + draw.randint(0, 20)
+    profile = EnergyProfile()
+    begin = {"never": 9000, "after": end + draw.randint(1, 900), "before": 0}[sampled]
+    for mono in range(begin, 4010, 10):
+        profile.sample(mono * MS, busy(bursts, 0, mono) * MS)
+    tell(profile, *(1000 * busy(bursts, at, at + 1000) for at in range(0, 4000, 1000)), every=1000)
+    profile.finish()
+    found = profile.between(start * MS, end * MS)
+    edges = {start // 1000, end // 1000}
+    around = sum(1000 * busy(bursts, 1000 * at, 1000 * at + 1000) for at in edges)
+    error = abs(found.energy[CPU] - 1000 * busy(bursts, start, end))
+    return error, found.uncertainty[CPU], around
+
+
+@pytest.mark.parametrize("sampled", ["never", "after"])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_truth_of_a_first_span_at_rest_is_within_the_stated_uncertainty(
+    sampled: str, wrapped: bool
+) -> None:
+    draw = random.Random(f"{sampled} {wrapped}")
+    found = [burst_errors(draw, sampled, wrapped) for _ in range(100)]
+    assert sum(error <= stated for error, stated, _ in found) >= 95
+    assert all(stated <= 2 * around + 2 for _, stated, around in found)
+
+
+def test_sampled_span_at_rest_has_a_small_uncertainty() -> None:
+    draw = random.Random(1)
+    found = [burst_errors(draw, "before", wrapped=True) for _ in range(20)]
+    assert all(stated <= 10_000 for _, stated, _ in found)  # the work of a sampling period
+
+
+def test_work_between_late_samples_is_anywhere_between_them() -> None:
+    """The sampler was late by 700 ms, in which the process worked for 100 ms."""
+    profile = EnergyProfile()
+    for mono in (*range(0, 210, 10), *range(900, 1110, 10)):
+        profile.sample(mono * MS, 100 * MS * (mono >= 900))
+    tell(profile, 100_000, 0, every=1000)
+    assert profile.between(300 * MS, 400 * MS).uncertainty[CPU] >= 86_000
+
+
+@pytest.mark.parametrize(
+    ("noise", "samples_from", "stated"),
+    [
+        (0, 9000, [201_327, 245_001, 52_429, 385_001]),
+        (0, 0, [1_051, 70_001, 1_573, 2_101]),
+        (0, 240, [201_327, 175_001, 31_458, 2_101]),
+        (50_000, 9000, [202_460, 248_648, 52_477, 387_332]),
+        (50_000, 0, [15_694, 81_855, 1_635, 31_388]),
+        (50_000, 240, [202_460, 180_071, 31_537, 42_480]),
+    ],
+)
+def test_uncertainty_with_short_intervals_is_that_of_their_neighbours(
+    noise: int, samples_from: int, stated: list[int]
+) -> None:
+    """The values are those before longer intervals had the whole energy as their uncertainty."""
+    profile = EnergyProfile()
+    for mono in range(samples_from, 700, 10):
+        profile.sample(mono * MS, max(0, min(mono, 430) - 160) * MS)
+    tell(profile, 0, 400_000, 1_000_000, 1_000_000, 300_000, 0, noise=noise)
+    profile.finish()
+    periods = (130, 180), (160, 420), (210, 215), (250, 350)
+    found = [profile.between(start * MS, end * MS).uncertainty[CPU] for start, end in periods]
+    assert found == pytest.approx(stated, abs=2)
 
 
 def test_cpu_time_below_the_resolution_spreads_energy_evenly() -> None:
