@@ -94,8 +94,8 @@ _RANDOM_WALK_ERROR = 0.32
 _CURVE_ERROR = 0.35
 _FOLLOWED = 0.03, 1.0
 _SPREAD = 0.1, 2.0
-# Neighbours of a longer slice (of the agent at rest, or between late samples) show nothing about the
-# times of its work: all of its energy may be that of one burst of this length.
+# Neighbours of a longer slice (of the agent at rest, or between late samples) show nothing about
+# the times of its work: all of its energy may be that of one burst of this length.
 _LONG = 150 * MILLISECOND
 _BURST = 10 * MILLISECOND
 _MAX_EXTRAPOLATED = 32  # such an interval has samples, except for one part in so many

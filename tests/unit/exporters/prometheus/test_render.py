@@ -86,7 +86,8 @@ def test_exporter_self_metrics_follow_the_catalogue(form: ExpositionFormat) -> N
 
 @pytest.mark.parametrize("quantity", [Duration(SECOND), Duration(100 * 10**6), Size(1 << 30)])
 def test_quantity_of_the_configuration_is_drawn_as_a_number(quantity: int) -> None:
-    snapshot = replace(full_host(), stats=AgentStats(Instant(0, NOON), interval=quantity, rss_bytes=quantity))
+    stats = AgentStats(Instant(0, NOON), interval=quantity, rss_bytes=quantity)
+    snapshot = replace(full_host(), stats=stats)
     scrape = parse(Renderer().render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert value(scrape, "wattspan_agent_interval_seconds") == quantity / SECOND
     assert value(scrape, "wattspan_agent_resident_memory_bytes") == quantity
