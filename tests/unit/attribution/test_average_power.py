@@ -41,4 +41,4 @@ def test_powers_of_accounts_are_known_at_each_step_of_a_second(durations: list[i
         now, energy = now + step, energy + step // 1000
         powers.update(HwType.CPU, now, {"a": energy})
         if step in COARSE:
-            assert powers.of("a") == {HwType.CPU: 1_000_000}
+            assert powers.of("a") == {HwType.CPU: 1_000}
