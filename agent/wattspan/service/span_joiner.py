@@ -150,8 +150,8 @@ class SpanJoiner:
         self._tap = tap
         self._static_powers = static_powers
         self._demand = demand
-        before = checkpoint and (checkpoint.spans, checkpoint.outside, clock.monotonic())
-        self._totals = SpanAggregator(settings.names, *(before or ()), pools=pools)
+        rows, outside = (checkpoint.spans, checkpoint.outside) if checkpoint else ((), {})
+        self._totals = SpanAggregator(settings.names, rows, outside, clock.monotonic(), pools)
         self._wall = WallClockConverter()
         self._processes = SendingProcesses(processes)
         self._waiting: dict[Consumer, SendingProcess] = {}  # those with spans that wait for energy
