@@ -55,8 +55,9 @@ class UnattributedTime:
 OTHER_SOCKET_WEIGHT = 1 / 16
 """Weight of a socket that a process may use, relative to the socket of its last sample."""
 
-_ROUNDS = 6
-_FIT_TOLERANCE = 0.01  # relative error of loads that ends the fitting
+_ROUNDS = 16
+_FIT_TOLERANCE = 0.001
+"""Relative error of loads that ends the fitting: it becomes unclaimed time of a socket."""
 
 Weights = Mapping[int, float]
 
@@ -108,26 +109,26 @@ def apportion(
 def _fitted(
     free: Sequence[tuple[int, Weights]], bound: Mapping[int, float], room: Mapping[int, int]
 ) -> dict[int, float]:
-    """The factor of the weights of each socket with which loads fill the rooms evenly."""
+    """The factor of the weights of each socket with which all loads fill the rooms evenly."""
     factor = dict.fromkeys(room, 1.0)
-    open_room = sum(max(0, r) for r in room.values())
-    for _ in range(_ROUNDS):
-        load = dict(bound)
+    whole = sum(amount for amount, _ in free)
+    even = (whole + sum(bound.values())) / (sum(max(0, r) for r in room.values()) or 1)
+    left = {s: max(0.0, r * even - bound[s]) for s, r in room.items()}
+    rest = sum(left.values())
+    for _ in range(_ROUNDS if rest > 0 else 0):
+        load = dict.fromkeys(room, 0.0)
         for amount, weight in free:
             scaled = _scaled(weight, factor)
-            whole = sum(scaled.values())
-            if whole > 0:
+            total = sum(scaled.values())
+            if total > 0:
                 for s, w in scaled.items():
-                    load[s] += amount * w / whole
-        total = sum(load.values())
-        if total <= 0 or open_room <= 0:
-            break
+                    load[s] += amount * w / total
         worst = 0.0
         for s in factor:
             if load[s] > 0:
-                # A full socket keeps a little weight, because bound processes ran there.
-                want = max(0, room[s]) * total / open_room
-                worst = max(worst, abs(want / load[s] - 1))
+                want = left[s] * whole / rest
+                worst = max(worst, abs(want - load[s]) / (bound[s] + load[s]))
+                # A full socket keeps a little weight, because its processes ran there.
                 factor[s] = max(1e-6, factor[s] * want / load[s])
         if worst < _FIT_TOLERANCE:
             break

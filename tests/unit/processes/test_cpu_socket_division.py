@@ -48,6 +48,28 @@ def test_bound_processes_leave_the_rest_of_a_socket_to_the_others() -> None:
 
 
 @given(
+    st.tuples(st.integers(0, 10**10), st.integers(0, 10**10)),
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, None]), st.integers(10**5, 10**9), st.floats(0, 1)),
+        min_size=1,
+        max_size=9,
+    ),
+)
+def test_free_processes_fill_what_bound_ones_leave(bound: tuple[int, int], free: list) -> None:
+    """The bound processes may have most of the work, and the free ones may have moved."""
+    room = dict(enumerate(bound))
+    for _, amount, part in free:
+        room[0] += int(amount * part)
+        room[1] += amount - int(amount * part)
+    weights = [weights_of(seen, [0, 1], BOTH, 1) for seen, *_ in free]
+    spent = [*bound, *(amount for _, amount, _ in free)]
+    parts = apportion(spent, [{0: 1.0}, {1: 1.0}, *weights], room)
+    for socket in BOTH:
+        charged = sum(part.get(socket, 0) for part in parts)
+        assert abs(charged - room[socket]) <= 0.005 * sum(spent)
+
+
+@given(
     st.lists(
         st.tuples(
             st.integers(0, 10**12),
