@@ -1,5 +1,6 @@
 """A kernel whose truth is known: processes that live, work, die and are given each other's pids."""
 
+from array import array
 from collections.abc import Callable, Mapping
 
 from wattspan.clock import OWN_THREAD_CLOCK
@@ -18,6 +19,7 @@ class Life:
     def __init__(self, pid: int, parent: int, started: int, born: int, cgroup: str) -> None:
         self.pid, self.parent, self.started, self.born = pid, parent, started, born
         self.cgroup = cgroup
+        self.allowed, self.processor = frozenset({0}), 0
         self.cpu = 0
         self.zombie = False
         self.seen = False  # known to the source from its clock
@@ -107,13 +109,13 @@ class SyntheticKernel:
     step = 1
     covers_kernel = True
 
-    def __init__(self, pid_max: int = 320) -> None:
+    def __init__(self, pid_max: int = 320, cpus: int = 1) -> None:
         self.clock = ManualClock()
         self.alive: dict[int, Life] = {}
         self.dead: list[Life] = []
         self.births, self.finals = Channel(), Channel()
         self.hidden: set[int] = set()
-        self.total = 0
+        self.busy = array("q", [0] * cpus)
         self.tells_last_pid = True
         self.own_cpu_time = 0
         self.cgroup_cost = 0  # CPU time of each read of the cgroup's clock
@@ -141,7 +143,7 @@ class SyntheticKernel:
 
     def run(self, life: Life, nanoseconds: int) -> None:
         life.cpu += nanoseconds
-        self.total += nanoseconds
+        self.busy[life.processor] += nanoseconds
 
     def exit(self, life: Life, *, reap: bool = True, tail: int = 0, memory: int = 0) -> None:
         """``tail`` is spent after the kernel has written the final figure down."""
@@ -157,6 +159,10 @@ class SyntheticKernel:
         if reap:
             del self.alive[life.pid]
             self.dead.append(life)
+
+    @property
+    def total(self) -> int:
+        return sum(self.busy)
 
     @property
     def lives(self) -> list[Life]:
@@ -188,7 +194,7 @@ class SyntheticKernel:
         life = self.alive.get(pid)
         if life is None or pid in self.hidden:
             return None
-        return Stat(pid, "work", life.parent, life.started, 1, 0, exiting=life.zombie)
+        return Stat(pid, "work", life.parent, life.started, 1, life.processor, exiting=life.zombie)
 
     def cgroup(self, pid: int) -> str | None:
         return self.alive[pid].cgroup if pid in self.alive else None
@@ -200,7 +206,7 @@ class SyntheticKernel:
         return 0 if pid in self.alive else None
 
     def affinity(self, pid: int) -> frozenset[int] | None:
-        return frozenset({0})
+        return self.alive[pid].allowed if pid in self.alive else None
 
     def read_clock(self, clock_id: int) -> int:
         if clock_id == OWN_THREAD_CLOCK:
@@ -218,11 +224,11 @@ class SyntheticKernel:
         return self.total
 
     def sample(self) -> bytes:
-        """The busy time of the CPU."""
-        return b"%d" % self.total
+        """The busy time of the CPUs."""
+        return self.busy.tobytes()
 
     def values(self, sample: bytes, mono: int) -> dict[int, int]:
-        return {0: int(sample)}
+        return dict(enumerate(array("q", sample)))
 
     def refresh(self) -> None:
         pass

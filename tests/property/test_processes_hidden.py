@@ -82,7 +82,7 @@ def test_time_that_was_unclaimed_is_not_charged_to_a_cgroup_later(
     source.poll()
     for visible, unseen in script:
         kernel.run(agent, visible)
-        kernel.total += unseen  # of no process that procfs has
+        kernel.busy[0] += unseen  # of no process that procfs has
         whole = tick(kernel, source)
         if not whole.spent.get(Remainder("/")):
             assert whole.unclaimed == unseen

@@ -55,8 +55,9 @@ class UnattributedTime:
 OTHER_SOCKET_WEIGHT = 1 / 16
 """Weight of a socket that a process may use, relative to the socket of its last sample."""
 
-_ROUNDS = 6
-_FIT_TOLERANCE = 0.01  # relative error of loads that ends the fitting
+_ROUNDS = 16
+_FIT_TOLERANCE = 0.001
+"""Relative error of loads that ends the fitting: it becomes unclaimed time of a socket."""
 
 Weights = Mapping[int, float]
 
@@ -108,26 +109,26 @@ def apportion(
 def _fitted(
     free: Sequence[tuple[int, Weights]], bound: Mapping[int, float], room: Mapping[int, int]
 ) -> dict[int, float]:
-    """The factor of the weights of each socket with which loads fill the rooms evenly."""
+    """The factor of the weights of each socket with which all loads fill the rooms evenly."""
     factor = dict.fromkeys(room, 1.0)
-    open_room = sum(max(0, r) for r in room.values())
-    for _ in range(_ROUNDS):
-        load = dict(bound)
+    whole = sum(amount for amount, _ in free)
+    even = (whole + sum(bound.values())) / (sum(max(0, r) for r in room.values()) or 1)
+    left = {s: max(0.0, r * even - bound[s]) for s, r in room.items()}
+    rest = sum(left.values())
+    for _ in range(_ROUNDS if rest > 0 else 0):
+        load = dict.fromkeys(room, 0.0)
         for amount, weight in free:
             scaled = _scaled(weight, factor)
-            whole = sum(scaled.values())
-            if whole > 0:
+            total = sum(scaled.values())
+            if total > 0:
                 for s, w in scaled.items():
-                    load[s] += amount * w / whole
-        total = sum(load.values())
-        if total <= 0 or open_room <= 0:
-            break
+                    load[s] += amount * w / total
         worst = 0.0
         for s in factor:
             if load[s] > 0:
-                # A full socket keeps a little weight, because bound processes ran there.
-                want = max(0, room[s]) * total / open_room
-                worst = max(worst, abs(want / load[s] - 1))
+                want = left[s] * whole / rest
+                worst = max(worst, abs(want - load[s]) / (bound[s] + load[s]))
+                # A full socket keeps a little weight, because its processes ran there.
                 factor[s] = max(1e-6, factor[s] * want / load[s])
         if worst < _FIT_TOLERANCE:
             break
@@ -163,8 +164,8 @@ def _divide(amount: int, heaviest: int, others: tuple[tuple[int, float], ...]) -
     return parts
 
 
-MAX_SAMPLES = 24
-"""Limit of samples of one poll, the busiest processes first: some ten microseconds each."""
+SAMPLES_PER_SECOND = 240
+"""Limit of samples in each second of the polled time: some ten microseconds each."""
 
 FAST_INTERVAL, SLOW_INTERVAL = 300 * MILLISECOND, SECOND
 """Sampling intervals: the slow one for processes that are bound to a socket or did little work."""
@@ -175,7 +176,11 @@ _MAX_SHARED = 256
 
 
 class PlacementSampler:
-    """Samples the sockets of active processes."""
+    """Samples the sockets of active processes.
+
+    If more are due than the limit permits, half of the samples are of the busiest ones, whose error
+    would be the largest, the others of those that have waited longest: each has its turn.
+    """
 
     def __init__(self, processes: ProcFs, topology: CpuTopology) -> None:
         self._processes = processes
@@ -183,33 +188,48 @@ class PlacementSampler:
         self._shared: dict[tuple[tuple[int, float], ...], Weights] = {}
 
     def weights(
-        self, active: Sequence[tuple[TrackedProcess | None, int]], now: int
+        self, active: Sequence[tuple[TrackedProcess | None, int]], start: int, now: int
     ) -> list[Weights]:
-        """The weights of each of ``active`` (with its CPU time); None is an unknown process."""
-        cpus = self._topology.capacity()
+        """The weights of each of ``active`` (with its CPU time since the monotonic time ``start``).
+
+        None is an unknown process.
+        """
+        cpus = dict(self._topology.capacity())
         anywhere = {socket: float(count or 1) for socket, count in cpus.items()}
         due = [
             (amount, row)
             for row, amount in active
             if row is not None and row.clock_list is not None and now >= row.next_placement
         ]
-        if len(due) > MAX_SAMPLES:
+        limit = -(-SAMPLES_PER_SECOND * (now - start) // SECOND)  # rounded up
+        if len(due) > limit:
             due.sort(key=operator.itemgetter(0), reverse=True)
-        for amount, row in due[:MAX_SAMPLES]:
-            row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
+            half = limit // 2
+            due[half:] = sorted(due[half:], key=lambda one: one[1].next_placement)
+        sockets: dict[frozenset[int] | None, Sequence[int]] = {}
+        for amount, row in due[:limit]:
+            row.weights = self._sample(row.consumer.pid, cpus, sockets) or row.weights
             roams = row.weights is not None and len(row.weights) > 1 and amount > MIN_CPU_TIME
             interval = FAST_INTERVAL if roams else SLOW_INTERVAL
             row.next_placement = now + interval - interval // 20  # polls have some jitter
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 
-    def _sample(self, pid: int, cpus: dict[int, int]) -> Weights | None:
-        stat, allowed = self._processes.stat(pid), self._processes.affinity(pid)
-        if stat is None:
-            return None
+    def _sample(
+        self, pid: int, cpus: dict[int, int], sockets: dict[frozenset[int] | None, Sequence[int]]
+    ) -> Weights | None:
+        """The present weights; ``sockets`` are those of the CPUs that earlier ones may run on."""
         socket_of = self._topology.socket_of
-        sockets = {socket_of(cpu) for cpu in allowed} if allowed else set(cpus)
-        seen = socket_of(stat.processor) if stat.processor >= 0 else None
-        weights = weights_of(seen, sorted(sockets), cpus, stat.threads)
+        allowed = self._processes.affinity(pid)
+        if allowed not in sockets:
+            sockets[allowed] = sorted(set(map(socket_of, allowed)) if allowed else cpus)
+        seen, threads = None, 1
+        if len(sockets[allowed]) > 1:  # else it is bound, wherever it was seen
+            stat = self._processes.stat(pid)
+            if stat is None:
+                return None
+            seen = socket_of(stat.processor) if stat.processor >= 0 else None
+            threads = stat.threads
+        weights = weights_of(seen, sockets[allowed], cpus, threads)
         if len(self._shared) > _MAX_SHARED:
             self._shared.clear()
         return self._shared.setdefault(tuple(weights.items()), weights)
@@ -311,7 +331,7 @@ class SocketAccounting:
         """
         spent_by_payer = _sum_by_payer(active)
         rows = {payer: row for payer, _, row in active if row is not None}
-        divided = self._divide(spent_by_payer, rows, times, end.mono)
+        divided = self._divide(spent_by_payer, rows, times, start.mono, end.mono)
         metered = self._metered_time()
         cpus = self._topology.capacity()
         duration = end.mono - start.mono
@@ -353,6 +373,7 @@ class SocketAccounting:
         spent: dict[Payer, int],
         rows: Mapping[Payer, TrackedProcess],
         times: SocketTimesByPid,
+        start: int,
         now: int,
     ) -> dict[int, dict[Payer, int]]:
         sockets = self._topology.sockets
@@ -361,7 +382,7 @@ class SocketAccounting:
         divided: dict[int, dict[Payer, int]] = {socket: {} for socket in sockets}
         sampled = _divide_measured(spent, rows, times, divided, now)
         weights = self._placement.weights(
-            [(rows.get(payer), amount) for payer, amount in sampled], now
+            [(rows.get(payer), amount) for payer, amount in sampled], start, now
         )
         room = self._room(sockets)
         for socket, measured in divided.items():

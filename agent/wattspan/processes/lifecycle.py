@@ -345,6 +345,7 @@ class LifecycleTracker:
         row = TrackedProcess(
             Consumer(pid, stat.started), value, stat.comm, stat.parent, kernel=stat.kernel
         )
+        row.next_placement = update.now.mono
         records = update.events.exits.get(pid)
         if stat.exiting and records:
             record = records.pop()

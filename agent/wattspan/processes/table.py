@@ -46,7 +46,7 @@ class TrackedProcess:
     exit_cpu: int | None = None  # CPU time of its exit record, until its clock is gone
     exit_memory: int = 0  # of the same record, KiB
     weights: Mapping[int, float] | None = None  # by socket
-    next_placement: int = 0  # monotonic time of the next sample of its socket
+    next_placement: int = 0  # monotonic time from which a sample of its socket is due
 
 
 class ClockList:

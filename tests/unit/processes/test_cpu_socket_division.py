@@ -1,12 +1,24 @@
 """Work is divided over the sockets without losing any, and in line with how busy they were."""
 
+from itertools import cycle, pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from testbed.synthetic_kernel import SyntheticKernel
 
+from wattspan.model import Consumer
 from wattspan.ports import UsageBatch
-from wattspan.processes.cpu_socket_division import SocketTimesSample, apportion, weights_of
+from wattspan.processes.cpu_socket_division import (
+    SAMPLES_PER_SECOND,
+    PlacementSampler,
+    SocketTimesSample,
+    apportion,
+    weights_of,
+)
+from wattspan.processes.procfs import Stat
 from wattspan.processes.source import CpuUsageSource
+from wattspan.processes.table import ClockList, TrackedProcess
 
 BOTH = {0: 4, 1: 4}
 
@@ -33,6 +45,28 @@ def test_bound_processes_leave_the_rest_of_a_socket_to_the_others() -> None:
     bound, free = weights_of(0, [0], BOTH, 1), weights_of(0, [0, 1], BOTH, 4)
     _, parts = apportion([1_000_000, 1_000_000], [bound, free], {0: 1_000_000, 1: 1_000_000})
     assert parts.get(1, 0) > 900_000
+
+
+@given(
+    st.tuples(st.integers(0, 10**10), st.integers(0, 10**10)),
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, None]), st.integers(10**5, 10**9), st.floats(0, 1)),
+        min_size=1,
+        max_size=9,
+    ),
+)
+def test_free_processes_fill_what_bound_ones_leave(bound: tuple[int, int], free: list) -> None:
+    """The bound processes may have most of the work, and the free ones may have moved."""
+    room = dict(enumerate(bound))
+    for _, amount, part in free:
+        room[0] += int(amount * part)
+        room[1] += amount - int(amount * part)
+    weights = [weights_of(seen, [0, 1], BOTH, 1) for seen, *_ in free]
+    spent = [*bound, *(amount for _, amount, _ in free)]
+    parts = apportion(spent, [{0: 1.0}, {1: 1.0}, *weights], room)
+    for socket in BOTH:
+        charged = sum(part.get(socket, 0) for part in parts)
+        assert abs(charged - room[socket]) <= 0.005 * sum(spent)
 
 
 @given(
@@ -219,3 +253,69 @@ def test_divided_work_adds_up_with_and_without_counts(work: list) -> None:
             times.next[life.pid] = counted
     for found in polled(kernel, source).values():
         assert found["cpu"] == found.get("cpu:0", 0) + found.get("cpu:1", 0)
+
+
+def test_sixty_bound_processes_at_one_poll_a_second_are_charged_to_their_sockets() -> None:
+    kernel = SyntheticKernel(pid_max=5000, cpus=2)
+    lives = [kernel.spawn() for _ in range(60)]
+    for life in lives:
+        life.processor = life.pid % 2
+        life.allowed = frozenset({life.processor})
+    source = kernel.source(topology=TwoSockets(), events=False)
+    source.poll()
+    for _ in range(2):
+        for life in lives:
+            kernel.run(life, life.pid % 7 * MS + MS)
+        kernel.clock.advance(1.0)
+        found = spent(source.poll())
+    for life in lives:
+        amount = life.pid % 7 * MS + MS
+        assert found[life.pid] == {"cpu": amount, f"cpu:{life.processor}": amount}
+
+
+class Places:
+    """Processes of which one of three is bound to each socket and the third one roams."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.sampled: dict[int, list[int]] = {}
+
+    def affinity(self, pid: int) -> frozenset[int] | None:
+        self.sampled.setdefault(pid, [0]).append(self.now)
+        return (frozenset({0}), frozenset({1}), frozenset({0, 1}))[pid % 3]
+
+    def stat(self, pid: int) -> Stat | None:
+        return Stat(pid, "work", 1, 0, 1, pid % 2)
+
+    def born(self, pid: int) -> TrackedProcess:
+        row = TrackedProcess(Consumer(pid, 0), 0, "work", 1, next_placement=self.now)
+        ClockList(lambda _: 0).add(row)
+        return row
+
+
+@pytest.mark.parametrize("newcomers", [0, 300])
+@pytest.mark.parametrize("intervals", [[1000], [100], [10, 1000, 100, 2000]])
+def test_every_working_process_is_sampled_soon(intervals: list[int], newcomers: int) -> None:
+    """Newcomers work more than all but ten processes, and end before the next poll."""
+    places, polls = Places(), 0
+    sampler = PlacementSampler(places, TwoSockets())
+    known = [places.born(pid) for pid in range(300)]
+    for interval in cycle(intervals):
+        start, polls = places.now, polls + 1
+        places.now += interval * MS
+        short = [places.born(300 + polls * newcomers + number) for number in range(newcomers)]
+        work = {pid: 9 * MS if pid < 10 else MS // (pid % 7 + 1) for pid in range(300)}
+        active = [(row, work.get(row.consumer.pid, 5 * MS)) for row in known + short]
+        weights = sampler.weights(active, start, places.now)
+        if places.now >= 8000 * MS:
+            break
+    assert [len(weight) for weight in weights[:300]] == [1, 1, 2] * 100
+    total = sum(len(times) - 1 for times in places.sampled.values())
+    assert total <= SAMPLES_PER_SECOND * places.now / (1000 * MS) + polls
+    waits = [
+        max(after - before for before, after in pairwise([*places.sampled[pid], places.now]))
+        for pid in range(300)
+    ]
+    late = 1000 + max(intervals)
+    assert max(waits[:10]) <= late * MS
+    assert max(waits) <= (late + 1000 * 300 / (SAMPLES_PER_SECOND / 2) + max(intervals)) * MS
