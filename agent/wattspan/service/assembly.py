@@ -7,6 +7,7 @@ store and listeners inside the process of `wattspan measure`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import threading
@@ -291,18 +292,25 @@ def build_agent(
 
 
 def own_usage() -> Callable[[], AgentUsage]:
-    """A function that measures the CPU time and memory of this process; keeps one file open."""
+    """A function that measures the CPU time and memory of this process; keeps one file open.
+
+    It measures the memory at each fifth call: the kernel takes long to add it up.
+    """
     try:
         statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         statm = -1
+    calls = itertools.count()
+    rss: int | None = None
 
     def measure() -> AgentUsage:
+        nonlocal rss
         used = resource.getrusage(resource.RUSAGE_SELF)
-        try:
-            rss = int(os.pread(statm, 128, 0).split()[1]) * resource.getpagesize()
-        except (OSError, ValueError, IndexError):
-            rss = None
+        if next(calls) % 5 == 0:
+            try:
+                rss = int(os.pread(statm, 128, 0).split()[1]) * resource.getpagesize()
+            except (OSError, ValueError, IndexError):
+                rss = None
         return AgentUsage(used.ru_utime + used.ru_stime, rss)
 
     if statm >= 0:
