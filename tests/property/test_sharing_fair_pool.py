@@ -99,19 +99,6 @@ def test_division_does_not_depend_on_the_order_of_requests(
     assert held[-1] - held[0] <= 1
 
 
-@pytest.mark.parametrize("overflow", Overflow)
-def test_minted_containers_have_the_share_of_one_user(overflow: Overflow) -> None:
-    pool: FairPool[object] = FairPool(128, overflow)
-    minted = [share_path(Principal(1001, f"{number:064x}")) for number in range(64)]
-    for number in range(1000):
-        pool.admit(number, minted[number % 64])
-    admitted = sum(bool(pool.admit(("modest", number), MODEST)) for number in range(64))
-    least = 64 if overflow is not Overflow.RESERVE else 32
-    assert admitted >= least
-    assert pool.holdings(MODEST)[0] >= least
-    assert pool.holdings(GREEDY)[0] + pool.holdings(MODEST)[0] <= 128
-
-
 @given(st.integers(1, 30), displacing, st.lists(st.tuples(paths, st.booleans()), max_size=150))
 def test_units_are_taken_from_the_owner_that_is_named(
     limit: int, overflow: Overflow, steps: list[tuple[SharePath, bool]]
@@ -137,75 +124,3 @@ def test_flood_of_one_owner_costs_the_same_for_each_item() -> None:
         pool.admit(number, GREEDY)
     assert pool.admit(-1, MODEST).displaced == (70_000,)
     assert pool.displaced == 70_001
-
-
-def test_least_recently_used_item_is_displaced() -> None:
-    pool: FairPool[str] = FairPool(3, Overflow.REPLACE)
-    for item in "abc":
-        pool.admit(item, GREEDY)
-    pool.admit("a", GREEDY)
-    pool.touch("unknown")
-    assert pool.admit("d", MODEST).displaced == ("b",)
-    assert pool.admit("e", GREEDY).displaced == ("c",)
-    assert pool.scarce
-    assert not pool.idle
-
-
-def test_reserved_bytes_are_released_and_forced() -> None:
-    pool: FairPool[object] = FairPool(100)
-    assert not pool.acquire(GREEDY, 101)
-    assert pool.acquire(GREEDY, 100)
-    assert not pool.acquire(MODEST)
-    pool.force(MODEST, 7)
-    assert pool.left == -7
-    pool.release(GREEDY, 100)
-    pool.release(MODEST, 7)
-    assert pool.acquire(MODEST, 0)
-    pool.release(MODEST, 0)
-    assert pool.idle
-    assert pool.refused == 2
-
-
-def test_unit_of_the_largest_container_is_displaced() -> None:
-    pool: FairPool[object] = FairPool(7, Overflow.REFUSE)
-    large, small = share_path(Principal(1001, "a")), share_path(Principal(1001, "b"))
-    for path in (large, large, large, large, small, GREEDY, GREEDY):
-        assert pool.acquire(path)
-    assert not pool.acquire(large)
-    assert pool.acquire(MODEST).displaced == (large,)
-    assert pool.acquire(small).displaced == (large,)
-    assert not pool.acquire(GREEDY)
-    pool.release(small)
-    pool.release(small)
-    pool.force(GREEDY, 2)
-    assert pool.acquire(small).displaced == (GREEDY,)
-    assert pool.holdings((*GREEDY, "no", "such")) == (6, 0, 0)
-
-
-def test_direct_item_of_a_user_replaces_one_of_a_container() -> None:
-    pool: FairPool[int] = FairPool(4, Overflow.REPLACE)
-    container = share_path(Principal(1001, "a"))
-    for number in range(4):
-        pool.admit(number, container)
-    assert pool.admit(4, GREEDY).displaced == (0,)
-    assert pool.admit(5, GREEDY).displaced == (1,)
-    assert pool.admit(6, GREEDY).displaced == (4,)
-    assert not FairPool[int](0, Overflow.REPLACE).admit(0, GREEDY)
-
-
-def test_place_of_a_larger_owner_or_container_may_be_given_away() -> None:
-    pool: FairPool[object] = FairPool(20)
-    container, other = share_path(Principal(1001, "a")), share_path(Principal(1001, "b"))
-    pool.force(container, 5)
-    pool.force(other, 3)
-    pool.force(GREEDY, 2)
-    pool.force(MODEST, 8)
-    assert pool.exceeds(container, other)
-    assert pool.exceeds(container, GREEDY)
-    assert not pool.exceeds(other, GREEDY)
-    assert not pool.exceeds(GREEDY, other)
-    assert pool.exceeds(GREEDY, MODEST)
-    assert not pool.exceeds(MODEST, GREEDY)
-    assert pool.exceeds(MODEST, share_path("unknown"))
-    assert not pool.exceeds(container, container)
-    assert pool.exceeds(share_path(Principal(1001, "a")), (*GREEDY, "no", "such"))

@@ -65,13 +65,3 @@ def test_crowd_of_newcomers_does_not_make_the_greediest_forgotten(most: int, bur
     for newcomer in range(5 * most):
         assert pace.admits(newcomer, 0)
     assert not pace.admits("greedy", 0)
-
-
-def test_full_buckets_are_evicted_first() -> None:
-    pace = RateLimiter(1, 10, 3)
-    for peer, asked in (("once", 1), ("thrice", 3), ("often", 10)):
-        for _ in range(asked):
-            pace.admits(peer, 0)
-    assert pace.admits("new", 4 * SECOND)
-    assert len(pace) == 2, "who owes nothing any more is not remembered"
-    assert [pace.admits("often", 4 * SECOND) for _ in range(5)] == [True] * 4 + [False]

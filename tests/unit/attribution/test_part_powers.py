@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from wattspan.attribution.ledger import attribute
-from wattspan.attribution.parts import MAX_PARTS, PartPowers, PowerOfUse, usage_of_parts
+from wattspan.attribution.parts import (
+    MAX_PARTS,
+    PartPowers,
+    PowerOfUse,
+    merge_parts,
+    usage_of_parts,
+)
 from wattspan.model import (
     SECOND,
     Consumer,
@@ -245,3 +251,15 @@ def test_doubt_is_never_more_than_that_of_any_work() -> None:
     assert weighed is not last
     assert all(part.spread <= 2.5 for part in weighed.parts)
     assert any(part.spread == 2.5 for part in weighed.parts)
+
+
+def test_parts_count_by_their_overlap_and_undivided_use_is_of_the_rest() -> None:
+    user, other, times = Consumer(1, 1), Consumer(2, 1), (Instant(0, 0), Instant(100, 0))
+    part = PartUsage("a", 3, {user: 40}, 20, frozenset([user]), 2.5, users_guessed=True)
+    divided = usage_of_parts(Usage("gpu", *times, {}), [part], 7)
+    whole = Usage("gpu", *times, {other: 30}, 6, present=frozenset([other]))
+    assert merge_parts([(whole, 50), (whole, 100)]) == ()
+    assert merge_parts([(divided, 50), (divided, 100), (whole, 100)]) == (
+        PartUsage("", 4 * 150 + 7 * 100, {other: 30}, 6, frozenset([other])),
+        PartUsage("a", 3 * 150, {user: 60}, 30, frozenset([user]), 2.5, users_guessed=True),
+    )

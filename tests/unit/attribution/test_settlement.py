@@ -4,9 +4,9 @@ import pytest
 
 from wattspan.attribution.ledger import attribute
 from wattspan.attribution.settlement import Settlement
-from wattspan.model import SECOND, Consumer, Instant, Interval, Microjoules, Usage
+from wattspan.model import SECOND, Consumer, IdlePolicy, Instant, Interval, Microjoules, Usage
 
-ME, YOU = Consumer(1, 1), Consumer(2, 2)
+ME, YOU, HOLDER = (Consumer(pid, pid) for pid in (1, 2, 3))
 PATIENCE, KEEP = 3 * SECOND, 15 * SECOND
 
 
@@ -137,3 +137,22 @@ def test_merged_usage_has_metered_use_if_all_parts_have(
     settlement.add_usage(usage(100, 200, metered=second))
     (settled,) = settlement.due(Instant(200, 0))
     assert settled.usage.metered == metered
+
+
+@pytest.mark.parametrize(
+    ("policy", "charged"),
+    [
+        (IdlePolicy.SEPARATE, {ME: 60, YOU: 30}),
+        (IdlePolicy.PROPORTIONAL, {ME: 60 + 7, YOU: 30 + 3}),
+        (IdlePolicy.EQUAL, {ME: 60 + 4, YOU: 30 + 3, HOLDER: 3}),
+    ],
+)
+def test_idle_energy_is_divided_by_its_policy_among_those_present(
+    policy: IdlePolicy, charged: dict[Consumer, int]
+) -> None:
+    used = usage(0, 100, spent={ME: 2, YOU: 1}, present=frozenset({ME, HOLDER}))
+    divided = attribute(interval(0, 100, 100), used, idle_due=10, policy=policy)
+    assert dict(divided.shares) == charged
+    assert divided.idle == 100 - sum(charged.values())
+    unused = attribute(interval(0, 100, 100), usage(0, 100, spent={}), idle_due=10, policy=policy)
+    assert (unused.shares, unused.idle) == ((), 10)

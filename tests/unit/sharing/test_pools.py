@@ -13,7 +13,7 @@ from wattspan.sharing.pools import PoolName, Pools
 
 ROOT = Path(__file__).parents[3]
 MODEST = share_path(Principal(1000))
-GREEDY = [share_path(Principal(1001))]
+GREEDY = share_path(Principal(1001))
 MINTED = [share_path(Principal(1001, f"{number:064x}")) for number in range(64)]
 LIMIT = 64
 
@@ -31,7 +31,7 @@ def test_agent_makes_every_pool_by_its_rule() -> None:
     assert made == {name.name for name in PoolName}
 
 
-@pytest.mark.parametrize("greedy", [GREEDY, MINTED], ids=["one user", "64 containers"])
+@pytest.mark.parametrize("greedy", [[GREEDY], MINTED], ids=["one user", "64 containers"])
 @pytest.mark.parametrize("name", PoolName)
 def test_modest_user_gets_places_beside_a_greedy_one(
     name: PoolName, greedy: list[tuple[object, ...]]
@@ -75,3 +75,75 @@ def test_used_part_is_that_of_the_fullest_pool_of_a_name() -> None:
             pool.force(MODEST)
     pools.make(PoolName.ENGINES, 0)
     assert pools.used() == {"handshakes": 0.75, "engines": 0.0}
+
+
+def test_least_recently_used_item_is_displaced() -> None:
+    pool: FairPool[str] = FairPool(3, Overflow.REPLACE)
+    for item in "abc":
+        pool.admit(item, GREEDY)
+    pool.admit("a", GREEDY)
+    pool.touch("unknown")
+    assert pool.admit("d", MODEST).displaced == ("b",)
+    assert pool.admit("e", GREEDY).displaced == ("c",)
+    assert pool.scarce
+    assert not pool.idle
+
+
+def test_reserved_bytes_are_released_and_forced() -> None:
+    pool: FairPool[object] = FairPool(100)
+    assert not pool.acquire(GREEDY, 101)
+    assert pool.acquire(GREEDY, 100)
+    assert not pool.acquire(MODEST)
+    pool.force(MODEST, 7)
+    assert pool.left == -7
+    pool.release(GREEDY, 100)
+    pool.release(MODEST, 7)
+    assert pool.acquire(MODEST, 0)
+    pool.release(MODEST, 0)
+    assert pool.idle
+    assert pool.refused == 2
+
+
+def test_unit_of_the_largest_container_is_displaced() -> None:
+    pool: FairPool[object] = FairPool(7, Overflow.REFUSE)
+    large, small = share_path(Principal(1001, "a")), share_path(Principal(1001, "b"))
+    for path in (large, large, large, large, small, GREEDY, GREEDY):
+        assert pool.acquire(path)
+    assert not pool.acquire(large)
+    assert pool.acquire(MODEST).displaced == (large,)
+    assert pool.acquire(small).displaced == (large,)
+    assert not pool.acquire(GREEDY)
+    pool.release(small)
+    pool.release(small)
+    pool.force(GREEDY, 2)
+    assert pool.acquire(small).displaced == (GREEDY,)
+    assert pool.holdings((*GREEDY, "no", "such")) == (6, 0, 0)
+
+
+def test_direct_item_of_a_user_replaces_one_of_a_container() -> None:
+    pool: FairPool[int] = FairPool(4, Overflow.REPLACE)
+    container = share_path(Principal(1001, "a"))
+    for number in range(4):
+        pool.admit(number, container)
+    assert pool.admit(4, GREEDY).displaced == (0,)
+    assert pool.admit(5, GREEDY).displaced == (1,)
+    assert pool.admit(6, GREEDY).displaced == (4,)
+    assert not FairPool[int](0, Overflow.REPLACE).admit(0, GREEDY)
+
+
+def test_place_of_a_larger_owner_or_container_may_be_given_away() -> None:
+    pool: FairPool[object] = FairPool(20)
+    container, other = share_path(Principal(1001, "a")), share_path(Principal(1001, "b"))
+    pool.force(container, 5)
+    pool.force(other, 3)
+    pool.force(GREEDY, 2)
+    pool.force(MODEST, 8)
+    assert pool.exceeds(container, other)
+    assert pool.exceeds(container, GREEDY)
+    assert not pool.exceeds(other, GREEDY)
+    assert not pool.exceeds(GREEDY, other)
+    assert pool.exceeds(GREEDY, MODEST)
+    assert not pool.exceeds(MODEST, GREEDY)
+    assert pool.exceeds(MODEST, share_path("unknown"))
+    assert not pool.exceeds(container, container)
+    assert pool.exceeds(share_path(Principal(1001, "a")), (*GREEDY, "no", "such"))

@@ -402,7 +402,8 @@ def test_results_without_inclusive_energies_are_otherwise_equal(announces: bool)
     for batch in (
         [span(2, 200, 300, 1), span(1, 100, 500)],  # before there was a GPU
         [span(3, 900, 1100), span(4, 250, 310), span(5, 1400, 1600), span(6, 1700, 1800)],
-        [span(7, 1200, 1300)],
+        [span(7, 610, 610), *(span(i, 500 + 15 * i, 540 + 15 * i) for i in (8, 9, 12))],
+        [span(16, 1200, 1300)],
     ):
         full = whole.settle(batch, profile, NEVER)
         bare = brief.settle(batch, profile, NEVER, inclusive=False)

@@ -57,6 +57,8 @@ def test_times_before_and_after_a_step_have_their_offsets(told: Told, seconds: f
     told.tick(50)
     unambiguous = told.moments[:40] + told.moments[50:] if seconds < 0 else told.moments
     assert [told.error(moment) for moment in unambiguous] == [0] * len(unambiguous)
+    first = told.moments[0]
+    assert told.wall.monotonic(first.wall - HOUR) == first.mono - HOUR
 
 
 def test_conversion_is_exact_around_a_suspend(told: Told) -> None:
@@ -145,38 +147,19 @@ def test_number_of_remembered_offsets_is_limited(told: Told) -> None:
     assert told.error(told.moments[-400]) == 0
 
 
-def test_offset_of_a_period_is_known_if_constant() -> None:
-    wall, clock = WallClockConverter(), ManualClock()
-    wall.observe(clock.now())
-    before = clock.now()
-    clock.step_wall(3600)
-    after = clock.advance(1.0)
-    wall.observe(after)
-    assert wall.offset(after.wall, after.wall) == after.wall - after.mono
-    assert wall.offset(before.wall, after.wall) is None
+def test_offset_of_a_period_is_known_if_constant(told: Told) -> None:
+    before = told.clock.now()
+    told.clock.step_wall(3600)
+    after = told.clock.advance(1.0)
+    told.wall.observe(after)
+    assert told.wall.offset(after.wall, after.wall) == after.wall - after.mono
+    assert told.wall.offset(before.wall, after.wall) is None
 
 
-def test_times_skipped_by_steps_are_the_moments_of_the_steps() -> None:
-    wall, clock = WallClockConverter(), ManualClock()
-    wall.observe(clock.now())
-    before = clock.advance(1.0)
-    wall.observe(before)
-    clock.step_wall(3600)
-    after = clock.advance(1.0)
-    wall.observe(after)
-    left_out = before.wall + 1800 * 10**9
-    assert before.mono <= wall.monotonic(left_out) <= after.mono
-
-
-def test_time_outside_all_past_offsets_uses_the_present_one() -> None:
-    wall, clock = WallClockConverter(), ManualClock()
-    wall.observe(clock.now())
-    clock.step_wall(3600)
-    for _ in range(3):
-        wall.observe(clock.advance(1.0))
-    clock.step_wall(-3000)
-    for _ in range(3):
-        now = clock.advance(1.0)
-        wall.observe(now)
-    to_come = now.wall + 600 * 10**9  # between the first and the last observation
-    assert wall.monotonic(to_come) == now.mono + 600 * 10**9
+def test_time_outside_all_past_offsets_uses_the_present_one(told: Told) -> None:
+    for seconds in (3600, -3000):
+        told.clock.step_wall(seconds)
+        told.tick(30)
+    now = told.clock.now()
+    to_come = now.wall + 600 * SECOND  # between the first and the last observation
+    assert told.wall.monotonic(to_come) == now.mono + 600 * SECOND

@@ -137,6 +137,14 @@ def test_lower_level_is_tried_with_more_evidence() -> None:
     assert run.state.search.candidate < first
 
 
+def test_lower_level_with_a_negligible_gain_is_not_tried() -> None:
+    level = holding().decisions[-1].caps[GPU]
+    run = Run(Plant(), ranges=(KnobRange(GPU, TOP, level - 1_000),))
+    run.until(held)
+    run.on(600)
+    assert (run.state.search.certified, run.state.search.refinements) == (level, 0)
+
+
 def test_several_devices_get_one_level_within_each_ones_range() -> None:
     ranges = (KnobRange(GPU, TOP, FLOOR), KnobRange("GPU-2", 300_000, 290_000))
     state = begin(QUICK, ranges, now=0)
