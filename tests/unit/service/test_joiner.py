@@ -42,6 +42,7 @@ from wattspan.service.span_joiner import (
     IDLE_INTERVAL,
     JOIN_INTERVAL,
     PARTS_A_PASS,
+    QUIET_INTERVAL,
     SETTLEMENT_TIMEOUT,
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
@@ -691,6 +692,37 @@ def test_passes_are_rare_while_no_process_sends_spans(monkeypatch: pytest.Monkey
     agent.feed.counts.connected = 0
     agent.send(agent.span(1, 0, TICK))
     assert waits()[0] == JOIN_INTERVAL
+
+
+def test_joiner_rests_once_all_spans_are_joined_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, draw = Agent(), random.Random(5)
+    sent = 0
+
+    class Clocked(Stop):
+        """Time goes on in each wait, and a span comes in each rest."""
+
+        def wait(self, timeout: float) -> bool:
+            agent.clock.advance(ns=round(timeout * SECOND))
+            agent.tick(turns=False)
+            return super().wait(timeout)
+
+        def rest(self, longest: int, _: int | None = None) -> bool:
+            nonlocal sent
+            assert agent.outcomes() == ({"joined": sent} if sent else {})
+            assert longest == (QUIET_INTERVAL if sent else IDLE_INTERVAL)
+            agent.clock.advance(ns=draw.randrange(longest))
+            agent.tick(turns=False)
+            sent += 1
+            agent.send(agent.span(sent, -0.1, 0.0))
+            return True
+
+    stop = Clocked(400)
+    monkeypatch.setattr(agent.joiner.inbox, "rest", stop.rest)
+    agent.joiner.run(stop)  # type: ignore[arg-type]
+    assert sent > 10
+    assert set(stop.waits) == {JOIN_INTERVAL}
 
 
 @pytest.mark.parametrize("arrival", ["request", "refusal", "connection", "stop"])
