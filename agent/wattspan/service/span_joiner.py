@@ -76,9 +76,6 @@ JOIN_INTERVAL = SECOND // 20
 PARTS_A_PASS = 256
 """Parts of requests that a pass queues at their processes; with more, passes have no pause."""
 
-QUIET_INTERVAL = SECOND // 2
-"""The longest wait for a request while processes are known and no span waits for energy."""
-
 IDLE_INTERVAL = 5 * SECOND
 """The longest wait for a request or a process while no process sends spans."""
 
@@ -183,7 +180,6 @@ class SpanJoiner:
         self._tidied = self._reported = 0
         self._settled_until = 0
         self._grown = False  # more span ids than at the last tidying
-        self._unreported = False  # spans have come or were joined since the last report
         self._failures = RateLimitedLog(clock.monotonic, log)
 
     # ------------------------------------------------------------------------------ any thread
@@ -207,11 +203,11 @@ class SpanJoiner:
     def _paused(self, stop: threading.Event) -> bool:
         """Wait until the next pass is due; True to end."""
         channel = self._side_channel
-        announced = channel is not None and channel.counts.active
-        if self._waiting or self.inbox or announced or self._unreported:
+        if self._waiting or self.inbox or (channel is not None and channel.counts.active):
             return stop.wait(0 if self.inbox.backlog else JOIN_INTERVAL / 1e9)
         longest = TURN_EVERY if self._inference.in_use else IDLE_INTERVAL
-        longest = QUIET_INTERVAL if self._processes else longest
+        if self._processes:
+            longest = max(JOIN_INTERVAL, self._reported + REPORT_EVERY - self._clock.monotonic())
         arrived = self.inbox.rest(longest, None if channel is None else channel.descriptor)
         for _ in range(OBSERVATIONS):  # of a small step since the last pass
             self._wall.observe(self._clock.now())
@@ -228,7 +224,6 @@ class SpanJoiner:
         """Process all new requests and all spans whose energy has settled."""
         now = self._clock.now()
         self._wall.observe(now)
-        self._unreported = self._unreported or bool(self._waiting or self.inbox)
         self._read_side_channel(now.mono)
         for part in self.inbox.take(PARTS_A_PASS):
             self._distribute(part)
@@ -244,7 +239,7 @@ class SpanJoiner:
         self._inference.turn(now.mono)
         self._forward()
         if now.mono - self._reported >= REPORT_EVERY:
-            self._reported, self._unreported = now.mono, False
+            self._reported = now.mono
             self._report()
 
     def finish(self) -> None:
@@ -412,9 +407,7 @@ class SpanJoiner:
             share = share_path(known)[0]
             if (displaced := self._processes.displaced(share)) is not None:
                 self._forget(displaced, self._clock.now())
-            samples = None
-            if self._sampler is not None:
-                samples = partial(self._sampler.take, consumer)
+            samples = None if self._sampler is None else partial(self._sampler.take, consumer)
             begin = self._processes.begin(consumer, share)
             with self._history.lock:
                 shared = consumer in self._history.watched

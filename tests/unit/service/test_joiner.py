@@ -42,7 +42,7 @@ from wattspan.service.span_joiner import (
     IDLE_INTERVAL,
     JOIN_INTERVAL,
     PARTS_A_PASS,
-    QUIET_INTERVAL,
+    REPORT_EVERY,
     SETTLEMENT_TIMEOUT,
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
@@ -694,14 +694,16 @@ def test_passes_are_rare_while_no_process_sends_spans(monkeypatch: pytest.Monkey
     assert waits()[0] == JOIN_INTERVAL
 
 
-def test_joiner_rests_once_all_spans_are_joined_and_reported(
+def test_known_senders_without_waiting_spans_cost_no_more_passes_than_reports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    agent, draw = Agent(), random.Random(5)
-    sent = 0
+    agent, passes = Agent(), 0
+    agent.send(agent.span(1, -0.1, 0.0))
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 1}
 
     class Clocked(Stop):
-        """Time goes on in each wait, and a span comes in each rest."""
+        """Time goes on while the joiner waits, and a span comes after 60 passes."""
 
         def wait(self, timeout: float) -> bool:
             agent.clock.advance(ns=round(timeout * SECOND))
@@ -709,20 +711,24 @@ def test_joiner_rests_once_all_spans_are_joined_and_reported(
             return super().wait(timeout)
 
         def rest(self, longest: int, _: int | None = None) -> bool:
-            nonlocal sent
-            assert agent.outcomes() == ({"joined": sent} if sent else {})
-            assert longest == (QUIET_INTERVAL if sent else IDLE_INTERVAL)
-            agent.clock.advance(ns=draw.randrange(longest))
+            nonlocal passes
+            assert not agent.joiner._waiting
+            agent.clock.advance(ns=longest)
             agent.tick(turns=False)
-            sent += 1
-            agent.send(agent.span(sent, -0.1, 0.0))
-            return True
+            passes += 1
+            if passes == 60:
+                assert agent.clock.monotonic() - start >= 59 * REPORT_EVERY
+                agent.send(agent.span(2, -0.1, 0.0))
+            return passes == 60
 
-    stop = Clocked(400)
+        def is_set(self) -> bool:
+            return passes > 60
+
+    stop, start = Clocked(0), agent.clock.monotonic()
     monkeypatch.setattr(agent.joiner.inbox, "rest", stop.rest)
     agent.joiner.run(stop)  # type: ignore[arg-type]
-    assert sent > 10
-    assert set(stop.waits) == {JOIN_INTERVAL}
+    assert agent.outcomes() == {"joined": 2}
+    assert set(stop.waits) == {JOIN_INTERVAL}, "while a span waits"
 
 
 @pytest.mark.parametrize("arrival", ["request", "refusal", "connection", "stop"])
