@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from wattspan.model import (
     HwType,
     Interval,
     Microjoules,
+    Nanoseconds,
     Principal,
     Provenance,
     Share,
@@ -692,6 +693,43 @@ def test_passes_are_rare_while_no_process_sends_spans(monkeypatch: pytest.Monkey
     agent.feed.counts.connected = 0
     agent.send(agent.span(1, 0, TICK))
     assert waits()[0] == JOIN_INTERVAL
+
+
+class Clocks:
+    """Samples of processes that use half a CPU."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def watch(self, consumer: Consumer) -> bool:
+        return True
+
+    def take(self, consumer: Consumer) -> list[tuple[int, int]]:
+        now = self._clock.monotonic()
+        return [(now, now // 2)]
+
+
+def test_profile_of_a_waiting_process_is_merged_once_for_each_settlement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, merges = Agent(), list[Consumer]()
+    monkeypatch.setattr(agent.joiner, "_sampler", Clocks(agent.clock))
+    steps = replace(CPU, resolution=Nanoseconds(15 * MILLISECOND))  # of which profiles pool seven
+    agent.past.apply(Tick(agent.clock.now(), domains={"fake": [steps]}), ())
+    merge = agent.past.merge
+    monkeypatch.setattr(agent.past, "merge", lambda one: merges.append(one) or merge(one))
+    agent.send(agent.span(1, -0.1, 0.0))
+    agent.run(3.0)
+    agent.send(agent.span(2, -0.1, 0.0))
+    merges.clear()
+    settlements = 0
+    while agent.outcomes() != {"joined": 2}:
+        agent.run(0.1)
+        settlements += 1
+        for _ in range(5):
+            agent.joiner.turn()
+    assert 5 < settlements < 20
+    assert 0 < len(merges) <= settlements
 
 
 def test_known_senders_without_waiting_spans_cost_no_more_passes_than_reports(
