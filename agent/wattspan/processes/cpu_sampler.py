@@ -185,7 +185,7 @@ class CpuSampler:
                     self._idle_groups[series.consumer.pid % _TURNS].append(series)
             while (oldest := next(iter(self._series.values()), None)) and oldest.until <= now:
                 self._forget(oldest.consumer)
-            if not any(self._groups):
+            if not self._active and not any(self._groups):
                 self._wanted.clear()
 
     # ------------------------------------------------------------------------------- details
@@ -245,7 +245,8 @@ class CpuSampler:
                 due = self._clock.monotonic()
                 used = self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
             self.sweep()
-            before, used = used, self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
-            self._cost += (used - before - self._cost) / 16
+            if self._sweeps % _TURNS == 0:
+                before, used = used, self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
+                self._cost += ((used - before) / _TURNS - self._cost) / 2
             due = max(due + self.period, self._clock.monotonic())
             self._clock.sleep_until(due)

@@ -58,8 +58,11 @@ _MERGE_WITHIN = 10 * SECOND
 
 _KEEP_STEPS = BACKFILL + MERGE_AFTER + _MERGE_WITHIN + SETTLEMENT_TIMEOUT
 
-IN_USE = 5 * SECOND
-"""The history is in use this long after somebody has wanted the energy of a process."""
+IN_USE = SECOND
+"""The history is in use this long after somebody has wanted the energy of a process.
+
+By then, the spans that wanted it are in the totals of a snapshot.
+"""
 
 _MAX_SAMPLES = 1024
 """Samples of a CPU clock after which a process is merged: its profile keeps twice as many."""

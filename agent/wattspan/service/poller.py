@@ -66,7 +66,7 @@ The usage source reads idle processes in the same cycle, so that it settles no o
 """
 
 PUBLISH_FOR_SPANS = SECOND // 2
-"""The period of snapshots while the energy of processes is watched, for spans or queries."""
+"""The period of snapshots while spans wait for the energy of processes or queries use it."""
 
 STARTUP = 2 * SECOND
 """For this time, a snapshot is published at each tick, so that the first figures are known soon."""

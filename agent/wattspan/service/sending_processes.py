@@ -261,6 +261,7 @@ class SendingProcess:
     crowded_until: int = 0  # it may have open spans without a place
     join_at: int = 0  # no waiting span can be joined before
     tidy_at: int = 0
+    merged: int = -1  # the time up to which energy had settled at its last merge
 
     @property
     def share(self) -> Hashable:

@@ -168,8 +168,7 @@ class SpanJoiner:
             now=clock.monotonic(),
         )
         self._accounts = SpanAccounts()
-        self._tidied = self._reported = 0
-        self._settled_until = 0
+        self._tidied = self._reported = self._settled_until = 0
         self._grown = False  # more span ids than at the last tidying
         self._failures = RateLimitedLog(clock.monotonic, log)
 
@@ -402,9 +401,7 @@ class SpanJoiner:
             share = share_path(known)[0]
             if (displaced := self._processes.displaced(share)) is not None:
                 self._forget(displaced, self._clock.now())
-            samples = None
-            if self._sampler is not None:
-                samples = partial(self._sampler.take, consumer)
+            samples = None if self._sampler is None else partial(self._sampler.take, consumer)
             begin = self._processes.begin(consumer, share)
             with self._history.lock:
                 shared = consumer in self._history.watched
@@ -447,7 +444,8 @@ class SpanJoiner:
         if not waiting or (wait and waiting[0].due > now.mono and waiting[0].end > possible):
             return
         with self._history.lock:
-            self._merge(process)
+            if process.merged != self._settled_until or waiting[0].due <= now.mono or not wait:
+                self._merge(process)
             settled = min(process.profile.watermark, now.mono - hold)
         ready: list[PendingSpans] = []
         while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
@@ -492,6 +490,7 @@ class SpanJoiner:
 
     def _merge(self, process: SendingProcess) -> None:
         """Bring the profile up to date; after a failure, spans get the energy that it has."""
+        process.merged = self._settled_until
         try:
             self._history.merge(process.consumer)
         except Exception as error:  # noqa: BLE001 - one process must not affect others

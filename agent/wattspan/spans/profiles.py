@@ -314,18 +314,24 @@ class EnergyProfile:
         room, scale = self._limit * 3 // 4, 1
         while len(kept := thinned_indices(self.rows.times, scale)) > room:
             scale *= 2
-        old, errors = self.rows, self._errors
-        self.rows, self._errors = ProfileRows([], [], []), empty_uncertainties()
-        self._begin(old.times[0])
-        self.rows.energy[0] = old.energy[0]
-        for left, right in pairwise(kept):
-            slope, until = old.slope[left], old.times[right]
-            if right - left > 1:
-                self.thinned = max(self.thinned, until)
-                length = until - old.times[left]
-                slope = self.lanes.slope(old.energy[left], old.energy[right], length)
-            error = merged_uncertainties(self.lanes, old, errors, left, right)
-            self._row(until, old.energy[right], slope, error)
+        # Most rows remain as they are, and C copies them.
+        old, errors, chosen = self.rows, self._errors, itemgetter(*kept)
+        self.rows = ProfileRows(*(list(chosen(column)) for column in old))
+        self._errors = tuple(
+            RowUncertainties(*(array(column.typecode, chosen(column)) for column in lane))
+            for lane in errors
+        )
+        for at, (left, right) in enumerate(pairwise(kept)):
+            if right - left == 1:
+                continue
+            until = old.times[right]
+            self.thinned = max(self.thinned, until)
+            length = until - old.times[left]
+            self.rows.slope[at] = self.lanes.slope(old.energy[left], old.energy[right], length)
+            merged = merged_uncertainties(self.lanes, old, errors, left, right)
+            for lane, error in zip(self.lanes.numbers, merged, strict=True):
+                for values, value in zip(self._errors[lane], error, strict=True):
+                    values[at] = value
         self._thin_at = min(self._limit, len(kept) + self._limit // 8)
 
     # ----------------------------------------------------------------------------------- reshape

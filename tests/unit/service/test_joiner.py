@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from wattspan.model import (
     HwType,
     Interval,
     Microjoules,
+    Nanoseconds,
     Principal,
     Provenance,
     Share,
@@ -42,6 +43,7 @@ from wattspan.service.span_joiner import (
     IDLE_INTERVAL,
     JOIN_INTERVAL,
     PARTS_A_PASS,
+    REPORT_EVERY,
     SETTLEMENT_TIMEOUT,
     TIDY_EVERY,
     UNEXPORTED_SPAN_TIMEOUT,
@@ -695,6 +697,80 @@ def test_passes_are_rare_while_no_process_sends_spans(monkeypatch: pytest.Monkey
     agent.send(agent.span(2, 0, TICK))
     agent.run(10.0)
     assert waits() == [TIDY_EVERY] * 2
+
+
+class Clocks:
+    """Samples of processes that use half a CPU."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def watch(self, consumer: Consumer) -> bool:
+        return True
+
+    def take(self, consumer: Consumer) -> list[tuple[int, int]]:
+        now = self._clock.monotonic()
+        return [(now, now // 2)]
+
+
+def test_profile_of_a_waiting_process_is_merged_once_for_each_settlement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, merges = Agent(), list[Consumer]()
+    monkeypatch.setattr(agent.joiner, "_sampler", Clocks(agent.clock))
+    steps = replace(CPU, resolution=Nanoseconds(15 * MILLISECOND))  # of which profiles pool seven
+    agent.past.apply(Tick(agent.clock.now(), domains={"fake": [steps]}), ())
+    merge = agent.past.merge
+    monkeypatch.setattr(agent.past, "merge", lambda one: merges.append(one) or merge(one))
+    agent.send(agent.span(1, -0.1, 0.0))
+    agent.run(3.0)
+    agent.send(agent.span(2, -0.1, 0.0))
+    merges.clear()
+    settlements = 0
+    while agent.outcomes() != {"joined": 2}:
+        agent.run(0.1)
+        settlements += 1
+        for _ in range(5):
+            agent.joiner.turn()
+    assert 5 < settlements < 20
+    assert 0 < len(merges) <= settlements
+
+
+def test_known_senders_without_waiting_spans_cost_no_more_passes_than_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, passes = Agent(), 0
+    agent.send(agent.span(1, -0.1, 0.0))
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 1}
+
+    class Clocked(Stop):
+        """Time goes on while the joiner waits, and a span comes after 60 passes."""
+
+        def wait(self, timeout: float) -> bool:
+            agent.clock.advance(ns=round(timeout * SECOND))
+            agent.tick(turns=False)
+            return super().wait(timeout)
+
+        def rest(self, longest: int, _: int | None = None) -> bool:
+            nonlocal passes
+            assert not agent.joiner._waiting
+            agent.clock.advance(ns=longest)
+            agent.tick(turns=False)
+            passes += 1
+            if passes == 60:
+                assert agent.clock.monotonic() - start >= 59 * REPORT_EVERY
+                agent.send(agent.span(2, -0.1, 0.0))
+            return passes == 60
+
+        def is_set(self) -> bool:
+            return passes > 60
+
+    stop, start = Clocked(0), agent.clock.monotonic()
+    monkeypatch.setattr(agent.joiner.inbox, "rest", stop.rest)
+    agent.joiner.run(stop)  # type: ignore[arg-type]
+    assert agent.outcomes() == {"joined": 2}
+    assert set(stop.waits) == {JOIN_INTERVAL}, "while a span waits"
 
 
 @pytest.mark.parametrize("arrival", ["request", "refusal", "connection", "stop"])

@@ -40,7 +40,7 @@ from wattspan.model import (
 from wattspan.ports import Batch, ExporterError, UsageBatch
 from wattspan.service.agent import Agent, CheckpointRecorder, ExporterGroup
 from wattspan.service.device_history import DeviceHistory
-from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.energy_history import SPANS, EnergyHistory
 from wattspan.service.poller import (
     SILENT_SOURCE_AFTER,
     AgentUsage,
@@ -238,13 +238,13 @@ def test_view_returns_the_same_snapshot_until_the_next_one() -> None:
     assert one.view() is one.view()
 
 
-@pytest.mark.parametrize(("watched", "most"), [(False, 3), (True, 6)])
-def test_snapshots_are_rare_after_startup_and_without_spans(watched: bool, most: int) -> None:
+@pytest.mark.parametrize(("holder", "most"), [("", 3), ("queries", 6), (SPANS, 3)])
+def test_snapshots_are_rare_after_startup_while_nobody_waits(holder: str, most: int) -> None:
     clock = ManualClock()
     host = Burning(clock)
     one = poller(clock, [host], host)
-    if watched:
-        one.history.watch(ME, holder="queries")
+    if holder:
+        one.history.watch(ME, holder=holder)
     published = []
     for _ in range(50):
         clock.advance(ns=TICK)
