@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import resource
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -89,6 +87,7 @@ if TYPE_CHECKING:
     from wattspan.sdk.client import Measurement
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+STATM = Path("/proc/self/statm")
 
 Log = Callable[[str], None]
 
@@ -292,14 +291,10 @@ def build_agent(
 
 
 def own_usage() -> Callable[[], AgentUsage]:
-    """A function that measures the CPU time and memory of this process; keeps one file open.
+    """A function that measures the CPU time of this process, and its memory at each fifth call.
 
-    It measures the memory at each fifth call: the kernel takes long to add it up.
+    The kernel takes long to add the memory up.
     """
-    try:
-        statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        statm = -1
     calls = itertools.count()
     rss: int | None = None
 
@@ -308,13 +303,11 @@ def own_usage() -> Callable[[], AgentUsage]:
         used = resource.getrusage(resource.RUSAGE_SELF)
         if next(calls) % 5 == 0:
             try:
-                rss = int(os.pread(statm, 128, 0).split()[1]) * resource.getpagesize()
+                rss = int(STATM.read_text().split()[1]) * resource.getpagesize()
             except (OSError, ValueError, IndexError):
                 rss = None
         return AgentUsage(used.ru_utime + used.ru_stime, rss)
 
-    if statm >= 0:
-        weakref.finalize(measure, os.close, statm)
     return measure
 
 

@@ -122,7 +122,7 @@ class SpanInbox:
         self._refused: Counter[str] = Counter()
         self._deferred = 0
         self._arrivals = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self._arrivals)
+        self._closing = weakref.finalize(self, os.close, self._arrivals)
 
     def rest(self, longest: int, other: int | None = None) -> bool:
         """Wait for ``longest`` nanoseconds at most; True once something has arrived.
@@ -139,8 +139,15 @@ class SpanInbox:
         return arrived
 
     def notify(self) -> None:
-        """End the present or the next rest."""
-        os.eventfd_write(self._arrivals, 1)
+        """End the present or the next rest; no effect after ``close``."""
+        with self._lock:
+            if self._closing.alive:
+                os.eventfd_write(self._arrivals, 1)
+
+    def close(self) -> None:
+        """End all rests."""
+        with self._lock:
+            self._closing()
 
     def __bool__(self) -> bool:
         """True if `take` would return parts."""

@@ -189,6 +189,7 @@ class SpanJoiner:
         while not self._paused(stop):
             self._guarded(self.turn)
         self._guarded(self.finish)
+        self.inbox.close()
 
     def _paused(self, stop: threading.Event) -> bool:
         """Wait until the next pass is due; True to end."""

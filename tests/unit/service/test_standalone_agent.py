@@ -1,5 +1,6 @@
 """`wattspan measure` without an agent samples finely for as long as its command runs."""
 
+from pathlib import Path
 from time import process_time
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,7 @@ def test_command_of_hours_keeps_the_fine_interval(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("readable", [True, False])
 def test_own_usage_is_that_of_this_process(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not readable:
-        monkeypatch.setattr("os.open", lambda *_: (_ for _ in ()).throw(OSError))
+        monkeypatch.setattr(assembly, "STATM", Path("/nowhere"))
     measure, before = assembly.own_usage(), process_time()
     usage = measure()
     assert before - 0.01 <= usage.cpu_seconds <= process_time()
