@@ -90,7 +90,7 @@ thorough:
 	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
 
 exhaustive:
-	$(PYTEST) -n $(FLOW_WORKERS) $(BY_FILE) -m 'exhaustive and not alone and not search' $(RECORD) tests
+	$(PYTEST) $(BY_FILE) -m 'exhaustive and not alone and not search' $(RECORD) tests
 
 search:
 	$(PYTEST) $(BY_FILE) -m search $(RECORD) tests/flow
