@@ -120,7 +120,7 @@ HISTORY_HOLDER = "questions"
 class ProcessCpuSampler(Protocol):
     """Samples the CPU time of a few processes more often than the poller.
 
-    It may end to do so some time after the last ``watch`` of a process.
+    The samples of a process may end some time after the last ``watch`` of it.
     """
 
     def watch(self, consumer: Consumer) -> bool: ...

@@ -127,7 +127,7 @@ class SpanInbox:
     def rest(self, longest: int, other: int | None = None) -> bool:
         """Wait for ``longest`` nanoseconds at most; True once something has arrived.
 
-        That is a request, a refusal, a call of ``notify``, or data at the descriptor ``other``.
+        Arrivals are requests, refusals, calls of ``notify``, and data at the descriptor ``other``.
         """
         waiting = select.poll()
         for descriptor in (self._arrivals, other):
