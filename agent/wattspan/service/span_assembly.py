@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
-from wattspan.http.limits import RejectionCounter
-from wattspan.http.sockets import Endpoint
+from wattspan.http.limits import RejectionCounter, ServerLimits
+from wattspan.http.sockets import Endpoint, listen_unix
 from wattspan.model import Checkpoint, Consumer, Principal, SpanAccounts
 from wattspan.ports import Clock, ListenError
+from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.recurring.run_book import run_book_path
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from wattspan.http.server import HttpServer
     from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
-    from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.processes.inspector import TcpConnections
     from wattspan.service.span_joiner import SpanJoiner
 
@@ -120,7 +121,6 @@ class SpanAssembly:
 
     def _add_joiner(self, checkpoint: Checkpoint | None) -> SpanJoiner:
         from wattspan.ingest.identity_verification import IdentityResolver
-        from wattspan.processes.cpu_sampler import CpuSampler
         from wattspan.processes.inspector import ProcessInspector
         from wattspan.service.span_joiner import SpanJoiner
 
@@ -185,9 +185,7 @@ class SpanAssembly:
         return server
 
     def _add_server(self) -> None:
-        from wattspan.http.limits import ServerLimits
         from wattspan.http.server import HttpServer
-        from wattspan.processes.cpu_sampler import CpuSampler
 
         agent, spans = self._core.config.agent, self._core.config.spans
         limits = ServerLimits(body=spans.max_request, rate=agent.max_rate, body_message=_TOO_LARGE)
@@ -219,10 +217,14 @@ class SpanAssembly:
         from wattspan.ingest.export_request import RequestedAttributes
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
-        from wattspan.tuning.job_work import instruction_reports, latency_reports
 
         tuned = self._core.config.autotune
-        jobs = tuned.job if tuned.mode != "off" else ()
+        asked = RequestedAttributes(work=self._tuning.declared.work_attributes)
+        if tuned.mode != "off" and tuned.job:  # else this module would only take memory
+            from wattspan.tuning.job_work import instruction_reports, latency_reports
+
+            latencies, instructions = latency_reports(tuned.job), instruction_reports(tuned.job)
+            asked = replace(asked, latencies=latencies, instructions=instructions)
         addresses = open_receivers(
             server,
             self._core.config.spans,
@@ -231,11 +233,7 @@ class SpanAssembly:
             self._core.clock,
             is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
-            asked=RequestedAttributes(
-                work=self._tuning.declared.work_attributes,
-                latencies=latency_reports(jobs),
-                instructions=instruction_reports(jobs),
-            ),
+            asked=asked,
             refusals=self._refusals,
             pools=self._core.pools,
         )
@@ -248,7 +246,6 @@ class SpanAssembly:
         from wattspan.api.recurring import RecurringHandler
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
-        from wattspan.http.sockets import listen_unix
         from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
         core, emulated = self._core, self._core.emulated is not None
