@@ -17,13 +17,13 @@ from wattspan.ports import Clock, ListenError
 from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
-from wattspan.recurring.run_book import run_book_path
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import destinations, run_directory
 from wattspan.service.sampling_demand import QUERY_TIME, Reason
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 
 if TYPE_CHECKING:
+    from wattspan.http.messages import HttpRequest, HttpResponse
     from wattspan.http.server import HttpServer
     from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
@@ -243,17 +243,23 @@ class SpanAssembly:
 
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
         from wattspan.api.authorization import Authorization
-        from wattspan.api.recurring import RecurringHandler
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
         core, emulated = self._core, self._core.emulated is not None
         config, demand = core.config, core.demand
-        runs = run_book_path(Path(config.agent.state_dir), emulated=emulated)
-        recurring = RecurringHandler(
-            runs, core.directory, self._principals.of_process, core.clock, host=core.view().host
-        )
+
+        def recur(request: HttpRequest) -> HttpResponse:
+            # Only a request needs these modules, which take memory.
+            from wattspan.api.recurring import RecurringHandler
+            from wattspan.recurring.run_book import run_book_path
+
+            path = run_book_path(Path(config.agent.state_dir), emulated=emulated)
+            owner_of, host = self._principals.of_process, core.view().host
+            handler = RecurringHandler(path, core.directory, owner_of, core.clock, host=host)
+            return handler.respond(request)
+
         service = QueryService(
             self._core.history,
             self._core.directory,
@@ -272,7 +278,7 @@ class SpanAssembly:
             awaits_readings=partial(demand.hold, Reason.QUERY, QUERY_TIME),
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=self._core.static_powers.facts,
-            recurring=recurring,
+            recurring=recur,
             caps=CapperState(config, self._core.clock, emulated=emulated),
             stored=StoredEnergyReader(config, emulated=emulated),
             pools=self._core.pools,
