@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -185,24 +186,24 @@ class SpanAssembly:
         return server
 
     def _add_server(self) -> None:
-        from wattspan.http.server import HttpServer
-
-        agent, spans = self._core.config.agent, self._core.config.spans
+        core, principals = self._core, self._principals
+        agent, spans = core.config.agent, core.config.spans
         limits = ServerLimits(body=spans.max_request, rate=agent.max_rate, body_message=_TOO_LARGE)
-        server = HttpServer(
-            self._core.clock,
-            log=self._core.log,
-            limits=limits,
-            principals=self._principals,
-            pools=self._core.pools,
-        )
 
         # Not the joiner's sampler: the two release processes independently of each other.
-        sampler = CpuSampler(self._core.clock, spans.resolution)
+        sampler = CpuSampler(core.clock, spans.resolution)
         if agent.api:
             self.services.add(sampler.start, sampler.stop)
 
+        opened = ExitStack()  # the server, once it exists
+
         def start() -> None:
+            from wattspan.http.server import HttpServer
+
+            server = HttpServer(
+                core.clock, log=core.log, limits=limits, principals=principals, pools=core.pools
+            )
+            opened.callback(server.stop)
             if self._joiner is not None:
                 self._listen_for_spans(server, self._joiner)
             if agent.api:
@@ -210,7 +211,7 @@ class SpanAssembly:
             server.start()
 
         # The server creates its sockets in `start`: if a later part fails, they are removed.
-        self.services.add(lambda: None, server.stop)
+        self.services.add(lambda: None, opened.close)
         self.services.add(start, lambda: None)
 
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
