@@ -56,7 +56,7 @@ from wattspan.service.sampling_demand import fixed
 from wattspan.service.span_joiner import SpanJoiner
 from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock
-from wattspan.util.process import release_memory, share_heap
+from wattspan.util.process import configure_memory, release_memory
 from wattspan_exporters.page.site import LIVE_JSON_PATH, LivePage
 from wattspan_exporters.prometheus.exporter import METRICS_PATH, MetricsPages, SelfMetrics
 
@@ -78,7 +78,7 @@ def main() -> None:
     options.add_argument("--interval", type=Duration.parse, default=Duration.parse("5s"))
     options.add_argument("--minutes", type=float, default=40.0, help="of real time, at most")
     chosen = options.parse_args()
-    share_heap()
+    configure_memory()
     with tempfile.TemporaryDirectory() as folder:
         samples = list(
             simulate(Path(folder), round(chosen.hours * HOUR), chosen.interval, chosen.minutes * 60)

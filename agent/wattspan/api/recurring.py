@@ -40,7 +40,6 @@ from wattspan.recurring.run_book import (
     UnknownRunError,
 )
 
-RECURRING_PATH = "/v1/recurring"
 MAX_BODY_BYTES = 16_384
 LARGEST_KEY = 2**63 - 1  # of a row in SQLite
 
@@ -103,11 +102,11 @@ class RecurringHandler:
     def respond(self, request: HttpRequest) -> HttpResponse:
         """``POST`` of ``next``, ``report`` and ``forget``, ``GET`` of ``status``. ProblemError."""
         act = {
-            "/next": self._next,
-            "/report": self._report,
-            "/forget": self._forget,
-            "/status": self._status,
-        }[request.path.removeprefix(RECURRING_PATH)]
+            "next": self._next,
+            "report": self._report,
+            "forget": self._forget,
+            "status": self._status,
+        }[request.path.rpartition("/")[2]]
         with suppress(OSError):  # a host without a store may have no state directory yet
             self._path.parent.mkdir(exist_ok=True)
         try:

@@ -125,6 +125,7 @@ def _iso_time(text: str) -> int:
 
 
 CAPS_PATH = "/v1/caps"
+RECURRING_PATH = "/v1/recurring"
 REPORT_PATH = "/v1/report"
 
 LONGEST_WAIT = 60 * SECOND

@@ -31,10 +31,10 @@ from wattspan.api.inference import (
     estimate_response,
 )
 from wattspan.api.jobs import JOBS_PATH, JobsHandler
-from wattspan.api.recurring import RECURRING_PATH, RecurringHandler
 from wattspan.api.requests import (
     CAPS_PATH,
     PROCESS_PARAMETERS,
+    RECURRING_PATH,
     REPORT_PARAMETERS,
     REPORT_PATH,
     SENDER,
@@ -257,7 +257,7 @@ class QueryService:
         jobs: DeclaredJobs | None = None,
         inference: EstimateRequest | None = None,
         advice: AdviceFacts | None = None,
-        recurring: RecurringHandler | None = None,
+        recurring: Callable[[HttpRequest], HttpResponse] | None = None,
         caps: CapsState | None = None,
         stored: StoredEnergy | None = None,
         authorization: Authorization | None = None,
@@ -506,7 +506,7 @@ class QueryService:
         return json_response({"host_name": self._host, "restricted": not everything, **found})
 
     async def _recur(self, request: HttpRequest) -> HttpResponse:
-        respond = partial(self._recurring.respond, request)  # it reads and writes a file
+        respond = partial(self._recurring, request)  # it reads and writes a file
         return await self._in_thread(request.peer.quota_owner, respond)
 
     async def _caps(self, request: HttpRequest) -> HttpResponse:

@@ -297,6 +297,8 @@ class Ledger:
 
         Short processes are many, and their groups are few: groups are charged with sums.
         """
+        if not self._rows.rows:
+            self._rows.list_first(self._charges.values(), now)
         infos = self._infos
         for kind, charges in self._charges.items():
             by_groups: dict[tuple[tuple[Group, ...], Principal | None], int] = {}
@@ -318,7 +320,7 @@ class Ledger:
     def snapshot(self, now: Instant, host: str) -> Snapshot:
         """All accounts at ``now``; the caller adds the state of other parts of the agent."""
         self._post_charges(now.mono)
-        if now.mono - self._ranked >= RANK_EVERY or not self._rows.rows:
+        if now.mono - self._ranked >= RANK_EVERY:
             self._ranked = now.mono
             self._rows.rank(now.mono)
             self._forget_exited(now.mono)

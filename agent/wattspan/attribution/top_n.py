@@ -4,7 +4,8 @@ A host has thousands of processes and each time series has a cost, so at most ``
 have a row and all others share the account ``other``. Three rules keep exported counters
 monotonic and steady:
 
-- A process is charged to its row from its listing on and to ``other`` before.
+- A process is charged to its row from its listing on and to ``other`` before. The first processes
+  are listed by their first charges.
 - The energy of a row that ends goes to the account ``retired``; in ``other`` it would look like a
   burst of power.
 - A new row is safe from displacement for a while, except by a process that spends far more.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.model import (
@@ -165,6 +167,13 @@ class TopPayers:
         account[kind] = account.get(kind, 0) + energy
         if payer not in self._exited:  # late GPU time of an exited payer makes no candidate
             self._score[payer] = self._score.get(payer, 0.0) + energy
+
+    def list_first(self, charges: Iterable[Mapping[Payer, int]], now: int) -> None:
+        """List payers by their first charges, which are then credited to their rows."""
+        for payer, energy in chain.from_iterable(one.items() for one in charges):
+            if payer not in self._exited:
+                self._score[payer] = self._score.get(payer, 0.0) + energy
+        self.rank(now)
 
     def exit(self, payer: Payer, now: int) -> None:
         """Record the exit of a payer; its row stays for ``EXITED_ROW_LIFETIME``."""

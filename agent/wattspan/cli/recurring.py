@@ -224,8 +224,8 @@ def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]
     reads = name == "status"
     if store is None:
         return request_json(f"/v1/recurring/{name}", facts) if reads else ask_agent(name, facts)
-    from wattspan.api.recurring import RECURRING_PATH, RecurringHandler
-    from wattspan.api.requests import ProblemError
+    from wattspan.api.recurring import RecurringHandler
+    from wattspan.api.requests import RECURRING_PATH, ProblemError
     from wattspan.clock import SystemClock
     from wattspan.http.messages import HttpRequest
     from wattspan.http.sockets import Peer

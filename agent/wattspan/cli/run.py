@@ -26,11 +26,12 @@ def command(configuration: ConfigurationOptions) -> None:
     notify = SystemdNotifier.from_environment(os.environ)
 
     with stop_on_signals(reload=hangup_reloads(managed=notify.available)) as request:
+        from wattspan.util.process import configure_memory
+
+        configure_memory()
         loaded = configuration.load()
         from wattspan.service.daemon import AgentDaemon
-        from wattspan.util.process import share_heap
 
-        share_heap()
         info, warn = loggers(loaded.config.agent.log_level)
         AgentDaemon(request, notify, SystemClock(), configuration.load, info, warn).run(loaded)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from wattspan.config.caps_settings import duplicate_positions
@@ -47,6 +47,9 @@ PIPELINE_KEYS = ("stage", "microbatch", "instruction")
 
 REPLICA_KEY = "replica"
 """The attribute by which the data-parallel pipelines of one service differ; it is optional."""
+
+TOKENS = "tokens"
+"""The work that is counted by the tokens of a span instead of an attribute of this name."""
 
 _PERCENTILE = re.compile(r"(ttft|tbt)_p([5-9][0-9]{0,3})")
 
@@ -218,6 +221,14 @@ class TunedJobSettings(Table, frozen=True):
                     key,
                     'has no effect without load tracking. Set control = "track", or remove it.',
                 )
+
+
+def matching_job(
+    jobs: Sequence[TunedJobSettings], service: str, span: str
+) -> TunedJobSettings | None:
+    """The first job whose units of work are such spans."""
+    matching = (job for job in jobs if job.service in ("", service) and job.span in ("", span))
+    return next(matching, None)
 
 
 class AutotuneSettings(Table, frozen=True):

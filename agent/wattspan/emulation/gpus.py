@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from wattspan.emulation.boards import PICOJOULES, EmulatedBoard, EnergyLog
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.gpu_engine import (
@@ -57,6 +55,7 @@ from wattspan.emulation.workloads import (
     WorkLog,
 )
 from wattspan.ports import Clock
+from wattspan.processes.procfs import ProcFs
 
 AMD_DRIVER_VERSION = "6.14.14"
 DRIVER_VERSION = "580.95.05"
@@ -345,10 +344,8 @@ class HostGpus(Closeable):
 
 def _alive(pid: int) -> bool:
     """True if the process runs: a zombie holds no GPU context."""
-    try:
-        return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-    except psutil.Error:
-        return False
+    stat = ProcFs().stat(pid)
+    return stat is not None and not stat.exiting
 
 
 _IDLE, _LOCKED, _POWER_CAP, _HW_SLOWDOWN = 0x1, 0x2, 0x4, 0x8

@@ -94,7 +94,8 @@ class ServiceGroup:
 class ExporterGroup:
     """The exporters of an agent. An exporter's bug does not affect the poller."""
 
-    def __init__(self, exporters: Sequence[Exporter] = ()) -> None:
+    def __init__(self, exporters: Iterable[Exporter] = ()) -> None:
+        """``exporters`` is iterated over once, by ``start``."""
         self._exporters = exporters
         self._started: list[Exporter] = []
 

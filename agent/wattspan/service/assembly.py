@@ -45,6 +45,7 @@ from wattspan.plugins import (
 )
 from wattspan.ports import (
     Clock,
+    Exporter,
     ExporterContext,
     SourceContext,
     SourceError,
@@ -174,16 +175,17 @@ def build_agent(
         refusals = RejectionCounter()
         principals = PeerPrincipalLookup(clock, resolver)
         pools = Pools()
-        opened_exporters = open_exporters(
-            plugins,
-            config,
-            ExporterContext(clock, __version__, log, refusals.counter, principals, pools),
-        )
-        exporters = ExporterGroup(tuple(opened_exporters.exporters.values()))
-        broken = tuple(
-            SourceHealth(failure.source, False, 0, 1, (failure,))
-            for failure in (*opened.failures, *opened_exporters.failures)
-        )
+        failures = [*opened.failures]
+
+        def open_all() -> Iterator[Exporter]:
+            context = ExporterContext(clock, __version__, log, refusals.counter, principals, pools)
+            found = open_exporters(plugins, config, context)
+            failures.extend(found.failures)
+            yield from found.exporters.values()
+
+        # Opened at their start, after the first reading of the counters: the second, which gives
+        # the first joules, is due by the time that their modules are imported.
+        exporters = ExporterGroup(open_all())
 
         def principal_of(process: Consumer) -> Principal | None:
             info = processes.directory.describe(process)
@@ -250,7 +252,7 @@ def build_agent(
             providers=SnapshotProviders(
                 agent_usage=own_usage(),
                 health=lambda: (
-                    *broken,
+                    *(SourceHealth(one.source, False, 0, 1, (one,)) for one in failures),
                     *((store.health,) if store is not None else ()),
                     *(one for group in services for one in group.health()),
                     *health(),

@@ -351,12 +351,10 @@ def address_lines(config: Config, agent: Agent) -> Iterator[str]:
 
 
 def configure_garbage_collector() -> None:
-    """Exclude objects that live as long as the agent, and run the collector seldom."""
+    """Exclude objects that live as long as the agent from collections of garbage."""
     gc.unfreeze()  # objects of a stopped agent
     gc.collect()
     gc.freeze()
-    # Spans are tens of thousands of small objects without cycles that live for a second.
-    gc.set_threshold(50_000, 20, 100)
 
 
 def _failure_reporter(loaded: LoadedConfiguration, warn: Log) -> FailureReporter:

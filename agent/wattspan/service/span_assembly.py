@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
-from wattspan.http.limits import RejectionCounter
-from wattspan.http.sockets import Endpoint
+from wattspan.http.limits import RejectionCounter, ServerLimits
+from wattspan.http.sockets import Endpoint, listen_unix
 from wattspan.model import Checkpoint, Consumer, Principal, SpanAccounts
 from wattspan.ports import Clock, ListenError
+from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
-from wattspan.recurring.run_book import run_book_path
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import destinations, run_directory
 from wattspan.service.sampling_demand import QUERY_TIME, WINDOW_EXPIRY, Reason
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 
 if TYPE_CHECKING:
+    from wattspan.http.messages import HttpRequest, HttpResponse
     from wattspan.http.server import HttpServer
     from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
-    from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.processes.inspector import TcpConnections
     from wattspan.service.span_joiner import SpanJoiner
 
@@ -120,7 +122,6 @@ class SpanAssembly:
 
     def _add_joiner(self, checkpoint: Checkpoint | None) -> SpanJoiner:
         from wattspan.ingest.identity_verification import IdentityResolver
-        from wattspan.processes.cpu_sampler import CpuSampler
         from wattspan.processes.inspector import ProcessInspector
         from wattspan.service.span_joiner import SpanJoiner
 
@@ -185,26 +186,24 @@ class SpanAssembly:
         return server
 
     def _add_server(self) -> None:
-        from wattspan.http.limits import ServerLimits
-        from wattspan.http.server import HttpServer
-        from wattspan.processes.cpu_sampler import CpuSampler
-
-        agent, spans = self._core.config.agent, self._core.config.spans
+        core, principals = self._core, self._principals
+        agent, spans = core.config.agent, core.config.spans
         limits = ServerLimits(body=spans.max_request, rate=agent.max_rate, body_message=_TOO_LARGE)
-        server = HttpServer(
-            self._core.clock,
-            log=self._core.log,
-            limits=limits,
-            principals=self._principals,
-            pools=self._core.pools,
-        )
 
         # Not the joiner's sampler: the two release processes independently of each other.
-        sampler = CpuSampler(self._core.clock, spans.resolution, lease=WINDOW_EXPIRY)
+        sampler = CpuSampler(core.clock, spans.resolution, lease=WINDOW_EXPIRY)
         if agent.api:
             self.services.add(sampler.start, sampler.stop)
 
+        opened = ExitStack()  # the server, once it exists
+
         def start() -> None:
+            from wattspan.http.server import HttpServer
+
+            server = HttpServer(
+                core.clock, log=core.log, limits=limits, principals=principals, pools=core.pools
+            )
+            opened.callback(server.stop)
             if self._joiner is not None:
                 self._listen_for_spans(server, self._joiner)
             if agent.api:
@@ -212,17 +211,21 @@ class SpanAssembly:
             server.start()
 
         # The server creates its sockets in `start`: if a later part fails, they are removed.
-        self.services.add(lambda: None, server.stop)
+        self.services.add(lambda: None, opened.close)
         self.services.add(start, lambda: None)
 
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
         from wattspan.ingest.export_request import RequestedAttributes
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
-        from wattspan.tuning.job_work import instruction_reports, latency_reports
 
         tuned = self._core.config.autotune
-        jobs = tuned.job if tuned.mode != "off" else ()
+        asked = RequestedAttributes(work=self._tuning.declared.work_attributes)
+        if tuned.mode != "off" and tuned.job:  # else this module would only take memory
+            from wattspan.tuning.job_work import instruction_reports, latency_reports
+
+            latencies, instructions = latency_reports(tuned.job), instruction_reports(tuned.job)
+            asked = replace(asked, latencies=latencies, instructions=instructions)
         addresses = open_receivers(
             server,
             self._core.config.spans,
@@ -231,11 +234,7 @@ class SpanAssembly:
             self._core.clock,
             is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
-            asked=RequestedAttributes(
-                work=self._tuning.declared.work_attributes,
-                latencies=latency_reports(jobs),
-                instructions=instruction_reports(jobs),
-            ),
+            asked=asked,
             refusals=self._refusals,
             pools=self._core.pools,
         )
@@ -245,18 +244,23 @@ class SpanAssembly:
 
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
         from wattspan.api.authorization import Authorization
-        from wattspan.api.recurring import RecurringHandler
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
-        from wattspan.http.sockets import listen_unix
         from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
         core, emulated = self._core, self._core.emulated is not None
         config, demand = core.config, core.demand
-        runs = run_book_path(Path(config.agent.state_dir), emulated=emulated)
-        recurring = RecurringHandler(
-            runs, core.directory, self._principals.of_process, core.clock, host=core.view().host
-        )
+
+        def recur(request: HttpRequest) -> HttpResponse:
+            # Only a request needs these modules, which take memory.
+            from wattspan.api.recurring import RecurringHandler
+            from wattspan.recurring.run_book import run_book_path
+
+            path = run_book_path(Path(config.agent.state_dir), emulated=emulated)
+            owner_of, host = self._principals.of_process, core.view().host
+            handler = RecurringHandler(path, core.directory, owner_of, core.clock, host=host)
+            return handler.respond(request)
+
         service = QueryService(
             self._core.history,
             self._core.directory,
@@ -275,7 +279,7 @@ class SpanAssembly:
             awaits_readings=partial(demand.hold, Reason.QUERY, QUERY_TIME),
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=self._core.static_powers.facts,
-            recurring=recurring,
+            recurring=recur,
             caps=CapperState(config, self._core.clock, emulated=emulated),
             stored=StoredEnergyReader(config, emulated=emulated),
             pools=self._core.pools,

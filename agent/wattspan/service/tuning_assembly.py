@@ -28,6 +28,7 @@ from wattspan.ports import CapsError, ProcessDirectory, SnapshotView
 from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
+from wattspan.service.capper_process import CapperHealth, CapperProcess
 from wattspan.service.configuration import capper_client
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
@@ -35,7 +36,6 @@ from wattspan.service.poller import TUNING, TickObserver
 from wattspan.service.sampling_demand import SamplingDemand
 from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
-from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions, ProcessOwners, job_owner
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from wattspan.fleet.job_exchange import JobExchange
     from wattspan.otlp.logs import LogForwarder
     from wattspan.storage.tuning import DecisionLog
+    from wattspan.tuning.host_view import DeviceUsers, HostView
     from wattspan.tuning.tuner import Tuner
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
@@ -83,7 +84,7 @@ class TuningAssembly:
     records: LogForwarder | None = None
     declared: DeclaredJobs = field(init=False)
     _needs_capper: bool = field(init=False)
-    _users: DeviceUsers = field(default_factory=DeviceUsers)
+    _users: DeviceUsers = field(init=False)  # if something tunes
     _directory: ProcessDirectory = field(init=False)
     _shared: Path | None = None
 
@@ -105,8 +106,6 @@ class TuningAssembly:
         if self._needs_capper:
             self._add_audit()  # before the capper, whose start and end it records
             self._add_capper()
-            from wattspan.service.capper_process import CapperHealth
-
             capper = CapperHealth(self.capper_client)
             self.services.add_thread("wattspan-capper-watch", capper.run)
             self.services.health_checks.append(capper.health)
@@ -207,7 +206,6 @@ class TuningAssembly:
             return
         caps = self.core.config.caps
         from wattspan.config.writing import to_toml
-        from wattspan.service.capper_process import CapperProcess
 
         if "caps.users" not in self.core.config.origins:
             # The capper's own user is always permitted; the default names the service's user,
@@ -271,14 +269,11 @@ class TuningAssembly:
 
     def _host_view(self) -> HostView:
         """The host without the capper's rows."""
-        core = self.core
+        from wattspan.tuning.host_view import HostView
+
+        core, history = self.core, self.core.history
         return HostView(
-            core.clock.now(),
-            core.view(),
-            core.history.domains(),
-            core.history,
-            core.devices,
-            self._users,
+            core.clock.now(), core.view(), history.domains(), history, core.devices, self._users
         )
 
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
@@ -291,11 +286,12 @@ class TuningAssembly:
             RunningEvidence,
             decisions_path,
         )
+        from wattspan.tuning.host_view import DeviceUsers
         from wattspan.tuning.job_context import TuningContext
         from wattspan.tuning.tuner import Tuner
 
         settings = self.core.config.autotune
-        device_users = self._users
+        device_users = self._users = DeviceUsers()
         cpu = Knob.CPU_POWER in settings.knobs
 
         def observe(tick: Tick, _: Sequence[Attribution]) -> None:

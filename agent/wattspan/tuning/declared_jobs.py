@@ -11,11 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.config.tuning_settings import TOKENS, matching_job
 from wattspan.ingest.export_request import WorkAttribute
 from wattspan.model import (
     SECOND,
@@ -42,7 +43,9 @@ from wattspan.tuning.permissions import (
     TuningPermissions,
     operator_terms,
 )
-from wattspan.tuning.work_units import TOKENS, ReceivedSpans, matching_job
+
+if TYPE_CHECKING:
+    from wattspan.tuning.work_units import ReceivedSpans
 
 MAX_DECLARATIONS = PoolName.DECLARED_JOBS.limit
 """Declarations of all users; one user has half of them at most."""

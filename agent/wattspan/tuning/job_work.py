@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 
 from wattspan.config import LatencySource, TunedJobSettings
-from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY
+from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY, TOKENS
 from wattspan.ingest.export_request import InstructionReport, LatencyReport
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.ports import ProcessDirectory
@@ -22,7 +22,7 @@ from wattspan.tuning.decisions.load_cells import RequestTimes
 from wattspan.tuning.decisions.values import WorkUnit
 from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
 from wattspan.tuning.pipeline.iterations import RankInstruction
-from wattspan.tuning.work_units import TOKENS, ReceivedSpans, RepeatedSpans, has_ended
+from wattspan.tuning.work_units import ReceivedSpans, RepeatedSpans, has_ended
 
 _MAX_COMPUTE_SPANS = 4096
 """Compute spans of ranks that wait for their unit of work."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
@@ -23,7 +23,9 @@ from wattspan.model import (
 from wattspan.model.consumers import SHORT_CONTAINER
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.declarations import OperatorTerms
-from wattspan.tuning.host_view import HostView
+
+if TYPE_CHECKING:
+    from wattspan.tuning.host_view import HostView
 
 _MAX_CACHED = 1024
 

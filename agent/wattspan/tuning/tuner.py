@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.config.tuning_settings import matching_job
 from wattspan.model import (
     SECOND,
     CapKey,
@@ -36,7 +37,7 @@ from wattspan.tuning.job_context import Strategy, TuningContext
 from wattspan.tuning.permissions import JobOwner, JobTerms, TuningPermissions
 from wattspan.tuning.search_strategy import SearchStrategy, share_devices
 from wattspan.tuning.tracking_strategy import TrackingStrategy
-from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
+from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch
 from wattspan.util.throttle import RateLimitedLog
 
 TUNER_INTERVAL = SECOND // 2

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.config import TunedJobSettings
+from wattspan.config.tuning_settings import matching_job
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
@@ -26,9 +27,6 @@ _MAX_FUTURE = SECOND
 
 MAX_WAITING_SPANS = 200_000
 """Spans in the queue; the oldest are dropped. The tuner has not run for minutes then."""
-
-TOKENS = "tokens"
-"""The work that is counted by the tokens of a span instead of an attribute of this name."""
 
 
 class ReceivedSpans(NamedTuple):
@@ -133,14 +131,6 @@ class RepeatedSpans:
 def has_ended(span: Span, now: int) -> bool:
     """True if the times of a span are possible."""
     return span.start < span.end <= now + _MAX_FUTURE
-
-
-def matching_job(
-    jobs: Sequence[TunedJobSettings], service: str, span: str
-) -> TunedJobSettings | None:
-    """The first job whose units of work are such spans."""
-    matching = (job for job in jobs if job.service in ("", service) and job.span in ("", span))
-    return next(matching, None)
 
 
 DETECTOR_LIFETIME = 300 * SECOND

@@ -49,6 +49,13 @@ def test_interval_is_pending_until_its_usage_is_known() -> None:
     assert booked.account(GPU.id).consumers == 16_000_000
 
 
+def test_first_listed_process_has_its_first_energy() -> None:
+    host = world()
+    host.born(1)
+    first = host.turn(TICK, {1: 50}, gpu_loads={1: 50})
+    assert [row.energy[HwType.GPU] for row in first.processes] == [8_000_000]
+
+
 def test_idle_energy_is_exact_for_a_counter_that_moves_every_other_reading() -> None:
     host = world()
     for _ in range(60):  # the GPU has no client: 70 W is its idle power

@@ -26,7 +26,7 @@ PROGRAM = """
 import ctypes, threading
 from wattspan.util import process
 if {share}:
-    process.share_heap()
+    process.configure_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 barrier = threading.Barrier(9)
@@ -50,7 +50,7 @@ def heaps(*, share: bool) -> int:
 RELEASE = """
 from pathlib import Path
 from wattspan.util import process
-process.share_heap()
+process.configure_memory()
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 held = [bytearray(2000) for _ in range(20_000)]
