@@ -262,14 +262,14 @@ class SpanAssembly:
             return handler.respond(request)
 
         service = QueryService(
-            self._core.history,
-            self._core.directory,
-            self._core.clock,
-            devices=self._core.devices,
-            view=self._core.view,
-            host=self._core.view().host,
+            core.history,
+            core.directory,
+            core.clock,
+            devices=core.devices,
+            view=core.view,
+            host=core.view().host,
             version=__version__,
-            resolution=self._core.config.agent.api_resolution,
+            resolution=core.config.agent.api_resolution,
             sampler=sampler,
             tuning=self._tuning.accounts,
             history=self._tuning.history,
@@ -278,11 +278,11 @@ class SpanAssembly:
             registered=partial(demand.register, Reason.WINDOWS),
             awaits_readings=partial(demand.hold, Reason.QUERY, QUERY_TIME),
             inference=None if self._joiner is None else self._joiner.estimate,
-            advice=self._core.static_powers.facts,
+            advice=core.static_powers.facts,
             recurring=recur,
-            caps=CapperState(config, self._core.clock, emulated=emulated),
+            caps=CapperState(config, core.clock, emulated=emulated),
             stored=StoredEnergyReader(config, emulated=emulated),
-            pools=self._core.pools,
+            pools=core.pools,
         )
         try:
             listening = listen_unix(self._run_dir / "api.sock", what="questions")
