@@ -230,7 +230,12 @@ def test_much_too_slow_candidate_is_released() -> None:
     assert run.until(released, turns=600).reason is DecisionReason.OVER_BUDGET
 
 
-def test_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> None:
+@pytest.mark.parametrize(
+    "lowered", [(1.056, 0.75), (1.03, 0.95)], ids=["too-slow", "saves-less-than-the-certified"]
+)
+def test_lower_candidate_that_fails_leaves_the_one_that_was_certified(
+    lowered: tuple[float, float],
+) -> None:
     run = held_at(Plant(cv=0.03))
     level = run.decisions[-1].caps[GPU]
     lower = run.until(lambda one: one.reason is DecisionReason.CERTIFYING and bool(one.caps)).caps[
@@ -238,7 +243,7 @@ def test_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> None:
     ]
     assert lower < level
     usual = run.plant.curve
-    run.plant.curve = lambda at: (1.056, gentle(at)[1]) if at <= lower else usual(at)
+    run.plant.curve = lambda at: lowered if at <= lower else usual(at)
     assert run.until(held).caps[GPU] == level
     run.plant.may = False
     run.until(held)

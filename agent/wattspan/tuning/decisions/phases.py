@@ -359,7 +359,7 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
 
 
 def _certified(state: TunerState, observation: Observation, level: int) -> TunerState:
-    """Hold the level, if it certainly saves energy."""
+    """Hold the level, if it certainly saves energy, and more than the one certified before."""
     estimate = state.estimates.at(level)
     # A cap makes no job faster: a saving must come from the power.
     time = tenants.slowdown(state, level)
@@ -370,7 +370,8 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
         lower = tenants.candidate(state, lambda one: 2.0 * one.estimates.at(level).time.n)
         if lower is not None and lower < level and state.search.refinements < _MAX_REFINEMENTS:
             return _begin_certification(_refined(state), observation, lower)
-    if value + 2 * error > -0.001 or not saves_energy(state, level):
+    saves = value + 2 * error <= -0.001 and saves_energy(state, level)
+    if not saves or _is_worse(state, level, value):
         return _fall_back(state, observation, DecisionReason.NO_SAVING)
     state = _with_refined_pairs(state, estimate.time.n)._replace(
         search=state.search._replace(phase=TunerPhase.HOLD, certified=level, retries=0),
@@ -379,6 +380,15 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
         else state.committed,
     )
     return _hold(state, observation)
+
+
+def _is_worse(state: TunerState, level: int, value: float) -> bool:
+    """True if another level is certified whose value is lower by its own comparison."""
+    known = state.search.certified
+    if known is None or known == level:
+        return False
+    time, power = tenants.slowdown(state, known), state.estimates.at(known).power.mean
+    return search.objective_value(state, time, power) < value
 
 
 def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
