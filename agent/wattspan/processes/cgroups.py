@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.attribution.division import split
-from wattspan.processes.cgroup_names import cgroup_paths
+from wattspan.processes.cgroup_names import MAX_DEPTH, cgroup_paths
 
 MAX_CGROUPS = 512
 """Limit of open cgroup clocks; further cgroups count with the nearest known one above."""
@@ -40,10 +40,12 @@ class CgroupHierarchy(NamedTuple):
         return f"0::{path}" if self.unified else f"1:cpuacct:{path}"
 
     def path_in(self, cgroup_text: str) -> str | None:
-        """The path of a process in this hierarchy; None for one outside of our view."""
+        """The path of a process in this hierarchy, cut to `MAX_DEPTH`; None outside of our view."""
         for controllers, path in cgroup_paths(cgroup_text).items():
             if (controllers == "") if self.unified else ("cpuacct" in controllers.split(",")):
-                return None if ".." in path.split("/") or "\n" in path else path
+                parts = path.split("/")
+                outside = ".." in parts or "\n" in path
+                return None if outside else "/".join(parts[: MAX_DEPTH + 1])
         return None
 
 
@@ -224,7 +226,6 @@ class CgroupClocks(_OpenClocks):
                 self._refused.clear()
             self._refused.add(path)
             return False
-        self._relink()
         return True
 
     def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
@@ -253,6 +254,8 @@ def _parent(path: str) -> str | None:
 
 
 class CgroupExcess:
+        if len(self._above) < len(self._fds):
+            self._relink()  # once for all that were added
     """Cumulative excess of each cgroup's clock over the charges of its known processes.
 
     An excess is the work of processes that were never observed, and the last work of exited ones. A

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.processes.cgroups import (
+from wattspan.processes.cgroup_names import MAX_DEPTH
     CgroupClocks,
     CgroupExcess,
     CgroupHierarchy,
@@ -85,6 +86,15 @@ def test_path_outside_the_hierarchy_opens_no_file(tree: Tree) -> None:
 
 def test_unreadable_cgroup_is_not_opened_again(tree: Tree) -> None:
     clocks = CgroupClocks(tree.hierarchy)
+def test_path_deeper_than_any_manager_nests_counts_with_one_above(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    clocks.add("/a")
+    deep = "/a" + "/x" * 2000
+    path = clocks.path_in(f"0::{deep}\n4:cpuacct:{deep}\n")
+    assert path == "/a" + "/x" * (MAX_DEPTH - 1)
+    assert clocks.covering(path) == "/a"
+
+
     assert clocks.wanted("/missing")
     assert not clocks.add("/missing")
     assert not clocks.wanted("/missing")
