@@ -7,6 +7,7 @@ the known cgroups below it.
 from __future__ import annotations
 
 import os
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -67,25 +68,45 @@ def is_host_root(hierarchy: CgroupHierarchy) -> bool:
     return (hierarchy.root / "cgroup.sane_behavior").exists()
 
 
-def walk_cgroups(mount: str) -> Iterator[tuple[str, int]]:
-    """Paths below ``mount`` and inodes of a bounded number of cgroups; "" is the root."""
+def walk_cgroups(mount: str, most: int = MAX_CGROUP_DIRECTORIES) -> Iterator[tuple[str, int]]:
+    """Paths below ``mount`` and inodes of at most ``most`` cgroups; "" is the root.
+
+    Those that root named come before those of users, the outer ones first. A user has a tenth at
+    most: many directories of one hide none of another.
+    """
     try:
         yield "", os.stat(mount).st_ino  # noqa: PTH116 - a bare string
     except OSError:
         return
-    queue, seen = [""], 1
-    while queue and seen < MAX_CGROUP_DIRECTORIES:
-        path = queue.pop()
+    queue, of_users = deque([("", 0)]), deque[tuple[str, int]]()
+    seen, held = 1, Counter[int]()
+    while queue or of_users:
+        path, author = (queue or of_users).popleft()
+        room = min(most - seen, most // 10 - held[author] if author else most)
+        if room <= 0:
+            continue
         try:
             with os.scandir(mount + path) as entries:
                 folders = (one for one in entries if one.is_dir(follow_symlinks=False))
-                some = islice(folders, MAX_CGROUP_DIRECTORIES - seen)
-                below = [(f"{path}/{one.name}", one.inode()) for one in some]
+                some = [
+                    (f"{path}/{one.name}", author or _owner(one), one.inode())
+                    for one in islice(folders, room)
+                ]
         except OSError:
             continue
-        seen += len(below)
-        queue += (name for name, _ in below)
-        yield from below
+        seen += len(some)
+        held[author] += len(some)
+        for below, owner, inode in some:
+            (of_users if owner else queue).append((below, owner))
+            yield below, inode
+
+
+def _owner(directory: os.DirEntry[str]) -> int:
+    """The user who names the directories in this one; 0 if it has been removed."""
+    try:
+        return directory.stat(follow_symlinks=False).st_uid
+    except OSError:
+        return 0
 
 
 class _OpenClocks:
@@ -233,6 +254,8 @@ class CgroupClocks(_OpenClocks):
 
         Each removed cgroup comes with the known one above it, which inherits its excess.
         """
+        if len(self._above) < len(self._fds):
+            self._relink()  # once for all that were added
         change, removed = self._rises()
         own = dict(change)
         for path, amount in change.items():
@@ -254,8 +277,6 @@ def _parent(path: str) -> str | None:
 
 
 class CgroupExcess:
-        if len(self._above) < len(self._fds):
-            self._relink()  # once for all that were added
     """Cumulative excess of each cgroup's clock over the charges of its known processes.
 
     An excess is the work of processes that were never observed, and the last work of exited ones. A

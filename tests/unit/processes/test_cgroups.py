@@ -1,17 +1,19 @@
 """A cgroup's clock bounds the charges in it, and reveals unobserved work."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from wattspan.processes.cgroups import (
 from wattspan.processes.cgroup_names import MAX_DEPTH
+from wattspan.processes.cgroups import (
     CgroupClocks,
     CgroupExcess,
     CgroupHierarchy,
     TotalCpuClock,
     find_hierarchy,
+    walk_cgroups,
 )
 
 
@@ -84,8 +86,6 @@ def test_path_outside_the_hierarchy_opens_no_file(tree: Tree) -> None:
     assert clocks.path_in("0::/a\n4:cpu,cpuacct:/c\n") == ("/a" if tree.unified else "/c")
 
 
-def test_unreadable_cgroup_is_not_opened_again(tree: Tree) -> None:
-    clocks = CgroupClocks(tree.hierarchy)
 def test_path_deeper_than_any_manager_nests_counts_with_one_above(tree: Tree) -> None:
     clocks = CgroupClocks(tree.hierarchy)
     clocks.add("/a")
@@ -95,6 +95,26 @@ def test_path_deeper_than_any_manager_nests_counts_with_one_above(tree: Tree) ->
     assert clocks.covering(path) == "/a"
 
 
+@pytest.mark.needs_root
+def test_cgroups_of_users_hide_none_of_root_and_of_another_user(tmp_path: Path) -> None:
+    shell = "/user.slice/user-0.slice/session-1.scope"
+    modest = "/user.slice/user-2000.slice/user@2000.service"
+    (tmp_path / shell[1:]).mkdir(parents=True)
+    (tmp_path / modest[1:] / "app.slice/one.scope").mkdir(parents=True)
+    os.chown(tmp_path / modest[1:], 2000, 2000)
+    for user in range(1000, 1008):
+        manager = tmp_path / f"user.slice/user-{user}.slice/user@{user}.service"
+        manager.mkdir(parents=True)
+        os.chown(manager, user, user)
+        for number in range(300):
+            (manager / f"{number}").mkdir()
+    found = {path for path, _ in walk_cgroups(str(tmp_path), 300)}
+    assert {shell, modest, f"{modest}/app.slice/one.scope"} <= found
+    assert len(found) <= 300
+
+
+def test_unreadable_cgroup_is_not_opened_again(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
     assert clocks.wanted("/missing")
     assert not clocks.add("/missing")
     assert not clocks.wanted("/missing")
