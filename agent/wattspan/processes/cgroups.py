@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,12 @@ from wattspan.processes.cgroup_names import MAX_DEPTH, cgroup_paths
 
 MAX_CGROUPS = 512
 """Limit of open cgroup clocks; further cgroups count with the nearest known one above."""
+
+MAX_OF_USER = MAX_CGROUPS // 4
+"""Limit of those that one user other than root has made."""
+
+RETRY_EVERY = 256
+"""Reads of the clocks after which refused cgroups may be added again."""
 
 MAX_CGROUP_DIRECTORIES = 20_000
 """Limit of directories in one search."""
@@ -209,14 +215,20 @@ class TotalCpuClock(_OpenClocks):
 class CgroupClocks(_OpenClocks):
     """The clocks of the cgroups in which processes were found."""
 
-    def __init__(self, hierarchy: CgroupHierarchy) -> None:
+    def __init__(
+        self, hierarchy: CgroupHierarchy, owner_of: Callable[[int], int] = lambda uid: uid
+    ) -> None:
+        """``owner_of`` returns the user to whom a user id belongs."""
         super().__init__(hierarchy)
+        self._owner_of = owner_of
+        self._makers: dict[str, int] = {}  # the user who made each cgroup
         self._above: dict[str, str | None] = {}
         self.path_in = lru_cache(_MAX_REMEMBERED)(hierarchy.path_in)
         """The path of a process by its cgroup text; None outside of our view."""
         self.text_of = hierarchy.text_of
         """The cgroup text of a path."""
         self._refused: set[str] = set()
+        self._reads = 0
         if not hierarchy.unified:
             self.add("/")  # v2 shows only ticks at the root, and every process as its own child
 
@@ -225,7 +237,7 @@ class CgroupClocks(_OpenClocks):
         return self._hierarchy.name
 
     def wanted(self, path: str) -> bool:
-        """True if ``path`` is neither known nor refused."""
+        """True if ``path`` is neither known nor was refused lately."""
         return path not in self._fds and path not in self._refused
 
     def covering(self, path: str | None) -> str | None:
@@ -242,12 +254,23 @@ class CgroupClocks(_OpenClocks):
         if path in self._fds:
             return True
         full = len(self._fds) >= MAX_CGROUPS or (self._hierarchy.unified and path == "/")
-        if full or not self._open(path):
+        if full or not self._open(path) or self._is_excessive(path):
             if len(self._refused) >= _MAX_REMEMBERED:
                 self._refused.clear()
             self._refused.add(path)
             return False
         return True
+
+    def _is_excessive(self, path: str) -> bool:
+        """True if its maker has too many cgroups without it, which is closed again."""
+        fd = self._fds[path]
+        maker = self._owner_of(os.fstat(fd).st_uid)
+        if maker and list(self._makers.values()).count(maker) >= MAX_OF_USER:
+            os.close(fd)
+            del self._fds[path], self._last[path]
+            return True
+        self._makers[path] = maker
+        return False
 
     def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
         """The own CPU time of each known cgroup since the last read, and the removed cgroups.
@@ -256,6 +279,9 @@ class CgroupClocks(_OpenClocks):
         """
         if len(self._above) < len(self._fds):
             self._relink()  # once for all that were added
+        self._reads += 1
+        if self._reads % RETRY_EVERY == 0:
+            self._refused.clear()
         change, removed = self._rises()
         own = dict(change)
         for path, amount in change.items():
@@ -263,6 +289,7 @@ class CgroupClocks(_OpenClocks):
             if above in own:
                 own[above] -= amount
         if removed:
+            self._makers = {path: self._makers[path] for path in self._fds}
             self._relink()
         return own, {path: self.covering(_parent(path)) for path in removed}
 

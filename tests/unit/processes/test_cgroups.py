@@ -8,6 +8,8 @@ import pytest
 
 from wattspan.processes.cgroup_names import MAX_DEPTH
 from wattspan.processes.cgroups import (
+    MAX_OF_USER,
+    RETRY_EVERY,
     CgroupClocks,
     CgroupExcess,
     CgroupHierarchy,
@@ -118,6 +120,25 @@ def test_unreadable_cgroup_is_not_opened_again(tree: Tree) -> None:
     assert clocks.wanted("/missing")
     assert not clocks.add("/missing")
     assert not clocks.wanted("/missing")
+
+
+@pytest.mark.needs_root
+def test_clocks_of_a_users_cgroups_leave_room_for_those_of_others(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy, lambda uid: uid % 1000)
+    many = [f"/a/{number}" for number in range(MAX_OF_USER + 1)]
+    for number, path in enumerate(many):
+        tree.set(path, 0)
+        for file in (tree.root / path[1:]).iterdir():
+            os.chown(file, 7 + number % 2 * 1000, 0)  # two ids of one user
+    assert [clocks.add(path) for path in many] == [True] * MAX_OF_USER + [False]
+    assert clocks.add("/c")
+    assert not clocks.wanted(many[-1])
+    tree.empty(many[0])
+    for _ in range(RETRY_EVERY):
+        clocks.read()
+    assert clocks.wanted(many[-1])
+    assert clocks.add(many[-1])
+    assert many[-1] in clocks.read()[0]
 
 
 def test_total_clock_is_the_sum_of_all_cgroups(tree: Tree) -> None:
