@@ -101,15 +101,15 @@ def test_path_deeper_than_any_manager_nests_counts_with_one_above(tree: Tree) ->
 def test_cgroups_of_users_hide_none_of_root_and_of_another_user(tmp_path: Path) -> None:
     shell = "/user.slice/user-0.slice/session-1.scope"
     modest = "/user.slice/user-2000.slice/user@2000.service"
-    (tmp_path / shell[1:]).mkdir(parents=True)
-    (tmp_path / modest[1:] / "app.slice/one.scope").mkdir(parents=True)
-    os.chown(tmp_path / modest[1:], 2000, 2000)
-    for user in range(1000, 1008):
+    # Greedy users are created before and after them: a directory may be listed in either order.
+    for user in (1000, 1001, 1002, 1003, 0, 2000, 1004, 1005, 1006, 1007):
         manager = tmp_path / f"user.slice/user-{user}.slice/user@{user}.service"
         manager.mkdir(parents=True)
         os.chown(manager, user, user)
-        for number in range(300):
+        for number in range(300 if user in range(1000, 1008) else 0):
             (manager / f"{number}").mkdir()
+    (tmp_path / shell[1:]).mkdir()
+    (tmp_path / modest[1:] / "app.slice/one.scope").mkdir(parents=True)
     found = {path for path, _ in walk_cgroups(str(tmp_path), 300)}
     assert {shell, modest, f"{modest}/app.slice/one.scope"} <= found
     assert len(found) <= 300
