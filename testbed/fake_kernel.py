@@ -22,7 +22,8 @@ class Process(NamedTuple):
 class FakeKernel:
     """Processes are born at the clock's present time.
 
-    A list of all processes costs ``costs`` nanoseconds, a look at one ``look_costs``.
+    A list of all processes costs ``costs`` nanoseconds, a look at one ``look_costs``,
+    a search of its descriptors ``holds_costs``.
     """
 
     def __init__(self, clock: ManualClock) -> None:
@@ -32,7 +33,7 @@ class FakeKernel:
         self.held: dict[int, set[int]] = {}  # inodes by pid
         self.of_sockets: dict[int, Principal | None] = {}  # by inode
         self.closed_to_us: set[int] = set()  # pids whose descriptors we may not see
-        self.costs = self.look_costs = 0
+        self.costs = self.look_costs = self.holds_costs = 0
         self.looks = 0
         self.lookups = 0
         self._port = 50_000
@@ -134,6 +135,7 @@ class FakeKernel:
         return self.sockets.get((end, other))
 
     def holds(self, pid: int, inode: int) -> bool | None:
+        self.clock.advance(ns=self.holds_costs)
         if pid in self.closed_to_us:
             return None
         return inode in self.held.get(pid, ())

@@ -39,6 +39,10 @@ from wattspan.spans.values import Outcome
 RETRY_AFTER = SECOND
 """Delay of a search for which there was no time."""
 
+LONGEST_SEARCH = SECOND
+"""Time after which a search is given up: all listeners wait, and a user may have thousands of
+processes with thousands of descriptors each."""
+
 UNKNOWN_AGE = 5 * SECOND
 """Time for which a TCP connection of unknown age is identified by its two ends."""
 
@@ -133,13 +137,15 @@ class SenderResolver:
         with self._searches as allowed:
             if not allowed:
                 return None, False
-            return self._search(owner, peer, now), True
+            found = self._search(owner, peer, now)
+            return found, found is not None or not self._searches.lasts(LONGEST_SEARCH)
 
     def _search(self, owner: SocketOwner, peer: Peer, now: Instant) -> LiveProcess | None:
         """The process that opened a socket, among those of its user.
 
         Known senders of the owner are tried first, then the newest processes. The other holders of
         the socket were forked from it. If it has ended, a single remaining holder counts.
+        None after `LONGEST_SEARCH`.
         """
         kernel, inode = self._kernel, owner.inode
         holders: dict[Consumer, LiveProcess] = {}
@@ -149,6 +155,8 @@ class SenderResolver:
             if sender.process is not None and other.quota_owner == peer.quota_owner
         }
         for pid in sorted(kernel.pids(), key=lambda pid: (pid in known, pid), reverse=True):
+            if self._searches.lasts(LONGEST_SEARCH):
+                return None
             if kernel.user_id(pid) in (owner.user, 0) and kernel.holds(pid, inode):
                 eldest = self._eldest(pid, inode)
                 if eldest is None:
@@ -159,9 +167,14 @@ class SenderResolver:
         return next(iter(holders.values())) if len(holders) == 1 else None
 
     def _eldest(self, pid: int, inode: int) -> LiveProcess | None:
-        """The eldest of the ancestors of ``pid`` that have the socket in an unbroken line."""
+        """The eldest of the ancestors of ``pid`` that have the socket in an unbroken line.
+
+        None after `LONGEST_SEARCH`.
+        """
         eldest = process = self._kernel.look(pid)
         for _ in range(_MAX_ANCESTORS):
+            if self._searches.lasts(LONGEST_SEARCH):
+                return None
             if process is None or not self._kernel.holds(process.parent, inode):
                 break
             eldest = process = self._kernel.look(process.parent)

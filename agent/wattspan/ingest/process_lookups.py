@@ -93,6 +93,10 @@ class LookupBudget:
         self._started_at = self._time()
         return self._debts.get(self._owner, 0) < self._limit
 
+    def lasts(self, longest: int) -> bool:
+        """True if the present lookup has taken at least ``longest`` nanoseconds."""
+        return self._time() - self._started_at >= longest
+
     def __exit__(self, *_: object) -> None:
         took = self._time() - self._started_at
         self.total += took

@@ -90,6 +90,9 @@ _POD = re.compile(
 SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
 """Slurm's name of a run of a job, since 26.05."""
 
+MAX_DEPTH = 32
+"""Directories of a path, the outermost first, that count: a user may nest thousands of them."""
+
 _PBS = r"[0-9]+(?:\[[0-9]*\])?(?:\.[\w.-]+)?"
 _JOBS = _patterns(
     # Slurm: v2, also of one of several slurmd; v1
@@ -247,7 +250,7 @@ def names_of(
     found: list[_PathNames] = []
     bare = ""
     for controllers, path in cgroup_paths(cgroup_text).items():
-        parts = tuple(part for part in path.split("/") if part and part != ".")
+        parts = tuple(part for part in path.split("/") if part and part != ".")[:MAX_DEPTH]
         if len(path) > len(bare):
             bare = path
         if ".." in parts:  # above the root of the agent's cgroup namespace
@@ -342,7 +345,7 @@ def container_ids(cgroup_text: str) -> frozenset[str]:
     return frozenset(
         guest.name
         for path in cgroup_paths(cgroup_text).values()
-        for parts in [tuple(filter(None, path.split("/")))]
+        for parts in [tuple(filter(None, path.split("/")))[:MAX_DEPTH]]
         for at in range(len(parts))
         if (guest := guest_in(parts, at)) is not None
     )

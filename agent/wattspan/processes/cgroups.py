@@ -7,17 +7,24 @@ the known cgroups below it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.attribution.division import split
-from wattspan.processes.cgroup_names import cgroup_paths
+from wattspan.processes.cgroup_names import MAX_DEPTH, cgroup_paths
 
 MAX_CGROUPS = 512
 """Limit of open cgroup clocks; further cgroups count with the nearest known one above."""
+
+MAX_OF_USER = MAX_CGROUPS // 4
+"""Limit of those that one user other than root has made."""
+
+RETRY_EVERY = 256
+"""Reads of the clocks after which refused cgroups may be added again."""
 
 MAX_CGROUP_DIRECTORIES = 20_000
 """Limit of directories in one search."""
@@ -40,10 +47,12 @@ class CgroupHierarchy(NamedTuple):
         return f"0::{path}" if self.unified else f"1:cpuacct:{path}"
 
     def path_in(self, cgroup_text: str) -> str | None:
-        """The path of a process in this hierarchy; None for one outside of our view."""
+        """The path of a process in this hierarchy, cut to `MAX_DEPTH`; None outside of our view."""
         for controllers, path in cgroup_paths(cgroup_text).items():
             if (controllers == "") if self.unified else ("cpuacct" in controllers.split(",")):
-                return None if ".." in path.split("/") or "\n" in path else path
+                parts = path.split("/")
+                outside = ".." in parts or "\n" in path
+                return None if outside else "/".join(parts[: MAX_DEPTH + 1])
         return None
 
 
@@ -65,25 +74,45 @@ def is_host_root(hierarchy: CgroupHierarchy) -> bool:
     return (hierarchy.root / "cgroup.sane_behavior").exists()
 
 
-def walk_cgroups(mount: str) -> Iterator[tuple[str, int]]:
-    """Paths below ``mount`` and inodes of a bounded number of cgroups; "" is the root."""
+def walk_cgroups(mount: str, most: int = MAX_CGROUP_DIRECTORIES) -> Iterator[tuple[str, int]]:
+    """Paths below ``mount`` and inodes of at most ``most`` cgroups; "" is the root.
+
+    Those that root named come before those of users, the outer ones first. A user has a tenth at
+    most: many directories of one hide none of another.
+    """
     try:
         yield "", os.stat(mount).st_ino  # noqa: PTH116 - a bare string
     except OSError:
         return
-    queue, seen = [""], 1
-    while queue and seen < MAX_CGROUP_DIRECTORIES:
-        path = queue.pop()
+    queue, of_users = deque([("", 0)]), deque[tuple[str, int]]()
+    seen, held = 1, Counter[int]()
+    while queue or of_users:
+        path, author = (queue or of_users).popleft()
+        room = min(most - seen, most // 10 - held[author] if author else most)
+        if room <= 0:
+            continue
         try:
             with os.scandir(mount + path) as entries:
                 folders = (one for one in entries if one.is_dir(follow_symlinks=False))
-                some = islice(folders, MAX_CGROUP_DIRECTORIES - seen)
-                below = [(f"{path}/{one.name}", one.inode()) for one in some]
+                some = [
+                    (f"{path}/{one.name}", author or _owner(one), one.inode())
+                    for one in islice(folders, room)
+                ]
         except OSError:
             continue
-        seen += len(below)
-        queue += (name for name, _ in below)
-        yield from below
+        seen += len(some)
+        held[author] += len(some)
+        for below, owner, inode in some:
+            (of_users if owner else queue).append((below, owner))
+            yield below, inode
+
+
+def _owner(directory: os.DirEntry[str]) -> int:
+    """The user who names the directories in this one; 0 if it has been removed."""
+    try:
+        return directory.stat(follow_symlinks=False).st_uid
+    except OSError:
+        return 0
 
 
 class _OpenClocks:
@@ -186,14 +215,20 @@ class TotalCpuClock(_OpenClocks):
 class CgroupClocks(_OpenClocks):
     """The clocks of the cgroups in which processes were found."""
 
-    def __init__(self, hierarchy: CgroupHierarchy) -> None:
+    def __init__(
+        self, hierarchy: CgroupHierarchy, owner_of: Callable[[int], int] = lambda uid: uid
+    ) -> None:
+        """``owner_of`` returns the user to whom a user id belongs."""
         super().__init__(hierarchy)
+        self._owner_of = owner_of
+        self._makers: dict[str, int] = {}  # the user who made each cgroup
         self._above: dict[str, str | None] = {}
         self.path_in = lru_cache(_MAX_REMEMBERED)(hierarchy.path_in)
         """The path of a process by its cgroup text; None outside of our view."""
         self.text_of = hierarchy.text_of
         """The cgroup text of a path."""
         self._refused: set[str] = set()
+        self._reads = 0
         if not hierarchy.unified:
             self.add("/")  # v2 shows only ticks at the root, and every process as its own child
 
@@ -202,7 +237,7 @@ class CgroupClocks(_OpenClocks):
         return self._hierarchy.name
 
     def wanted(self, path: str) -> bool:
-        """True if ``path`` is neither known nor refused."""
+        """True if ``path`` is neither known nor was refused lately."""
         return path not in self._fds and path not in self._refused
 
     def covering(self, path: str | None) -> str | None:
@@ -219,19 +254,34 @@ class CgroupClocks(_OpenClocks):
         if path in self._fds:
             return True
         full = len(self._fds) >= MAX_CGROUPS or (self._hierarchy.unified and path == "/")
-        if full or not self._open(path):
+        if full or not self._open(path) or self._is_excessive(path):
             if len(self._refused) >= _MAX_REMEMBERED:
                 self._refused.clear()
             self._refused.add(path)
             return False
-        self._relink()
         return True
+
+    def _is_excessive(self, path: str) -> bool:
+        """True if its maker has too many cgroups without it, which is closed again."""
+        fd = self._fds[path]
+        maker = self._owner_of(os.fstat(fd).st_uid)
+        if maker and list(self._makers.values()).count(maker) >= MAX_OF_USER:
+            os.close(fd)
+            del self._fds[path], self._last[path]
+            return True
+        self._makers[path] = maker
+        return False
 
     def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
         """The own CPU time of each known cgroup since the last read, and the removed cgroups.
 
         Each removed cgroup comes with the known one above it, which inherits its excess.
         """
+        if len(self._above) < len(self._fds):
+            self._relink()  # once for all that were added
+        self._reads += 1
+        if self._reads % RETRY_EVERY == 0:
+            self._refused.clear()
         change, removed = self._rises()
         own = dict(change)
         for path, amount in change.items():
@@ -239,6 +289,7 @@ class CgroupClocks(_OpenClocks):
             if above in own:
                 own[above] -= amount
         if removed:
+            self._makers = {path: self._makers[path] for path in self._fds}
             self._relink()
         return own, {path: self.covering(_parent(path)) for path in removed}
 

@@ -93,7 +93,7 @@ def open_processes(
         _try_open(lambda: SocketTimes(topology, possible), events) if sockets > 1 else (None, None)
     )
     hierarchy = find_hierarchy(Path("/sys/fs/cgroup"))
-    clocks = CgroupClocks(hierarchy) if hierarchy is not None else None
+    clocks = CgroupClocks(hierarchy, principals.owner_of) if hierarchy is not None else None
     whole = hierarchy is not None and is_host_root(hierarchy)
     total = TotalCpuClock(hierarchy) if hierarchy is not None and whole else None
     busy = refined_busy_clock(open_busy_clock(_PROCFS, hierarchy), _SYSFS)

@@ -39,24 +39,29 @@ _TOO_LARGE = (
     "[spans]."
 )
 _LOOKUP_TIME_SHARE = 4
-"""Lookups of the owners of TCP connections take at most one part in this many of the time."""
+"""Searches for the cgroups of TCP sockets take at most one part in this many of the time."""
 
 
 class PeerPrincipalLookup:
     """Finds the principals of peers on this host. Implements PeerPrincipals; thread-safe.
 
-    If the kernel does not support a direct query of a TCP connection, the table of all connections
-    is read, which takes milliseconds; beyond the share of time for lookups the result is None.
+    The cgroup of a socket may have to be searched among all of them: each user has a share of the
+    time for that, beyond which only the user is known.
     """
 
-    def __init__(self, clock: Clock, resolver: PrincipalResolver) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        resolver: PrincipalResolver,
+        connections: TcpConnections | None = None,
+    ) -> None:
         from wattspan.ingest.process_lookups import LookupBudget
 
         self.resolver = resolver
         self._processes = ProcFs()
         self._budget = LookupBudget(clock, _LOOKUP_TIME_SHARE)
         self._lock = threading.Lock()
-        self._connections: TcpConnections | None = None
+        self._connections = connections
 
     def connected(self, pid: int | None, uid: int | None) -> Principal | None:
         """The principal behind a Unix socket; None for a peer of another pid namespace."""
@@ -72,16 +77,17 @@ class PeerPrincipalLookup:
         """The principal of a TCP socket; of the user alone where its cgroup is unknown."""
         from wattspan.processes.inspector import TcpConnections
 
-        with self._lock, self._budget as allowed:
-            if not allowed:
-                return None
+        with self._lock:
             if self._connections is None:
                 self._connections = TcpConnections()
             owner = self._connections.owner_of(end, other)
             if owner is None:
                 return None
-            proven = self.resolver.of_socket(owner.user, owner.cgroup)
-        return proven or Principal(self.resolver.owner_of(owner.user))
+            user = self.resolver.owner_of(owner.user)
+            self._budget.charge(user)
+            with self._budget as allowed:
+                proven = self.resolver.of_socket(owner.user, owner.cgroup) if allowed else None
+        return proven or Principal(user)
 
     def close(self) -> None:
         """Close the connection to the kernel; the next lookup opens another."""

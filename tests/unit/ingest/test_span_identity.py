@@ -12,6 +12,7 @@ from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.identity_verification import (
     CERTAIN_TTL,
     KEEP_AFTER_EXIT,
+    LONGEST_SEARCH,
     MAX_CHECKS,
     MAX_CLAIM_LENGTH,
     UNCERTAIN_TTL,
@@ -682,6 +683,19 @@ def test_searches_for_one_owner_leave_time_for_those_of_another(
         "neighbour": (host.kernel.over_unix(sidecar), ResourceClaim(pid=7)),
     }[way]
     assert host.whose(peer, claim) == app.consumer
+
+
+def test_search_among_many_descriptors_ends_and_is_repeated_later(host: Host) -> None:
+    peer = host.kernel.over_tcp(app := host.born(50))
+    for pid in range(100, 200):
+        host.born(pid)
+    host.kernel.holds_costs = SECOND // 10
+    start = host.clock.monotonic()
+    assert host.whose(peer) == UNKNOWN
+    assert host.clock.monotonic() - start < LONGEST_SEARCH + SECOND // 2
+    host.kernel.holds_costs = 0
+    host.clock.advance(60)
+    assert host.whose(peer) == app.consumer
 
 
 @pytest.mark.parametrize("other", OTHERS)

@@ -1,16 +1,21 @@
 """A cgroup's clock bounds the charges in it, and reveals unobserved work."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from wattspan.processes.cgroup_names import MAX_DEPTH
 from wattspan.processes.cgroups import (
+    MAX_OF_USER,
+    RETRY_EVERY,
     CgroupClocks,
     CgroupExcess,
     CgroupHierarchy,
     TotalCpuClock,
     find_hierarchy,
+    walk_cgroups,
 )
 
 
@@ -83,11 +88,57 @@ def test_path_outside_the_hierarchy_opens_no_file(tree: Tree) -> None:
     assert clocks.path_in("0::/a\n4:cpu,cpuacct:/c\n") == ("/a" if tree.unified else "/c")
 
 
+def test_path_deeper_than_any_manager_nests_counts_with_one_above(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    clocks.add("/a")
+    deep = "/a" + "/x" * 2000
+    path = clocks.path_in(f"0::{deep}\n4:cpuacct:{deep}\n")
+    assert path == "/a" + "/x" * (MAX_DEPTH - 1)
+    assert clocks.covering(path) == "/a"
+
+
+@pytest.mark.needs_root
+def test_cgroups_of_users_hide_none_of_root_and_of_another_user(tmp_path: Path) -> None:
+    shell = "/user.slice/user-0.slice/session-1.scope"
+    modest = "/user.slice/user-2000.slice/user@2000.service"
+    # Greedy users are created before and after them: a directory may be listed in either order.
+    for user in (1000, 1001, 1002, 1003, 0, 2000, 1004, 1005, 1006, 1007):
+        manager = tmp_path / f"user.slice/user-{user}.slice/user@{user}.service"
+        manager.mkdir(parents=True)
+        os.chown(manager, user, user)
+        for number in range(300 if user in range(1000, 1008) else 0):
+            (manager / f"{number}").mkdir()
+    (tmp_path / shell[1:]).mkdir()
+    (tmp_path / modest[1:] / "app.slice/one.scope").mkdir(parents=True)
+    found = {path for path, _ in walk_cgroups(str(tmp_path), 300)}
+    assert {shell, modest, f"{modest}/app.slice/one.scope"} <= found
+    assert len(found) <= 300
+
+
 def test_unreadable_cgroup_is_not_opened_again(tree: Tree) -> None:
     clocks = CgroupClocks(tree.hierarchy)
     assert clocks.wanted("/missing")
     assert not clocks.add("/missing")
     assert not clocks.wanted("/missing")
+
+
+@pytest.mark.needs_root
+def test_clocks_of_a_users_cgroups_leave_room_for_those_of_others(tree: Tree) -> None:
+    clocks = CgroupClocks(tree.hierarchy, lambda uid: uid % 1000)
+    many = [f"/a/{number}" for number in range(MAX_OF_USER + 1)]
+    for number, path in enumerate(many):
+        tree.set(path, 0)
+        for file in (tree.root / path[1:]).iterdir():
+            os.chown(file, 7 + number % 2 * 1000, 0)  # two ids of one user
+    assert [clocks.add(path) for path in many] == [True] * MAX_OF_USER + [False]
+    assert clocks.add("/c")
+    assert not clocks.wanted(many[-1])
+    tree.empty(many[0])
+    for _ in range(RETRY_EVERY):
+        clocks.read()
+    assert clocks.wanted(many[-1])
+    assert clocks.add(many[-1])
+    assert many[-1] in clocks.read()[0]
 
 
 def test_total_clock_is_the_sum_of_all_cgroups(tree: Tree) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from wattspan.model import Group, GroupKind
-from wattspan.processes.cgroup_names import container_ids, names_of
+from wattspan.processes.cgroup_names import MAX_DEPTH, container_ids, names_of
 from wattspan.util.text import MAX_LABEL, clean_label
 
 ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
@@ -148,3 +148,10 @@ def test_clean_text_is_unchanged() -> None:
 )
 def test_containers_of_a_process_are_whole_directories(text: str, expected: set[str]) -> None:
     assert container_ids(text) == expected
+
+
+def test_directory_deeper_than_any_manager_nests_names_nothing() -> None:
+    above = "/deep" * (MAX_DEPTH - 1)
+    named, deeper = f"0::{above}/docker-{ID}.scope", f"0::{above}/deep/docker-{ID}.scope"
+    assert (container_ids(named), names_of(named).container) == ({ID}, ID)
+    assert (container_ids(deeper), names_of(deeper).container) == (frozenset(), "")
