@@ -50,15 +50,17 @@ class CgroupDirectories:
         self._root = str(root)
         self._view = None if view is None else str(view)
         self._mounts: dict[str, str | None] = {}
+        self._parts: set[str] = set()  # mounts without the mark of the root of a hierarchy
         self._paths: dict[int, str] = {}
 
     def authors(self, controllers: str, parts: Sequence[str]) -> tuple[int, ...] | None:
         """The user who could name each directory of a path; None for a hidden hierarchy.
 
-        -1 for a directory that has been removed, or whose path is too long for the kernel.
+        -1 for a directory that has been removed, or whose path is too long for the kernel. Version
+        1 shows a container a part of a hierarchy, and the paths of the host: those are hidden.
         """
         mount = self._mount(controllers)
-        if mount is None:
+        if mount is None or (mount in self._parts and not _exists(f"{mount}/{parts[0]}")):
             return None
         found: list[int] = []
         path, author = mount, 0
@@ -136,7 +138,10 @@ class CgroupDirectories:
             return next((one for one in candidates if _exists(f"{one}/cgroup.controllers")), None)
         names = [controllers.removeprefix("name="), *controllers.split(",")]
         candidates = [f"{self._root}/{name}" for name in names]
-        return next((one for one in candidates if _exists(f"{one}/cgroup.procs")), None)
+        found = next((one for one in candidates if _exists(f"{one}/cgroup.procs")), None)
+        if found is not None and not _exists(f"{found}/cgroup.sane_behavior"):
+            self._parts.add(found)
+        return found
 
 
 def _exists(path: str) -> bool:

@@ -232,6 +232,19 @@ def test_hierarchy_that_is_not_mounted_has_no_authors(tmp_path: Path) -> None:
     assert directories.path_of(1) is None
 
 
+def test_version_1_hierarchy_of_a_container_hides_the_names_of_the_host(tmp_path: Path) -> None:
+    (tmp_path / "memory/own").mkdir(parents=True)
+    (tmp_path / "memory/cgroup.procs").touch()
+    text = f"4:memory:/docker/{VICTIM}\n"
+    groups, principal = PrincipalResolver(CgroupDirectories(tmp_path)).describe(text, ALICE)
+    assert Group(GroupKind.CONTAINER, VICTIM[:12]) in groups
+    assert principal == Principal(ALICE, VICTIM)
+    (tmp_path / "memory/cgroup.sane_behavior").touch()  # at the root of the hierarchy only
+    groups, principal = PrincipalResolver(CgroupDirectories(tmp_path)).describe(text, ALICE)
+    assert Group(GroupKind.CONTAINER, f"{ALICE}/{VICTIM[:12]}") in groups
+    assert principal == Principal(ALICE)
+
+
 def test_cgroup_of_a_socket_is_found_by_its_inode(tree: Path) -> None:
     directories = CgroupDirectories(tree)
     assert directories.path_of((tree / "a/b").stat().st_ino) == "/a/b"
