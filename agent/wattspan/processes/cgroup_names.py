@@ -267,6 +267,10 @@ def _merged(found: list[_PathNames], bare: str) -> CgroupNames:
         groups.update({kind: name for kind, name in one.proven.items() if kind not in groups})
     for one in found:
         groups.update({kind: name for kind, name in one.claims.items() if kind not in groups})
+        # A hierarchy that the inner runtime does not use shows the outer container alone.
+        inner, outer = one.claims.get(GroupKind.CONTAINER, ""), groups.get(GroupKind.CONTAINER)
+        if inner.startswith(f"{outer}/"):
+            groups[GroupKind.CONTAINER] = inner
     if not groups and bare.strip("/"):
         groups[GroupKind.CGROUP] = _label(bare)
     return CgroupNames(
