@@ -36,6 +36,8 @@ class Guest(NamedTuple):
 
 _HEX = r"[0-9a-f]{64}"
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_BUILD = r"[0-9a-z]{25}"  # a step of a build of BuildKit
+_HANDLE = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){4}(?:[0-9a-f]{8})?"  # Concourse and Cloud Foundry
 _SEGMENT = r"[^/]+"
 
 _Patterns = Mapping[int, re.Pattern[str]]
@@ -55,8 +57,8 @@ def _patterns(*patterns: str) -> _Patterns:
 _SCOPE = rf"(?!(?:[\w.]+-)*conmon-)(?!kata_)[\w.]+(?:-[\w.]+)*-({_HEX})(?:\.scope)?"
 _CONTAINERS = _patterns(
     _SCOPE,
-    # cri-containerd:<namespace>:<id> as some managers write it; <pod slice>:cri-containerd:<id>
-    rf"[^/]*:[^/:]+:({_HEX})",
+    # cri-containerd:<namespace>:<id> as some managers write it; <slice>:cri-containerd:<id>
+    rf"[^/]*:[^/:]+:({_HEX}|{_BUILD})",
     rf"({_HEX})",  # cgroupfs drivers: the bare id
     rf"lxc\.(?:payload|monitor)\.({_SEGMENT})",
     rf"systemd-nspawn@({_SEGMENT})\.service",
@@ -65,7 +67,10 @@ _CONTAINERS = _patterns(
     rf"machine(?:-{_SEGMENT})?\.slice/machine-(?:lxc-[0-9]+-)?({_SEGMENT})\.scope",
     # nspawn with --slice=
     rf"(?!machine[-.]){_SEGMENT}\.slice/machine-({_SEGMENT})\.scope/(?:payload|supervisor)",
-    r"buildkit/([0-9a-z]{25})",
+    rf"buildkit/({_BUILD})",
+    rf"mesos/({_UUID})",
+    rf"garden/({_HANDLE})",
+    rf"garden/(?:good|bad)/({_HANDLE})",
     rf"ecs/{_SEGMENT}/([0-9a-f]{{32}}-[0-9]{{1,20}})",  # a task of Amazon ECS
 )
 _VMS = _patterns(
@@ -270,6 +275,10 @@ def _merged(found: list[_PathNames], bare: str) -> CgroupNames:
         groups.update({kind: name for kind, name in one.proven.items() if kind not in groups})
     for one in found:
         groups.update({kind: name for kind, name in one.claims.items() if kind not in groups})
+        # A hierarchy that the inner runtime does not use shows the outer container alone.
+        inner, outer = one.claims.get(GroupKind.CONTAINER, ""), groups.get(GroupKind.CONTAINER)
+        if inner.startswith(f"{outer}/"):
+            groups[GroupKind.CONTAINER] = inner
     if not groups and bare.strip("/"):
         groups[GroupKind.CGROUP] = _label(bare)
     return CgroupNames(

@@ -257,12 +257,16 @@ class LifecycleTracker:
     ) -> None:
         """Describe a process if its description changed; its earlier charges are not affected.
 
-        ``stat`` is the one of this moment, if it is known.
+        ``stat`` is the one of this moment, if it is known. An ended process keeps its description:
+        procfs shows its arguments no more, and not always its cgroups.
         """
         pid = row.consumer.pid
         stat = stat or self._processes.stat(pid)
         if stat is not None and stat.started == row.consumer.started:
-            row.cgroup_text = self._processes.cgroup(pid) or row.cgroup_text
+            if stat.exiting and row.info is not None:
+                return
+            text = self._processes.cgroup(pid) or row.cgroup_text
+            row.cgroup_text = text or self._text_of(update, stat.parent)
             known = row.info.command if row.info and row.command == stat.comm else None
             row.command, row.parent = stat.comm, stat.parent
             info = self._directory.describe_running(stat, row.cgroup_text, known)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from posixpath import normpath
+from time import monotonic  # noqa: TID251 - an age on this host
 from typing import NamedTuple
 
 from wattspan.model import Group, GroupKind
@@ -27,7 +29,7 @@ from wattspan.processes.cgroup_names import (
 from wattspan.processes.cgroups import walk_cgroups
 from wattspan.processes.procfs import ProcFs
 from wattspan.util.text import MAX_USER, clean_label
-from wattspan.util.unix_sockets import user_name
+from wattspan.util.unix_sockets import LOOK_UP_AGAIN, user_name
 
 OVERFLOW_UID = 65534
 """The kernel's number for every user without one in this user namespace."""
@@ -50,15 +52,17 @@ class CgroupDirectories:
         self._root = str(root)
         self._view = None if view is None else str(view)
         self._mounts: dict[str, str | None] = {}
+        self._parts: set[str] = set()  # mounts without the mark of the root of a hierarchy
         self._paths: dict[int, str] = {}
 
     def authors(self, controllers: str, parts: Sequence[str]) -> tuple[int, ...] | None:
         """The user who could name each directory of a path; None for a hidden hierarchy.
 
-        -1 for a directory that has been removed, or whose path is too long for the kernel.
+        -1 for a directory that has been removed, or whose path is too long for the kernel. Version
+        1 shows a container a part of a hierarchy, and the paths of the host: those are hidden.
         """
         mount = self._mount(controllers)
-        if mount is None:
+        if mount is None or (mount in self._parts and not _exists(f"{mount}/{parts[0]}")):
             return None
         found: list[int] = []
         path, author = mount, 0
@@ -136,7 +140,10 @@ class CgroupDirectories:
             return next((one for one in candidates if _exists(f"{one}/cgroup.controllers")), None)
         names = [controllers.removeprefix("name="), *controllers.split(",")]
         candidates = [f"{self._root}/{name}" for name in names]
-        return next((one for one in candidates if _exists(f"{one}/cgroup.procs")), None)
+        found = next((one for one in candidates if _exists(f"{one}/cgroup.procs")), None)
+        if found is not None and not _exists(f"{found}/cgroup.sane_behavior"):
+            self._parts.add(found)
+        return found
 
 
 def _exists(path: str) -> bool:
@@ -156,11 +163,33 @@ class _Range(NamedTuple):
     owner: int
 
 
-class SubordinateUsers:
-    """The owners of subordinate user ids, from ``/etc/subuid``."""
+def _uid_of(name: str) -> int:
+    """The uid of a user, given by name or number; KeyError for an unknown name."""
+    import pwd
 
-    def __init__(self, file: Path = Path("/etc/subuid")) -> None:
-        self._file = file
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        if name.isdecimal() and len(name) < 11:
+            return int(name)
+        raise KeyError(name) from None
+
+
+class SubordinateUsers:
+    """The owners of subordinate user ids, from ``/etc/subuid``.
+
+    ``uid_of`` raises KeyError for an unknown name: its line is read again after a minute.
+    """
+
+    def __init__(
+        self,
+        file: Path = Path("/etc/subuid"),
+        uid_of: Callable[[str], int] = _uid_of,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        self._file, self._uid_of, self._now = file, uid_of, now
+        self._again = inf
+        self._owners: dict[str, int] = {}  # by name, as the file has them now
         self._stamp: tuple[int, int] | None = None
         self._ranges: tuple[_Range, ...] = ()
 
@@ -182,31 +211,30 @@ class SubordinateUsers:
         try:
             found = self._file.stat()
             stamp = (found.st_mtime_ns, found.st_ino)
-            if stamp == self._stamp:
+            if stamp == self._stamp and self._now() < self._again:
                 return
             text = self._file.read_text("utf-8", "replace")
         except OSError:
             self._stamp, self._ranges = None, ()
             return
-        self._stamp = stamp
-        self._ranges = tuple(filter(None, map(_range, text.splitlines())))
+        if stamp != self._stamp:
+            self._owners.clear()
+        self._stamp, self._again, ranges = stamp, inf, list[_Range]()
+        for line in text.splitlines():
+            try:
+                ranges += self._range(line)
+            except KeyError:
+                self._again = self._now() + LOOK_UP_AGAIN
+        self._ranges = tuple(ranges)
 
-
-def _range(line: str) -> _Range | None:
-    """A line of ``/etc/subuid``: the owner's name or number, the first subuid and their number."""
-    import pwd
-
-    name, _, numbers = line.partition(":")
-    first, _, count = numbers.partition(":")
-    if not (first.isdecimal() and count.isdecimal() and len(first) < 11 and len(count) < 11):
-        return None
-    try:
-        owner = pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):
-        if not name.isdecimal() or len(name) > 10:
-            return None
-        owner = int(name)
-    return _Range(int(first), int(count), owner)
+    def _range(self, line: str) -> Iterator[_Range]:
+        """A line: the owner's name or number, the first subuid and their number. KeyError."""
+        name, _, numbers = line.partition(":")
+        first, _, count = numbers.partition(":")
+        if all(one.isdecimal() and len(one) < 11 for one in (first, count)):
+            if name not in self._owners:
+                self._owners[name] = self._uid_of(name)
+            yield _Range(int(first), int(count), self._owners[name])
 
 
 class PrincipalResolver:

@@ -64,6 +64,8 @@ _INITIAL_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 _SYS_PTRACE = 19
 _CAPABILITIES = re.compile(rb"^CapEff:\s*([0-9a-fA-F]{1,32})$", re.MULTILINE)
 _GROUPS = re.compile(rb"^(?:Gid|Groups):(.*)$", re.MULTILINE)
+_AT_ROOTS = re.compile(r"(?:[1-9][0-9]*:[^:\n]*:/\n)+(?:0::.*\n)?")
+_DELETED = " (deleted)\n"
 
 
 def _mount_options(mountinfo: bytes, root: str) -> dict[str, str]:
@@ -153,9 +155,19 @@ class ProcFs:
         return Consumer(pid, stat.started) if stat is not None else None
 
     def cgroup(self, pid: int) -> str | None:
-        """The text of ``/proc/PID/cgroup``."""
+        """The text of ``/proc/PID/cgroup``.
+
+        The kernel shows an ended process at the roots of version 1 hierarchies, wherever it was:
+        None. In the unified one it marks a removed directory: its name without the mark.
+        """
         raw = self._read(f"{pid}/cgroup")
-        return None if raw is None else raw.decode("utf-8", "replace")
+        text = None if raw is None else raw.decode("utf-8", "replace")
+        if text is None or not (_AT_ROOTS.fullmatch(text) or text.endswith(_DELETED)):
+            return text
+        stat = self.stat(pid)
+        if stat is None or stat.exiting:
+            return text.removesuffix(_DELETED) + "\n" if stat and text[0] == "0" else None
+        return text
 
     def command_line(self, pid: int) -> bytes | None:
         """The first 16 KiB of ``/proc/PID/cmdline``. It may contain secrets."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -44,15 +44,43 @@ def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
     return frozenset(uids), tuple(unknown)
 
 
-@functools.lru_cache(maxsize=1024)
-def user_name(user_id: int) -> str:
-    """The name of a user; the number without one."""
+LOOK_UP_AGAIN = 60.0  # seconds; LDAP, for example, may not have answered
+_MAX_NAMES = 1024
+
+
+def remembered_names(
+    lookup: Callable[[int], str], now: Callable[[], float] = monotonic
+) -> Callable[[int], str]:
+    """A function from a user to the name, or to the number while there is none.
+
+    ``lookup`` raises KeyError for a user without a name, who is looked up again after a minute.
+    """
+    known: dict[int, tuple[str, float]] = {}
+
+    def name_of(user_id: int) -> str:
+        name, until = known.get(user_id, ("", 0.0))
+        if name and now() < until:
+            return name
+        try:
+            name, until = lookup(user_id), inf
+        except (KeyError, OverflowError):
+            name, until = str(user_id), now() + LOOK_UP_AGAIN
+        if len(known) >= _MAX_NAMES:
+            known.clear()
+        known[user_id] = name, until
+        return name
+
+    return name_of
+
+
+def _listed_name(user_id: int) -> str:
     import pwd  # absent on some systems of applications that import this package
 
-    try:
-        return pwd.getpwuid(user_id).pw_name
-    except (KeyError, OverflowError):
-        return str(user_id)
+    return pwd.getpwuid(user_id).pw_name
+
+
+user_name = remembered_names(_listed_name)
+"""The name of a user; the number without one."""
 
 
 class _DeadlineSocket(socket.socket):

@@ -112,3 +112,16 @@ def test_group_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     threaded = tree.root / "system.slice" / "threaded"
     (threaded / "cgroup.procs").mkdir(parents=True)
     assert tree.refusal() is None
+
+
+def test_peer_that_has_ended_proves_nothing(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, unified=False)
+    (tree.proc / str(PID)).mkdir(parents=True)
+    (tree.proc / str(PID) / "cgroup").write_text("9:memory:/\n4:pids:/\n1:name=systemd:/\n")
+    ended = f"{PID} (sh) Z 1 1 1 0 -1 4194564 0 0 0 0 0 0 0 0 20 0 1 0 42 0 0\n"
+    (tree.proc / str(PID) / "stat").write_text(ended)
+    refusal = tree.refusal()
+    assert refusal is not None
+    assert "it may be a container's" in refusal
+    (tree.proc / str(PID) / "stat").write_text(ended.replace("4194564", "4194560"))
+    assert tree.refusal() is None

@@ -61,6 +61,25 @@ def test_process_whose_main_thread_has_ended_runs(tmp_path: Path) -> None:
     assert running.identify(42) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "ended"),
+    [
+        ("9:cpuacct:/\n1:name=systemd:/\n", None),
+        ("9:cpuacct:/\n0::/system.slice/containerd.service\n", None),
+        ("0::/system.slice/a.service (deleted)\n", "0::/system.slice/a.service\n"),
+        ("0::/\n", "0::/\n"),
+    ],
+)
+def test_ended_process_has_no_cgroup_that_it_was_not_in(
+    tmp_path: Path, text: str, ended: str | None
+) -> None:
+    procfs = host(tmp_path)
+    (tmp_path / "42/cgroup").write_text(text)
+    assert procfs.cgroup(42) == text
+    (tmp_path / "42/stat").write_bytes((LINE % b"cat").replace(b"4194560", b"4194564"))
+    assert procfs.cgroup(42) == ended
+
+
 @pytest.mark.parametrize("raw", [b"", b"42", b"42 (cat", b"42 (cat) S 1 2", b"x (y) " + b"z " * 30])
 def test_invalid_stat_line_is_rejected(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"stat|literal"):

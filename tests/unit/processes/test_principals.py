@@ -14,6 +14,7 @@ from wattspan.processes.principals import (
     SubordinateUsers,
     owner_label,
 )
+from wattspan.util.unix_sockets import LOOK_UP_AGAIN, remembered_names
 
 ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"
 VICTIM = "b" * 64
@@ -232,6 +233,19 @@ def test_hierarchy_that_is_not_mounted_has_no_authors(tmp_path: Path) -> None:
     assert directories.path_of(1) is None
 
 
+def test_version_1_hierarchy_of_a_container_hides_the_names_of_the_host(tmp_path: Path) -> None:
+    (tmp_path / "memory/own").mkdir(parents=True)
+    (tmp_path / "memory/cgroup.procs").touch()
+    text = f"4:memory:/docker/{VICTIM}\n"
+    groups, principal = PrincipalResolver(CgroupDirectories(tmp_path)).describe(text, ALICE)
+    assert Group(GroupKind.CONTAINER, VICTIM[:12]) in groups
+    assert principal == Principal(ALICE, VICTIM)
+    (tmp_path / "memory/cgroup.sane_behavior").touch()  # at the root of the hierarchy only
+    groups, principal = PrincipalResolver(CgroupDirectories(tmp_path)).describe(text, ALICE)
+    assert Group(GroupKind.CONTAINER, f"{ALICE}/{VICTIM[:12]}") in groups
+    assert principal == Principal(ALICE)
+
+
 def test_cgroup_of_a_socket_is_found_by_its_inode(tree: Path) -> None:
     directories = CgroupDirectories(tree)
     assert directories.path_of((tree / "a/b").stat().st_ino) == "/a/b"
@@ -309,3 +323,54 @@ def test_other_hierarchies_are_not_relative_to_the_view(node: Path) -> None:
     directories = CgroupDirectories(node, node / "system.slice")
     found = directories.absolute("1:cpu:/a\n0::/k.service\n")
     assert found == "0::/system.slice/k.service\n1:cpu:/a\n"
+
+
+# ------------------------------------------------------- directories of users that answer late
+
+
+class LateDirectory:
+    """A directory of users, such as LDAP, that answers from a time on, or until one."""
+
+    def __init__(self) -> None:
+        self.answers, self.time, self.asked = False, 0.0, 0
+
+    def uid_of(self, name: str) -> int:
+        self.asked += 1
+        if not self.answers:
+            raise KeyError(name)
+        return {"alice": ALICE, "bob": BOB}[name]
+
+    def name_of(self, uid: int) -> str:
+        self.asked += 1
+        if not self.answers:
+            raise KeyError(uid)
+        return {ALICE: "alice", BOB: "bob"}[uid]
+
+    def now(self) -> float:
+        return self.time
+
+
+def test_user_without_a_name_is_looked_up_again() -> None:
+    directory = LateDirectory()
+    name_of = remembered_names(directory.name_of, directory.now)
+    assert [name_of(ALICE), name_of(ALICE)] == [str(ALICE)] * 2
+    assert directory.asked == 1
+    directory.answers, directory.time = True, LOOK_UP_AGAIN
+    assert name_of(ALICE) == "alice"
+    directory.answers, directory.time = False, 10 * LOOK_UP_AGAIN
+    assert name_of(ALICE) == "alice"
+    assert directory.asked == 2
+
+
+def test_owner_of_subuids_who_was_unknown_is_looked_up_again(tmp_path: Path) -> None:
+    file, directory = tmp_path / "subuid", LateDirectory()
+    file.write_text("alice:500000:65536\ngone:600000:65536\n")
+    users = SubordinateUsers(file, directory.uid_of, directory.now)
+    assert users.owner_of(500_000) == 500_000
+    directory.answers = True
+    assert users.owner_of(500_000) == 500_000
+    assert directory.asked == 2
+    directory.time = LOOK_UP_AGAIN
+    assert users.owner_of(500_000) == ALICE
+    directory.answers, directory.time = False, 10 * LOOK_UP_AGAIN
+    assert users.owner_of(500_000) == ALICE

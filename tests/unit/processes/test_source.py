@@ -413,3 +413,26 @@ def test_pid_of_a_zombie_is_tracked_when_it_is_used_again() -> None:
     assert second.pid == first.pid
     kernel.run(second, 2 * MS)
     assert spent(tick(kernel, source)) == {second.consumer: 2 * MS}
+
+
+def test_ended_process_keeps_its_groups() -> None:
+    kernel, source = polled()
+    life = kernel.spawn(cgroup="5:cpuacct:/slurm/uid_1/job_7/step_0\n")
+    kernel.run(life, MS)
+    (info,) = tick(kernel, source).infos
+    assert info.group == "7"
+    kernel.exit(life, reap=False)
+    life.cgroup = "5:cpuacct:/\n"  # as Linux shows it from now on
+    kernel.clock.advance(1.0)
+    assert source.poll().infos == ()
+
+
+def test_process_found_after_its_end_has_the_groups_of_its_parent() -> None:
+    kernel, source = polled()
+    parent = kernel.spawn(cgroup="5:cpuacct:/slurm/uid_1/job_7/step_0\n")
+    tick(kernel, source)
+    life = kernel.spawn(parent.pid, cgroup="")
+    kernel.run(life, 20 * MS)
+    kernel.exit(life, reap=False)
+    (info,) = tick(kernel, source).infos
+    assert (info.payer, info.group) == (life.consumer, "7")
