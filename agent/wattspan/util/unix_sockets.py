@@ -44,7 +44,9 @@ def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
     return frozenset(uids), tuple(unknown)
 
 
-LOOK_UP_AGAIN = 60.0  # seconds; LDAP, for example, may not have answered
+LOOK_UP_AGAIN, SHARE_OF_LOOKUPS = 60.0, 1 / 100
+"""Seconds after which a name is looked up again, because LDAP, for example, may not have answered;
+and the largest share of the time for that, because it may answer slowly."""
 _MAX_NAMES = 1024
 
 
@@ -61,10 +63,12 @@ def remembered_names(
         name, until = known.get(user_id, ("", 0.0))
         if name and now() < until:
             return name
+        began = now()
         try:
             name, until = lookup(user_id), inf
         except (KeyError, OverflowError):
-            name, until = str(user_id), now() + LOOK_UP_AGAIN
+            pause = max(LOOK_UP_AGAIN, (now() - began) / SHARE_OF_LOOKUPS)
+            name, until = str(user_id), now() + pause
         if len(known) >= _MAX_NAMES:
             known.clear()
         known[user_id] = name, until
