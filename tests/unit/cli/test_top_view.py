@@ -71,6 +71,9 @@ def test_first_line_ends_with_the_cost() -> None:
     assert last(Footprint(partly)) == "≥ 0.0100 EUR"
     assert last(Footprint(replace(partly, total=0))) == "- EUR"
     assert last(Footprint(cost, carbon), gaps=True) == "≥ 0.0100 EUR", "energy is missing"
+    nothing = Footprint(RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 0))
+    bare = replace(busy_host(), domains=(), footprint=nothing)
+    assert drawn(bare)[0].endswith("- EUR"), "the energy is unknown"
 
 
 def test_json_has_cost_and_carbon() -> None:

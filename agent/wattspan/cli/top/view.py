@@ -216,7 +216,7 @@ def _footprint_text(rated: RateEntry | None, energy: Certainty) -> str:
     """The amount so far; a lower bound if the rate or the energy of a part is unknown."""
     if rated is None:
         return ""
-    partial = bool(rated.unknown_joules) or energy is Certainty.LOWER_BOUND
+    partial = bool(rated.unknown_joules) or energy is not Certainty.KNOWN
     return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 
