@@ -130,6 +130,9 @@ def test_bounded_energy_and_power_of_rows_are_marked() -> None:
     ]  # fmt: skip
     for name in ("tritonserver", "chat gpt-oss", "containerd.service"):
         assert "≥" not in " ".join(cells(marked, name))
+    withheld = replace(step, bounded=bounded, energy={HwType.GPU: Microjoules(0)})
+    marked = replace(snapshot, spans=replace(snapshot.spans, rows=(withheld,)))
+    assert cells(marked, "train_step").count("-") == 3, "a lower bound of 0 is unknown"
 
 
 def test_domain_without_readings_says_so_and_has_no_energy() -> None:

@@ -215,7 +215,12 @@ def _joules_cell(joules: float | None) -> str:
 
 def _bounded_joules(row: EnergyEntry) -> str:
     """The energy of a row for a column, marked if it is a lower bound."""
-    return at_least(_joules_cell(_joules(row)), bounded=bool(row.bounded))
+    return _least(_joules_cell(_joules(row)), _joules(row), bounded=bool(row.bounded))
+
+
+def _least(text: str, joules: float, *, bounded: bool) -> str:
+    """``text`` of an energy, marked if that is a lower bound; a dash for a lower bound of 0."""
+    return at_least(text if joules or not bounded else formatting.UNKNOWN, bounded=bounded)
 
 
 def one_line(line: Text, options: ViewOptions) -> Text:
@@ -464,12 +469,14 @@ def _service(document: SnapshotDocument, row: SpanEntry | InferenceEntry) -> Tex
 
 
 def _joules_of(kind: HwType, row: SpanEntry) -> str:
-    known = _joules_cell(row.energy_joules[kind]) if kind in row.energy_joules else ""
-    return at_least(known, bounded=kind in row.bounded)
+    if (joules := row.energy_joules.get(kind)) is None:
+        return ""
+    return _least(_joules_cell(joules), joules, bounded=kind in row.bounded)
 
 
 def _joules_each(row: SpanEntry, parts: int) -> str:
-    return at_least(energy_each(_joules(row) * 1e6, parts), bounded=bool(row.bounded))
+    joules = _joules(row)
+    return _least(energy_each(joules * 1e6, parts), joules, bounded=bool(row.bounded))
 
 
 def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:

@@ -25,7 +25,7 @@ function facts(data, now, hour) {
   }];
   if (hour) {
     shown.push({
-      name: "Energy", value: figures.lowerBound(figures.joules(hour.joules), hour.bounded),
+      name: "Energy", value: figures.leastJoules(hour.joules, hour.bounded),
       note: `in ${figures.duration(hour.seconds)}, ${figures.lowerBound(figures.flowWatts(hour), hour.bounded && hour.watts !== null)} on average`,
     });
   }

@@ -107,11 +107,11 @@ function gaps(device) {
 export function spansTable(parent) {
   return new Table(parent, "Spans by energy", [
     { title: "Span", draw: spanName },
-    { title: "Energy", number: true, text: (s) => figures.lowerBound(figures.joules(s.joules), s.bounded) },
+    { title: "Energy", number: true, text: (s) => figures.leastJoules(s.joules, s.bounded) },
     { title: "Calls", number: true, text: (s) => figures.count(s.calls) },
     { title: "Static", number: true, draw: staticPart },
-    { title: "Per call", number: true, text: (s) => figures.lowerBound(figures.joules(each(s.joules, s.calls)), s.bounded) },
-    { title: "Per token", number: true, text: (s) => figures.lowerBound(figures.joules(each(s.joules, s.output_tokens)), s.bounded) },
+    { title: "Per call", number: true, text: (s) => figures.leastJoules(each(s.joules, s.calls), s.bounded) },
+    { title: "Per token", number: true, text: (s) => figures.leastJoules(each(s.joules, s.output_tokens), s.bounded) },
     { title: "Time a call", number: true, text: (s) => figures.seconds(each(s.seconds, s.calls)) },
     { title: "Trace", draw: trace },
   ], (s) => `${s.service}\u0000${s.name}`,
