@@ -137,7 +137,7 @@ def test_unknown_energy_is_no_number_in_any_format(alone: bool) -> None:
     domains = (board,) if alone else (package, board)
     step = SpanUsage({} if alone else {HwType.CPU: 90_000_000}, 10, 10**10, 5, 5)
     spans = {SpanName(UsageRole.NAMED, "train", "step"): step}
-    cost = Weighting(COST, "EUR", lambda _start, _end: (), steady=True)
+    cost = Weighting(COST, "EUR", lambda _start, _end: iter(()), steady=True)
     extract = HistoryExtract(0, 60, (60,), domains, {}, spans, (cost,))
     breakdown = break_down(extract, (SPAN,))
     table = [line.split() for line in report_lines(Path("s"), SPAN, extract, breakdown, "J")]

@@ -127,7 +127,8 @@ def _energy_of(hw_type: HwType, unit: str, line: BreakdownLine) -> str:
     return _bounded(line.energy.get(hw_type, 0), line.certainty.get(hw_type, Certainty.KNOWN), unit)
 
 
-_total = attrgetter("total", "total_certainty")
+def _total(line: BreakdownLine) -> tuple[int, Certainty]:
+    return line.total, line.total_certainty
 
 
 def _total_of(unit: str, line: BreakdownLine) -> str:
