@@ -383,6 +383,9 @@ def test_idle_energy_is_shown_or_noted_as_unknown() -> None:
     known = tuple(device._replace(idle=2.0) for device in told.devices)
     rows = [line.split() for line in shown(a_run(told._replace(devices=known))).splitlines()]
     assert ["of", "these", "idle", "4.00", "J"] in rows
+    lost = told.devices[1]._replace(joules=None, coverage=0.0)
+    rows = [x.split() for x in shown(a_run(told._replace(devices=(known[0], lost)))).splitlines()]
+    assert ["of", "these", "idle", "≥", "2.00", "J"] in rows
     half = (known[0], told.devices[1])
     table = shown(a_run(told._replace(devices=half)))
     assert "of these idle" not in table

@@ -288,7 +288,9 @@ def _rows(result: MeasurementResult) -> Iterator[_Row]:
         yield _row(result, f"{part.kind} {part.name}", _DEVICES, key, part.provenance)
     yield _row(result, "together", _HOST, TOTAL)
     if result.idle is not None:
-        yield "  of these idle", formatting.joules_text(result.idle), "", "", "", ""
+        bounded = result.bounded(_DEVICES, TOTAL)
+        idle = formatting.at_least(formatting.joules_text(result.idle), bounded=bounded)
+        yield "  of these idle", idle, "", "", "", ""
 
 
 def _row(result: MeasurementResult, name: str, of: _Of, key: str, how: str = "") -> _Row:
