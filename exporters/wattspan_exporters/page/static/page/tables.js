@@ -136,7 +136,7 @@ export function modelsTable(parent) {
     { title: "Per request", number: true, text: (m) => figures.joules(each(gpuJoules(m), requests(m))) },
     { title: "Per input token", number: true, text: (m) => figures.joules(each(m.gpu_joules.input, m.tokens.input)) },
     { title: "Per output token", number: true, text: (m) => figures.joules(each(m.gpu_joules.output, m.tokens.output)) },
-    { title: "By learned energy", number: true, text: (m) => figures.share(m.requests.model ?? null, requests(m)) },
+    { title: "By learned energy", number: true, text: (m) => figures.share(gpuJoules(m) === null ? null : m.requests.model ?? 0, requests(m)) },
   ], (m) => `${m.service}\u0000${m.model}`, "No request has its energy yet.");
 }
 
