@@ -611,10 +611,12 @@ def test_language_models_have_joules_per_token(browser: Browser) -> None:
         "tokens": {"input": 2000, "output": 400},
         "requests": {"model": 9, "tokens": 1},
     }
-    told["snapshot"]["spans"] = {"inference": [model]}
+    client = {"service": "shop", "model": "llama", "role": "client", "requests": 357, "tokens": {}}
+    theirs = {**model, "owner": "eve"}
+    told["snapshot"]["spans"] = {"inference": [model, theirs], "unmetered": [client]}
     with PageServer(told) as server, opened(browser, server.url) as tab:
         cells = tab.texts("#models tbody td, #models tbody th")
-    assert cells == [
+    figures = [
         "<b>llama</b> vllm",
         "10",
         "900\u00a0J",
@@ -623,6 +625,9 @@ def test_language_models_have_joules_per_token(browser: Browser) -> None:
         "2.00\u00a0J",
         "90\u00a0%",
     ]
+    assert cells[:7] == figures
+    assert cells[7:14] == ["<b>llama</b> vllm@eve", *figures[1:]]
+    assert cells[14:] == ["llama (client) shop", "357", *["–"] * 5]
 
 
 def test_hidden_page_sends_no_requests(browser: Browser) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from wattspan.model import Snapshot, SourceHealth, Trouble
+from wattspan.model import Certainty, RatedEnergy, Snapshot, SourceHealth, Trouble
 from wattspan_exporters.catalogue.definition import (
     Instrument,
     Metric,
@@ -109,13 +109,19 @@ AGENT = (
 # ----------------------------------------------- cost and carbon: rates and totals in billionths
 
 
+def _known(rated: RatedEnergy | None, snapshot: Snapshot) -> RatedEnergy | None:
+    """None while the energy of every device is unknown, and with it the amount."""
+    unknown = rated is not None and snapshot.host_energy[1] is Certainty.UNKNOWN
+    return None if rated is None or (unknown and not rated.total) else rated
+
+
 def cost(snapshot: Snapshot) -> Iterator[Sample]:
-    if (rated := snapshot.footprint.cost) is not None:
+    if (rated := _known(snapshot.footprint.cost, snapshot)) is not None:
         yield (rated.unit, rated.origin, worst_provenance(snapshot.summed) or ""), rated.total
 
 
 def carbon(snapshot: Snapshot) -> Iterator[Sample]:
-    if (rated := snapshot.footprint.carbon) is not None:
+    if (rated := _known(snapshot.footprint.carbon, snapshot)) is not None:
         yield (rated.origin, worst_provenance(snapshot.summed) or ""), rated.total
 
 

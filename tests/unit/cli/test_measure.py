@@ -227,6 +227,28 @@ def test_figures_before_the_loss_of_the_agent_are_shown() -> None:
     assert "≥ 3.00 J" in text
     assert "≥ 3.00 J" not in shown(a_run(spent(3.0, gpu=1.0)))
     assert "No wattspan agent answers." in text
+    facts = one.plain()
+    assert facts["command"]["certainty"] == {"cpu": "lower_bound"}
+    assert {device["certainty"] for device in facts["devices"]} == {"lower_bound"}
+    whole = a_run(spent(3.0, gpu=1.0)).plain()
+    assert whole["command"]["certainty"] == {"cpu": "known"}
+    assert {device["certainty"] for device in whole["devices"]} == {"known"}
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_device_that_a_restarted_agent_does_not_list_bounds_its_figures(later: bool) -> None:
+    both = spent(2.0, gpu=5.0)
+    energy = Energy({"cpu": 2.0, "gpu": 5.0}, {}, 1.0)
+    both = both._replace(joules=energy, host=energy)
+    alone = Energy({"cpu": 2.0}, {}, 1.0)
+    without = both._replace(
+        joules=alone, host=alone, devices=both.devices[:1], provenance={"cpu": "measured"}
+    )
+    run = a_run(both, without) if later else a_run(without, both)
+    for sums in (run.command, run.host):
+        assert sums.plain()["certainty"] == {"cpu": "known", "gpu": "lower_bound"}
+    assert run.devices.certainty("GPU-0") == "lower_bound"
+    assert run.devices.certainty("package-0") == "known"
 
 
 def test_signal_before_the_start_reaches_the_command() -> None:
@@ -351,6 +373,9 @@ def test_sum_with_a_period_of_unknown_energy_is_a_lower_bound(first: bool) -> No
     for period in periods if first else reversed(periods):
         whole.include(period, 10.0)
     assert whole.plain()["certainty"] == {"cpu": "known", "gpu": "lower_bound"}
+    never = EnergySum()
+    never.include(periods[0], 10.0)
+    assert never.plain()["certainty"] == {"cpu": "known", "gpu": "unknown"}
 
 
 def test_idle_energy_is_shown_or_noted_as_unknown() -> None:
@@ -358,6 +383,9 @@ def test_idle_energy_is_shown_or_noted_as_unknown() -> None:
     known = tuple(device._replace(idle=2.0) for device in told.devices)
     rows = [line.split() for line in shown(a_run(told._replace(devices=known))).splitlines()]
     assert ["of", "these", "idle", "4.00", "J"] in rows
+    lost = told.devices[1]._replace(joules=None, coverage=0.0)
+    rows = [x.split() for x in shown(a_run(told._replace(devices=(known[0], lost)))).splitlines()]
+    assert ["of", "these", "idle", "≥", "2.00", "J"] in rows
     half = (known[0], told.devices[1])
     table = shown(a_run(told._replace(devices=half)))
     assert "of these idle" not in table

@@ -13,12 +13,13 @@ from click.testing import CliRunner
 from wattspan.cli import cli
 from wattspan.cli.formatting import UNKNOWN
 from wattspan.cli.report import choose_format
-from wattspan.cli.report.export import report_facts, report_rows
+from wattspan.cli.report.export import csv_bytes, report_facts, report_rows
 from wattspan.cli.report.table import report_lines
 from wattspan.model import GapReason, HwType, Microjoules, Provenance, StaticBasis, StaticSplit
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanUsage, UsageRole
 from wattspan.storage.query import DomainTotal, HistoryExtract
+from wattspan.storage.rates import COST, Weighting
 
 
 def by_name(name: str, form: str | None = None) -> str:
@@ -120,6 +121,45 @@ def test_domain_without_any_energy_is_a_dash_and_bounds_the_total() -> None:
     by_process = list(report_lines(Path("s"), "process", extract, break_down(extract, ()), "J"))
     total = next(line.split() for line in by_process if line.startswith("total"))
     assert total[1:3] == ["90.00", "-"]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_unknown_energy_is_no_number_in_any_format(alone: bool) -> None:
+    """The board never gives a reading; a span ran on it."""
+    package = DomainTotal(
+        "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {}, 90_000_000,
+        90_000_000, 0, 0, 0,
+    )  # fmt: skip
+    board = DomainTotal(
+        "vgpu", HwType.GPU, "vGPU", Provenance.MEASURED, "nvml", True, True,
+        {GapReason.ABSENT: 60 * 10**9}, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    domains = (board,) if alone else (package, board)
+    step = SpanUsage({} if alone else {HwType.CPU: 90_000_000}, 10, 10**10, 5, 5)
+    spans = {SpanName(UsageRole.NAMED, "train", "step"): step}
+    cost = Weighting(COST, "EUR", lambda _start, _end: iter(()), steady=True)
+    extract = HistoryExtract(0, 60, (60,), domains, {}, spans, (cost,))
+    breakdown = break_down(extract, (SPAN,))
+    table = [line.split() for line in report_lines(Path("s"), SPAN, extract, breakdown, "J")]
+    facts = report_facts(Path("s"), SPAN, extract, breakdown)
+    row, *_ = report_rows(SPAN, extract, breakdown)
+    *_, total = report_rows("process", extract, break_down(extract, ()))
+    by_domain = report_rows("domain", extract, breakdown)[-1]
+    vgpu = facts["domains"][-1]
+    assert (total["hw_type"], total["energy_uj"], total["energy_j"]) == (HwType.GPU, None, None)
+    assert (total["certainty"], total["cost_EUR"]) == ("unknown", None)
+    assert row["gpu_uj"] is None
+    assert by_domain["energy_uj"] is by_domain["idle_uj"] is by_domain["cost_EUR"] is None
+    assert vgpu["energy_microjoules"] is vgpu["energy_joules"] is vgpu["cost"]["amount"] is None
+    assert vgpu["consumers_microjoules"] is None
+    names = ("energy_microjoules", "energy_joules", "share", "joules_per_call", "joules_per_token")
+    known = [facts["lines"][0][name] is not None for name in names]
+    assert known == [not alone] * 5
+    if alone:
+        assert row["energy_uj"] is facts["total"]["energy_joules"] is None
+        line = next(cells for cells in table if cells[:2] == ["train", "step"])
+        assert line == ["train", "step", "10", "-", "-", "-", "-", "10.0", "s", "5", "5", "-"]
+    assert csv_bytes([total]).splitlines()[1] == b",total,total,,gpu,measured,,,unknown,,0"
 
 
 def test_small_energy_has_its_own_unit() -> None:

@@ -11,7 +11,7 @@ from testbed.top_view import document, drawn, line_with
 from wattspan.cli.formatting import count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.cli.top.tables import select_rows
-from wattspan.model import InferenceRow, Microjoules, Provenance, Snapshot
+from wattspan.model import InferenceRow, Microjoules, Provenance, Snapshot, UnmeteredRow
 
 
 def test_span_row_shows_calls_joules_and_joules_per_call_and_token() -> None:
@@ -200,6 +200,26 @@ def test_models_are_filtered_and_sorted() -> None:
     assert names(sort=SortKey.NAME) == ["model-0", "model-1", "model-2"]
     assert names(sort=SortKey.JOULES, filter="LLM") == ["model-0", "model-1", "model-2"]
     assert names(filter="-2") == ["model-2"]
+
+
+def test_requests_without_known_energy_have_rows_without_figures() -> None:
+    rows = (
+        UnmeteredRow("shop", "llama", "client", 357, {"input": 10, "output": 20}),
+        UnmeteredRow("vllm", "llama", "engine", 3, {"input": 1, "output": 0}),
+    )
+    host = model_host()
+    host = replace(host, spans=replace(host.spans, unmetered=rows))
+    lines = drawn(host, by=ViewSection.SPAN)
+    assert line_with("(client)", lines).split() == [
+        *("llama", "(client)", "shop", "357", "-", "-"),
+    ]
+    assert line_with("(engine)", lines).split() == ["llama", "(engine)", "vllm", "3", "-", "-"]
+    assert line_with("model-0", lines).endswith("98%")
+    alone = replace(host, spans=replace(host.spans, inference=()))
+    assert any("(client)" in line for line in drawn(alone))
+    found = select_rows(document(host), ViewOptions(filter="shop")).spans
+    assert [(row.service, row.requests) for row in found.unmetered] == [("shop", 357)]
+    assert not found.inference
 
 
 @pytest.mark.parametrize("by", [ViewSection.SPAN, ViewSection.ALL])

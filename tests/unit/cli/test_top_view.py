@@ -71,6 +71,9 @@ def test_first_line_ends_with_the_cost() -> None:
     assert last(Footprint(partly)) == "≥ 0.0100 EUR"
     assert last(Footprint(replace(partly, total=0))) == "- EUR"
     assert last(Footprint(cost, carbon), gaps=True) == "≥ 0.0100 EUR", "energy is missing"
+    nothing = Footprint(RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 0))
+    bare = replace(busy_host(), domains=(), footprint=nothing)
+    assert drawn(bare)[0].endswith("- EUR"), "the energy is unknown"
 
 
 def test_json_has_cost_and_carbon() -> None:
@@ -127,6 +130,9 @@ def test_bounded_energy_and_power_of_rows_are_marked() -> None:
     ]  # fmt: skip
     for name in ("tritonserver", "chat gpt-oss", "containerd.service"):
         assert "≥" not in " ".join(cells(marked, name))
+    withheld = replace(step, bounded=bounded, energy={HwType.GPU: Microjoules(0)})
+    marked = replace(snapshot, spans=replace(snapshot.spans, rows=(withheld,)))
+    assert cells(marked, "train_step").count("-") == 3, "a lower bound of 0 is unknown"
 
 
 def test_domain_without_readings_says_so_and_has_no_energy() -> None:

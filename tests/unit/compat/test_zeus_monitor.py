@@ -650,6 +650,25 @@ def test_log_waits_for_an_agent_that_restarts(meter: MeteredDevices, logs: Path)
     assert logs.read_text().splitlines()[1].endswith(f",{energies}")
 
 
+def test_line_that_cannot_be_written_costs_no_other_line(meter: MeteredDevices, logs: Path) -> None:
+    one = monitor_of(meter)(log_file=logs)
+    assert isinstance(one.log_file, WindowLog)
+    measured(one, "epoch \udce9 日")  # a name of a file that is not UTF-8
+    eventually(lambda: logs.read_text("utf-8").count("\n") == 2, "the window is logged")
+    assert ",epoch \\udce9 日," in logs.read_text("utf-8")
+    logs.rename(logs.with_suffix(".old"))
+    logs.mkdir()  # as with a full disk, nothing can be written
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        measured(one, "lost")
+        eventually(lambda: len(told) == 1, "the line is missed")
+    assert "Window 'lost' is missing in " in str(told[0].message)
+    logs.rmdir()
+    measured(one, "next")
+    one.log_file.close()
+    assert ",next," in logs.read_text("utf-8")
+
+
 def test_unused_log_closes_at_once(logs: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -46,14 +46,17 @@ class EnergySum:
     def coverage(self, seconds: float) -> float:
         return min(1.0, self.covered / seconds) if seconds else 1.0
 
+    def certainty(self, key: str) -> Certainty:
+        if key not in self.joules:
+            return Certainty.UNKNOWN
+        return Certainty.LOWER_BOUND if key in self.lower_bound else Certainty.KNOWN
+
     def plain(self) -> dict[str, Any]:
+        keys = dict.fromkeys((*self.joules, *sorted(self.lower_bound)))
         return {
             "joules": self.joules,
             "uncertainty_joules": self.uncertainty,
-            "certainty": {
-                key: Certainty.LOWER_BOUND if key in self.lower_bound else Certainty.KNOWN
-                for key in self.joules
-            },
+            "certainty": {key: self.certainty(key) for key in keys},
         }
 
 
@@ -82,9 +85,17 @@ class CommandRun:
         """Add a period whose energy stays unknown."""
         self.measured += nanoseconds / 1e9
         self.complete, self.trouble = False, reason
+        for one in (self.command, self.host, self.devices):
+            one.lower_bound |= one.joules.keys()
 
     def add(self, period: Measurement) -> None:
         """Add the next period."""
+        if self.measured:
+            # An agent that was restarted may not have found every device again.
+            absent = self.provenance.keys() ^ period.provenance.keys()
+            self.command.lower_bound |= absent
+            self.host.lower_bound |= absent
+            self.devices.lower_bound |= self.parts.keys() ^ {one.id for one in period.devices}
         self.measured += period.seconds
         self.command.include(period.joules, period.seconds)
         self.host.include(period.host, period.seconds)
@@ -122,6 +133,7 @@ class CommandRun:
                     "provenance": device.provenance,
                     "joules": self.devices.joules.get(key),
                     "uncertainty_joules": self.devices.uncertainty.get(key),
+                    "certainty": self.devices.certainty(key),
                 }
                 for key, device in self.parts.items()
             ],
@@ -197,8 +209,6 @@ class MeasurementResult:
 
     def bounded(self, of: _Of, key: str) -> bool:
         """True if the figure of a run is a lower bound."""
-        if any(run.trouble for run in self.runs):
-            return True
         bounds = {one for run in self.runs for one in of(run).lower_bound}
         return bool(bounds) if key == TOTAL else key in bounds
 
@@ -278,7 +288,9 @@ def _rows(result: MeasurementResult) -> Iterator[_Row]:
         yield _row(result, f"{part.kind} {part.name}", _DEVICES, key, part.provenance)
     yield _row(result, "together", _HOST, TOTAL)
     if result.idle is not None:
-        yield "  of these idle", formatting.joules_text(result.idle), "", "", "", ""
+        bounded = result.bounded(_DEVICES, TOTAL)
+        idle = formatting.at_least(formatting.joules_text(result.idle), bounded=bounded)
+        yield "  of these idle", idle, "", "", "", ""
 
 
 def _row(result: MeasurementResult, name: str, of: _Of, key: str, how: str = "") -> _Row:

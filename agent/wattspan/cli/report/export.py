@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
@@ -20,9 +20,9 @@ from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
 from wattspan.footprint.cost import BILLION, billionths
 from wattspan.inference.division import DivisionMethod
-from wattspan.model import Certainty, Provenance
+from wattspan.model import Certainty, HwType, Provenance
 from wattspan.ports import ConfigError, WattspanError
-from wattspan.storage.breakdown import Breakdown, BreakdownLine
+from wattspan.storage.breakdown import Breakdown, BreakdownLine, LineRole
 from wattspan.storage.deltas import MODEL, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
@@ -66,22 +66,26 @@ def _constant_rate(rate: int | None) -> PeriodsBetween:
     return pieces
 
 
-def _footprint_cells(energy: int, asked: Sequence[Weighting]) -> dict[str, object]:
-    """The amount, None if no rate was known, and the energy whose rate was unknown."""
+def _footprint_cells(
+    energy: int, certainty: Certainty, asked: Sequence[Weighting]
+) -> dict[str, object]:
+    """The amount, None if it is unknown, and the energy whose rate was unknown."""
     cells: dict[str, object] = {}
     for each, weight in zip(asked, rated_parts(energy, asked), strict=True):
-        known = is_known(energy, weight)
+        known = is_known(energy, certainty, weight)
         cells[f"{each.kind}_{each.unit}"] = Decimal(weight.billionths).scaleb(-9) if known else None
         cells[f"{each.kind}_unknown_uj"] = weight.unknown
     return cells
 
 
-def _footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
+def _footprint_facts(
+    energy: int, certainty: Certainty, asked: Sequence[Weighting]
+) -> dict[str, Any]:
     """Cost and carbon for JSON."""
     return {
         each.kind: {
             "unit": each.unit,
-            "amount": weight.billionths / BILLION if is_known(energy, weight) else None,
+            "amount": weight.billionths / BILLION if is_known(energy, certainty, weight) else None,
             "unknown_microjoules": weight.unknown,
         }
         for weight, each in zip(rated_parts(energy, asked), asked, strict=True)
@@ -93,9 +97,16 @@ def rated_parts(energy: int, asked: Sequence[Weighting]) -> tuple[RatedTotal, ..
     return rated_totals(energy) or (RatedTotal(0, 0),) * len(asked)
 
 
-def is_known(energy: int, weight: RatedTotal) -> bool:
-    """True if the rate of any part of the energy was known."""
-    return not energy or weight.unknown != energy
+def is_known(energy: int, certainty: Certainty, weight: RatedTotal) -> bool:
+    """True if the rate of any part of the energy was known, and the energy is."""
+    if not energy:
+        return certainty is not Certainty.UNKNOWN
+    return weight.unknown != energy
+
+
+def _known(energy: int, certainty: Certainty) -> int | None:
+    """The energy; None if it is unknown, which is not 0."""
+    return None if certainty is Certainty.UNKNOWN and not energy else energy
 
 
 # ------------------------------------------------------------------------------------------ JSON
@@ -107,7 +118,10 @@ def report_facts(
     """The whole report. For each kind its lines and those without a kind sum to the total."""
     footprint = partial(_footprint_facts, asked=extract.weightings)
     lines = [*_lines(breakdown), breakdown.total]
-    *facts, total = [_line(line, breakdown) | footprint(line.total) for line in lines]
+    *facts, total = [
+        _line(line, breakdown) | footprint(line.total, line.total_certainty) for line in lines
+    ]
+    domains = extract.domains
     return {
         "store": str(path),
         "emulated": Provenance.EMULATED in breakdown.provenance.values(),
@@ -120,31 +134,32 @@ def report_facts(
         "provenance": dict(breakdown.provenance),
         "total": total,
         "lines": facts,
-        "domains": [_domain(domain) | footprint(domain.energy) for domain in extract.domains],
+        "domains": [_domain(one) | footprint(one.energy, one.certainty) for one in domains],
     }
 
 
 def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
     whole = breakdown.total.total
+    energy = _known(line.total, line.total_certainty)
     return {
         "kind": line.kind or None,
         "role": line.role,
         "name": line.name,
         "group": line.group or None,
-        "energy_microjoules": line.total,
-        "energy_joules": line.total / 1e6,
+        "energy_microjoules": energy,
+        "energy_joules": None if energy is None else energy / 1e6,
         "energy_microjoules_by_type": dict(line.energy),
         "certainty": line.total_certainty,
         "certainty_by_type": dict(line.certainty),
-        "share": line.total / whole if whole else None,
-        **(_spans(line.usage, line.total) if line.usage is not None else {}),
+        "share": energy / whole if whole and energy is not None else None,
+        **(_spans(line.usage, energy) if line.usage is not None else {}),
         **(_division(line.usage) if line.usage is not None and line.kind == MODEL else {}),
     }
 
 
-def _spans(use: SpanUsage, energy: int) -> dict[str, Any]:
+def _spans(use: SpanUsage, energy: int | None) -> dict[str, Any]:
     def joules_per(parts: int) -> float | None:
-        return energy / 1e6 / parts if parts else None
+        return energy / 1e6 / parts if parts and energy is not None else None
 
     return {
         "calls": use.calls,
@@ -167,13 +182,14 @@ def _division(use: SpanUsage) -> dict[str, Any]:
 
 
 def _domain(domain: DomainTotal) -> dict[str, Any]:
+    energy = _known(domain.energy, domain.certainty)
     return {
         **_names(domain),
         "method": domain.method,
         "in_cover": domain.in_cover,
-        "energy_microjoules": domain.energy,
-        "energy_joules": domain.energy / 1e6,
-        **{f"{name}_microjoules": energy for name, energy in _parts(domain).items()},
+        "energy_microjoules": energy,
+        "energy_joules": None if energy is None else energy / 1e6,
+        **{f"{name}_microjoules": part for name, part in _parts(domain).items()},
         "certainty": domain.certainty,
         "consumers_certainty": domain.consumers_certainty if domain.attributed else None,
         "gap_seconds": {reason: time / 1e9 for reason, time in domain.gaps.items()},
@@ -190,14 +206,15 @@ def _names(domain: DomainTotal) -> dict[str, str]:
 
 
 def _parts(domain: DomainTotal) -> dict[str, int | None]:
-    """The parts of its energy; a domain that is not attributed has none."""
+    """The parts of its energy; without known energy or attribution, a domain has none."""
     parts = {
         "consumers": domain.consumers,
         "idle": domain.idle,
         "unattributed": domain.unattributed,
         "baseline_unknown": domain.withheld,
     }
-    return {**parts} if domain.attributed else dict.fromkeys(parts)
+    known = domain.attributed and domain.certainty is not Certainty.UNKNOWN
+    return {**parts} if known else dict.fromkeys(parts)
 
 
 def _lines(breakdown: Breakdown) -> tuple[BreakdownLine, ...]:
@@ -229,21 +246,39 @@ def report_rows(
             return [row | _split_row(line) for row, line in zip(rows, lines, strict=True)]
         return rows
     return [
-        {
-            "kind": line.kind,
-            "role": line.role,
-            "name": line.name,
-            "group": line.group,
-            "hw_type": hw_type,
-            "provenance": breakdown.provenance[hw_type],
-            "energy_uj": energy,
-            "energy_j": Decimal(energy).scaleb(-6),
-            "certainty": line.certainty.get(hw_type, Certainty.KNOWN),
-            **_footprint_cells(energy, extract.weightings),
-        }
+        _type_row(line, hw_type, breakdown.provenance[hw_type], extract.weightings)
         for line in lines
-        for hw_type, energy in line.energy.items()
+        for hw_type in dict.fromkeys((*line.energy, *_unknown_types(line)))
     ]
+
+
+def _unknown_types(line: BreakdownLine) -> Iterable[HwType]:
+    """The types of which the total has no known energy; other lines have no rows of them."""
+    of_total = line.role is LineRole.TOTAL
+    return (t for t, one in line.certainty.items() if of_total and one is Certainty.UNKNOWN)
+
+
+def _type_row(
+    line: BreakdownLine, hw_type: HwType, origin: Provenance, asked: Sequence[Weighting]
+) -> ReportRow:
+    energy, certainty = _of_type(line, hw_type)
+    known = _known(energy, certainty)
+    return {
+        "kind": line.kind,
+        "role": line.role,
+        "name": line.name,
+        "group": line.group,
+        "hw_type": hw_type,
+        "provenance": origin,
+        "energy_uj": known,
+        "energy_j": None if known is None else Decimal(known).scaleb(-6),
+        "certainty": certainty,
+        **_footprint_cells(energy, certainty, asked),
+    }
+
+
+def _of_type(line: BreakdownLine, hw_type: HwType) -> tuple[int, Certainty]:
+    return line.energy.get(hw_type, 0), line.certainty.get(hw_type, Certainty.KNOWN)
 
 
 def _span_row(
@@ -251,6 +286,7 @@ def _span_row(
 ) -> ReportRow:
     """A line that is no span or model has no calls, seconds and tokens."""
     use = line.usage
+    energy, certainty = line.total, line.total_certainty
     return {
         "role": line.role,
         "service": line.group,
@@ -261,10 +297,10 @@ def _span_row(
         "tokens_output": use and use.tokens_out,
         **(_division_cells(use) if by == MODEL else {}),
         "provenance": max(breakdown.provenance.values(), key=lambda one: one.rank, default=None),
-        "energy_uj": line.total,
-        "certainty": line.total_certainty,
-        **{f"{hw_type}_uj": line.energy.get(hw_type, 0) for hw_type in breakdown.provenance},
-        **_footprint_cells(line.total, asked),
+        "energy_uj": _known(energy, certainty),
+        "certainty": certainty,
+        **{f"{kind}_uj": _known(*_of_type(line, kind)) for kind in breakdown.provenance},
+        **_footprint_cells(energy, certainty, asked),
     }
 
 
@@ -287,12 +323,12 @@ def _domain_row(domain: DomainTotal, asked: Sequence[Weighting]) -> ReportRow:
     return {
         **_names(domain),
         "in_cover": int(domain.in_cover),
-        "energy_uj": domain.energy,
+        "energy_uj": _known(domain.energy, domain.certainty),
         **{f"{name}_uj": energy for name, energy in _parts(domain).items()},
         "gap_seconds": sum(domain.gaps.values()) / 1e9,
         "certainty": domain.certainty,
         "consumers_certainty": domain.consumers_certainty if domain.attributed else None,
-        **_footprint_cells(domain.energy, asked),
+        **_footprint_cells(domain.energy, domain.certainty, asked),
     }
 
 

@@ -118,8 +118,8 @@ def _table(
         columns.append(TableColumn("total", partial(_total_of, unit), note=worst))
     if split:
         columns += _split_columns(unit)
-    columns.append(TableColumn("share", lambda line: share(line.total, whole)))
-    columns += _footprint_columns(extract.weightings, whole, attrgetter("total"))
+    columns.append(TableColumn("share", lambda line: _share(*_total(line), whole)))
+    columns += _footprint_columns(extract.weightings, whole, _total)
     return table_lines([*columns, *usage], lines, max_width=_WIDEST)
 
 
@@ -127,15 +127,26 @@ def _energy_of(hw_type: HwType, unit: str, line: BreakdownLine) -> str:
     return _bounded(line.energy.get(hw_type, 0), line.certainty.get(hw_type, Certainty.KNOWN), unit)
 
 
+def _total(line: BreakdownLine) -> tuple[int, Certainty]:
+    return line.total, line.total_certainty
+
+
 def _total_of(unit: str, line: BreakdownLine) -> str:
-    return _bounded(line.total, line.total_certainty, unit)
+    return _bounded(*_total(line), unit)
 
 
 def _bounded(energy: int, certainty: Certainty, unit: str) -> str:
-    """The energy, marked if it is a lower bound; a dash for a lower bound of 0."""
-    if certainty is not Certainty.KNOWN and not energy:
-        return UNKNOWN
-    return at_least(_energy(energy, unit), bounded=certainty is not Certainty.KNOWN)
+    return _marked(_energy(energy, unit), energy, certainty)
+
+
+def _marked(text: str, energy: int, certainty: Certainty) -> str:
+    """``text``, marked if ``energy`` is a lower bound; a dash for a lower bound of 0."""
+    known = certainty is Certainty.KNOWN
+    return at_least(text, bounded=not known) if energy or known else UNKNOWN
+
+
+def _share(energy: int, certainty: Certainty, whole: int) -> str:
+    return share(energy, whole) if energy or certainty is Certainty.KNOWN else UNKNOWN
 
 
 _BASES = {
@@ -201,8 +212,7 @@ def _usage_columns(kind: str, uses: Iterable[SpanUsage | None]) -> Iterator[Tabl
 
 
 def _energy_each(line: BreakdownLine, parts: int) -> str:
-    bounded = line.total_certainty is not Certainty.KNOWN
-    return at_least(energy_each(line.total, parts), bounded=bounded)
+    return _marked(energy_each(line.total, parts), *_total(line))
 
 
 def _has_tokens(use: SpanUsage | None) -> bool:
@@ -261,7 +271,7 @@ def _domain_table(extract: HistoryExtract, total: int, unit: str) -> list[str]:
             domain.hw_type,
             domain.provenance,
             [(domain.energy, domain.certainty), *_domain_parts(domain)],
-            share(domain.energy, total) if domain.in_cover else "part",
+            _share(domain.energy, domain.certainty, total) if domain.in_cover else "part",
             _gap(domain),
         )
         for domain in extract.domains
@@ -283,7 +293,7 @@ def _domain_table(extract: HistoryExtract, total: int, unit: str) -> list[str]:
         TableColumn("idle", lambda row: row.energy(2, unit)),
         TableColumn("unattributed", lambda row: row.energy(3, unit)),
         TableColumn("share", attrgetter("share")),
-        *_footprint_columns(extract.weightings, total, lambda row: row.energies[0][0]),
+        *_footprint_columns(extract.weightings, total, lambda row: row.energies[0]),
         TableColumn("gap", attrgetter("gap")),
     ]
     return table_lines(columns, rows, max_width=_WIDEST)
@@ -343,15 +353,15 @@ MASS_UNITS = (("t", 10**6), ("kg", 1000), ("g", 1))
 
 
 def _footprint_columns(
-    asked: Sequence[Weighting], total: int, energy_of: Callable[[Any], int]
+    asked: Sequence[Weighting], total: int, energy_of: Callable[[Any], tuple[int, Certainty]]
 ) -> Iterator[TableColumn]:
     """The cost of rows, with the digits that their total needs; none without rates."""
 
     def cell(place: int, size: int, digits: int, row: Any) -> str:
         """``"0.034"``; ``"≥ 0.034"`` if the rate of a part was unknown; a dash if of all."""
-        energy = energy_of(row)
+        energy, certainty = energy_of(row)
         weight = rated_parts(energy, asked)[place]
-        if not is_known(energy, weight):
+        if not is_known(energy, certainty, weight):
             return UNKNOWN
         return at_least(f"{weight.billionths / size:.{digits}f}", bounded=bool(weight.unknown))
 

@@ -21,6 +21,7 @@ from wattspan.api.snapshot_document import (
     SnapshotDocument,
     SpanEntry,
     SpansEntry,
+    UnmeteredEntry,
 )
 from wattspan.cli import formatting
 from wattspan.cli.formatting import TableColumn, at_least, count, duration_each, energy_each
@@ -74,6 +75,7 @@ def select_rows(document: SnapshotDocument, options: ViewOptions) -> SnapshotDoc
             document.spans,
             names=_select(document.spans.names, ("name", "service"), options),
             inference=_select_models(document.spans.inference, options),
+            unmetered=[row for row in document.spans.unmetered if _is_wanted(row, options)],
         ),
     )
 
@@ -95,10 +97,13 @@ def _select(rows: list[E], names: Sequence[str], options: ViewOptions) -> list[E
     return found
 
 
+def _is_wanted(row: InferenceEntry | UnmeteredEntry, options: ViewOptions) -> bool:
+    return options.filter.casefold() in f"{row.model} {row.service}".casefold()
+
+
 def _select_models(rows: list[InferenceEntry], options: ViewOptions) -> list[InferenceEntry]:
     """The models of the filter; sorted by name, or by joules."""
-    wanted = options.filter.casefold()
-    found = [row for row in rows if wanted in f"{row.model} {row.service}".casefold()]
+    found = [row for row in rows if _is_wanted(row, options)]
     found.sort(key=lambda row: (row.model, row.service))
     if options.sort is not SortKey.NAME:
         found.sort(key=lambda row: sum(row.gpu_joules.values()), reverse=True)
@@ -210,7 +215,12 @@ def _joules_cell(joules: float | None) -> str:
 
 def _bounded_joules(row: EnergyEntry) -> str:
     """The energy of a row for a column, marked if it is a lower bound."""
-    return at_least(_joules_cell(_joules(row)), bounded=bool(row.bounded))
+    return _least(_joules_cell(_joules(row)), _joules(row), bounded=bool(row.bounded))
+
+
+def _least(text: str, joules: float, *, bounded: bool) -> str:
+    """``text`` of an energy, marked if that is a lower bound; a dash for a lower bound of 0."""
+    return at_least(text if joules or not bounded else formatting.UNKNOWN, bounded=bounded)
 
 
 def one_line(line: Text, options: ViewOptions) -> Text:
@@ -459,17 +469,35 @@ def _service(document: SnapshotDocument, row: SpanEntry | InferenceEntry) -> Tex
 
 
 def _joules_of(kind: HwType, row: SpanEntry) -> str:
-    known = _joules_cell(row.energy_joules[kind]) if kind in row.energy_joules else ""
-    return at_least(known, bounded=kind in row.bounded)
+    if (joules := row.energy_joules.get(kind)) is None:
+        return ""
+    return _least(_joules_cell(joules), joules, bounded=kind in row.bounded)
 
 
 def _joules_each(row: SpanEntry, parts: int) -> str:
-    return at_least(energy_each(_joules(row) * 1e6, parts), bounded=bool(row.bounded))
+    joules = _joules(row)
+    return _least(energy_each(joules * 1e6, parts), joules, bounded=bool(row.bounded))
 
 
 def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
     tokens = row.tokens.get("output", 0)
     return text(tokens) if tokens else ""
+
+
+def model_rows(spans: SpansEntry) -> list[InferenceEntry]:
+    """The models with energy, and those of requests without known energy by role."""
+    unmetered = (
+        InferenceEntry(
+            row.service,
+            f"{row.model} ({row.role})",
+            {},
+            {},
+            {row.role: row.requests},
+            row.owner,
+        )
+        for row in spans.unmetered
+    )
+    return [*spans.inference, *sorted(unmetered, key=attrgetter("model", "service"))]
 
 
 def model_columns(document: SnapshotDocument) -> list[TableColumn]:
@@ -483,7 +511,7 @@ def model_columns(document: SnapshotDocument) -> list[TableColumn]:
         TableColumn("service", partial(_service, document), left=True, ratio=2),
         TableColumn("requests", lambda row: count(_requests(row))),
         TableColumn("gpu J", lambda row: Text(_joules_cell(_gpu_joules(row)), style="bold")),
-        TableColumn("J/request", lambda row: energy_each(_gpu_joules(row) * 1e6, _requests(row))),
+        TableColumn("J/request", _joules_a_request),
         TableColumn("J/token in", partial(_joules_a_token, "input")),
         TableColumn("J/token out", partial(_joules_a_token, "output")),
         TableColumn("learned", _learned),
@@ -494,12 +522,18 @@ def _requests(row: InferenceEntry) -> int:
     return sum(row.requests.values())
 
 
-def _gpu_joules(row: InferenceEntry) -> float:
-    return sum(row.gpu_joules.values())
+def _gpu_joules(row: InferenceEntry) -> float | None:
+    return sum(row.gpu_joules.values()) if row.gpu_joules else None
+
+
+def _joules_a_request(row: InferenceEntry) -> str:
+    joules = _gpu_joules(row)
+    return formatting.UNKNOWN if joules is None else energy_each(joules * 1e6, _requests(row))
 
 
 def _learned(row: InferenceEntry) -> str:
-    return formatting.share(row.requests.get("model", 0), _requests(row))
+    known = row.requests.get("model", 0)
+    return formatting.share(known, _requests(row)) if row.gpu_joules else ""
 
 
 def _joules_a_token(token_type: str, row: InferenceEntry) -> str:

@@ -27,6 +27,7 @@ from wattspan.cli.top.tables import (
     job_lines,
     listing,
     model_columns,
+    model_rows,
     one_line,
     process_columns,
     select_rows,
@@ -78,7 +79,8 @@ def _body(
     devices = device_tree(document, options.filter if of_devices else "")
     accounts = _tuning_accounts(document)
     jobs = tuning_rows(accounts, options)
-    groups, spans, models = document.groups, document.spans.names, document.spans.inference
+    groups, spans = document.groups, document.spans.names
+    models = model_rows(document.spans)
     rows = _RowBudget(len(devices), len(groups), None, len(spans), len(jobs), len(models))
     space = _allot_rows(options, room, rows, job_lines(jobs))
     table = partial(listing, options, 0 if options.by is ViewSection.ALL else options.offset)
@@ -214,7 +216,7 @@ def _footprint_text(rated: RateEntry | None, energy: Certainty) -> str:
     """The amount so far; a lower bound if the rate or the energy of a part is unknown."""
     if rated is None:
         return ""
-    partial = bool(rated.unknown_joules) or energy is Certainty.LOWER_BOUND
+    partial = bool(rated.unknown_joules) or energy is not Certainty.KNOWN
     return f"  {formatting.amount_text(rated.total, rated.unit, partial=partial)}"
 
 

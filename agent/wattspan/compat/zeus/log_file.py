@@ -12,6 +12,7 @@ import io
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -104,8 +105,13 @@ class WindowLog:
             if not self._headed and not energies:
                 early.append((began, key, measurement.time))
                 continue
-            self._write_early(early, energies)
-            self._write([began, key, measurement.time, *map(energies.get, self._indices)])
+            try:
+                self._write_early(early, energies)
+                self._write([began, key, measurement.time, *map(energies.get, self._indices)])
+            except OSError as error:  # such as a full disk: later lines may have room
+                with suppress(RuntimeWarning):  # a warning that is an error in the program
+                    text = f"Window {key!r} is missing in {self._path}: {error}."
+                    warnings.warn(text, RuntimeWarning, stacklevel=1)
         if early:
             self._write_early(early, {})
 
@@ -141,13 +147,13 @@ class WindowLog:
                 return found
 
     def _write_header(self) -> None:
-        self._headed = True
         columns = [f"gpu{i}_energy" for i in self._indices]
         self._write(["start_time", "window_name", "elapsed_time", *columns])
+        self._headed = True
 
     def _write(self, fields: Sequence[object]) -> None:
         """Append one line. One write, so that lines of several processes do not mix."""
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(fields)
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(line.getvalue())

@@ -8,7 +8,7 @@ import { List } from "./page/list.js";
 import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
 import { drawAgent, drawFigures, drawHealth, drawProblems } from "./page/summary.js";
-import { devicesOf, devicesTable, modelsTable, spansTable } from "./page/tables.js";
+import { devicesOf, devicesTable, modelsOf, modelsTable, spansTable } from "./page/tables.js";
 import { drawTuner } from "./page/tuner.js";
 
 const SILENT = 3; // seconds without a response until the page reports it
@@ -40,7 +40,7 @@ function drawHead() {
 
 /** Hosts without requests to language models have no section for them. */
 function drawModels() {
-  const rows = data.snapshot.spans?.inference ?? [];
+  const rows = modelsOf(data.snapshot.spans ?? {});
   byId("models-section").hidden = rows.length === 0;
   models.draw(rows);
 }

@@ -13,6 +13,8 @@ from testbed.snapshots import CPU, GPU, MEMORY, account, busy_host, process
 from wattspan.model import (
     Consumer,
     DevicePod,
+    DomainAccount,
+    Footprint,
     GapReason,
     HwType,
     Instant,
@@ -20,6 +22,8 @@ from wattspan.model import (
     PayerInfo,
     ProcessRow,
     Provenance,
+    RatedEnergy,
+    RateOrigin,
     Remainder,
     Snapshot,
 )
@@ -196,6 +200,24 @@ def test_host_without_counters_has_no_energy() -> None:
     bare = Snapshot(Instant(0, 0), 0, "bare")
     energies = [metric.series for metric in CATALOGUE if metric.unit in ("J", "W")]
     assert {series: samples for series in energies if (samples := drawn(series, bare))} == {}
+
+
+def test_cost_and_carbon_of_unknown_energy_are_absent() -> None:
+    board = account("vgpu", GPU, "vGPU", None, (0, 0, 0))
+    silent = replace(board, measured=False, silent=True)
+    euros = RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000)
+    grams = RatedEnergy("g", RateOrigin.CONSTANT, 400 * 10**9)
+    amounts = ("wattspan_host_cost_total", "wattspan_host_carbon_grams_total")
+
+    def found(*domains: DomainAccount, paid: int = 0) -> list[int | float]:
+        footprint = Footprint(replace(euros, total=paid), replace(grams, total=paid))
+        host = Snapshot(Instant(0, 0), 0, "host", domains=domains, footprint=footprint)
+        return [value for series in amounts for value in drawn(series, host).values()]
+
+    assert found() == found(silent) == []
+    assert found(board) == [0, 0], "its energy is known to be 0"
+    assert found(silent, account("p", CPU, "p", 1.0, (1, 0, 0)), paid=5) == [5, 5]
+    assert found(silent, paid=5) == [5, 5], "of an earlier run"
 
 
 # ---------------------------------------------------------------------------------- inference

@@ -42,6 +42,10 @@ export const watts = known((value) => {
 
 export const joules = (value) => si(value, "J", 1000);
 
+/** Joules, marked if they are a lower bound; a lower bound of 0 is unknown. */
+export const leastJoules = (value, bounded) =>
+  (bounded && value === 0 ? UNKNOWN : lowerBound(joules(value), bounded));
+
 export function share(part, whole) {
   if (part === null || !whole) return UNKNOWN;
   const percent = (100 * part) / whole;

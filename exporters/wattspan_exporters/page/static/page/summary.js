@@ -25,13 +25,14 @@ function facts(data, now, hour) {
   }];
   if (hour) {
     shown.push({
-      name: "Energy", value: figures.lowerBound(figures.joules(hour.joules), hour.bounded),
+      name: "Energy", value: figures.leastJoules(hour.joules, hour.bounded),
       note: `in ${figures.duration(hour.seconds)}, ${figures.lowerBound(figures.flowWatts(hour), hour.bounded && hour.watts !== null)} on average`,
     });
   }
-  const { cost, carbon } = data.snapshot;
-  if (cost) shown.push(weighed("Cost", cost, figures.money, ""));
-  if (carbon) shown.push(weighed("Carbon", carbon, grams, " CO₂e"));
+  const { cost, carbon, host } = data.snapshot;
+  const partial = (host?.energy_certainty ?? "known") !== "known";
+  if (cost) shown.push(weighed("Cost", cost, figures.money, "", partial));
+  if (carbon) shown.push(weighed("Carbon", carbon, grams, " CO₂e", partial));
   return shown;
 }
 
@@ -45,9 +46,11 @@ function unknownPower({ nodes }) {
 const grams = (value, unit) =>
   unit === "g" ? figures.si(value, "g", 1000) : `${figures.si(value, "")}${unit}`;
 
-function weighed(name, figure, shown, suffix) {
+/** With `partial`, energy is unknown and in no amount; an amount of 0 is then unknown. */
+function weighed(name, figure, shown, suffix, partial) {
   const perHour = figure.per_hour === null ? "–" : `${shown(figure.per_hour, figure.unit)}${suffix}/h`;
-  const sofar = `${shown(figure.total, figure.unit)}${suffix} so far`;
+  const total = partial && figure.total === 0 ? "–" : `${shown(figure.total, figure.unit)}${suffix}`;
+  const sofar = `${figures.lowerBound(total, partial)} so far`;
   const unknown = figure.unknown_joules > 0
     ? `; ${figures.joules(figure.unknown_joules)} at an unknown rate` : "";
   return { name, value: perHour, note: `${sofar}, by ${ORIGINS[figure.origin] ?? figure.origin}${unknown}` };

@@ -107,16 +107,25 @@ function gaps(device) {
 export function spansTable(parent) {
   return new Table(parent, "Spans by energy", [
     { title: "Span", draw: spanName },
-    { title: "Energy", number: true, text: (s) => figures.lowerBound(figures.joules(s.joules), s.bounded) },
+    { title: "Energy", number: true, text: (s) => figures.leastJoules(s.joules, s.bounded) },
     { title: "Calls", number: true, text: (s) => figures.count(s.calls) },
     { title: "Static", number: true, draw: staticPart },
-    { title: "Per call", number: true, text: (s) => figures.lowerBound(figures.joules(each(s.joules, s.calls)), s.bounded) },
-    { title: "Per token", number: true, text: (s) => figures.lowerBound(figures.joules(each(s.joules, s.output_tokens)), s.bounded) },
+    { title: "Per call", number: true, text: (s) => figures.leastJoules(each(s.joules, s.calls), s.bounded) },
+    { title: "Per token", number: true, text: (s) => figures.leastJoules(each(s.joules, s.output_tokens), s.bounded) },
     { title: "Time a call", number: true, text: (s) => figures.seconds(each(s.seconds, s.calls)) },
     { title: "Trace", draw: trace },
   ], (s) => `${s.service}\u0000${s.name}`,
   "No spans yet. Joules per call and per token appear here when an application sends OpenTelemetry "
   + "spans to the agent: docs/how-to/instrument-python.md.");
+}
+
+/** The models with energy, and those of requests without known energy, by role. */
+export function modelsOf({ inference = [], unmetered = [] }) {
+  const unknown = unmetered.map((row) => ({
+    ...row, model: `${row.model} (${row.role})`, requests: { [row.role]: row.requests }, gpu_joules: {}, tokens: {},
+  }));
+  return [...inference, ...unknown].map((row) => (
+    { ...row, service: row.owner ? `${row.service}@${row.owner}` : row.service }));
 }
 
 export function modelsTable(parent) {
@@ -127,11 +136,12 @@ export function modelsTable(parent) {
     { title: "Per request", number: true, text: (m) => figures.joules(each(gpuJoules(m), requests(m))) },
     { title: "Per input token", number: true, text: (m) => figures.joules(each(m.gpu_joules.input, m.tokens.input)) },
     { title: "Per output token", number: true, text: (m) => figures.joules(each(m.gpu_joules.output, m.tokens.output)) },
-    { title: "By learned energy", number: true, text: (m) => figures.share(m.requests.model ?? 0, requests(m)) },
+    { title: "By learned energy", number: true, text: (m) => figures.share(gpuJoules(m) === null ? null : m.requests.model ?? 0, requests(m)) },
   ], (m) => `${m.service}\u0000${m.model}`, "No request has its energy yet.");
 }
 
-const gpuJoules = (model) => model.gpu_joules.input + model.gpu_joules.output;
+/** Null for requests without known energy. */
+const gpuJoules = ({ gpu_joules: { input = null, output = null } }) => (input === null ? null : input + output);
 const requests = (model) => Object.values(model.requests).reduce((sum, count) => sum + count, 0);
 
 function modelName(cell, model) {
@@ -142,7 +152,7 @@ function modelName(cell, model) {
   write(cell.children[1], figures.name(model.service, 60));
 }
 
-const each = (sum, count) => (count ? sum / count : null);
+const each = (sum, count) => (count && sum !== null ? sum / count : null);
 
 function spanName(cell, span) {
   if (!cell.children.length) {
