@@ -46,6 +46,8 @@ _SETTINGS = {
     # A batch in one frame takes less time than in frames of the default 16 KiB.
     SettingCodes.MAX_FRAME_SIZE: 1 << 17,
 }
+_AT_ONCE = 1 << 14  # bytes: a whole read of small frames would take h2 a second
+_FRAMES = 16  # without content, such as pings and resets, that count as one call
 _MAX_UNREAD = 1 << 20  # bytes that a client has not read, beyond which it is disconnected
 _MAX_MESSAGE = 500  # characters
 
@@ -83,6 +85,7 @@ class OtlpGrpcConnection(asyncio.Protocol):
         self._receiver, self._log = receiver, log
         self._policy, self._capacity = policy, capacity
         self._calls: dict[int, _Call] = {}
+        self._frames = 0  # without content, since the last that counted as a call
         self._transport = cast(asyncio.Transport, None)  # set by connection_made
         self._http2 = H2Connection(H2Configuration(client_side=False, header_encoding="ascii"))
         self._http2.local_settings = Settings(client=False, initial_values=_SETTINGS)
@@ -108,8 +111,13 @@ class OtlpGrpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for event in self._http2.receive_data(data):
-                self._handle(event)
+            for at in range(0, len(data), _AT_ONCE):
+                if self._transport.is_closing():
+                    break
+                found = self._http2.receive_data(data[at : at + _AT_ONCE])
+                for event in found:
+                    self._handle(event)
+                self._charge(found)
             self._flush()
         except Exception:  # noqa: BLE001 - any error of h2 and hpack on hostile frames
             self._policy.count_rejection(RejectionReason.MALFORMED)
@@ -131,6 +139,18 @@ class OtlpGrpcConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------- receiving
 
+    def _charge(self, found: Sequence[events.Event]) -> None:
+        """Charge frames without content to the rate of the peer, and disconnect it beyond that."""
+        self._frames += sum(not _has_content(event) for event in found)
+        waiting = sum(call.delayed for call in self._calls.values())
+        excessive = waiting > _SETTINGS[SettingCodes.MAX_CONCURRENT_STREAMS]
+        while self._frames >= _FRAMES and not excessive:
+            self._frames -= _FRAMES
+            excessive = not self._capacity.admits(self._owner)
+        if excessive:
+            self._policy.count_rejection(RejectionReason.RATE)
+            self.close()
+
     def _handle(self, event: Any) -> None:
         if isinstance(event, events.ConnectionTerminated):
             self.close()
@@ -145,8 +165,8 @@ class OtlpGrpcConnection(asyncio.Protocol):
                 self._receive(call, event.data)
         elif isinstance(event, events.StreamEnded) and call is not None and not call.delayed:
             call.task = asyncio.get_running_loop().create_task(self._answer(call))
-        elif isinstance(event, events.StreamReset) and call is not None:
-            self._cancel(call)
+        elif isinstance(event, events.StreamReset) and call is not None and not call.delayed:
+            self._cancel(call)  # a delayed call lasts until reading goes on
 
     def _start(self, call: _Call) -> None:
         self._calls[call.stream] = call
@@ -302,6 +322,12 @@ _OF_REASON = {
 def _busy(seconds: int) -> GrpcStatusError:
     message = "too many spans wait for their energy"
     return GrpcStatusError(GrpcStatus.UNAVAILABLE, message, retry_after=seconds)
+
+
+def _has_content(event: events.Event) -> bool:
+    if isinstance(event, events.DataReceived):
+        return bool(event.data)
+    return isinstance(event, events.RequestReceived | events.StreamEnded)
 
 
 def _method_fault(headers: dict[str, str]) -> GrpcStatusError | None:
