@@ -110,6 +110,7 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
         _CALLS: (
             f"{_LLM}prompt_details.cache_read",
             f"{_USAGE}details.cache_read_tokens",
+            f"{_USAGE}details.cache_read_input_tokens",  # Pydantic AI: its input includes them
             f"{_USAGE}cached_input_tokens",
             f"{_USAGE}prompt_tokens_details.cached_tokens",
         ),
@@ -117,7 +118,6 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
     InferenceFigure.CACHED_APART: {
         _CALLS: (
             f"{_USAGE}cache_read_input_tokens",
-            f"{_USAGE}details.cache_read_input_tokens",
             "llm.usage.cache_read_input_tokens",
             "ai.usage.cachedInputTokens",
             "ai.usage.inputTokenDetails.cacheReadTokens",
@@ -127,14 +127,16 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
         _CALLS: (
             f"{_USAGE}cache_creation_input_tokens",
             f"{_USAGE}cache_write_input_tokens",
-            f"{_USAGE}details.cache_creation_input_tokens",
             "llm.usage.cache_creation_input_tokens",
             "ai.usage.inputTokenDetails.cacheWriteTokens",
         )
     },
     InferenceFigure.WRITTEN: {
         _ANY: (f"{_USAGE}cache_creation.input_tokens",),
-        _CALLS: (f"{_LLM}prompt_details.cache_write",),
+        _CALLS: (
+            f"{_LLM}prompt_details.cache_write",
+            f"{_USAGE}details.cache_creation_input_tokens",
+        ),
     },
     InferenceFigure.REASONING: {
         _ANY: (f"{_USAGE}reasoning.output_tokens",),
@@ -407,7 +409,9 @@ def _tokens(values: Sequence[Scalar], usage: Scalar, provider: Scalar) -> _Token
     if not prompt and not generated and isinstance(usage, bytes):
         found = _usage(usage)
         return _completed(*found[:3], total if found[3] is None else found[3])
-    beside, parts = (apart or 0) + (written_apart or 0), (cached or 0) + (written or 0)
+    # What a span names in both ways is a part of the input, as the conventions have it.
+    beside = (apart or 0) * (cached is None) + (written_apart or 0) * (written is None)
+    parts = (cached or 0) + (written or 0)
     if prompt is not None and beside and _excludes(provider, prompt, generated, total, beside):
         prompt = min(MAX_TOKENS, prompt + beside)
     elif prompt is not None and parts and _leaves_out(prompt, generated, total, parts):
