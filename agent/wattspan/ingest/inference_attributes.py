@@ -203,8 +203,8 @@ ATTRIBUTES = tuple(
 )
 """All known attributes."""
 
-MARKS = b"oken", b"usage_details"
-"""Every request with tokens contains one of them, unless a setting adds names."""
+MARKS = b"oken", b"usage_details", b"gen_ai.operation.name", b"span.kind"
+"""Every request with tokens or with a tool contains one of them, unless a setting adds names."""
 
 SETTINGS: Mapping[SpanFigure, InferenceFigure] = {
     "input_tokens": InferenceFigure.INPUT,
@@ -229,6 +229,7 @@ _AGGREGATES = frozenset(
 )  # fmt: skip
 _HOST = re.compile(r"^[a-z+]+://(?:[^/@]*@)?")
 _AGGREGATE_PREFIXES = "invoke_", "execute_", "create_"
+_STEPS = re.compile(r"(?:agent|tool|ai\.toolcall)$|invoke_agent|execute_tool")
 
 
 def inference_attributes(
@@ -252,8 +253,12 @@ def inference_attributes(
 
 def is_aggregate(operation: str) -> bool:
     """True for the operation of an agent, a tool or a workflow; False for that of a model."""
-    name = operation.strip(' "').lower()
+    name = _plain(operation)
     return name in _AGGREGATES or name.startswith(_AGGREGATE_PREFIXES)
+
+
+def _plain(operation: str) -> str:
+    return operation.strip(' "').lower()
 
 
 _HOSTED = (
@@ -302,7 +307,8 @@ _LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING), int(InferenceFigure.SE
 class TokenReport(NamedTuple):
     """The tokens of a span, and the report of a request; ``details`` are None for other spans.
 
-    A request without tokens has a total, whose parts are unknown.
+    A request without tokens has a total, whose parts are unknown. A tool or an agent without tokens
+    has the role of an aggregate.
     """
 
     tokens_in: int = 0
@@ -311,7 +317,7 @@ class TokenReport(NamedTuple):
     details: InferenceDetails | None = None
 
 
-NO_REPORT = TokenReport()
+NO_REPORT, _STEP_REPORT = TokenReport(), TokenReport(role=TokenRole.AGGREGATE)
 
 
 def read_figure(column: int, value: Scalar) -> Scalar:
@@ -355,7 +361,7 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
         decode = Nanoseconds(min(inference, per_token * max(0, generated - 1)))
         prefill = Nanoseconds(inference - decode)
     if not (prompt or generated or total):
-        return NO_REPORT
+        return _STEP_REPORT if _is_step(_clipped(operation)) else NO_REPORT
     role = _role(kind, _clipped(operation), _clipped(provider), _clipped(server))
     if role is not TokenRole.AGGREGATE:
         if has_times and any(one is not None for one in (*times[:2], *times[4:])):
@@ -390,6 +396,12 @@ def _role(
     if is_called if server else is_hosted(_text(provider)):
         return TokenRole.REMOTE
     return TokenRole.CLIENT if kind == CLIENT_KIND else TokenRole.CALL
+
+
+@lru_cache(maxsize=1024)
+def _is_step(operation: bytes | None) -> bool:
+    """True for the operation of a tool or an agent, in which calls of their own are made."""
+    return _STEPS.match(_plain(_text(operation))) is not None
 
 
 def _text(value: bytes | None) -> str:
