@@ -42,19 +42,20 @@ class InferenceFigure(IntEnum):
     WRITTEN_APART = 7  # input that was written to the cache, likewise
     WRITTEN = 8  # input that was written to the cache, a part of the input
     REASONING = 9  # a part of the output
-    USAGE = 10  # JSON with several counts
-    MODEL = 11
-    PROVIDER = 12
-    OPERATION = 13
-    SERVER = 14  # the host or the URL that is called
-    QUEUE = 15
-    FIRST_TOKEN = 16
-    FIRST_CHUNK = 17  # the first token as the caller sees it
-    FIRST_CHUNK_MS = 18
-    PREFILL = 19
-    DECODE = 20
-    INFERENCE = 21
-    PER_TOKEN = 22
+    REASONING_APART = 10  # which the output leaves out
+    USAGE = 11  # JSON with several counts
+    MODEL = 12
+    PROVIDER = 13
+    OPERATION = 14
+    SERVER = 15  # the host or the URL that is called
+    QUEUE = 16
+    FIRST_TOKEN = 17
+    FIRST_CHUNK = 18  # the first token as the caller sees it
+    FIRST_CHUNK_MS = 19
+    PREFILL = 20
+    DECODE = 21
+    INFERENCE = 22
+    PER_TOKEN = 23
 
 
 class InferenceAttribute(NamedTuple):
@@ -143,12 +144,15 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
         _CALLS: (
             f"{_USAGE}reasoning_tokens",
             f"{_USAGE}details.reasoning_tokens",
+            f"{_USAGE}details.thoughts_tokens",
             f"{_LLM}completion_details.reasoning",
             "llm.usage.reasoning_tokens",
             "ai.usage.reasoningTokens",
             "ai.usage.outputTokenDetails.reasoningTokens",
         ),
     },
+    # Google ADK until 2.2; since then its output has them, under the name of the convention.
+    InferenceFigure.REASONING_APART: {_CALLS: (f"{_USAGE}experimental.reasoning_tokens",)},
     InferenceFigure.USAGE: {
         None: ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage"),
     },
@@ -301,7 +305,7 @@ _EXCLUDING = "anthropic", "bedrock"
 
 _MAX_TEXT = 300  # bytes of a provider or a server that are read
 _NO_TIMES = (None,) * 8
-_LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING), int(InferenceFigure.SERVER)
+_LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING_APART), int(InferenceFigure.SERVER)
 
 
 class TokenReport(NamedTuple):
@@ -345,8 +349,8 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
     if values.count(None) == len(values):
         return NO_REPORT
     # Unpacked: reading each by an InferenceFigure takes longer than all else.
-    counts, times = values[:10], values[15:]
-    usage, model, provider, operation, server = values[10:15]
+    counts, times = values[:11], values[16:]
+    usage, model, provider, operation, server = values[11:16]
     cached, prompt, generated, total = _tokens(counts, usage, provider)
     if not prompt and not generated and "embed" in _text(_clipped(operation)).lower():
         prompt = total
@@ -368,7 +372,7 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
             role = TokenRole.ENGINE
         elif counts[:2] == (None, None) and counts[2:4] != (None, None):
             role = TokenRole.AGGREGATE  # its only counts are those of an agent with its calls
-    known = has_times or any(one is not None for one in (*counts[5:], *values[10:14]))
+    known = has_times or any(one is not None for one in (*counts[5:], *values[11:15]))
     if role is TokenRole.AGGREGATE or not known:
         return TokenReport(prompt or 0, generated or 0, role)
     name = printable(model, MAX_NAME) if isinstance(model, bytes) else UNKNOWN_MODEL
@@ -415,7 +419,7 @@ _Tokens = tuple[int, int | None, int | None, int | None]
 def _tokens(values: Sequence[Scalar], usage: Scalar, provider: Scalar) -> _Tokens:
     counts = cast("Sequence[int | None]", values)  # as `read_figure` reads them
     prompt, generated, all_input, all_output, total, cached, apart, *rest = counts
-    written_apart, written, reasoning = rest
+    written_apart, written, reasoning, thoughts = rest
     if prompt is None and generated is None:
         prompt, generated = all_input, all_output
     if not prompt and not generated and isinstance(usage, bytes):
@@ -430,6 +434,8 @@ def _tokens(values: Sequence[Scalar], usage: Scalar, provider: Scalar) -> _Token
         prompt = min(MAX_TOKENS, prompt + parts)
     if generated is not None and reasoning and _leaves_out(generated, prompt, total, reasoning):
         generated = min(MAX_TOKENS, generated + reasoning)
+    elif thoughts:
+        generated = min(MAX_TOKENS, (generated or 0) + thoughts)
     return _completed((apart if cached is None else cached) or 0, prompt, generated, total)
 
 
