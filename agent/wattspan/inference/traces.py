@@ -3,8 +3,9 @@
 An agent's span repeats the sum of the tokens of the calls in it, and the spans of an application, a
 gateway and an engine repeat the tokens of one request. A span with tokens counts unless one in it
 has tokens, too: by the links from spans to their parents, which may come from several processes of
-one principal. Links may be missing, because spans are sampled or not instrumented: then a span
-*encloses* another one if it lasts at least as long and their roles tell who called whom.
+one principal. A tool or an agent that is the child of a call makes calls of its own: then both
+count. Links may be missing, because spans are sampled or not instrumented: then a span *encloses*
+another one if it lasts at least as long and their roles tell who called whom.
 
 A library and a client of a provider may both be instrumented, and the client's span not be linked
 to the library's. In one process, a span of a call then repeats one within its time of another
@@ -55,7 +56,9 @@ class _CountedSpan(NamedTuple):
 @dataclass(slots=True)
 class _Trace:
     parents: dict[bytes, bytes] = field(default_factory=dict)
-    outer: set[bytes] = field(default_factory=set)  # ids, known or not, of spans around tokens
+    # Ids, known or not, of spans around tokens; False where only its tools and agents have them.
+    outer: dict[bytes, bool] = field(default_factory=dict)
+    steps: set[bytes] = field(default_factory=set)  # ids of tools and agents without tokens
     counted: dict[bytes, _CountedSpan] = field(default_factory=dict)  # with tokens
     rooted: set[bytes] = field(default_factory=set)  # ids with known ancestors
 
@@ -63,12 +66,22 @@ class _Trace:
         """Note that ``ident`` has tokens, or is around them; returns the spans now repeated."""
         found: list[bytes] = []
         above = self.parents.get(ident, b"")
-        while above and above not in self.outer:
-            self.outer.add(above)
-            if above in self.counted:
+        while above and self.outer.get(above, -1) < (ident not in self.steps):
+            self.outer[above] = ident not in self.steps
+            if above in self.counted and self.is_repeated(above):
                 found.append(above)
-            above = self.parents.get(above, b"")
+            ident, above = above, self.parents.get(above, b"")
         return found
+
+    def is_repeated(self, ident: bytes) -> bool:
+        """True if links or equal calls show that spans inside of this one have its tokens.
+
+        A call has tokens of its own where those inside of it are in its tools or agents.
+        """
+        direct, own = self.outer.get(ident), self.counted.get(ident)
+        return bool(direct) or (
+            direct is False and not (own is not None and own.role.is_model_call)
+        )
 
     def encloses(self, ident: bytes) -> bool:
         """True if a span with tokens encloses another one whose ancestors are not all known."""
@@ -133,7 +146,7 @@ class _OwnTraces:
             getattr(outer, same) == getattr(inner, same)
             or not (outer.start < inner.start and inner.end < outer.end)
             or trace is None
-            or outer.id in trace.outer
+            or trace.is_repeated(outer.id)
             or (inside is not None and inside.is_inner(inner.id))
         ):
             return False
@@ -192,6 +205,8 @@ class TokenTraces:
                         calls.append(spans[i])
                     place = _CountedSpan(roles[i], spans.start[i], spans.end[i])
                     known.counted.setdefault(ident, place)
+                elif roles[i] is TokenRole.AGGREGATE:
+                    known.steps.add(ident)
             own.spans += len(known.parents) - before
             self._spans += len(known.parents) - before
             for i in at:
@@ -221,7 +236,7 @@ class TokenTraces:
                 del others[:-_MAX_EQUAL_CALLS]
             else:
                 candidates.remove(found)
-                own.traces[repeated.trace].outer.add(repeated.id)
+                own.traces[repeated.trace].outer[repeated.id] = True
                 yield SpanPlace(repeated.trace, repeated.id)
 
     def _bound(self) -> None:
@@ -247,12 +262,12 @@ class TokenTraces:
     def is_repeated(self, owner: Hashable, place: SpanPlace) -> bool:
         """True if spans inside of the one at ``place`` have its tokens, as far as is known now."""
         trace = self._trace(owner, place)
-        return trace is not None and (place.id in trace.outer or trace.encloses(place.id))
+        return trace is not None and (trace.is_repeated(place.id) or trace.encloses(place.id))
 
     def has_inner(self, owner: Hashable, place: SpanPlace) -> bool:
         """True if links or equal calls show that spans inside of this one have its tokens."""
         trace = self._trace(owner, place)
-        return trace is not None and place.id in trace.outer
+        return trace is not None and trace.is_repeated(place.id)
 
     def has_outer(self, owner: Hashable, place: SpanPlace) -> bool:
         """True if links show a call with tokens around the one at ``place``."""

@@ -42,19 +42,20 @@ class InferenceFigure(IntEnum):
     WRITTEN_APART = 7  # input that was written to the cache, likewise
     WRITTEN = 8  # input that was written to the cache, a part of the input
     REASONING = 9  # a part of the output
-    USAGE = 10  # JSON with several counts
-    MODEL = 11
-    PROVIDER = 12
-    OPERATION = 13
-    SERVER = 14  # the host or the URL that is called
-    QUEUE = 15
-    FIRST_TOKEN = 16
-    FIRST_CHUNK = 17  # the first token as the caller sees it
-    FIRST_CHUNK_MS = 18
-    PREFILL = 19
-    DECODE = 20
-    INFERENCE = 21
-    PER_TOKEN = 22
+    REASONING_APART = 10  # which the output leaves out
+    USAGE = 11  # JSON with several counts
+    MODEL = 12
+    PROVIDER = 13
+    OPERATION = 14
+    SERVER = 15  # the host or the URL that is called
+    QUEUE = 16
+    FIRST_TOKEN = 17
+    FIRST_CHUNK = 18  # the first token as the caller sees it
+    FIRST_CHUNK_MS = 19
+    PREFILL = 20
+    DECODE = 21
+    INFERENCE = 22
+    PER_TOKEN = 23
 
 
 class InferenceAttribute(NamedTuple):
@@ -110,6 +111,7 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
         _CALLS: (
             f"{_LLM}prompt_details.cache_read",
             f"{_USAGE}details.cache_read_tokens",
+            f"{_USAGE}details.cache_read_input_tokens",  # Pydantic AI: its input includes them
             f"{_USAGE}cached_input_tokens",
             f"{_USAGE}prompt_tokens_details.cached_tokens",
         ),
@@ -117,7 +119,6 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
     InferenceFigure.CACHED_APART: {
         _CALLS: (
             f"{_USAGE}cache_read_input_tokens",
-            f"{_USAGE}details.cache_read_input_tokens",
             "llm.usage.cache_read_input_tokens",
             "ai.usage.cachedInputTokens",
             "ai.usage.inputTokenDetails.cacheReadTokens",
@@ -127,26 +128,31 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
         _CALLS: (
             f"{_USAGE}cache_creation_input_tokens",
             f"{_USAGE}cache_write_input_tokens",
-            f"{_USAGE}details.cache_creation_input_tokens",
             "llm.usage.cache_creation_input_tokens",
             "ai.usage.inputTokenDetails.cacheWriteTokens",
         )
     },
     InferenceFigure.WRITTEN: {
         _ANY: (f"{_USAGE}cache_creation.input_tokens",),
-        _CALLS: (f"{_LLM}prompt_details.cache_write",),
+        _CALLS: (
+            f"{_LLM}prompt_details.cache_write",
+            f"{_USAGE}details.cache_creation_input_tokens",
+        ),
     },
     InferenceFigure.REASONING: {
         _ANY: (f"{_USAGE}reasoning.output_tokens",),
         _CALLS: (
             f"{_USAGE}reasoning_tokens",
             f"{_USAGE}details.reasoning_tokens",
+            f"{_USAGE}details.thoughts_tokens",
             f"{_LLM}completion_details.reasoning",
             "llm.usage.reasoning_tokens",
             "ai.usage.reasoningTokens",
             "ai.usage.outputTokenDetails.reasoningTokens",
         ),
     },
+    # Google ADK until 2.2; since then its output has them, under the name of the convention.
+    InferenceFigure.REASONING_APART: {_CALLS: (f"{_USAGE}experimental.reasoning_tokens",)},
     InferenceFigure.USAGE: {
         None: ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage"),
     },
@@ -201,8 +207,8 @@ ATTRIBUTES = tuple(
 )
 """All known attributes."""
 
-MARKS = b"oken", b"usage_details"
-"""Every request with tokens contains one of them, unless a setting adds names."""
+MARKS = b"oken", b"usage_details", b"gen_ai.operation.name", b"span.kind"
+"""Every request with tokens or with a tool contains one of them, unless a setting adds names."""
 
 SETTINGS: Mapping[SpanFigure, InferenceFigure] = {
     "input_tokens": InferenceFigure.INPUT,
@@ -227,6 +233,7 @@ _AGGREGATES = frozenset(
 )  # fmt: skip
 _HOST = re.compile(r"^[a-z+]+://(?:[^/@]*@)?")
 _AGGREGATE_PREFIXES = "invoke_", "execute_", "create_"
+_STEPS = re.compile(r"(?:agent|tool|ai\.toolcall)$|invoke_agent|execute_tool")
 
 
 def inference_attributes(
@@ -250,8 +257,12 @@ def inference_attributes(
 
 def is_aggregate(operation: str) -> bool:
     """True for the operation of an agent, a tool or a workflow; False for that of a model."""
-    name = operation.strip(' "').lower()
+    name = _plain(operation)
     return name in _AGGREGATES or name.startswith(_AGGREGATE_PREFIXES)
+
+
+def _plain(operation: str) -> str:
+    return operation.strip(' "').lower()
 
 
 _HOSTED = (
@@ -294,13 +305,14 @@ _EXCLUDING = "anthropic", "bedrock"
 
 _MAX_TEXT = 300  # bytes of a provider or a server that are read
 _NO_TIMES = (None,) * 8
-_LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING), int(InferenceFigure.SERVER)
+_LAST_COUNT, _LAST_TEXT = int(InferenceFigure.REASONING_APART), int(InferenceFigure.SERVER)
 
 
 class TokenReport(NamedTuple):
     """The tokens of a span, and the report of a request; ``details`` are None for other spans.
 
-    A request without tokens has a total, whose parts are unknown.
+    A request without tokens has a total, whose parts are unknown. A tool or an agent without tokens
+    has the role of an aggregate.
     """
 
     tokens_in: int = 0
@@ -309,7 +321,7 @@ class TokenReport(NamedTuple):
     details: InferenceDetails | None = None
 
 
-NO_REPORT = TokenReport()
+NO_REPORT, _STEP_REPORT = TokenReport(), TokenReport(role=TokenRole.AGGREGATE)
 
 
 def read_figure(column: int, value: Scalar) -> Scalar:
@@ -337,8 +349,8 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
     if values.count(None) == len(values):
         return NO_REPORT
     # Unpacked: reading each by an InferenceFigure takes longer than all else.
-    counts, times = values[:10], values[15:]
-    usage, model, provider, operation, server = values[10:15]
+    counts, times = values[:11], values[16:]
+    usage, model, provider, operation, server = values[11:16]
     cached, prompt, generated, total = _tokens(counts, usage, provider)
     if not prompt and not generated and "embed" in _text(_clipped(operation)).lower():
         prompt = total
@@ -353,14 +365,14 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
         decode = Nanoseconds(min(inference, per_token * max(0, generated - 1)))
         prefill = Nanoseconds(inference - decode)
     if not (prompt or generated or total):
-        return NO_REPORT
+        return _STEP_REPORT if _is_step(_clipped(operation)) else NO_REPORT
     role = _role(kind, _clipped(operation), _clipped(provider), _clipped(server))
     if role is not TokenRole.AGGREGATE:
         if has_times and any(one is not None for one in (*times[:2], *times[4:])):
             role = TokenRole.ENGINE
         elif counts[:2] == (None, None) and counts[2:4] != (None, None):
             role = TokenRole.AGGREGATE  # its only counts are those of an agent with its calls
-    known = has_times or any(one is not None for one in (*counts[5:], *values[10:14]))
+    known = has_times or any(one is not None for one in (*counts[5:], *values[11:15]))
     if role is TokenRole.AGGREGATE or not known:
         return TokenReport(prompt or 0, generated or 0, role)
     name = printable(model, MAX_NAME) if isinstance(model, bytes) else UNKNOWN_MODEL
@@ -390,6 +402,12 @@ def _role(
     return TokenRole.CLIENT if kind == CLIENT_KIND else TokenRole.CALL
 
 
+@lru_cache(maxsize=1024)
+def _is_step(operation: bytes | None) -> bool:
+    """True for the operation of a tool or an agent, in which calls of their own are made."""
+    return _STEPS.match(_plain(_text(operation))) is not None
+
+
 def _text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
@@ -401,19 +419,23 @@ _Tokens = tuple[int, int | None, int | None, int | None]
 def _tokens(values: Sequence[Scalar], usage: Scalar, provider: Scalar) -> _Tokens:
     counts = cast("Sequence[int | None]", values)  # as `read_figure` reads them
     prompt, generated, all_input, all_output, total, cached, apart, *rest = counts
-    written_apart, written, reasoning = rest
+    written_apart, written, reasoning, thoughts = rest
     if prompt is None and generated is None:
         prompt, generated = all_input, all_output
     if not prompt and not generated and isinstance(usage, bytes):
         found = _usage(usage)
         return _completed(*found[:3], total if found[3] is None else found[3])
-    beside, parts = (apart or 0) + (written_apart or 0), (cached or 0) + (written or 0)
+    # What a span names in both ways is a part of the input, as the conventions have it.
+    beside = (apart or 0) * (cached is None) + (written_apart or 0) * (written is None)
+    parts = (cached or 0) + (written or 0)
     if prompt is not None and beside and _excludes(provider, prompt, generated, total, beside):
         prompt = min(MAX_TOKENS, prompt + beside)
     elif prompt is not None and parts and _leaves_out(prompt, generated, total, parts):
         prompt = min(MAX_TOKENS, prompt + parts)
     if generated is not None and reasoning and _leaves_out(generated, prompt, total, reasoning):
         generated = min(MAX_TOKENS, generated + reasoning)
+    elif thoughts:
+        generated = min(MAX_TOKENS, (generated or 0) + thoughts)
     return _completed((apart if cached is None else cached) or 0, prompt, generated, total)
 
 

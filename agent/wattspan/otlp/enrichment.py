@@ -27,7 +27,7 @@ from typing import Any
 from wattspan.inference.estimate import RequestEstimate
 from wattspan.model import BaselineQuality, Certainty, HwType, Provenance, StaticBasis
 from wattspan.spans.values import Outcome, RequestEnergies, SpanEnergy, SpanEnergyColumns
-from wattspan.util.protobuf import length_delimited, message_class, serialize
+from wattspan.util.protobuf import length_delimited, message_class, parse_message, serialize
 
 ATTRIBUTE_PREFIX = "wattspan.energy."
 
@@ -241,21 +241,26 @@ def enrich(
 def _without_energy_attributes(
     spans: Sequence[bytes], attributes: Sequence[bytes]
 ) -> Sequence[bytes]:
-    """The spans without the energy attributes that new ``attributes`` replace."""
-    from opentelemetry.proto.trace.v1.trace_pb2 import Span
+    """The spans without the energy attributes that new ``attributes`` replace.
 
+    Texts are not decoded: a span with one that is not UTF-8 is like any other.
+    """
     bare = list(spans)
     for position, (raw, own) in enumerate(zip(spans, attributes, strict=False)):
         if own and _PREFIX_BYTES in raw:
-            span = Span.FromString(raw)
+            span = message_class("SpanAttributes").FromString(raw)
             if len(span.attributes) > _MAX_SEARCHED:
                 continue
-            kept = [each for each in span.attributes if not each.key.startswith(ATTRIBUTE_PREFIX)]
+            kept = [each for each in span.attributes if not _is_energy(each)]
             if len(kept) < len(span.attributes):
-                del span.attributes[:]
-                span.attributes.extend(kept)
-                bare[position] = span.SerializeToString()
+                span.attributes[:] = kept
+                bare[position] = serialize(span)
     return bare
+
+
+def _is_energy(attribute: bytes) -> bool:
+    pair = parse_message("KeyValue", attribute) if _PREFIX_BYTES in attribute else None
+    return pair is not None and pair.key.startswith(_PREFIX_BYTES)
 
 
 def scope_spans(request: Any) -> Iterator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,20 @@ def test_received_spans_that_become_outer_are_returned() -> None:
     assert _add(traces, _span(4, 2, 10)) == set()
     assert traces.has_inner(ALICE, SpanPlace(TRACE, _id(1)))
     assert not traces.has_inner(ALICE, SpanPlace(b"u" * 16, _id(1)))
+
+
+def test_call_in_a_tool_has_no_tokens_of_the_call_around_the_tool() -> None:
+    agent, tool = _span(1, 0, 30), _span(3, 2)
+    for order in permutations([agent, _span(2, 1, 20), tool, _span(4, 3), _span(5, 4, 10)]):
+        traces, found = TokenTraces(), set[int]()
+        _add(traces, _span(99, 0, 1))  # so that the trace is known
+        for one in order:
+            role = TokenRole.AGGREGATE if one in (agent, tool) else TokenRole.CALL
+            found |= _add(traces, one, role=role)
+        assert found <= {1}
+        assert [number for number in range(1, 6) if _repeated(traces, number)] == [1, 3, 4]
+        assert _add(traces, _span(6, 2, 20)) == {2}  # the client's span of the call
+        assert _repeated(traces, 2)
 
 
 def test_link_that_arrives_last_shows_the_outer_span() -> None:

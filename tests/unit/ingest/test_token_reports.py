@@ -183,6 +183,7 @@ def test_first_token_of_the_caller_is_in_seconds_or_milliseconds() -> None:
         ({F.CACHED_APART: 40, F.TOTAL: 77}, 50, 40),  # a total of something else
         ({F.WRITTEN_APART: 40, F.PROVIDER: b"anthropic"}, 90, 0),
         ({F.CACHED: 40, F.WRITTEN_APART: 5, F.PROVIDER: b"anthropic"}, 55, 40),
+        ({F.CACHED: 40, F.CACHED_APART: 40, F.PROVIDER: b"anthropic"}, 50, 40),  # in both ways
     ],
 )
 def test_input_includes_cached_tokens(

@@ -109,6 +109,17 @@ def test_replayed_span_has_its_energy_replaced_not_doubled():
     assert not [key for key in told(span) if "gpu" in key]
 
 
+def test_span_with_text_that_is_not_utf8_has_its_energy_replaced():
+    once = enrich(request("café").SerializeToString(), [joules({CPU: 1_000_000})], MEASURED)
+    invalid = once.replace("é".encode(), b"\xe9\xe9")
+
+    twice = enrich(invalid, [joules({CPU: 3_000_000})], MEASURED)
+
+    (span,) = spans_in(twice.replace(b"\xe9\xe9", "é".encode()))
+    assert span.name == "café"
+    assert told(span)["wattspan.energy.exclusive"] == 3.0
+
+
 def test_energy_is_searched_in_the_first_span_attributes_only():
     message = request("a")
     (span,) = message.resource_spans[0].scope_spans[0].spans
