@@ -220,6 +220,7 @@ def test_empty_store_and_empty_range_have_messages(
     [
         (["--since", "soon"], "'--since'"),
         (["--from", "yesterday"], "is not a time"),
+        (["--from", "0001-01-01T00:00+14:00"], "is not a time"),
         (["--since", "1h", "--from", "2025-01-01"], "choose one"),
         (["--from", "2025-01-02", "--to", "2025-01-01"], "--from is not before --to"),
         (["--by", "colour"], "'--by'"),

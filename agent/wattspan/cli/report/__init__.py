@@ -72,13 +72,17 @@ DAY = 86_400 * SECOND
 
 def _parse_time(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
     """A time in Unix seconds; local time by default."""
+    if text is None:
+        return None
     try:
-        return None if text is None else int(datetime.fromisoformat(text).timestamp())
+        seconds = int(datetime.fromisoformat(text).timestamp())
+        local_time(seconds)  # as the report prints it
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
             f'{text!r} is not a time; write for example "2026-01-31", "2026-01-31 08:00"'
             ' (local time) or "2026-01-31T08:00Z"'
         ) from None
+    return seconds
 
 
 @click.command(name="report")

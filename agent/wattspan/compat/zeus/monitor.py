@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from time import time
 from typing import Any, ClassVar, Literal, get_args
@@ -215,8 +216,10 @@ class WindowMeasurement(Measurement):
 
     @property
     def certainty(self) -> str:
-        """``"lower_bound"`` if a part of the window was not measured, else ``"known"``."""
-        return "known" if self.coverage >= 1.0 else "lower_bound"
+        """``"lower_bound"`` if a GPU or package was not measured all the time, else ``"known"``."""
+        devices = [*self._gpus.values(), *chain.from_iterable(self._packages.values())]
+        known = devices and all(device.coverage >= 1.0 for device in devices)
+        return "known" if known else "lower_bound"
 
     @property
     def provenance(self) -> dict[str, str]:
