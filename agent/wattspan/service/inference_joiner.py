@@ -48,6 +48,9 @@ from wattspan.spans.weights import GenerationalCache
 TURN_EVERY = SECOND
 """The period of divisions."""
 
+MAX_FUTURE = 5 * SECOND
+"""Time after its receipt at which a request may end: clocks of runtimes drift, and are set."""
+
 _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
 
 _WIDEST = {TokenRole.ENGINE: TokenRole.ENGINE, TokenRole.SERVER: TokenRole.CALL}
@@ -325,7 +328,7 @@ class InferenceJoiner:
             # Runs with the same random seed have the same ids.
             key = b"%b%b%d %d" % (spans.trace[i], spans.id[i], start, engine.sender.pid)
             place = SpanPlace(spans.trace[i], spans.id[i])
-            if not start <= end <= now or key in self._seen:
+            if not start <= end <= now + MAX_FUTURE or key in self._seen:
                 continue
             self._seen[key] = True
             if self._traces.has_inner(principal, place):

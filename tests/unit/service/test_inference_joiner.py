@@ -300,6 +300,17 @@ def test_repeated_request_counts_once() -> None:
     assert host.joiner.rows[0].requests["tokens"] == 1
 
 
+def test_request_of_a_clock_that_is_fast_has_its_energy() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(3, {"gpu0": (SERVER,)})
+    host.send(1, 2.0, end=-0.5)  # as from a runtime whose clock drifts
+    host.send(2, 2.0, end=-3600.0)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.settle()
+    assert {ident: one.energy for ident, one in host.found.items()} == {1: 25 * POWER}
+
+
 def test_request_that_ends_before_it_begins_is_ignored() -> None:
     host = Host()
     host.born(SERVER, 1)
