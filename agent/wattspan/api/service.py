@@ -71,7 +71,7 @@ from wattspan.ports import (
     WattspanError,
 )
 from wattspan.processes.principals import PrincipalResolver
-from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.fair_pool import SharePath, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import recorded_decision_to_json, tuning_document
@@ -152,7 +152,7 @@ class WatchList:
         self._ended: dict[
             Consumer, int | None
         ] = {}  # in order of requests; time at which the end was seen
-        self._owners: dict[Consumer, Hashable] = {}
+        self._paths: dict[Consumer, SharePath] = {}  # of the owners
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -168,7 +168,7 @@ class WatchList:
             samples = partial(self._sampler.take, consumer)
         self._energy_history.watch(consumer, family=family, samples=samples, holder=HISTORY_HOLDER)
         self._ended.pop(consumer, None)
-        self._ended[consumer], self._owners[consumer] = None, owner
+        self._ended[consumer], self._paths[consumer] = None, share_path(owner)
         self._expire()
         ranked = self._ranked()
         for one in ranked[MAX_SAMPLED:]:
@@ -187,14 +187,21 @@ class WatchList:
             self._sampler.watch(consumer)
 
     def _ranked(self) -> list[Consumer]:
-        """By priority: the newest of each user, the next of each user, ended ones last."""
-        seen: Counter[Hashable] = Counter()
-        ranks: dict[Consumer, tuple[bool, int]] = {}
-        for one in reversed(self._ended):
-            owner = self._owners[one]
-            ranks[one] = self._ended[one] is not None, seen[owner]
-            seen[owner] += 1
-        return sorted(ranks, key=ranks.__getitem__)
+        """By priority: the newest of each user, the next of each user, ended ones last.
+
+        Those of a user are in the same order by container.
+        """
+        newest = list(reversed(self._ended))
+        # From the innermost level of owners to the outermost, which decides.
+        for level in range(max(map(len, self._paths.values()), default=0), 0, -1):
+            seen: Counter[SharePath] = Counter()
+            ranks: dict[Consumer, tuple[bool, int]] = {}
+            for one in newest:
+                path = self._paths[one][:level]
+                ranks[one] = self._ended[one] is not None, seen[path]
+                seen[path] += 1
+            newest.sort(key=ranks.__getitem__)
+        return newest
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
@@ -205,7 +212,7 @@ class WatchList:
                 self._ended[consumer] = now
 
     def _remove(self, consumer: Consumer) -> None:
-        del self._ended[consumer], self._owners[consumer]
+        del self._ended[consumer], self._paths[consumer]
         self._energy_history.forget(consumer, holder=HISTORY_HOLDER)
         if self._sampler is not None:
             self._sampler.unwatch(consumer)

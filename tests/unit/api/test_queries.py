@@ -285,6 +285,20 @@ def test_exited_process_is_evicted_first(asked: Asked) -> None:
     assert asked.past.forgotten == [crowd[3]]
 
 
+def test_containers_of_a_user_leave_the_watches_of_another() -> None:
+    asked = Asked()
+    watches = WatchList(asked.past, asked.directory, asked.clock)
+    modest = [Consumer(10 + i, 1) for i in range(2)]
+    crowd = [Consumer(1000 + i, 1) for i in range(64)]
+    asked.directory.infos |= {one: PayerInfo(one, "runs") for one in (*modest, *crowd)}
+    for one in modest:
+        watches.add(one, family=False, owner=Principal(1001))
+    for one in crowd:
+        watches.add(one, family=False, owner=Principal(1002, f"minted-{one.pid}"))
+    assert all(one in watches for one in (*modest, *crowd[2 - MAX_WATCHED :]))
+    assert len(watches) == MAX_WATCHED
+
+
 class Microscope:
     """Records the finely sampled processes."""
 
