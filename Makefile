@@ -4,6 +4,8 @@
 PURE := $(shell sed -n '/^name = "Arithmetic is pure"/,/^]/s|^  "\(.*\)",.*|\1|p' pyproject.toml | paste -sd,)
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract tests/field
+# To collect all files takes each worker half a minute.
+WITH_SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' $(INNER))
 PYTEST := $(BIN)/python -m pytest -n logical
 # A part that fails does not keep the others from running.
 EACH = $(MAKE) --no-print-directory -k
@@ -77,7 +79,7 @@ inner:
 	$(BIN)/python -m coverage run --source=$(PURE) -m pytest -n logical --hypothesis-profile=fixed -m 'not slow and not exhaustive' $(RECORD) $(INNER)
 
 slow:
-	nice $(BIN)/python -m pytest -n logical --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(INNER)
+	nice $(BIN)/python -m pytest -n logical --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
 
 # Simulations take the time in which flow tests wait.
 flow-and-slow:

@@ -204,8 +204,13 @@ def quantile(values: list[float], part: float) -> float:
     return sorted(values)[int(part * (len(values) - 1))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("load", [Load(), Load(2, 48, births=4, burst=300)])
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(), marks=pytest.mark.slow),
+        pytest.param(Load(2, 48, births=4, burst=300), marks=pytest.mark.exhaustive),
+    ],
+)
 def test_one_sample_a_second_is_at_most_a_point_worse_than_ten(load: Load) -> None:
     def worst(interval: int) -> list[float]:
         found = [errors(interval, load, seed) for seed in range(2)]

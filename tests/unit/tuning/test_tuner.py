@@ -373,7 +373,7 @@ def test_every_change_of_mind_is_written_down_once() -> None:
     assert all(first != second for first, second in pairwise(decided))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_job_with_only_a_span_name_ends_capped() -> None:
     host = Host(settings=AutotuneSettings(mode="apply", job=(TunedJobSettings(span="train_step"),)))
     job = host.train()

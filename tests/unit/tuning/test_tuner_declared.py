@@ -187,7 +187,7 @@ def test_limit_of_a_profile_is_certified_first() -> None:
     assert [one.setting for one in row(host).tried] in ([], [560_000])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_limit_of_a_profile_over_the_budget_is_not_held() -> None:
     host = Host(settings=quick(max_slowdown=0.03))
     host.declare(owned(host), first_watts=450.0)

@@ -155,7 +155,7 @@ def test_advice_writes_no_clock() -> None:
     assert "each of the 3 ranks" in row(host).decision.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_account_of_the_run_survives_a_restart_of_the_agent() -> None:
     host = planned()
     host.run(30)

@@ -57,7 +57,7 @@ def straggling() -> TrainedHosts:
     return trained
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hosts_show_each_other_and_the_reason_of_the_clocks() -> None:
     host, other = straggling().hosts
     found = row(host)
@@ -112,7 +112,7 @@ def test_host_without_the_service_is_tuned_alone() -> None:
         assert "No endpoint answers" in figures.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_throttled_host_is_not_tuned_and_is_followed() -> None:
     trained = all_planned()
     host, other = trained.hosts

@@ -73,7 +73,7 @@ def straggling() -> Trained:
     return host, one, other
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_replica_has_a_plan_of_its_own() -> None:
     host, *_ = held()
     found = row(host)

@@ -50,7 +50,7 @@ def original(hosts: StagedHosts) -> bool:
     return not any(one.clocked for one in hosts.members)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_host_plans_the_clocks_of_all_ranks() -> None:
     holding = planned()
     planner = holding.planner

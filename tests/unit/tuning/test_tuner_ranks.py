@@ -112,7 +112,7 @@ def test_foreign_write_to_one_rank_releases_all() -> None:
     assert not host.capper.holders
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ended_rank_makes_a_new_job_and_releases_its_device() -> None:
     host, _ = lowered(uneven=False)
     assert host.gpus[1].cap < DEFAULT

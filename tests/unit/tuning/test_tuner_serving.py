@@ -26,7 +26,7 @@ def held_server() -> tuple[Host, Server]:
     return host, server
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_server_ends_capped_within_throughput_and_tail_limits() -> None:
     host, server = held_server()
     row = host.row(JOB)
@@ -81,7 +81,7 @@ def test_request_rate_too_low_for_a_tail_stops_trials() -> None:
     assert "too few requests arrive" in row.decision.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_server_that_becomes_busy_is_tuned_after_all() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host, rate=0.01)

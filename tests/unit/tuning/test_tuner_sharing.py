@@ -132,7 +132,7 @@ def test_jobs_that_share_one_of_two_gpus_are_declined() -> None:
     assert host.gpus[0].cap == DEFAULT
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_shared_tuning_survives_a_restart_with_every_account() -> None:
     host = both_held()
     host.run(30)

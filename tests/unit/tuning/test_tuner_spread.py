@@ -57,7 +57,7 @@ def certified() -> RankedHosts:
     return hosts
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hosts_of_a_job_certify_settings_one_after_another() -> None:
     hosts = RankedHosts((0.1, 0.1), noise=0.002)
     first, second = hosts.members
