@@ -11,6 +11,7 @@ one what begins after that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,6 +86,9 @@ class CounterMeter:
         self._expected: Instant | None = None
         self._absent_since: Instant | None = None
         self._reason = GapReason.ABSENT
+        self._before: Reading | None = None  # from which the energy up to the last is known
+        self._peak: Reading | None = None  # the one from which the counter fell
+        self._floor = math.inf  # the value before the peak, if the counter fell back to that
 
     @property
     def last(self) -> Reading | None:
@@ -108,7 +112,7 @@ class CounterMeter:
         """Add a reading; None for the first one and for one that is not newer."""
         if self._absent_since is not None:
             since, self._absent_since = self._absent_since, None
-            self._last = reading
+            self._last, self._before, self._peak = reading, None, None
             if reading.at.mono <= since.mono:
                 return None
             return Gap(self._domain.id, since, reading.at, self._reason)
@@ -119,7 +123,29 @@ class CounterMeter:
         if reading.at.mono <= last.at.mono:
             return None
         self._last = reading
-        return energy_between(self._domain, last, reading)
+        return self._difference(last, reading)
+
+    def _difference(self, last: Reading, reading: Reading) -> Interval | Gap:
+        """The energy since ``last``, or the gap.
+
+        Some counters show a smaller or a larger value for a moment. After a fall, energy is counted
+        from the peak on: either the next reading is beyond it again, or the counter fell back to
+        the time before the peak, the energy of which is counted already.
+        """
+        found = energy_between(self._domain, last, reading)
+        peak, self._peak = self._peak, None
+        if peak is not None:
+            known = energy_between(self._domain, peak, reading)
+            if isinstance(known, Gap):
+                if known.reason is GapReason.RESET and reading.counter >= self._floor:
+                    self._peak, found = peak, known._replace(start=last.at)
+            elif reading.counter >= peak.counter:
+                found = known._replace(start=last.at)
+        elif isinstance(found, Gap) and found.reason is GapReason.RESET:
+            floor = math.inf if self._before is None else self._before.counter
+            self._peak, self._floor = last, floor if floor <= reading.counter else math.inf
+        self._before = last if isinstance(found, Interval) else None
+        return found
 
     def absent(self, now: Instant, *, frozen: bool = False) -> Gap | None:
         """The gap up to ``now`` once readings have been absent for longer than the patience.
