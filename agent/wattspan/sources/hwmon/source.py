@@ -104,12 +104,15 @@ def scan_sensors(sysfs: Path, refused: _Paths = ()) -> list[SensorFiles]:
         if (number := chips[name, device]) > 1:  # one device of a driver may have a chip a socket
             device = f"{device}#{number}"
         folders = (chip, chip / "device") if name == "power_meter" else (chip,)
+        # The driver of AMD's GPUs has the voltage of a northbridge only if they are in a processor.
+        in_processor = name == "amdgpu" and _text(chip / "in1_label") == "vddnb"
         seen: set[str] = set()
         for folder in folders:
             for files in _channels(name, device, folder, refused):
                 if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
-                    found.append(files)
+                    sensor = replace(files.sensor, in_processor=in_processor)
+                    found.append(replace(files, sensor=sensor))
     return found
 
 
@@ -428,12 +431,7 @@ class HwmonSource:
         self._due = now + DISCOVERY_INTERVAL
         found = {files.sensor: files for files in scan_sensors(self._sysfs, self._refused)}
         self._cpus.refresh()
-        domains = resolve_sensors(
-            found,
-            self._roles,
-            emulated=self._emulated,
-            cpus=self._cpus,
-        )
+        domains = resolve_sensors(found, self._roles, emulated=self._emulated, cpus=self._cpus)
         self._misconfigured = (
             *(_misnamed(name, cause) for name, cause in name_faults(found, self._roles)),
             *(
