@@ -24,6 +24,7 @@ from wattspan.model import (
     Instant,
     Interval,
     Microjoules,
+    Provenance,
     Reading,
     Tick,
     energy_at,
@@ -203,7 +204,7 @@ class _Metered:
     present: bool = True
     member: bool = False  # of the cover; a vanished domain, when it was listed
     joins_after: int = 0  # only intervals that begin later are of the cover, monotonic time
-    resumed: bool = False  # the last reading of the meter is from an earlier run
+    resumed: Provenance | None = None  # of the meter's last reading, if it is from an earlier run
 
     def measured(
         self, period: Interval | Gap | None, reading: Reading | None, *, resumes: bool = False
@@ -225,8 +226,9 @@ class CounterMeters:
     def resume(self, domain: Domain, last: Reading | None) -> None:
         """Continue with the ``last`` reading of an earlier run of the agent in the same boot."""
         meter = CounterMeter(domain, self._absence, last)
+        resumed = None if last is None else domain.provenance
         self._domains[domain.id] = _Metered(
-            domain, meter, present=False, member=domain.in_cover, resumed=last is not None
+            domain, meter, present=False, member=domain.in_cover, resumed=resumed
         )
 
     def silent(self, domain_id: str) -> bool:
@@ -309,7 +311,7 @@ class CounterMeters:
             known = self._domains.get(reading.domain_id)
             if known is None:
                 continue
-            resumes = known.resumed
+            resumes = known.resumed is not None
             if self._continues(known, reading):
                 period = known.meter.advance(reading)
                 found.append(known.measured(period, reading, resumes=resumes))
@@ -320,11 +322,12 @@ class CounterMeters:
     def _continues(self, known: _Metered, reading: Reading) -> bool:
         """False for a counter that has not moved since an earlier run: it measures nothing yet."""
         last = known.meter.last
-        if known.resumed and last is not None:
+        if known.resumed is not None and last is not None:
             if known.domain.moves_with and last.counter == reading.counter:
                 return False
-            # Epochs are counted per run of the agent.
-            renumbered = last._replace(epoch=reading.epoch)
+            # Epochs are counted per run of the agent. A counter does not continue integrated power.
+            other = known.resumed is not known.domain.provenance
+            renumbered = last._replace(epoch=reading.epoch - other)
             known.meter = CounterMeter(known.domain, self._absence, renumbered)
-        known.resumed = False
+        known.resumed = None
         return True
