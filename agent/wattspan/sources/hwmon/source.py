@@ -65,6 +65,7 @@ LONGEST_WINDOW = 3 * SECOND
 """The power of a longer time tells nothing of the present."""
 
 MAX_INTERVAL = 60 * SECOND  # of an average; a longer one is no value of a driver
+MAX_AGE = 2 * SECOND  # of a reading: usage of an older time is not awaited any more
 _MAX_LABEL = 64
 
 _GRANT = "Let the group wattspan read the file, by `systemd-tmpfiles` or a udev rule."
@@ -242,7 +243,7 @@ class SensorMeter:
             shown = " and ".join(map(str, values))
             raise ValueError(f"{shown} is no possible value")
         # An average describes the middle of its interval.
-        middle = at.before(sensor.interval // 2)
+        middle = at.before(min(sensor.interval // 2, MAX_AGE))
         self._gaps = 0 if self._integral.feed(middle, power, None) else self._gaps + 1
         self.epoch += self._gaps > 0
         if self._gaps > 1:
