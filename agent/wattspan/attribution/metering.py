@@ -11,6 +11,7 @@ one what begins after that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from wattspan.model import (
     Instant,
     Interval,
     Microjoules,
+    Provenance,
     Reading,
     Tick,
     energy_at,
@@ -85,6 +87,9 @@ class CounterMeter:
         self._expected: Instant | None = None
         self._absent_since: Instant | None = None
         self._reason = GapReason.ABSENT
+        self._before: Reading | None = None  # from which the energy up to the last is known
+        self._peak: Reading | None = None  # the one from which the counter fell
+        self._floor = math.inf  # the value before the peak, if the counter fell back to that
 
     @property
     def last(self) -> Reading | None:
@@ -108,7 +113,7 @@ class CounterMeter:
         """Add a reading; None for the first one and for one that is not newer."""
         if self._absent_since is not None:
             since, self._absent_since = self._absent_since, None
-            self._last = reading
+            self._last, self._before, self._peak = reading, None, None
             if reading.at.mono <= since.mono:
                 return None
             return Gap(self._domain.id, since, reading.at, self._reason)
@@ -119,7 +124,29 @@ class CounterMeter:
         if reading.at.mono <= last.at.mono:
             return None
         self._last = reading
-        return energy_between(self._domain, last, reading)
+        return self._difference(last, reading)
+
+    def _difference(self, last: Reading, reading: Reading) -> Interval | Gap:
+        """The energy since ``last``, or the gap.
+
+        Some counters show a smaller or a larger value for a moment. After a fall, energy is counted
+        from the peak on: either the next reading is beyond it again, or the counter fell back to
+        the time before the peak, the energy of which is counted already.
+        """
+        found = energy_between(self._domain, last, reading)
+        peak, self._peak = self._peak, None
+        if peak is not None:
+            known = energy_between(self._domain, peak, reading)
+            if isinstance(known, Gap):
+                if known.reason is GapReason.RESET and reading.counter >= self._floor:
+                    self._peak, found = peak, known._replace(start=last.at)
+            elif reading.counter >= peak.counter:
+                found = known._replace(start=last.at)
+        elif isinstance(found, Gap) and found.reason is GapReason.RESET:
+            floor = math.inf if self._before is None else self._before.counter
+            self._peak, self._floor = last, floor if floor <= reading.counter else math.inf
+        self._before = last if isinstance(found, Interval) else None
+        return found
 
     def absent(self, now: Instant, *, frozen: bool = False) -> Gap | None:
         """The gap up to ``now`` once readings have been absent for longer than the patience.
@@ -177,7 +204,7 @@ class _Metered:
     present: bool = True
     member: bool = False  # of the cover; a vanished domain, when it was listed
     joins_after: int = 0  # only intervals that begin later are of the cover, monotonic time
-    resumed: bool = False  # the last reading of the meter is from an earlier run
+    resumed: Provenance | None = None  # of the meter's last reading, if it is from an earlier run
 
     def measured(
         self, period: Interval | Gap | None, reading: Reading | None, *, resumes: bool = False
@@ -199,8 +226,9 @@ class CounterMeters:
     def resume(self, domain: Domain, last: Reading | None) -> None:
         """Continue with the ``last`` reading of an earlier run of the agent in the same boot."""
         meter = CounterMeter(domain, self._absence, last)
+        resumed = None if last is None else domain.provenance
         self._domains[domain.id] = _Metered(
-            domain, meter, present=False, member=domain.in_cover, resumed=last is not None
+            domain, meter, present=False, member=domain.in_cover, resumed=resumed
         )
 
     def silent(self, domain_id: str) -> bool:
@@ -283,7 +311,7 @@ class CounterMeters:
             known = self._domains.get(reading.domain_id)
             if known is None:
                 continue
-            resumes = known.resumed
+            resumes = known.resumed is not None
             if self._continues(known, reading):
                 period = known.meter.advance(reading)
                 found.append(known.measured(period, reading, resumes=resumes))
@@ -294,11 +322,12 @@ class CounterMeters:
     def _continues(self, known: _Metered, reading: Reading) -> bool:
         """False for a counter that has not moved since an earlier run: it measures nothing yet."""
         last = known.meter.last
-        if known.resumed and last is not None:
+        if known.resumed is not None and last is not None:
             if known.domain.moves_with and last.counter == reading.counter:
                 return False
-            # Epochs are counted per run of the agent.
-            renumbered = last._replace(epoch=reading.epoch)
+            # Epochs are counted per run of the agent. A counter does not continue integrated power.
+            other = known.resumed is not known.domain.provenance
+            renumbered = last._replace(epoch=reading.epoch - other)
             known.meter = CounterMeter(known.domain, self._absence, renumbered)
-        known.resumed = False
+        known.resumed = None
         return True

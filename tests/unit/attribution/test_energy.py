@@ -76,6 +76,29 @@ def test_meter_ignores_a_reading_that_is_not_newer() -> None:
     assert meter.last == reading(1, 0)
 
 
+@pytest.mark.parametrize("by", [-300, -990, 300])
+@pytest.mark.parametrize("glitches", [range(5, 6), range(5, 98, 5), range(5, 98, 2)], ids=str)
+def test_value_of_a_moment_is_no_energy(glitches: range, by: int) -> None:
+    meter, end, booked = CounterMeter(PACKAGE, 10 * SECOND), Instant(0, 0), 0
+    counters = [1000 + 6 * at + (by if at in glitches else 0) for at in range(101)]  # 6 W
+    for at, joules in enumerate(counters):
+        found = meter.advance(reading(at, joules * 10**6))
+        if found is not None:
+            assert found.start == end
+            end = found.end
+            booked += found.energy if isinstance(found, Interval) else 0
+    assert booked == (max(counters) - counters[0]) * 10**6
+
+
+def test_counter_that_restarts_counts_from_there() -> None:
+    meter = CounterMeter(PACKAGE, 10 * SECOND)
+    counters = (900, 950, 50, 100, 150, 1000)
+    found = [meter.advance(reading(at, one * 10**6)) for at, one in enumerate(counters)]
+    assert [reason(one) for one in found if one] == [
+        None, GapReason.RESET, None, None, GapReason.IMPLAUSIBLE,
+    ]  # fmt: skip
+
+
 def test_absence_needs_a_reading_and_elapsed_time() -> None:
     meter = CounterMeter(PACKAGE, SECOND)
     assert meter.absent(Instant(99 * SECOND, 0)) is None

@@ -13,6 +13,7 @@ from wattspan.model import (
     BaselineQuality,
     Checkpoint,
     Consumer,
+    Domain,
     DomainAccount,
     GapReason,
     GroupKind,
@@ -560,6 +561,28 @@ def test_counter_that_has_not_moved_since_an_earlier_run_measures_nothing() -> N
     assert again.snapshot(at, "h").account(PACKAGE.id).energy == 10_000_000
     again.apply(moving_tick(8, 50_000_000))
     assert again.snapshot(at, "h").account(PACKAGE.id).energy == 40_000_000
+
+
+def test_counter_does_not_continue_the_integrated_power_of_an_earlier_run() -> None:
+    counted = replace(PACKAGE, resource=None, method="none")
+    derived = replace(counted, provenance=Provenance.DERIVED)
+
+    def tick(second: int, domain: Domain, joules: int) -> Tick:
+        at = Instant(second * SECOND, second * SECOND)
+        reading = Reading(domain.id, at, Microjoules(joules * 10**6))
+        return Tick(at, {domain.source: [domain]}, [reading])
+
+    first = Ledger(LedgerSettings(), boot_id="boot")
+    for second in (1, 2):
+        first.apply(tick(second, derived, second * 10))
+    at = Instant(2 * SECOND, 2 * SECOND)
+    saved = first.checkpoint(first.snapshot(at, "h"))
+    again = Ledger(LedgerSettings(), checkpoint=saved, boot_id="boot", now=5 * SECOND)
+    for second in (5, 6):
+        again.apply(tick(second, counted, second * 100))
+    account = again.snapshot(at, "h").account(PACKAGE.id)
+    assert account.energy == (10 + 100) * 10**6
+    assert account.gaps == {GapReason.LOST: 3 * SECOND}
 
 
 def test_frozen_counter_has_no_power_at_once_and_a_gap_after_the_patience() -> None:

@@ -594,6 +594,25 @@ def test_other_file_is_read_where_one_fails(tree: Tree, clock: ManualClock) -> N
         assert counters[-1] == (counters[0][0], counters[0][1] + 9_500_000)
 
 
+@pytest.mark.parametrize("interval", [50, 1000, 10_000, 30_000, 60_000])
+def test_average_over_any_interval_is_counted_at_once(
+    tree: Tree, clock: ManualClock, interval: int
+) -> None:
+    files = {"power1_average": 200_000_000, "power1_average_interval": interval}
+    tree.chip("power_meter", "a", files)
+    reader = source(tree, clock, {"power_meter/power1": "cpu"})
+    meters, periods = CounterMeters(LedgerSettings().absence), list[Interval | Gap]()
+    for _ in range(300):
+        clock.advance(0.1)
+        batch = reader.read()
+        assert clock.monotonic() - batch.readings[0].at.mono <= 2 * SECOND
+        metered = meters.advance(Tick(clock.now(), {"hwmon": batch.domains}, batch.readings))
+        periods += [one.period for one in metered if one.period is not None]
+    energies = [one.energy for one in periods if isinstance(one, Interval)]
+    assert len(energies) == len(periods)
+    assert sum(energies) == pytest.approx(299 * 20_000_000)
+
+
 class SlowClock(ManualClock):
     """A clock by which the read of a sensor takes ``cost`` seconds."""
 

@@ -280,15 +280,20 @@ def test_unknown_range_is_explained() -> None:
     assert domain.why.endswith("its range is unknown, so a wrap shows as a reset")
 
 
-def test_power_ceiling_follows_a_part_that_claims_more_than_any() -> None:
-    modest, enormous = resolve_topology(
+def test_power_ceiling_follows_a_part_that_claims_more_but_no_impossible_claim() -> None:
+    memory, modest, enormous, unlimited = resolve_topology(
         [
             Zone("intel-rapl:0", "package-0", INTEL, 28_000),
             Zone("intel-rapl:1", "package-1", INTEL, 900_000),
+            Zone("intel-rapl:2", "package-2", INTEL, 4_095_875),  # all ones in the register
+            # Of a Haswell desktop: intel/thermal_daemon issue 45.
+            Zone("intel-rapl:3", "dram", INTEL, 3_408_250),
         ]
     ).domains
     assert modest.max_power == 1_500_000
     assert enormous.max_power == 3_600_000
+    assert unlimited.max_power == 1_500_000
+    assert memory.max_power == 500_000
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ level is "auto". A board with any other level is managed by another program, and
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from wattspan.model import (
@@ -30,7 +32,7 @@ from wattspan.model import (
     PowerLimits,
 )
 from wattspan.model.settings import Duration, about
-from wattspan.ports import Clock, ProcessDirectory, SourceContext
+from wattspan.ports import Clock, SourceContext
 from wattspan.sources.energy_meter import EnergyAccumulator
 from wattspan.sources.gpu import calls
 from wattspan.sources.gpu.calls import (
@@ -52,6 +54,7 @@ from wattspan.sources.gpu.port import (
     GpuVendor,
     driver_text,
 )
+from wattspan.sources.gpu.session import SYSFS
 from wattspan.sources.gpu.usage import PROCESSES, ProcessActivity, ProcessListUsage
 
 AMD = "0x1002"
@@ -165,6 +168,17 @@ def board_address(text: Any) -> tuple[str, int]:
     return f"{found[1]}.0", int(found[2])
 
 
+def in_processor(sysfs: Path, address: str) -> bool:
+    """True if the GPU at ``address`` is in a processor, an APU: its power is that of both.
+
+    The driver shows the voltage of a northbridge ("vddnb") for such GPUs only.
+    """
+    labels = (sysfs / "bus/pci/devices" / address).glob("hwmon/*/in1_label")
+    with contextlib.suppress(OSError):
+        return any(label.read_bytes().strip() == b"vddnb" for label in labels)
+    return False
+
+
 class AmdSmiSettings(GpuSettings, frozen=True):
     """AMD GPUs: intervals of the calls, and the longest duration of a call."""
 
@@ -257,7 +271,7 @@ class AmdSmiVendor(GpuVendor):
     def device(
         self, board: GpuBoard, settings: GpuSettings, context: SourceContext
     ) -> AmdSmiDevice:
-        return AmdSmiDevice(self, board, settings, context.directory)
+        return AmdSmiDevice(self, board, settings, context)
 
     def controls(self, board: GpuBoard) -> AmdSmiControls:
         return AmdSmiControls(self.library, board, self._wide)
@@ -313,10 +327,11 @@ class AmdSmiDevice(GpuDevice):
         vendor: GpuVendor,
         board: GpuBoard,
         settings: GpuSettings,
-        directory: ProcessDirectory,
+        context: SourceContext,
     ) -> None:
         super().__init__(vendor, board)
-        self._directory = directory
+        self._directory = context.directory
+        self._in_processor = in_processor(context.sysfs or SYSFS, board.identity.pci)
         self._partitions = self._bind(board.handles)
         self._accumulator = EnergyAccumulator()
         self._invalid_step = False
@@ -351,6 +366,10 @@ class AmdSmiDevice(GpuDevice):
     @property
     def changed(self) -> bool:
         return self._changed
+
+    @property
+    def in_processor(self) -> bool:
+        return self._in_processor
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return SAMPLE_DUTY if gauges.average is None else 1.0

@@ -278,6 +278,11 @@ class GpuDevice(ABC):
         return None
 
     @property
+    def in_processor(self) -> bool:
+        """True if the figures are those of a processor with the GPU in it, CPU included."""
+        return False
+
+    @property
     def virtual(self) -> tuple[str, str] | None:
         """Cause and remedy if the board is another machine's, and has no figures here."""
         return None

@@ -343,8 +343,11 @@ class GpuSampler:
             how += ", as its energy counter is that of its module" if module else ""
         how += SUSPENDED if facts.asleep else ""
         what = f"the whole board{facts.partitions}"
+        thing: Thing | None = None
         if module and not derived:
-            what = "the module with its CPU and memory"
+            what, thing = "the module with its CPU and memory", Thing(ThingKind.MODULE)
+        if self.device.in_processor:
+            what, thing = "the whole processor, its CPU included", Thing(ThingKind.SOCKET)
         return Domain(
             id=identity.domain_id,
             hw_type=HwType.GPU,
@@ -362,7 +365,7 @@ class GpuSampler:
             pci=identity.pci,
             suspended=facts.asleep,
             rest=facts.rest,
-            measures=Thing(ThingKind.MODULE) if module and not derived else None,
+            measures=thing,
         )
 
     # ------------------------------------------------------------------ failures

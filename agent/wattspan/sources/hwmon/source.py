@@ -65,6 +65,7 @@ LONGEST_WINDOW = 3 * SECOND
 """The power of a longer time tells nothing of the present."""
 
 MAX_INTERVAL = 60 * SECOND  # of an average; a longer one is no value of a driver
+MAX_AGE = 2 * SECOND  # of a reading: usage of an older time is not awaited any more
 _MAX_LABEL = 64
 
 _GRANT = "Let the group wattspan read the file, by `systemd-tmpfiles` or a udev rule."
@@ -104,12 +105,15 @@ def scan_sensors(sysfs: Path, refused: _Paths = ()) -> list[SensorFiles]:
         if (number := chips[name, device]) > 1:  # one device of a driver may have a chip a socket
             device = f"{device}#{number}"
         folders = (chip, chip / "device") if name == "power_meter" else (chip,)
+        # The driver of AMD's GPUs has the voltage of a northbridge only if they are in a processor.
+        in_processor = name == "amdgpu" and _text(chip / "in1_label") == "vddnb"
         seen: set[str] = set()
         for folder in folders:
             for files in _channels(name, device, folder, refused):
                 if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
-                    found.append(files)
+                    sensor = replace(files.sensor, in_processor=in_processor)
+                    found.append(replace(files, sensor=sensor))
     return found
 
 
@@ -239,7 +243,7 @@ class SensorMeter:
             shown = " and ".join(map(str, values))
             raise ValueError(f"{shown} is no possible value")
         # An average describes the middle of its interval.
-        middle = at.before(sensor.interval // 2)
+        middle = at.before(min(sensor.interval // 2, MAX_AGE))
         self._gaps = 0 if self._integral.feed(middle, power, None) else self._gaps + 1
         self.epoch += self._gaps > 0
         if self._gaps > 1:
@@ -428,12 +432,7 @@ class HwmonSource:
         self._due = now + DISCOVERY_INTERVAL
         found = {files.sensor: files for files in scan_sensors(self._sysfs, self._refused)}
         self._cpus.refresh()
-        domains = resolve_sensors(
-            found,
-            self._roles,
-            emulated=self._emulated,
-            cpus=self._cpus,
-        )
+        domains = resolve_sensors(found, self._roles, emulated=self._emulated, cpus=self._cpus)
         self._misconfigured = (
             *(_misnamed(name, cause) for name, cause in name_faults(found, self._roles)),
             *(

@@ -387,8 +387,7 @@ def resolve_topology(
             parent=meaning.parent,
             resource=resource,
             method=_METHOD.get(place.kind, "cpu-time-proxy") if resource else "none",
-            # Generous, and more so where the part itself claims more.
-            max_power=Milliwatts(max(_MAX_POWER[place.kind], 4 * (zone.max_power or 0))),
+            max_power=_max_power(place.kind, zone.max_power or 0),
             modulus=modulus,
             resolution=Nanoseconds(resolution),
             why=meaning.why + unknown,
@@ -492,6 +491,15 @@ _MAX_POWER = {
     ZoneKind.PLATFORM: 5_000_000,
     ZoneKind.OTHER: 5_000_000,
 }
+
+
+def _max_power(kind: ZoneKind, claimed: int) -> Milliwatts:
+    """The largest plausible power: generous, and more so where the part itself claims more.
+
+    A limit beyond every part claims nothing: boards write 4096 W for "unlimited", or leave noise.
+    """
+    most = _MAX_POWER[kind]
+    return Milliwatts(max(most, 4 * claimed if claimed <= most else 0))
 
 
 _HW_TYPE = {ZoneKind.DRAM: HwType.MEMORY, ZoneKind.PLATFORM: HwType.ENCLOSURE}

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
+from testbed.covers import decided
 from testbed.gpu_sessions import amdsmi_session
 from testbed.waiting import eventually
 
@@ -18,7 +19,7 @@ from wattspan.emulation.amdsmi import AmdSmiLibraryException
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import SteadyLoad
-from wattspan.model import Failure, Provenance, Trouble
+from wattspan.model import Domain, Failure, HwType, Provenance, Thing, ThingKind, Trouble
 from wattspan.model.settings import Duration
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings, board_address
@@ -360,3 +361,22 @@ def test_library_is_called_by_one_thread_only(tmp_path: Path) -> None:
         source.close()
     assert len(callers) == 1
     assert threading.get_ident() not in callers
+
+
+@pytest.mark.parametrize("rail", ["vddnb\n", "vddci\n", None])
+def test_graphics_of_an_apu_count_as_its_processor(tmp_path: Path, rail: str | None) -> None:
+    chip = tmp_path / "sys/bus/pci/devices/0000:60:00.0/hwmon/hwmon2"
+    chip.mkdir(parents=True)
+    if rail is not None:
+        (chip / "in1_label").write_text(rail)
+    host = Host(tmp_path / "gpus", sysfs=tmp_path / "sys")
+    (domain,) = host.run(1).domains
+    package = Domain(
+        "rapl:package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED,
+        measures=Thing(ThingKind.SOCKET, 0),
+    )  # fmt: skip
+    cover = decided((domain, package))
+    assert cover[package.id].in_cover
+    assert cover[domain.id].in_cover is (rail != "vddnb\n")
+    host.session.close()
+    host.gpus.close()
