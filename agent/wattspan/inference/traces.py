@@ -123,6 +123,14 @@ class _Trace:
         return True
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call: its innermost span, and the instrumentations with a span of it, one each."""
+
+    span: Span
+    scopes: set[str]
+
+
 @dataclass(slots=True)
 class _OwnTraces:
     """The traces of one principal, the one without spans for longest first."""
@@ -157,6 +165,11 @@ class _OwnTraces:
             models[1].startswith(models[0]) and _VERSION.fullmatch(models[1], len(models[0]))
         )
 
+    def repeated(self, span: Span) -> SpanPlace:
+        """The place of a span, whose tokens are those of another one from now on."""
+        self.traces[span.trace].outer[span.id] = True
+        return SpanPlace(span.trace, span.id)
+
     def forget(self) -> int:
         """Forget the oldest trace; returns the number of its spans."""
         count = len(self.traces.pop(next(iter(self.traces))).parents)
@@ -170,8 +183,7 @@ class TokenTraces:
     def __init__(self) -> None:
         self._owners: dict[Hashable, _OwnTraces] = {}
         self._spans = 0
-        # By process and tokens: calls that no span repeats, and those that repeat none.
-        self._calls = GenerationalCache[tuple[list[Span], list[Span]]](_MAX_CALLS)
+        self._calls = GenerationalCache[list[_Call]](_MAX_CALLS)  # by process and tokens
 
     def add(self, owner: Hashable, spans: SpanColumns, sender: Hashable = None) -> set[SpanPlace]:
         """Add spans of a process of a principal; returns those that repeat tokens of others."""
@@ -218,26 +230,31 @@ class TokenTraces:
         self._bound()
         return found
 
-    def _repeated(self, own: _OwnTraces, call: Span, key: Hashable) -> Iterator[SpanPlace]:
-        """The places of a new call and of an earlier one where they repeat a call without links.
+    def _repeated(self, own: _OwnTraces, span: Span, key: Hashable) -> Iterator[SpanPlace]:
+        """The places of a new span and of an earlier one where they repeat a call without links.
 
-        A call with a choice takes the one that suits the fewest others.
+        A span with a choice takes the call that suits the fewest others.
         """
-        inner, outer = self._calls[key] = self._calls.get(key) or ([], [])
-        start = attrgetter("start")
-        within = min((one for one in inner if own.repeats(call, one)), key=start, default=None)
-        around = max((one for one in outer if own.repeats(one, call)), key=start, default=None)
-        for found, repeated, candidates, others in (
-            (within, call, inner, outer),
-            (around, around, outer, inner),
-        ):
-            if repeated is None or found is None:
-                others.append(call)
-                del others[:-_MAX_EQUAL_CALLS]
-            else:
-                candidates.remove(found)
-                own.traces[repeated.trace].outer[repeated.id] = True
-                yield SpanPlace(repeated.trace, repeated.id)
+        calls = self._calls[key] = self._calls.get(key) or []
+        scope = span.scope or span.name
+
+        def start(one: _Call) -> int:
+            return one.span.start
+
+        fits = (c for c in calls if scope not in c.scopes and own.repeats(span, c.span))
+        call = min(fits, key=start, default=None)
+        if call is not None:
+            yield own.repeated(span)
+        else:
+            calls.append(call := _Call(span, set()))
+        call.scopes.add(scope)
+        apart = (c for c in calls if c.scopes.isdisjoint(call.scopes))
+        around = max((c for c in apart if own.repeats(c.span, span)), key=start, default=None)
+        if around is not None:
+            yield own.repeated(around.span)
+            call.scopes |= around.scopes
+            calls.remove(around)
+        del calls[:-_MAX_EQUAL_CALLS]
 
     def _bound(self) -> None:
         """Forget traces of the user or pod with most spans, there of the principal with most."""

@@ -434,7 +434,7 @@ def _tokens(values: Sequence[Scalar], usage: Scalar, provider: Scalar) -> _Token
         prompt = min(MAX_TOKENS, prompt + parts)
     if generated is not None and reasoning and _leaves_out(generated, prompt, total, reasoning):
         generated = min(MAX_TOKENS, generated + reasoning)
-    elif thoughts:
+    elif thoughts and reasoning is None:
         generated = min(MAX_TOKENS, (generated or 0) + thoughts)
     return _completed((apart if cached is None else cached) or 0, prompt, generated, total)
 

@@ -236,6 +236,21 @@ def test_call_repeats_an_equal_one_of_another_instrumentation(
             assert not traces.add(ALICE, SpanColumns.of([span]), sender)
 
 
+@pytest.mark.parametrize(("innermost", "calls"), [("a", 2), ("c", 1)])
+def test_span_between_two_of_one_instrumentation_repeats_one_of_them(
+    innermost: str, calls: int
+) -> None:
+    within = [("a", 0, 9), ("b", 1, 8), (innermost, 2, 7)]
+    spans = [
+        OUTER._replace(trace=n.to_bytes(16), id=_id(n), scope=scope, start=start, end=end)
+        for n, (scope, start, end) in enumerate(within, 1)
+    ]
+    for order in permutations(spans):
+        traces = TokenTraces()
+        repeated = [traces.add(ALICE, SpanColumns.of([span])) for span in order]
+        assert len(spans) - sum(map(len, repeated)) == calls
+
+
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 9)), max_size=12), st.data()
 )
