@@ -124,7 +124,7 @@ class _Trace:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _TokenCall:
     """A call: its innermost span, and the instrumentations with a span of it, one each."""
 
     span: Span
@@ -183,7 +183,7 @@ class TokenTraces:
     def __init__(self) -> None:
         self._owners: dict[Hashable, _OwnTraces] = {}
         self._spans = 0
-        self._calls = GenerationalCache[list[_Call]](_MAX_CALLS)  # by process and tokens
+        self._calls = GenerationalCache[list[_TokenCall]](_MAX_CALLS)  # by process and tokens
 
     def add(self, owner: Hashable, spans: SpanColumns, sender: Hashable = None) -> set[SpanPlace]:
         """Add spans of a process of a principal; returns those that repeat tokens of others."""
@@ -238,7 +238,7 @@ class TokenTraces:
         calls = self._calls[key] = self._calls.get(key) or []
         scope = span.scope or span.name
 
-        def start(one: _Call) -> int:
+        def start(one: _TokenCall) -> int:
             return one.span.start
 
         fits = (c for c in calls if scope not in c.scopes and own.repeats(span, c.span))
@@ -246,7 +246,7 @@ class TokenTraces:
         if call is not None:
             yield own.repeated(span)
         else:
-            calls.append(call := _Call(span, set()))
+            calls.append(call := _TokenCall(span, set()))
         call.scopes.add(scope)
         apart = (c for c in calls if c.scopes.isdisjoint(call.scopes))
         around = max((c for c in apart if own.repeats(c.span, span)), key=start, default=None)
