@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from testbed.simulated_host import GPU, PACKAGE, imbalances
@@ -186,6 +187,28 @@ def test_source_that_raises_is_down_and_others_continue() -> None:
     assert broken.failed == broken.reads == 20
     assert good.up
     assert processes.up
+
+
+@pytest.mark.parametrize(
+    ("returned", "cause"),
+    [
+        (None, "NoneType, no Batch"),
+        (Batch((PACKAGE,), (Reading(PACKAGE.id, Instant(5, 5), 1.5),)), "1.5 of rapl:package-0"),
+    ],
+    ids=["nothing", "fraction"],
+)
+def test_plugin_that_returns_no_batch_is_down_and_others_continue(
+    returned: Any, cause: str
+) -> None:
+    clock, plugin = ManualClock(), Raising()
+    host = Burning(clock)
+    plugin.read = lambda: returned  # type: ignore[method-assign]
+    snapshot = ticks(clock, poller(clock, [plugin, host], host), 20)
+    broken, good, _ = snapshot.health
+    assert not broken.up
+    assert cause in str(broken.failures[0])
+    assert good.up
+    assert snapshot.account(PACKAGE.id).energy > 0
 
 
 @pytest.mark.parametrize("kind", ["observers", "recorders"])

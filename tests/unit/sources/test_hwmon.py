@@ -150,8 +150,13 @@ def test_ignored_socket_meter_lets_its_rails_be_summed(tree: Tree, clock: Manual
     }
 
 
-def test_jetson_rails_are_summed_without_the_module_input(tree: Tree, clock: ManualClock) -> None:
-    rails = ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC")
+@pytest.mark.parametrize(
+    ("module", "cpu"), [("VDD_IN", "VDD_CPU_GPU_CV"), ("POM_5V_IN", "POM_5V_CPU")]
+)
+def test_jetson_rails_are_summed_without_the_module_input(
+    tree: Tree, clock: ManualClock, module: str, cpu: str
+) -> None:
+    rails = (module, cpu, "VDD_SOC")
     files: dict[str, object] = {"in7_label": "sum of shunt voltages", "in7_input": 1}
     for number, rail in enumerate(rails, 1):
         files |= {
@@ -166,12 +171,12 @@ def test_jetson_rails_are_summed_without_the_module_input(tree: Tree, clock: Man
     batch = reader.read()
     kinds = {domain.name: (domain.hw_type, domain.in_cover) for domain in batch.domains}
     assert kinds == {
-        "VDD_IN": (HwType.ENCLOSURE, False),
-        "VDD_CPU_GPU_CV": (HwType.CPU, True),
+        module: (HwType.ENCLOSURE, False),
+        cpu: (HwType.CPU, True),
         "VDD_SOC": (HwType.ENCLOSURE, True),
     }
     energies = {reading.domain_id: reading.counter for reading in batch.readings}
-    assert energies["hwmon:ina3221/vdd_cpu_gpu_cv"] == 4_000_000  # 5 V, 0.8 A, 1 s
+    assert energies[f"hwmon:ina3221/{cpu.lower()}"] == 4_000_000  # 5 V, 0.8 A, 1 s
 
 
 def test_intel_card_is_summed_and_its_parts_are_not(tree: Tree, clock: ManualClock) -> None:

@@ -181,7 +181,7 @@ def _power_meter(sensor: Sensor) -> Meaning:
     return Meaning(HardwarePart.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
 
 
-_TOTAL_RAILS = ("VDD_IN", "VIN", "VDD_SYS_IN")
+_TOTAL_RAILS = ("VDD_IN", "VIN", "VDD_SYS_IN", "POM_5V_IN")
 _MEMORY_LOADS = ("DDR", "DRAM", "VDDQ", "VDDRQ")
 
 
