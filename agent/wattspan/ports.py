@@ -76,6 +76,16 @@ class Batch:
         stuck = (one.domain_id for one in self.failures if one.trouble is Trouble.STUCK)
         return frozenset(one for one in stuck if one is not None)
 
+    @staticmethod
+    def checked(batch: object) -> Batch:
+        """``batch``; TypeError for what would end the cycle of all sources."""
+        if not isinstance(batch, Batch):
+            raise TypeError(f"read() returns {type(batch).__name__}, no Batch")
+        for one in batch.readings:
+            if type(one.counter) is not int:
+                raise TypeError(f"{one.counter!r} of {one.domain_id} is no whole number")
+        return batch
+
 
 @runtime_checkable
 class CounterSource(Protocol):

@@ -113,7 +113,7 @@ class MonitoredSource:
         """Read once. An exception of the source becomes a failure of the whole source."""
         before = self._clock.monotonic()
         try:
-            batch = _checked(self.source.read())
+            batch = Batch.checked(self.source.read())
         except Exception as error:  # noqa: BLE001 - a plugin's bug must not stop the others
             failure = Failure(
                 self.source.name,
@@ -168,16 +168,6 @@ class MonitoredSource:
         up = last is not None and self._clock.monotonic() - last <= SILENT_SOURCE_AFTER
         name, batch, counts = self.source.name, self.batch, (self._reads, self._failed)
         return SourceHealth(name, up, *counts, batch.failures, self._duration, batch.calls)
-
-
-def _checked(batch: object) -> Batch:
-    """The batch of a source; TypeError for what would end the cycle of all sources."""
-    if not isinstance(batch, Batch):
-        raise TypeError(f"read() returns {type(batch).__name__}, no Batch")
-    for one in batch.readings:
-        if type(one.counter) is not int:
-            raise TypeError(f"{one.counter!r} of {one.domain_id} is no whole number")
-    return batch
 
 
 class MonitoredUsage:
