@@ -131,22 +131,32 @@ class CounterMeter:
 
         Some counters show a smaller or a larger value for a moment. After a fall, energy is counted
         from the peak on: either the next reading is beyond it again, or the counter fell back to
-        the time before the peak, the energy of which is counted already.
+        the time before the peak, the energy of which is counted already. A peak that the counter
+        may have reached again since a reset tells nothing.
         """
         found = energy_between(self._domain, last, reading)
         peak, self._peak = self._peak, None
-        if peak is not None:
+        if peak is not None and (self._floor < math.inf or self._is_old(peak, reading.at)):
             known = energy_between(self._domain, peak, reading)
             if isinstance(known, Gap):
                 if known.reason is GapReason.RESET and reading.counter >= self._floor:
                     self._peak, found = peak, known._replace(start=last.at)
             elif reading.counter >= peak.counter:
                 found = known._replace(start=last.at)
-        elif isinstance(found, Gap) and found.reason is GapReason.RESET:
+        elif (
+            isinstance(found, Gap)
+            and found.reason is GapReason.RESET
+            and self._is_old(last, reading.at)
+        ):
             floor = math.inf if self._before is None else self._before.counter
             self._peak, self._floor = last, floor if floor <= reading.counter else math.inf
         self._before = last if isinstance(found, Interval) else None
         return found
+
+    def _is_old(self, peak: Reading, now: Instant) -> bool:
+        """True if a counter that was reset at ``peak`` cannot have its value by ``now``."""
+        elapsed = now.mono - peak.at.mono + 2 * self._domain.resolution
+        return peak.counter > energy_at(self._domain.max_power, elapsed)
 
     def absent(self, now: Instant, *, frozen: bool = False) -> Gap | None:
         """The gap up to ``now`` once readings have been absent for longer than the patience.

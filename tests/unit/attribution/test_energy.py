@@ -99,6 +99,14 @@ def test_counter_that_restarts_counts_from_there() -> None:
     ]  # fmt: skip
 
 
+def test_reset_of_a_young_counter_counts_from_there() -> None:
+    meter = CounterMeter(PACKAGE, 10 * SECOND)
+    found = [meter.advance(reading(at, j * 10**6)) for at, j in enumerate((0, 3, 6, 4, 8))]
+    assert [one and (reason(one) or one.energy // 10**6) for one in found] == [
+        None, 3, 3, GapReason.RESET, 4,
+    ]  # fmt: skip
+
+
 def test_absence_needs_a_reading_and_elapsed_time() -> None:
     meter = CounterMeter(PACKAGE, SECOND)
     assert meter.absent(Instant(99 * SECOND, 0)) is None
