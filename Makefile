@@ -3,12 +3,7 @@
 # The contract "Arithmetic is pure" names them; `coverage` requires that tests run all of their lines.
 PURE := $(shell sed -n '/^name = "Arithmetic is pure"/,/^]/s|^  "\(.*\)",.*|\1|p' pyproject.toml | paste -sd,)
 BIN := .venv/bin
-COMMA := ,
 INNER := tests/unit tests/property tests/contract tests/field
-# Tests of the packages with pure modules; those of whole tuners are simulations.
-ROOMS := $(sort $(foreach one,$(subst $(COMMA), ,$(PURE)),$(word 2,$(subst ., ,$(one)))))
-COVERED = $(filter-out tests/unit/tuning/test_tuner%,$(sort $(shell find $(ROOMS:%=tests/unit/%) tests/property -name 'test_*.py')))
-UNCOVERED = $(filter-out $(COVERED),$(sort $(shell find $(INNER) -name 'test_*.py')))
 # To collect all files takes each worker half a minute.
 WITH_SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' $(INNER))
 PYTEST := $(BIN)/python -m pytest -n logical
@@ -18,15 +13,14 @@ BOTH = $(EACH) -j2 --output-sync=target
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # Flow tests wait for processes, timers and sockets half of their time.
 FLOW_WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
-FAST := --hypothesis-profile=fixed -m 'not slow and not exhaustive'
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 
 export PYTHON PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner \
-	covered uncovered slow flow flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
+.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner slow flow \
+	flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,15 +72,11 @@ format: ## rewrite the sources in the project's style
 unit: ## unit, property and contract tests, the slow ones left out
 	$(PYTEST) -q -m 'not slow and not exhaustive' $(INNER)
 
-# Coverage triples the CPU time of calculations: it is measured in the tests that pure modules need.
-inner: covered uncovered
-
-covered:
+# Coverage triples the CPU time of simulations, which the slow tests are: it is measured without them,
+# and only of the modules that need it.
+inner:
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run --source=$(PURE) -m pytest -n logical $(FAST) $(RECORD) $(COVERED)
-
-uncovered:
-	$(PYTEST) $(FAST) $(RECORD) $(UNCOVERED)
+	$(BIN)/python -m coverage run --source=$(PURE) -m pytest -n logical --hypothesis-profile=fixed -m 'not slow and not exhaustive' $(RECORD) $(INNER)
 
 slow:
 	nice $(BIN)/python -m pytest -n logical --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
