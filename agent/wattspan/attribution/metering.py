@@ -141,7 +141,7 @@ class CounterMeter:
             if isinstance(known, Gap):
                 if known.reason is GapReason.RESET and reading.counter >= self._floor:
                     self._peak, found = peak, known._replace(start=last.at)
-            elif reading.counter >= peak.counter:
+            else:
                 found = known._replace(start=last.at)
         elif (
             isinstance(found, Gap)
