@@ -60,6 +60,7 @@ class Subject:
     environ: dict[str, str] = field(default_factory=dict)
     with_children: bool = True  # whether the cost of descendants counts
     warm_up: float = 10.0  # seconds until its cost is steady
+    steady: bytes = b""  # its answer contains this once its cost is, at most some minutes later
     beside: Sequence[str | Path] = ()  # a command that runs beside it and is not part of the cost
 
     def processes(self, pid: int) -> list[int]:
@@ -110,6 +111,7 @@ def measure(subject: Subject, window: float) -> Cost:
         if subject.beside:
             running.enter_context(piped(subject.beside))
         _scrape_for(subject.url, subject.warm_up)
+        _await_steady(subject)
         began, used = time.monotonic(), subject.cpu_seconds(pid)
         _scrape_for(subject.url, window)
         used, lasted = subject.cpu_seconds(pid) - used, time.monotonic() - began
@@ -201,6 +203,16 @@ def _answers(url: str) -> bool:
 def _cpu_of_ended_children(pid: int) -> float:
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(stat[13]) + int(stat[14])) / os.sysconf("SC_CLK_TCK")  # cutime, cstime
+
+
+def _await_steady(subject: Subject, within: float = 300.0) -> None:
+    deadline = time.monotonic() + within
+    while subject.url is not None and subject.steady not in fetch(subject.url):
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"{subject.name} does not settle: its answer lacks {subject.steady!r}"
+            )
+        _scrape_for(subject.url, 1.0)
 
 
 def _scrape_for(url: str | None, seconds: float) -> None:

@@ -77,12 +77,14 @@ def agent(
         f'[spans]\nhttp = "{LOOPBACK}:{spans}"\n'
     )
     command = [ROOT / ".venv" / "bin" / "wattspan", "run", "--emulate", profile]
+    rests = interval == "auto" and not sends
     return Subject(
         name,
         [*command, "--config", config],
         f"http://{LOOPBACK}:{port}/metrics",
         with_children=False,  # its child emulates the hardware
-        warm_up=60.0,  # by then the idle power of a quiet host is known, and the agent rests
+        warm_up=60.0,  # by then the idle power of a quiet host is known in most cases
+        steady=b"\nwattspan_agent_interval_seconds 1.0" if rests else b"",
         beside=[ROOT / ".venv/bin/python", "-c", _SENDER, f"http://{LOOPBACK}:{spans}/v1/traces"]
         if sends
         else (),
