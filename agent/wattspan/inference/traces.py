@@ -236,11 +236,7 @@ class TokenTraces:
         A span with a choice takes the call that suits the fewest others.
         """
         calls = self._calls[key] = self._calls.get(key) or []
-        scope = span.scope or span.name
-
-        def start(one: _TokenCall) -> int:
-            return one.span.start
-
+        scope, start = span.scope or span.name, attrgetter("span.start")
         fits = (c for c in calls if scope not in c.scopes and own.repeats(span, c.span))
         call = min(fits, key=start, default=None)
         if call is not None:
