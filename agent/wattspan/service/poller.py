@@ -53,8 +53,7 @@ from wattspan.ports import (
     UsageSource,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
-from wattspan.service.ticks import RecentTicks, Ticker
+from wattspan.service.sampling_demand import ASKED_FOR, Reason, RecentTicks, SamplingDemand, Ticker
 
 SILENT_SOURCE_AFTER = 5 * SECOND
 """A source without readings for longer is down."""
