@@ -23,7 +23,7 @@ from testbed.waiting import eventually
 from testbed.web import post, read_all, read_answer, statuses
 
 from wattspan.http.limits import RejectionCounter, ServerLimits
-from wattspan.sharing.rate_limiter import BURST_SECONDS
+from wattspan.sharing.pools import BURST_SECONDS
 from wattspan.testing import ManualClock
 from wattspan.util.protobuf import encode_retry_info
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import SECOND
-from wattspan.sharing.rate_limiter import RateLimiter
+from wattspan.sharing.pools import RateLimiter
 
 rates, bursts = st.integers(1, 5000), st.integers(1, 50)
 gaps = st.one_of(st.integers(0, 10), st.integers(0, SECOND), st.integers(0, 100 * SECOND))

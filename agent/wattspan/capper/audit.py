@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from wattspan.model import SECOND, Knob, ModelEnum
 from wattspan.ports import Clock
-from wattspan.sharing.rate_limiter import RateLimiter
+from wattspan.sharing.pools import RateLimiter
 from wattspan.util.files import replace_file
 
 

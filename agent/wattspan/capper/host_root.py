@@ -21,7 +21,7 @@ from wattspan.processes.principals import (
     SubordinateUsers,
 )
 from wattspan.processes.procfs import ProcFs
-from wattspan.sharing.rate_limiter import RateLimiter
+from wattspan.sharing.pools import RateLimiter
 from wattspan.util.unix_sockets import PeerCredentials
 
 MAX_SEARCHES = 5

@@ -34,7 +34,7 @@ from wattspan.capper.protocol import (
 )
 from wattspan.model import SECOND, CapKey
 from wattspan.ports import CapsError, Clock
-from wattspan.sharing.rate_limiter import RateLimiter
+from wattspan.sharing.pools import RateLimiter
 from wattspan.util.text import printable
 from wattspan.util.unix_sockets import PeerCredentials, peer_credentials, uids_of
 

@@ -22,8 +22,7 @@ from wattspan.http.sockets import (
 from wattspan.model import SECOND
 from wattspan.ports import Clock, PeerPrincipals
 from wattspan.sharing.fair_pool import FairPool, SharePath, share_path
-from wattspan.sharing.pools import PoolName, Pools
-from wattspan.sharing.rate_limiter import BURST_SECONDS, RateLimiter
+from wattspan.sharing.pools import BURST_SECONDS, PoolName, Pools, RateLimiter
 
 if TYPE_CHECKING:
     import asyncio

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.model import Principal
+from wattspan.model import SECOND, Principal
 from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, share_path
-from wattspan.sharing.pools import PoolName, Pools
+from wattspan.sharing.pools import PoolName, Pools, RateLimiter
 
 ROOT = Path(__file__).parents[3]
 MODEST = share_path(Principal(1000))
@@ -147,3 +147,16 @@ def test_place_of_a_larger_owner_or_container_may_be_given_away() -> None:
     assert pool.exceeds(MODEST, share_path("unknown"))
     assert not pool.exceeds(container, container)
     assert pool.exceeds(share_path(Principal(1001, "a")), (*GREEDY, "no", "such"))
+
+
+# -------------------------------------------------------------------------------- rates of requests
+
+
+def test_full_buckets_are_evicted_first() -> None:
+    pace = RateLimiter(1, 10, 3)
+    for peer, asked in (("once", 1), ("thrice", 3), ("often", 10)):
+        for _ in range(asked):
+            pace.admits(peer, 0)
+    assert pace.admits("new", 4 * SECOND)
+    assert len(pace) == 2, "who owes nothing any more is not remembered"
+    assert [pace.admits("often", 4 * SECOND) for _ in range(5)] == [True] * 4 + [False]
