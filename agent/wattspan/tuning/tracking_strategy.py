@@ -29,14 +29,14 @@ from wattspan.tuning.decisions.load_tracking import (
     resume_tracking,
     track,
 )
-from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
-from wattspan.tuning.decisions.tracking_report import (
+from wattspan.tuning.decisions.report import (
     load_figures,
     refused_decision,
     tracked_settings,
     tracking_decision,
     tracking_figures,
 )
+from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.values import KnobRange, LevelLadder
 from wattspan.tuning.host_view import HostView
 from wattspan.tuning.job import TuningJob

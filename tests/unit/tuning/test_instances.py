@@ -11,7 +11,7 @@ from testbed.tuned import TRACKED
 
 from wattspan.model import LoadFigures
 from wattspan.tuning.decisions.load import bin_bound, load_bin
-from wattspan.tuning.decisions.tracking_report import best_range, instance_ranges
+from wattspan.tuning.decisions.report import best_range, instance_ranges
 
 assert TRACKED.load is not None
 LOAD = TRACKED.load  # 11.3 requests in flight

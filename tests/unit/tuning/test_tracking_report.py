@@ -21,7 +21,7 @@ from wattspan.tuning.decisions.load_tracking import (
     TrackingTotals,
     begin_tracking,
 )
-from wattspan.tuning.decisions.tracking_report import (
+from wattspan.tuning.decisions.report import (
     load_figures,
     refused_decision,
     tracked_settings,

@@ -31,8 +31,7 @@ from wattspan.model import (
     TuningRow,
     TuningTerms,
 )
-from wattspan.tuning.decisions.report import cause_text
-from wattspan.tuning.decisions.tracking_report import InstanceRange, best_range, instance_ranges
+from wattspan.tuning.decisions.report import InstanceRange, best_range, cause_text, instance_ranges
 from wattspan.tuning.serialization import setting_number, unit
 from wattspan.util.text import clean_label, printable
 
