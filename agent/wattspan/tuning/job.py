@@ -29,8 +29,7 @@ from wattspan.tuning.decisions.search import TunerState, closed_account
 from wattspan.tuning.decisions.tenants import follow
 from wattspan.tuning.decisions.values import KnobRange, WorkloadKind
 from wattspan.tuning.host_view import HostView
-from wattspan.tuning.job_context import Strategy, TuningContext
-from wattspan.tuning.job_devices import JobDevices
+from wattspan.tuning.job_context import JobDevices, Strategy, TuningContext
 from wattspan.tuning.job_work import JobWork
 from wattspan.tuning.permissions import JobOwner, JobTerms
 from wattspan.util.throttle import RetryBackoff
