@@ -10,7 +10,8 @@ from testbed.studies import hypervolume, power_settings, study, trial
 
 from wattspan.frontier.allocation import affordable_trials
 from wattspan.frontier.schedule import Planned, TrialSchedule
-from wattspan.frontier.selection import (
+from wattspan.frontier.settings import PowerLimit, Setting, grid, places
+from wattspan.frontier.statistics import (
     PRIOR_SPREAD,
     LogPoint,
     PlacedFigure,
@@ -20,7 +21,6 @@ from wattspan.frontier.selection import (
     gains,
     predictions,
 )
-from wattspan.frontier.settings import PowerLimit, Setting, grid, places
 from wattspan.frontier.trials import Study, Trial
 
 REFERENCE = LogPoint(1.0, 1.0)
