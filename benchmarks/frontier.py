@@ -28,9 +28,8 @@ from testbed.studies import hypervolume
 from wattspan.frontier.estimates import SettingEstimates, frontier
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Constraints, recommend
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
-from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.statistics import LogPoint
-from wattspan.frontier.trials import MeasuredDevice, Study, Trial
+from wattspan.frontier.trials import MeasuredDevice, PowerLimit, Setting, Study, Trial
 
 CURVES = Path("tests/fixtures/power_limit_curves.csv.gz")
 BUDGETS = (0.05, 0.1, 0.2)

@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from math import exp
 
-from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.statistics import LogPoint
-from wattspan.frontier.trials import MeasuredDevice, Study, Trial
+from wattspan.frontier.trials import MeasuredDevice, PowerLimit, Setting, Study, Trial
 
 Curve = Callable[[Setting], tuple[float, float]]
 """True seconds and joules per unit of work."""

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from testbed.studies import power_settings, study, trial
 
 from wattspan.frontier.schedule import TrialSchedule
-from wattspan.frontier.settings import Setting
 from wattspan.frontier.statistics import LogPoint, expected_gain
-from wattspan.frontier.trials import Study, Trial
+from wattspan.frontier.trials import Setting, Study, Trial
 
 LEVELS = power_settings(100, 90, 80, 70, 60)
 FOREVER = 1e9

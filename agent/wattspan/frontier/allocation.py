@@ -19,9 +19,8 @@ from random import Random
 
 from wattspan.frontier.estimates import CONFIDENCE, BlockModel, SettingEstimates
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE
-from wattspan.frontier.settings import Setting, places
 from wattspan.frontier.statistics import LogPoint, SettingFigures, best, gains, quantile
-from wattspan.frontier.trials import Study
+from wattspan.frontier.trials import Setting, Study, places
 
 INDIFFERENCE = 0.02
 """Relative energy that is not worth further trials."""

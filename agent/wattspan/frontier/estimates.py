@@ -14,9 +14,8 @@ from itertools import permutations
 from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
-from wattspan.frontier.settings import Setting
 from wattspan.frontier.statistics import f_upper_tail, quantile, upper_tail
-from wattspan.frontier.trials import Trial
+from wattspan.frontier.trials import Setting, Trial
 from wattspan.util.linear_systems import solved
 
 CONFIDENCE = 0.95

@@ -22,8 +22,7 @@ from wattspan.frontier.estimates import (
     SettingEstimates,
     frontier,
 )
-from wattspan.frontier.settings import Setting
-from wattspan.frontier.trials import Study, StudyFile
+from wattspan.frontier.trials import Setting, Study, StudyFile
 from wattspan.ports import WattspanError
 
 ONE_SIDED = 2 * CONFIDENCE - 1

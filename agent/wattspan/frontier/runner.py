@@ -16,10 +16,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from wattspan.frontier.schedule import Planned
-from wattspan.frontier.settings import Setting, substituted
 from wattspan.frontier.span_units import SpanReceiver, SpanUnits
 from wattspan.frontier.statistics import change_of_speed
-from wattspan.frontier.trials import Trial
+from wattspan.frontier.trials import Setting, Trial, substituted
 from wattspan.frontier.work import (
     Completion,
     Completions,

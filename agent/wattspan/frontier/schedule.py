@@ -32,9 +32,8 @@ from typing import NamedTuple
 
 from wattspan.frontier.allocation import INDIFFERENCE, GainOrder, affordable_trials, undecided
 from wattspan.frontier.estimates import SettingEstimates, dominated
-from wattspan.frontier.settings import Setting
 from wattspan.frontier.statistics import LogPoint
-from wattspan.frontier.trials import Study, Trial
+from wattspan.frontier.trials import Setting, Study, Trial
 
 DEFAULT_LONGEST = 1.5
 """Time per unit relative to the baseline, above which a knob is not followed further."""

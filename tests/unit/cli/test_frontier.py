@@ -37,8 +37,7 @@ from wattspan.cli.frontier.tables import autotune_lines, configuration_lines
 from wattspan.config import load
 from wattspan.frontier.runner import HeldLimits
 from wattspan.frontier.schedule import Planned, TrialSchedule
-from wattspan.frontier.settings import PowerLimit, Setting
-from wattspan.frontier.trials import Study, StudyFile, Trial
+from wattspan.frontier.trials import PowerLimit, Setting, Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
 from wattspan.model import CapKey, CapRow, Consumer, Knob, KnobState
 from wattspan.ports import Caps, CapsError

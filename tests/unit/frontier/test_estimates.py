@@ -17,8 +17,8 @@ from wattspan.frontier.recommendation import (
     NoSettingError,
     recommend,
 )
-from wattspan.frontier.settings import Setting
 from wattspan.frontier.statistics import f_upper_tail, quantile, upper_tail
+from wattspan.frontier.trials import Setting
 
 FULL, SAVING, SLOW, WASTEFUL = power_settings(100, 80, 60, 40)
 CURVE = {FULL: (1.0, 300.0), SAVING: (1.03, 250.0), SLOW: (1.3, 240.0), WASTEFUL: (1.6, 290.0)}

@@ -11,7 +11,7 @@ from testbed.studies import noisy_trial, power_settings
 
 from wattspan.frontier.estimates import SettingEstimates, frontier
 from wattspan.frontier.plot import plot
-from wattspan.frontier.settings import Setting
+from wattspan.frontier.trials import Setting
 
 LEVELS = power_settings(100, 85, 70, 55)
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,9 +16,8 @@ from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
 from wattspan.frontier.runner import Durations, HeldLimits, TrialRunner, WindowEnergy
 from wattspan.frontier.schedule import Planned
-from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.span_units import SpanReceiver
-from wattspan.frontier.trials import Trial
+from wattspan.frontier.trials import PowerLimit, Setting, Trial
 from wattspan.frontier.work import OutputPattern, SteadyWindow, UnitSpan
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.ports import CapsError, Clock

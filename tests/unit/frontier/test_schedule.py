@@ -10,8 +10,7 @@ import pytest
 from testbed.studies import noisy_trial, power_settings, study, trial
 
 from wattspan.frontier.schedule import TrialSchedule
-from wattspan.frontier.settings import PowerLimit, Setting, grid
-from wattspan.frontier.trials import Study, Trial
+from wattspan.frontier.trials import PowerLimit, Setting, Study, Trial, grid
 
 LEVELS = power_settings(100, 90, 80, 70, 60, 50, 40)
 

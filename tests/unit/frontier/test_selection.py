@@ -10,7 +10,6 @@ from testbed.studies import hypervolume, power_settings, study, trial
 
 from wattspan.frontier.allocation import affordable_trials
 from wattspan.frontier.schedule import Planned, TrialSchedule
-from wattspan.frontier.settings import PowerLimit, Setting, grid, places
 from wattspan.frontier.statistics import (
     PRIOR_SPREAD,
     LogPoint,
@@ -21,7 +20,7 @@ from wattspan.frontier.statistics import (
     gains,
     predictions,
 )
-from wattspan.frontier.trials import Study, Trial
+from wattspan.frontier.trials import PowerLimit, Setting, Study, Trial, grid, places
 
 REFERENCE = LogPoint(1.0, 1.0)
 LEVELS = power_settings(100, 90, 80, 70, 60)

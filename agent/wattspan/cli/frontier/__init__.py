@@ -34,14 +34,16 @@ from wattspan.cli.options import (
 from wattspan.clock import SystemClock
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Frontier
 from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
-from wattspan.frontier.settings import (
+from wattspan.frontier.trials import (
+    Study,
+    StudyFile,
+    StudyFileError,
     grid,
     parse_clocks,
     parse_parameter,
     parse_powers,
     substituted,
 )
-from wattspan.frontier.trials import Study, StudyFile, StudyFileError
 from wattspan.frontier.work import MIN_WINDOW, UnitSpan, parse_unit
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration

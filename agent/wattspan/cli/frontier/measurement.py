@@ -31,8 +31,7 @@ from wattspan.clock import SystemClock
 from wattspan.frontier.allocation import spent_seconds
 from wattspan.frontier.runner import HeldLimits, HoldSetting, WindowEnergy
 from wattspan.frontier.schedule import TrialSchedule
-from wattspan.frontier.settings import PowerLimit, Setting
-from wattspan.frontier.trials import MeasuredDevice, Study, StudyFile, Trial
+from wattspan.frontier.trials import MeasuredDevice, PowerLimit, Setting, Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
 from wattspan.model import SECOND, CapKey, CapRow, Consumer, HwType, Knob
 from wattspan.ports import Caps, CapsError, Clock, ConfigError

@@ -13,8 +13,7 @@ from wattspan.cli.formatting import UNKNOWN, TableColumn, table_lines, unit_pref
 from wattspan.config.writing import value_text
 from wattspan.frontier.estimates import BlockModel, ConfidenceInterval
 from wattspan.frontier.recommendation import Frontier, Recommendation
-from wattspan.frontier.settings import Setting
-from wattspan.frontier.trials import MeasuredDevice, Study
+from wattspan.frontier.trials import MeasuredDevice, Setting, Study
 from wattspan.frontier.work import UnitSpan, parse_unit
 from wattspan.model import HwType, Knob
 
