@@ -36,7 +36,7 @@ from testbed.serving_replay import SIZE, TBT, TTFT, Arrival, trace
 from benchmarks.tuner.stack import BoardClient, StackHost, job_report, running_agent, until
 from wattspan.emulation.boards import H100
 from wattspan.emulation.control import EmulatedGpu
-from wattspan.emulation.profiles import KERNELS
+from wattspan.emulation.host import KERNELS
 
 PROFILE = "one-socket-h100"
 SERVICE, SPAN, KERNEL = "chat", "POST /v1/chat/completions", "train"

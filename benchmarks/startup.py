@@ -23,8 +23,7 @@ from testbed.process_costs import stop
 
 from benchmarks.harness import Subject, fetch
 from benchmarks.peers import agent, peers
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 
 FIRST_FIGURE = {
     "wattspan": re.compile(

@@ -14,8 +14,7 @@ from wattspan.cli import main as wattspan
 from wattspan.clock import SystemClock
 from wattspan.emulation import host
 from wattspan.emulation.control import Closeable
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import HostProfile
+from wattspan.emulation.host import EmulatedHost, HostProfile
 
 
 class Standing(Closeable):

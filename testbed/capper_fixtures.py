@@ -9,8 +9,7 @@ import pytest
 
 from testbed.capper_process import Gpu, gpu_at
 from testbed.power_limits import PowerLimits
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 
 ORIGINAL = 650_000
 

@@ -17,8 +17,7 @@ from testbed.program import counters
 from testbed.systemd_host import SystemdHost
 from testbed.waiting import eventually
 from wattspan.emulation.control import Closeable
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 
 T = TypeVar("T")
 

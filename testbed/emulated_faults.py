@@ -21,10 +21,9 @@ from wattspan.emulation.engine import PERIOD, HostEngine, main
 from wattspan.emulation.gpu_engine import Controls, GpuState, Throttle
 from wattspan.emulation.gpu_file import GpuRecord
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.host import EmulatedHost, HostProfile
 from wattspan.emulation.powercap_engine import PowercapEngine
 from wattspan.emulation.powercap_tree import EmulatedZone, PowercapTree, zone_at
-from wattspan.emulation.profiles import HostProfile
 from wattspan.model import MILLISECOND
 
 GPU_IS_LOST = 15

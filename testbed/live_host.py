@@ -14,7 +14,7 @@ from testbed.history import spent
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue, load
 from wattspan.emulation.control import Closeable
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 from wattspan.model import Consumer, HwType
 from wattspan.plugins import discover
 from wattspan.service.assembly import build_agent

@@ -18,7 +18,7 @@ from testbed.capper_process import Gpu
 from testbed.nvml_library import ENVIRONMENT
 from testbed.systemd_wattspan import PYTHON, Installed
 from wattspan.emulation.control import HOST_VARIABLE
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 from wattspan.model import SECOND
 
 PROFILE = "one-socket-h100"

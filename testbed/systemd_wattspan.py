@@ -22,8 +22,7 @@ from testbed.nvml_library import build, environment
 from testbed.requirements import ROOT
 from testbed.systemd_host import SystemdHost
 from testbed.waiting import eventually
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 
 SHIPPED = ROOT / "systemd"
 UNITS = ("wattspan.service", "wattspan-capper.service", "wattspan-capper.socket")

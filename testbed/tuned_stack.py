@@ -27,8 +27,7 @@ from testbed.waiting import eventually
 from wattspan.capper.workers import PROCESS_NAME
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable, ControlClient
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 

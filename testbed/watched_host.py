@@ -90,8 +90,7 @@ def watched_host(folder: Path) -> Iterator[WatchedHost]:
 def main() -> None:
     from wattspan.cli.demo import metrics_addresses, run_dir
     from wattspan.config import FlagValue, load
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import profile_named
+    from wattspan.emulation.host import EmulatedHost, profile_named
     from wattspan.plugins import discover
     from wattspan.service.assembly import build_agent
     from wattspan.service.systemd import stop_on_signals

@@ -31,8 +31,8 @@ from testbed.tuner.stats import clopper_pearson, mean
 
 from wattspan.emulation.boards import Demand, EmulatedBoard, operate
 from wattspan.emulation.control import ControlClient
+from wattspan.emulation.host import profile_named
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.profiles import profile_named
 from wattspan.emulation.workloads import Training
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json

@@ -25,7 +25,7 @@ from testbed.faults.judge import Breach, Judge
 from testbed.faults.observation import NANO, Sight, parse
 
 from wattspan.emulation.control import Closeable
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 
 ROOT = Path(__file__).resolve().parents[2]
 CEILINGS = {"cpu": 130.0, "memory": 16.0, "gpu": 760.0}

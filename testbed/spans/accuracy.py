@@ -121,7 +121,7 @@ def after_learning(told: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, A
 
 
 def _law() -> Callable[[float], float]:
-    from wattspan.emulation.profiles import PROFILES
+    from wattspan.emulation.host import PROFILES
 
     watts = PROFILES[PROFILE].law.package_active / 1000
     return lambda cpu_ns: cpu_ns * watts / 1000  # microjoules

@@ -16,8 +16,7 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpu_file import AMD_GPUS
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 from wattspan.model import CapKey, Knob
 
 

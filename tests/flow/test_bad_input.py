@@ -15,8 +15,7 @@ from testbed.emulated_faults import FaultyHost
 from testbed.program import UNPRIVILEGED, Running, fallen, lasting, on_a_disk_of, options, wattspan
 from testbed.waiting import eventually
 
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 
 EMULATED_HOST = r"wattspan: Emulated host in [^\n]+\n"
 

@@ -18,8 +18,7 @@ from testbed.waiting import eventually
 from wattspan.capper.host_directory import SOCKET_FILE
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 from wattspan.model import Knob
 from wattspan.ports import CapsError
 

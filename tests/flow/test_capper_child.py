@@ -20,8 +20,7 @@ from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
 from wattspan.config.writing import to_toml
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 from wattspan.ports import CapsError
 from wattspan.service.capper_process import CapperProcess
 from wattspan.testing import ManualClock

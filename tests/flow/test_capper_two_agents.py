@@ -19,8 +19,7 @@ from testbed.program import ENVIRONMENT, PROGRAM, options, wattspan
 from testbed.waiting import eventually
 
 from wattspan.capper.host_directory import HostDirectory
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 
 ORIGINAL, CAP = 650_000, 500_000
 pytestmark = pytest.mark.needs_cc

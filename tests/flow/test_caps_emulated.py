@@ -17,9 +17,8 @@ from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import ControlClient
-from wattspan.emulation.host import EmulatedHost
+from wattspan.emulation.host import PROFILES, EmulatedHost, profile_named
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.profiles import PROFILES, profile_named
 from wattspan.ports import WattspanError
 
 pytestmark = pytest.mark.exhaustive

@@ -16,7 +16,7 @@ HOSTILE = ("click", "msgspec", "psutil", "pyarrow", "sitecustomize", "usercustom
 ENGINE_AND_WORKLOAD = """
 from pathlib import Path
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 
 with EmulatedHost(profile_named("batch")) as host:
     assert host.start_jobs()
@@ -31,7 +31,7 @@ from wattspan.config import AgentSettings
 from wattspan.config import Config
 from wattspan.config.writing import to_toml
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 from wattspan.service.capper_process import CapperProcess
 
 folder = os.environ["FOLDER"]

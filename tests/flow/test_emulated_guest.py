@@ -14,8 +14,7 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100, EnergyLog
 from wattspan.emulation.control import HOST_VARIABLE, ControlClient, EmulatedGpu, running_host
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 from wattspan.ports import WattspanError
 from wattspan.testing import ManualClock
 

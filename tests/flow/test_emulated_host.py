@@ -13,7 +13,7 @@ from testbed.program import alive
 from testbed.waiting import eventually
 
 from wattspan.emulation import host as hosts
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 from wattspan.ports import WattspanError
 
 

@@ -21,7 +21,7 @@ from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
 
 from wattspan import Frontier
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 from wattspan.frontier.trials import Trial
 from wattspan.training.session import WORK_ATTRIBUTE
 from wattspan.training.units import STEP

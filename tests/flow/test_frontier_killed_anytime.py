@@ -25,8 +25,7 @@ from testbed.waiting import eventually
 
 from wattspan import Frontier
 from wattspan.emulation.control import Closeable
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 from wattspan.frontier.trials import StudyFileError
 
 TRAINING = f"""{Path(emulated_training.__file__).read_text()}

@@ -10,8 +10,7 @@ from testbed.live_host import LiveAgent, percent
 from testbed.simulated_host import imbalances
 from testbed.waiting import eventually
 
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 from wattspan.model import CapKey, HwType, Knob
 
 WINDOW = 4.0

@@ -31,8 +31,7 @@ from testbed.requirements import find_program
 from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import EmulatedHost, profile_named
 
 pytestmark = pytest.mark.long
 

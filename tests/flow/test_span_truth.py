@@ -26,7 +26,7 @@ from testbed.spans.agent import SpanAgent
 from testbed.spans.collector import Collector
 from testbed.spans.workload import Edge, Mark, Trial, divided, trials
 
-from wattspan.emulation.profiles import PROFILES
+from wattspan.emulation.host import PROFILES
 
 pytestmark = pytest.mark.alone
 

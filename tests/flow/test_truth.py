@@ -7,7 +7,7 @@ from testbed.live_host import LiveAgent, percent
 from testbed.simulated_host import imbalances
 from testbed.waiting import eventually
 
-from wattspan.emulation.profiles import PROFILES
+from wattspan.emulation.host import PROFILES
 from wattspan.model import HwType, Provenance, energy_at
 
 pytestmark = pytest.mark.alone

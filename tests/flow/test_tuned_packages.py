@@ -16,7 +16,7 @@ from testbed.tuned_stack import CONFIG, Limited, Tuned
 from testbed.waiting import eventually
 
 from wattspan.emulation.control import Closeable
-from wattspan.emulation.profiles import profile_named
+from wattspan.emulation.host import profile_named
 
 PROFILE, JOB, PACKAGE = "batch", "cruncher/train_step", "rapl:package-0"
 PACKAGES = CONFIG.replace('"gpu_power"', '"cpu_power"').replace('"trainer"', '"cruncher"')

@@ -31,8 +31,7 @@ from wattspan.service.systemd import stop_on_signals
 
 if TYPE_CHECKING:
     from wattspan.api.snapshot_document import SnapshotDocument
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import DemoJob, HostProfile
+    from wattspan.emulation.host import DemoJob, EmulatedHost, HostProfile
     from wattspan.service.agent import Agent
 
 BUDGET = 0.05
@@ -124,8 +123,7 @@ def command(
     The agent tunes the trainer: it lowers the power limit of its emulated board as long as that
     saves energy with at most 5 % slowdown. At the end it restores all limits.
     """
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import profile_named
+    from wattspan.emulation.host import EmulatedHost, profile_named
 
     end = None if duration is None else SystemClock().monotonic() + duration
     chosen = profile_named(profile)

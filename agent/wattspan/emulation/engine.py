@@ -29,6 +29,7 @@ from typing import Any
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import SOCKET_NAME
 from wattspan.emulation.gpus import HostGpus
+from wattspan.emulation.host import KERNELS, HostProfile, profile_named
 from wattspan.emulation.jobs import JobManager, set_process_name
 from wattspan.emulation.powercap_engine import (
     CpuJobs,
@@ -38,7 +39,6 @@ from wattspan.emulation.powercap_engine import (
     open_cpu_load,
 )
 from wattspan.emulation.powercap_tree import PowercapTree, PowerMeters
-from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
 from wattspan.emulation.workloads import GpuWork, SteadyLoad, Training
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError

@@ -39,8 +39,8 @@ from wattspan.util.unix_sockets import unix_request
 
 if TYPE_CHECKING:
     from wattspan.emulation.gpus import HostGpus
+    from wattspan.emulation.host import DemoJob
     from wattspan.emulation.powercap_engine import CpuJobs
-    from wattspan.emulation.profiles import DemoJob
 
 MODEL = "emulated-70b"
 STEP, WORK = "train_step", "samples"  # span of a training step, and the attribute with its work

@@ -48,8 +48,7 @@ def selected_emulated_host(settings: EmulationSettings) -> Iterator[EmulatedHost
     if not settings.profile:
         yield None
         return
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import profile_named
+    from wattspan.emulation.host import EmulatedHost, profile_named
 
     with EmulatedHost(profile_named(settings.profile), period=settings.counters) as host:
         yield host

@@ -6,7 +6,7 @@ import pytest
 
 from wattspan.cli.demo import LOWEST_GPU_LIMIT, tuned_job, tuning_hint, with_tuning
 from wattspan.config import Config
-from wattspan.emulation.profiles import PROFILES
+from wattspan.emulation.host import PROFILES
 from wattspan.model import Knob
 
 
