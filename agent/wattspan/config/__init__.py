@@ -1,8 +1,5 @@
 """The configuration: flag over environment over file over default, with the origin of values."""
 
-from wattspan.config.caps_settings import CapsSettings
-from wattspan.config.fleet import FleetSettings
-from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.loading import changed_keys, environment_variable, load, without_settings
 from wattspan.config.published import PublishedAgent, find_published, publish, withdraw
 from wattspan.config.settings import (
@@ -17,6 +14,7 @@ from wattspan.config.settings import (
     SpansSettings,
     StoreSettings,
 )
+from wattspan.config.tables import CapsSettings, CarbonSettings, CostSettings, FleetSettings
 from wattspan.config.tuning_settings import (
     AutotuneSettings,
     LatencyPercentile,

@@ -14,9 +14,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
-from wattspan.config.caps_settings import BoolOrAuto, CapsSettings
-from wattspan.config.fleet import FleetSettings
-from wattspan.config.footprint import CarbonSettings, CostSettings
+from wattspan.config.tables import (
+    BoolOrAuto,
+    CapsSettings,
+    CarbonSettings,
+    CostSettings,
+    FleetSettings,
+)
 from wattspan.config.tuning_settings import AutotuneSettings
 from wattspan.model import HwType, IdlePolicy, Knob, Milliwatts, NamePolicy
 from wattspan.model.settings import Duration, Listen, Size, Table, about, quoted, to_plain

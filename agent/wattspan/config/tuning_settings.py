@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from wattspan.config.caps_settings import duplicate_positions
+from wattspan.config.tables import duplicate_positions
 from wattspan.model import Knob
 from wattspan.model.settings import Duration, Table, about, quoted
 

@@ -18,7 +18,7 @@ import h11
 import msgspec
 
 from wattspan.config import FleetSettings
-from wattspan.config.fleet import EtcdEndpoint, parse_endpoint
+from wattspan.config.tables import EtcdEndpoint, parse_endpoint
 from wattspan.fleet.coordination import (
     ConflictError,
     CoordinationError,

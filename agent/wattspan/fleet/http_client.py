@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import h11
 import msgspec
 
-from wattspan.config.fleet import EtcdEndpoint
+from wattspan.config.tables import EtcdEndpoint
 from wattspan.model import SECOND
 from wattspan.model.settings import Listen
 from wattspan.ports import Clock

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wattspan.config.footprint import RateSettings
+from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import Schedule, billionths
 from wattspan.model import SECOND, Failure, Instant, RateOrigin, SourceHealth, Trouble
 from wattspan.model.settings import Duration, quoted

@@ -22,7 +22,7 @@ from wattspan.api.energy import energy_response
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.config.footprint import RateSettings
+from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import CoverEnergy, RateAccumulator
 from wattspan.http.limits import RejectionCounter
 from wattspan.model import (

@@ -17,7 +17,7 @@ from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
 from wattspan.capper.planner import OperatorLimits, imposed_limits, power_range, unmatched_settings
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.config import CapsSettings
-from wattspan.config.caps_settings import FixedCapSettings, PrioritySettings
+from wattspan.config.tables import FixedCapSettings, PrioritySettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock

@@ -16,7 +16,7 @@ from wattspan.capper.protocol import RefusalReason, StateReply
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.fleet import examine_fleet
 from wattspan.config import FleetSettings
-from wattspan.config.fleet import EtcdEndpoint
+from wattspan.config.tables import EtcdEndpoint
 from wattspan.fleet.allotment import (
     ENDED_AFTER,
     AllotmentBook,

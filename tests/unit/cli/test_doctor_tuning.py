@@ -29,7 +29,7 @@ from wattspan.config import (
     FleetSettings,
     TunedJobSettings,
 )
-from wattspan.config.caps_settings import FixedCapSettings
+from wattspan.config.tables import FixedCapSettings
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import Domain, HwType, Knob, Provenance, TuningAccounts
 from wattspan.model.settings import Table

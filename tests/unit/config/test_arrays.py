@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.config import Config, FlagValue, SettingOrigin, TunedJobSettings, load
-from wattspan.config.caps_settings import FixedCapSettings, PrioritySettings
+from wattspan.config.tables import FixedCapSettings, PrioritySettings
 from wattspan.config.writing import to_toml
 from wattspan.model import Knob
 from wattspan.model.settings import Duration

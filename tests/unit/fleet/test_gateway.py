@@ -11,7 +11,7 @@ from testbed.reserved_port import reserved_port
 
 from wattspan.clock import SystemClock
 from wattspan.config import FleetSettings
-from wattspan.config.fleet import parse_endpoint
+from wattspan.config.tables import parse_endpoint
 from wattspan.fleet.coordination import CoordinationError, KeyWrite, UnreachableError
 from wattspan.fleet.etcd import EtcdCoordination
 from wattspan.model.settings import Duration

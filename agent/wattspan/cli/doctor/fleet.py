@@ -14,7 +14,7 @@ from wattspan.cli.doctor.findings import Finding, declared, failure, ok, warning
 from wattspan.cli.doctor.tuning import CapperProbe
 from wattspan.cli.formatting import duration_each, duration_text
 from wattspan.config import FleetSettings
-from wattspan.config.fleet import EtcdEndpoint, parse_endpoint
+from wattspan.config.tables import EtcdEndpoint, parse_endpoint
 from wattspan.fleet.allotment import (
     ENDED_AFTER,
     AllotmentBook,

@@ -18,8 +18,8 @@ from wattspan.cli.doctor.findings import Finding, declared, failure, note, ok, w
 from wattspan.cli.formatting import duration_text
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.config.footprint import RateSettings
 from wattspan.config.loading import DEFAULT_PATH
+from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import BILLION
 from wattspan.http.sockets import directory_fault
 from wattspan.model.settings import Size

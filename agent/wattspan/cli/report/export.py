@@ -17,7 +17,7 @@ import msgspec
 
 from wattspan.cli.options import echo_error
 from wattspan.config import Config
-from wattspan.config.footprint import RateSettings
+from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import BILLION, billionths
 from wattspan.inference.division import DivisionMethod
 from wattspan.model import Certainty, HwType, Provenance
