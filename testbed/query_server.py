@@ -10,7 +10,7 @@ from testbed.constant_history import ConstantPast
 from testbed.snapshots import busy_host
 from wattspan.api.inference import EstimateRequest
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
-from wattspan.cli.measure.child import process_identity
+from wattspan.cli.measure import process_identity
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable
 from wattspan.http.limits import ServerLimits

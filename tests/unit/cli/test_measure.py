@@ -16,8 +16,7 @@ from testbed.query_server import FAR
 from testbed.waiting import receive_instead_of_main
 
 from wattspan.cli import cli, measure
-from wattspan.cli.measure import child
-from wattspan.cli.measure.child import ChildExit, CommandNotExecutableError, CommandNotFoundError
+from wattspan.cli.measure import ChildExit, CommandNotExecutableError, CommandNotFoundError
 from wattspan.cli.measure.results import (
     CommandRun,
     EnergySum,
@@ -34,7 +33,7 @@ from wattspan.testing import ManualClock
 
 def run(*command: str, period: int = 3600 * SECOND, **told: Any) -> ChildExit:
     nothing = {"on_start": lambda _: None, "on_period": lambda *_: None}
-    return child.run_child(command, SystemClock(), period=period, **(nothing | told))
+    return measure.run_child(command, SystemClock(), period=period, **(nothing | told))
 
 
 def python(script: str) -> tuple[str, ...]:
@@ -69,7 +68,7 @@ def test_identity_of_the_command_is_readable_until_it_is_reaped() -> None:
 
     def on_start(consumer: Consumer) -> None:
         os.waitid(os.P_PID, consumer.pid, os.WEXITED | os.WNOWAIT)
-        seen.append(child.process_identity(consumer.pid))
+        seen.append(measure.process_identity(consumer.pid))
 
     assert run("true", on_start=on_start).consumer == seen[0]
 
@@ -169,7 +168,7 @@ def test_long_run_is_read_in_periods(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.advance(1)
         return ChildExit(Consumer(5, 5), start, clock.monotonic(), 0, 0.5, False)
 
-    monkeypatch.setattr(child, "run_child", long)
+    monkeypatch.setattr(measure, "run_child", long)
     result = measure.measure(["sleep"], 1, meter, clock)
     edges = [
         start,
@@ -199,7 +198,7 @@ def test_interrupt_while_waiting_keeps_the_known_figures(monkeypatch: pytest.Mon
 
     clock, meter = ManualClock(), Impatient()
     ended = ChildExit(Consumer(5, 5), clock.monotonic(), clock.advance(1).mono, 4, 0.5, False)
-    monkeypatch.setattr(child, "run_child", lambda *_, **__: ended)
+    monkeypatch.setattr(measure, "run_child", lambda *_, **__: ended)
     result = measure.measure(["sleep"], 5, meter, clock)
     assert len(result.runs) == 1
     assert result.last.command.joules == {"cpu": 1.0}
@@ -261,7 +260,7 @@ def test_signal_before_the_start_reaches_the_command() -> None:
 
         sent = False
 
-    ended = child.run_child(
+    ended = measure.run_child(
         ["sleep", "1000"],
         Hurried(),
         on_start=lambda _: None,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from testbed.waiting import eventually
 
-from wattspan.cli.measure.child import process_identity
+from wattspan.cli.measure import process_identity
 from wattspan.clock import SystemClock
 from wattspan.frontier.runner import Durations, HeldLimits, TrialRunner, WindowEnergy
 from wattspan.frontier.schedule import Planned

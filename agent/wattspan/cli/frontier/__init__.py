@@ -154,8 +154,7 @@ def run(
     """
     # Sockets, threads and progress bars: the other commands and the help need none.
     from wattspan.cli.frontier import measurement
-    from wattspan.cli.measure import RunningAgentClient
-    from wattspan.cli.measure.child import process_identity
+    from wattspan.cli.measure import RunningAgentClient, process_identity
     from wattspan.frontier.runner import Durations, TrialRunner
     from wattspan.frontier.span_units import SpanReceiver
 
