@@ -66,7 +66,6 @@ from wattspan.service.configuration import (
 )
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.fleet_assembly import add_fleet
 from wattspan.service.poller import (
     DEVICES,
     STATIC_POWERS,
@@ -77,7 +76,7 @@ from wattspan.service.poller import (
 )
 from wattspan.service.sampling_demand import QUERY_TIME, Intervals, Reason, SamplingDemand
 from wattspan.service.span_assembly import PeerPrincipalLookup, SpanAssembly
-from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
+from wattspan.service.tuning_assembly import AgentCore, TuningAssembly, add_fleet
 from wattspan.sharing.pools import Pools
 from wattspan.storage.checkpoints import latest_checkpoint
 from wattspan.storage.store import DeferredStore, Store

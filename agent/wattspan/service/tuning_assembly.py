@@ -1,4 +1,4 @@
-"""Assembly of tuning and caps: the tuner, the capper, and the log records of both."""
+"""Assembly of tuning and caps: the tuner, the capper, their log records, and the part in a fleet."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from wattspan.config import AgentSettings, Config
 from wattspan.model import (
     Attribution,
     Consumer,
+    HwType,
     Knob,
     RecordedDecision,
+    Snapshot,
     Tick,
     TuningAccounts,
 )
+from wattspan.model.snapshot import FleetAccounts
 from wattspan.ports import CapsError, ProcessDirectory, SnapshotView
 from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.procfs import ProcFs
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from wattspan.tuning.host_view import DeviceUsers, HostView
     from wattspan.tuning.tuner import Tuner
     from wattspan.tuning.work_units import ReceivedSpanQueue
+
 
 Log = Callable[[str], None]
 
@@ -369,3 +373,63 @@ def job_command(consumer: Consumer) -> str:
     except psutil.Error:
         return ""
     return command_digest([word for word in words if word])
+
+
+# -------------------------------------------------------------------------------------------- fleet
+
+
+_CEILING_TIMEOUT = 3.0
+"""Seconds of one call to the capper, within which it writes all limits."""
+_LIMITED_TYPES = (HwType.GPU, HwType.CPU)
+
+
+def add_fleet(
+    services: ServiceGroup, core: AgentCore, tuning: TuningAssembly, boot_id: str
+) -> Callable[[], FleetAccounts | None]:
+    """Add the participant in the fleet, if one is configured, to ``services``.
+
+    Returns its newest state; None without a fleet. Safe from any thread.
+    """
+    config, clock = core.config, core.clock
+    if not config.fleet.is_enabled:
+        return lambda: None
+    # Most hosts are in no fleet: its TLS and HTTP take memory.
+    from wattspan.fleet.etcd import EtcdCoordination
+    from wattspan.fleet.member import FleetMember, SessionRecord
+    from wattspan.fleet.participant import FleetParticipant
+
+    coordination = EtcdCoordination(config.fleet, clock)
+    record = SessionRecord(Path(config.agent.state_dir), boot_id)
+    reserve = config.caps.reserve_watts * 1000
+    member = FleetMember(
+        config.fleet.name_of(core.view().host),
+        config.fleet,
+        coordination,
+        tuning.capper_client(_CEILING_TIMEOUT),
+        clock,
+        power=lambda: limited_power(core.view(), reserve),
+        new_session=lambda: secrets.token_hex(8),
+        former_session=record.former,
+        note_session=record.note,
+        ramp=config.caps.ramp_watts_per_second * 1000,
+        largest_step=config.caps.largest_step,
+    )
+    participant = FleetParticipant(config.fleet, coordination, member, clock, core.log)
+    services.add(participant.start, participant.stop)
+    services.health_checks.append(participant.health)
+    return lambda: participant.status
+
+
+def limited_power(snapshot: Snapshot, reserve: int) -> int | None:
+    """The power of all devices that can be limited, and the reserve, in milliwatts.
+
+    None if there are none, or if the power of one is unknown.
+    """
+    powers = [
+        account.power
+        for account in snapshot.cover
+        if account.present and account.domain.hw_type in _LIMITED_TYPES
+    ]
+    if not powers or None in powers:
+        return None
+    return reserve + sum(power for power in powers if power is not None)
