@@ -1,14 +1,17 @@
-"""Assembly of spans and queries: receivers, joiner, forwarder and query service."""
+"""Assembly of spans and queries: receivers, joiner, forwarder and query service.
+
+Queries show the state of the capper and the stored energy to users who may read neither themselves.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wattspan import __version__
 from wattspan.http.limits import RejectionCounter, ServerLimits
@@ -19,17 +22,82 @@ from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.configuration import destinations, run_directory
+from wattspan.service.configuration import capper_client, destinations, run_directory
 from wattspan.service.sampling_demand import QUERY_TIME, WINDOW_EXPIRY, Reason
-from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
+from wattspan.service.tuning_assembly import CAPPER_TIMEOUT, AgentCore, TuningAssembly
+from wattspan.util.text import MAX_COMMAND, clean_label
+from wattspan.util.unix_sockets import user_name
 
 if TYPE_CHECKING:
+    from wattspan.config import Config
     from wattspan.http.messages import HttpRequest, HttpResponse
     from wattspan.http.server import HttpServer
     from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
     from wattspan.processes.inspector import TcpConnections
     from wattspan.service.span_joiner import SpanJoiner
+
+
+class CapperState:
+    """Asks a capper that runs. It never starts one: a capper wakes the drivers of all devices."""
+
+    def __init__(self, config: Config, clock: Clock, *, emulated: bool) -> None:
+        self._config, self._clock, self._emulated = config, clock, emulated
+
+    def __call__(self) -> Mapping[str, Any]:
+        """The fields of the capper's state, and its socket; CapsError if it does not answer."""
+        import msgspec
+
+        # Only a request needs this module, which takes memory.
+        from wattspan.capper.host_directory import HostDirectory
+
+        host = None if self._emulated else HostDirectory(Path(self._config.caps.host_dir))
+        if host is not None and host.address() is None:
+            return {}
+        client = capper_client(
+            self._config,
+            self._clock,
+            "wattspan caps status, through the agent",
+            timeout=CAPPER_TIMEOUT,
+            emulated=self._emulated,
+        )
+        if self._emulated and not client.address.path.exists():
+            return {}
+        try:
+            client.rows()
+            facts: dict[str, Any] = msgspec.to_builtins(client.state)
+        finally:
+            client.close()
+        return {"socket": str(client.address.path), "state": facts}
+
+
+class StoredEnergyReader:
+    """Reads the agent's store as other processes do: nothing of it blocks the writer."""
+
+    def __init__(self, config: Config, *, emulated: bool) -> None:
+        self._state_dir, self._emulated = Path(config.agent.state_dir), emulated
+
+    def __call__(
+        self, start: int, end: int, kinds: frozenset[str], user: int | None
+    ) -> Mapping[str, Any]:
+        """The store's path and the extract, without spans and rates. StoreError."""
+        from wattspan.storage.database import store_path
+        from wattspan.storage.query import (
+            HistoryExtract,
+            extract_history,
+            extract_to_json,
+            own_extract,
+        )
+
+        path = store_path(self._state_dir, emulated=self._emulated)
+        found = extract_history(path, start, end, kinds)
+        if user is not None and isinstance(found, HistoryExtract):
+            found = own_extract(found, clean_label(user_name(user), MAX_COMMAND))
+        return {"store": str(path), "found": extract_to_json(found)}
+
+
+# ----------------------------------------------------------------------------------------- assembly
+
 
 Log = Callable[[str], None]
 
@@ -252,7 +320,6 @@ class SpanAssembly:
         from wattspan.api.authorization import Authorization
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
-        from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
         core, emulated = self._core, self._core.emulated is not None
         config, demand = core.config, core.demand
