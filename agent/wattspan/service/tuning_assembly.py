@@ -1,4 +1,4 @@
-"""Assembly of tuning and caps: the tuner, the capper, their log records, and the part in a fleet."""
+"""Assembly of tuning and caps: the tuner, the capper, log records, and the part in a fleet."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from wattspan.tuning.host_view import DeviceUsers, HostView
     from wattspan.tuning.tuner import Tuner
     from wattspan.tuning.work_units import ReceivedSpanQueue
-
 
 Log = Callable[[str], None]
 

@@ -21,10 +21,12 @@ from wattspan.model import (
 )
 from wattspan.ports import SourceError
 from wattspan.service.agent import ServiceGroup, merge_failures, require_readable_counters
-from wattspan.service.daemon import REPEAT_INTERVAL, FailureReporter, HealthWatch
-from wattspan.service.thread_failures import (
+from wattspan.service.daemon import (
+    REPEAT_INTERVAL,
     SHOWN_FOR,
     THREADS,
+    FailureReporter,
+    HealthWatch,
     ThreadFailures,
     report_thread_failures,
 )

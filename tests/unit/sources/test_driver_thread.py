@@ -12,7 +12,7 @@ from testbed.waiting import eventually
 
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.ports import Batch, PacedSource
-from wattspan.service.thread_failures import report_thread_failures
+from wattspan.service.daemon import report_thread_failures
 from wattspan.sources.driver_thread import LEAST_PAUSE, DriverThreadSource
 from wattspan.testing import ManualClock
 
