@@ -15,7 +15,7 @@ from testbed.program import options, wattspan
 from testbed.reserved_port import reserved_port
 from testbed.waiting import eventually
 
-from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor import Finding, Severity
 from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
 from wattspan.clock import SystemClock
 from wattspan.config import FleetSettings

@@ -11,7 +11,7 @@ from testbed.exporting import serving
 from testbed.kubelet import Kubelet, encode_claims
 from testbed.query_server import QueryServer
 
-from wattspan.cli.doctor.findings import (
+from wattspan.cli.doctor import (
     NO_COUNTER_ADVICE,
     Diagnosis,
     Finding,

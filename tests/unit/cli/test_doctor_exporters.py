@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor import Finding, Severity
 from wattspan.cli.doctor.network import examine_exporters
 from wattspan.config import Config
 from wattspan_exporters.otlp import OtlpSettings

@@ -9,7 +9,7 @@ from string import Formatter
 import pytest
 
 from wattspan.cli import doctor
-from wattspan.cli.doctor.findings import Finding, Severity, catalogue, declared
+from wattspan.cli.doctor import Finding, Severity, catalogue, declared
 
 SOURCES = [
     ast.parse(path.read_text(encoding="utf-8"))

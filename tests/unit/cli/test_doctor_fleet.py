@@ -13,7 +13,7 @@ from testbed.memory_cluster import MemoryCoordination
 from testbed.simulated_fleet import SimulatedFleet, W
 
 from wattspan.capper.protocol import RefusalReason, StateReply
-from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor import Finding, Severity
 from wattspan.cli.doctor.fleet import examine_fleet
 from wattspan.config import FleetSettings
 from wattspan.config.tables import EtcdEndpoint

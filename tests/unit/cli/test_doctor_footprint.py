@@ -7,7 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from wattspan.cli import cli
-from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor import Finding, Severity
 from wattspan.cli.doctor.host import examine_footprint
 from wattspan.config import CarbonSettings, Config, CostSettings
 from wattspan.testing import ManualClock

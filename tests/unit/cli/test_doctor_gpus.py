@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.cli.doctor import gpus
-from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor import Finding, Severity, gpus
 from wattspan.cli.doctor.gpus import INTEL, NVIDIA, PciGpu, examine_gpus, pci_gpus
 from wattspan.model import Domain, HwType, Provenance
 from wattspan.sources.amdsmi.device import AMD

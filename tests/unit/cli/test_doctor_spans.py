@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor import Finding, Severity
 from wattspan.cli.doctor.network import examine_spans
 from wattspan.config import AgentSettings, Config, SettingOrigin, SpansSettings
 from wattspan.model.settings import Listen

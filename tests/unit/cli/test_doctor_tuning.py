@@ -18,7 +18,7 @@ from testbed.query_server import QueryServer
 from wattspan.capper.host_directory import HostClaim
 from wattspan.capper.journal import Journal, JournalEntry
 from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
-from wattspan.cli.doctor.findings import Finding, Severity
+from wattspan.cli.doctor import Finding, Severity
 from wattspan.cli.doctor.sources import EmptyProcessDirectory
 from wattspan.cli.doctor.tuning import examine_tuning
 from wattspan.config import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from wattspan.capper.protocol import AllotmentRow
-from wattspan.cli.doctor.findings import Finding, declared, failure, ok, warning
+from wattspan.cli.doctor import Finding, declared, failure, ok, warning
 from wattspan.cli.doctor.tuning import CapperProbe
 from wattspan.cli.formatting import duration_each, duration_text
 from wattspan.config import FleetSettings

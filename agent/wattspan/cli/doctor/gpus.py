@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.cli.doctor.findings import Finding, declared, ok, warning
+from wattspan.cli.doctor import Finding, declared, ok, warning
 from wattspan.cli.doctor.host import file_text
 from wattspan.model import Domain
 from wattspan.sources.amdsmi.device import AMD

@@ -14,7 +14,7 @@ import msgspec
 from wattspan import __version__
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
 from wattspan.capper.protocol import has_capper_unit
-from wattspan.cli.doctor.findings import Finding, declared, failure, note, ok, warning
+from wattspan.cli.doctor import Finding, declared, failure, note, ok, warning
 from wattspan.cli.formatting import duration_text
 from wattspan.clock import SystemClock
 from wattspan.config import Config

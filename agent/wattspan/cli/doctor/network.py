@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from wattspan.cli.doctor.findings import Finding, declared, failure, ok, warning
+from wattspan.cli.doctor import Finding, declared, failure, ok, warning
 from wattspan.config import AccessSettings, Config
 from wattspan.http.access_policy import AccessError, exposure_warning, server_tls, token_check
 from wattspan.model.settings import Listen, Table, keys

@@ -14,7 +14,7 @@ from wattspan.attribution.cover import decide, explain
 from wattspan.attribution.frozen_counters import FROZEN_CAUSE, FROZEN_REMEDY
 from wattspan.attribution.metering import energy_between
 from wattspan.cli import formatting
-from wattspan.cli.doctor.findings import Diagnosis, Finding, declared, failure, note, ok, warning
+from wattspan.cli.doctor import Diagnosis, Finding, declared, failure, note, ok, warning
 from wattspan.config import Config
 from wattspan.model import (
     MILLISECOND,

@@ -18,7 +18,7 @@ from wattspan.capper.protocol import (
     has_capper_unit,
 )
 from wattspan.cli.caps import capper_state
-from wattspan.cli.doctor.findings import Finding, Severity, declared, note, ok, warning
+from wattspan.cli.doctor import Finding, Severity, declared, note, ok, warning
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
