@@ -8,7 +8,7 @@ from typing import Self
 
 from testbed.constant_history import ConstantPast
 from testbed.snapshots import busy_host
-from wattspan.api.inference import EstimateRequest
+from wattspan.api.estimates import EstimateRequest
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.cli.measure import process_identity
 from wattspan.clock import SystemClock

@@ -21,13 +21,16 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from wattspan.api import energy
-from wattspan.api.advice import ADVICE_PARAMETERS, ADVICE_PATH, AdviceFacts, advice_response
 from wattspan.api.authorization import Authorization, shown_user
 from wattspan.api.energy import TimeGrid
-from wattspan.api.inference import (
+from wattspan.api.estimates import (
+    ADVICE_PARAMETERS,
+    ADVICE_PATH,
     INFERENCE_PARAMETERS,
     INFERENCE_PATH,
+    AdviceFacts,
     EstimateRequest,
+    advice_response,
     estimate_response,
 )
 from wattspan.api.jobs import JOBS_PATH, JobsHandler

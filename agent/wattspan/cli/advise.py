@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wattspan.api.advice import ADVICE_PATH
+from wattspan.api.estimates import ADVICE_PATH
 from wattspan.cli.formatting import (
     UNKNOWN,
     TableColumn,
