@@ -35,8 +35,7 @@ from wattspan.tuning.host_view import HostView, refusal_reason
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.job_context import Strategy, TuningContext
 from wattspan.tuning.permissions import JobOwner, JobTerms, TuningPermissions
-from wattspan.tuning.search_strategy import SearchStrategy, share_devices
-from wattspan.tuning.tracking_strategy import TrackingStrategy
+from wattspan.tuning.strategies import SearchStrategy, TrackingStrategy, share_devices
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch
 from wattspan.util.throttle import RateLimitedLog
 
