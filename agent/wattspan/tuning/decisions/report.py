@@ -343,8 +343,8 @@ def _misses_text(figures: LoadFigures) -> str:
 
 
 # --------------------------------------------------------------------------------- instances
-# The number of instances of a server follows from the energy of one instance at each load. Instances
-# share the load equally, and the number of generated tokens does not depend on their number: E(n)
+# The number of instances of a server follows from the energy of one instance at each load: they
+# share the load equally, and the number of generated tokens does not depend on their number. E(n)
 # is proportional to the joules per token of an instance at the load total / n. Only load bins that
 # were met have figures: nothing is interpolated.
 
