@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from testbed.studies import hypervolume, power_settings, study, trial
 
-from wattspan.frontier.allocation import affordable_trials
-from wattspan.frontier.schedule import Planned, TrialSchedule
+from wattspan.frontier.schedule import Planned, TrialSchedule, affordable_trials
 from wattspan.frontier.statistics import (
     PRIOR_SPREAD,
     LogPoint,

@@ -28,9 +28,8 @@ from wattspan.cli.formatting import duration_text
 from wattspan.cli.measure import MeasurementClient
 from wattspan.cli.options import ConfigurationOptions, echo_error
 from wattspan.clock import SystemClock
-from wattspan.frontier.allocation import spent_seconds
 from wattspan.frontier.runner import HeldLimits, HoldSetting, WindowEnergy
-from wattspan.frontier.schedule import TrialSchedule
+from wattspan.frontier.schedule import TrialSchedule, spent_seconds
 from wattspan.frontier.trials import MeasuredDevice, PowerLimit, Setting, Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
 from wattspan.model import SECOND, CapKey, CapRow, Consumer, HwType, Knob
