@@ -38,62 +38,51 @@ if TYPE_CHECKING:
     from wattspan.service.span_joiner import SpanJoiner
 
 
-class CapperState:
-    """Asks a capper that runs. It never starts one: a capper wakes the drivers of all devices."""
+def capper_state(config: Config, clock: Clock, *, emulated: bool) -> Mapping[str, Any]:
+    """The fields of a running capper's state, and its socket; CapsError if it does not answer.
 
-    def __init__(self, config: Config, clock: Clock, *, emulated: bool) -> None:
-        self._config, self._clock, self._emulated = config, clock, emulated
+    It starts none: a capper wakes the drivers of all devices.
+    """
+    import msgspec
 
-    def __call__(self) -> Mapping[str, Any]:
-        """The fields of the capper's state, and its socket; CapsError if it does not answer."""
-        import msgspec
+    # Only a request needs this module, which takes memory.
+    from wattspan.capper.host_directory import HostDirectory
 
-        # Only a request needs this module, which takes memory.
-        from wattspan.capper.host_directory import HostDirectory
-
-        host = None if self._emulated else HostDirectory(Path(self._config.caps.host_dir))
-        if host is not None and host.address() is None:
-            return {}
-        client = capper_client(
-            self._config,
-            self._clock,
-            "wattspan caps status, through the agent",
-            timeout=CAPPER_TIMEOUT,
-            emulated=self._emulated,
-        )
-        if self._emulated and not client.address.path.exists():
-            return {}
-        try:
-            client.rows()
-            facts: dict[str, Any] = msgspec.to_builtins(client.state)
-        finally:
-            client.close()
-        return {"socket": str(client.address.path), "state": facts}
+    host = None if emulated else HostDirectory(Path(config.caps.host_dir))
+    if host is not None and host.address() is None:
+        return {}
+    who = "wattspan caps status, through the agent"
+    client = capper_client(config, clock, who, timeout=CAPPER_TIMEOUT, emulated=emulated)
+    if emulated and not client.address.path.exists():
+        return {}
+    try:
+        client.rows()
+        facts: dict[str, Any] = msgspec.to_builtins(client.state)
+    finally:
+        client.close()
+    return {"socket": str(client.address.path), "state": facts}
 
 
-class StoredEnergyReader:
-    """Reads the agent's store as other processes do: nothing of it blocks the writer."""
+def stored_energy(
+    config: Config, start: int, end: int, kinds: frozenset[str], user: int | None, *, emulated: bool
+) -> Mapping[str, Any]:
+    """The path of the agent's store and its extract, without spans and rates. StoreError.
 
-    def __init__(self, config: Config, *, emulated: bool) -> None:
-        self._state_dir, self._emulated = Path(config.agent.state_dir), emulated
+    It is read as by other processes: nothing of it blocks the writer.
+    """
+    from wattspan.storage.database import store_path
+    from wattspan.storage.query import (
+        HistoryExtract,
+        extract_history,
+        extract_to_json,
+        own_extract,
+    )
 
-    def __call__(
-        self, start: int, end: int, kinds: frozenset[str], user: int | None
-    ) -> Mapping[str, Any]:
-        """The store's path and the extract, without spans and rates. StoreError."""
-        from wattspan.storage.database import store_path
-        from wattspan.storage.query import (
-            HistoryExtract,
-            extract_history,
-            extract_to_json,
-            own_extract,
-        )
-
-        path = store_path(self._state_dir, emulated=self._emulated)
-        found = extract_history(path, start, end, kinds)
-        if user is not None and isinstance(found, HistoryExtract):
-            found = own_extract(found, clean_label(user_name(user), MAX_COMMAND))
-        return {"store": str(path), "found": extract_to_json(found)}
+    path = store_path(Path(config.agent.state_dir), emulated=emulated)
+    found = extract_history(path, start, end, kinds)
+    if user is not None and isinstance(found, HistoryExtract):
+        found = own_extract(found, clean_label(user_name(user), MAX_COMMAND))
+    return {"store": str(path), "found": extract_to_json(found)}
 
 
 # ----------------------------------------------------------------------------------------- assembly
@@ -353,8 +342,8 @@ class SpanAssembly:
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=core.static_powers.facts,
             recurring=recur,
-            caps=CapperState(config, core.clock, emulated=emulated),
-            stored=StoredEnergyReader(config, emulated=emulated),
+            caps=partial(capper_state, config, core.clock, emulated=emulated),
+            stored=partial(stored_energy, config, emulated=emulated),
             pools=core.pools,
         )
         try:
