@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.cli.doctor import Finding, Severity, gpus
-from wattspan.cli.doctor.gpus import INTEL, NVIDIA, PciGpu, examine_gpus, pci_gpus
+from wattspan.cli.doctor import Finding, Severity, sources
+from wattspan.cli.doctor.sources import INTEL, NVIDIA, PciGpu, examine_gpus, pci_gpus
 from wattspan.model import Domain, HwType, Provenance
 from wattspan.sources.amdsmi.device import AMD
 from wattspan.sources.nvml.source import LIBRARY
@@ -149,7 +149,7 @@ def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    monkeypatch.setattr(gpus, "load_nvml", lambda: None)
+    monkeypatch.setattr(sources, "load_nvml", lambda: None)
     return tmp_path
 
 
@@ -199,7 +199,7 @@ def test_nvidia_device_file_that_may_not_be_opened_is_a_cause(nvidia: Path) -> N
 def test_complete_nvidia_host_refers_to_the_source(
     nvidia: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "load_nvml", lambda: gpus)
+    monkeypatch.setattr(sources, "load_nvml", lambda: sources)
     assert "Source nvml" in found(nvidia)[BOARD].remedy
 
 
@@ -254,8 +254,8 @@ def test_power_meter_without_a_driver_is_told(tmp_path: Path) -> None:
     assert "power meter ACPI000D:00" not in found(tmp_path)
 
 
-@pytest.mark.parametrize("library", gpus._LIBRARIES.values(), ids=lambda one: one.vendor)
-def test_documented_devices_are_those_of_the_code(library: gpus.GpuLibrary) -> None:
+@pytest.mark.parametrize("library", sources._LIBRARIES.values(), ids=lambda one: one.vendor)
+def test_documented_devices_are_those_of_the_code(library: sources.GpuLibrary) -> None:
     page = (ROOT / "docs/reference/hardware.md").read_text()
     table = page.partition("## Devices without figures")[2].partition("\n## ")[0]
     for part in (f"modprobe {library.driver}", f"`/{library.file}`", library.vendor):

@@ -190,8 +190,7 @@ def diagnose(
     from wattspan.cli.doctor import host as local
     from wattspan.cli.doctor import network
     from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
-    from wattspan.cli.doctor.gpus import examine_gpus
-    from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
+    from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_gpus, examine_sources
     from wattspan.cli.doctor.tuning import CapperProbe, examine_tuning
 
     config, plugins = loaded.config, loaded.plugins
