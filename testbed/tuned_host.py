@@ -407,7 +407,7 @@ class Host:
             host=self.host_view,
             directory=self,
             caps=self.capper if self._caps is None else self._caps(self.clock),
-            decisions=self.book,
+            record=self.book.add,
             declared=self.declared.tuned,
             log=self.logged.append,
         )

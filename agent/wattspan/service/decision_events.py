@@ -12,7 +12,6 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,9 +22,6 @@ from wattspan.ports import Clock
 from wattspan.tuning.serialization import setting_number, unit
 from wattspan.util.protobuf import AttributeValue
 from wattspan.util.throttle import RateLimitedLog
-
-if TYPE_CHECKING:
-    from wattspan.storage.tuning import DecisionLog
 
 DECISION_PREFIX = "wattspan.autotune."
 CAPS_PREFIX = "wattspan.caps."
@@ -52,15 +48,12 @@ _CEILING_ACTIONS = frozenset({AuditAction.CEILING, AuditAction.LIFT, AuditAction
 RecordSink = Callable[[LogRecord], None]
 
 
-class ForwardedDecisions:
-    """Adds each decision to a store and sends it to the collector."""
-
-    def __init__(self, store: DecisionLog, send: RecordSink) -> None:
-        self._store, self._send = store, send
-
-    def add(self, decided: RecordedDecision) -> None:
-        self._store.add(decided)
-        self._send(decision_record(decided))
+def store_and_send(
+    store: Callable[[RecordedDecision], object], send: RecordSink, decided: RecordedDecision
+) -> None:
+    """Store a decision and send it to the collector."""
+    store(decided)
+    send(decision_record(decided))
 
 
 def decision_record(decided: RecordedDecision) -> LogRecord:

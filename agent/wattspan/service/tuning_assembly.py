@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -280,7 +281,7 @@ class TuningAssembly:
         )
 
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
-        from wattspan.service.decision_events import ForwardedDecisions
+        from wattspan.service.decision_events import store_and_send
         from wattspan.service.plan_processes import PlanProcesses
         from wattspan.storage.tuning import (
             CertificationStore,
@@ -324,9 +325,9 @@ class TuningAssembly:
             host=self._host_view,
             directory=self._directory,
             caps=self.capper_client() if self._needs_capper else None,
-            decisions=decisions
+            record=decisions.add
             if self.records is None
-            else ForwardedDecisions(decisions, self.records.offer),
+            else partial(store_and_send, decisions.add, self.records.offer),
             declared=self.declared.tuned,
             pools=self.core.pools,
             log=self.core.log,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.config.tuning_settings import matching_job
@@ -53,12 +52,6 @@ HANG_TIMEOUT = 30 * SECOND
 Log = Callable[[str], None]
 
 
-class DecisionStore(Protocol):
-    """Stores each decision once."""
-
-    def add(self, decided: RecordedDecision) -> object: ...
-
-
 class Tuner:
     """``run`` is the thread, ``step`` one pass; ``accounts`` and ``health`` are for any thread."""
 
@@ -72,16 +65,16 @@ class Tuner:
         host: Callable[[], HostView],
         directory: ProcessDirectory,
         caps: Caps | None,
-        decisions: DecisionStore,
+        record: Callable[[RecordedDecision], object],
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
         pools: Pools | None = None,
         log: Log = lambda _: None,
     ) -> None:
-        """``host`` returns the present view, which needs no rows of the capper."""
+        """``host`` returns the view without rows of the capper, ``record`` stores a decision."""
         self._clock, self._settings, self._spans = clock, settings, spans
         self._context, self._host, self._declared = context, host, declared
         self._directory, self._caps = directory, caps
-        self._decisions, self._log = decisions, log
+        self._record, self._log = record, log
         self._declarations: dict[tuple[JobOwner, str, str], DeclaredJob] = {}
         pools = pools or Pools()
         self._places = pools.make(PoolName.TUNED_JOBS)
@@ -322,9 +315,7 @@ class Tuner:
         decision = job.decision
         if decision.same_as == before:
             return
-        self._decisions.add(
-            RecordedDecision(host.now, job.name, job.decided_knob, decision, job.applied)
-        )
+        self._record(RecordedDecision(host.now, job.name, job.decided_knob, decision, job.applied))
         job.strategy.store(decision)  # it has been applied
 
     def _apply(self, job: TuningJob, now: Instant) -> None:

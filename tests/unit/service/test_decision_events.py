@@ -16,9 +16,9 @@ from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, Record
 from wattspan.service.decision_events import (
     MAX_READ_BYTES,
     AuditTail,
-    ForwardedDecisions,
     audit_record,
     decision_record,
+    store_and_send,
 )
 from wattspan.testing import ManualClock
 
@@ -106,13 +106,9 @@ def test_decision_record_has_only_values_that_opentelemetry_accepts() -> None:
 
 
 def test_forwarded_decisions_are_stored_and_sent():
-    class Kept(list[RecordedDecision]):
-        add = list.append
-
-    kept, told = Kept(), []
-    book = ForwardedDecisions(kept, told.append)
+    kept, told = [], []
     one = decided(Move.HOLD, DecisionReason.CERTIFIED)
-    book.add(one)
+    store_and_send(kept.append, told.append, one)
     assert kept == [one]
     assert told == [decision_record(one)]
 
