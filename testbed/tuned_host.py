@@ -325,17 +325,10 @@ class MemoryEvidence:
         self.kept[job] = frozenset(processes), policy, evidence
 
 
-class InlineSearches:
-    """Plans for pipelines, searched at once; ``begun`` counts them."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-
-    def submit(self, task: PlanTask) -> Future[ClockPlan | None]:
-        self.begun += 1
-        future: Future[ClockPlan | None] = Future()
-        future.set_result(task.solved())
-        return future
+def search_at_once(task: PlanTask) -> Future[ClockPlan | None]:
+    future: Future[ClockPlan | None] = Future()
+    future.set_result(task.solved())
+    return future
 
 
 class Book:
@@ -382,7 +375,6 @@ class Host:
         permissions = GpuPermissions(settings.gpus, self.host_view)
         self.declared = DeclaredJobs(settings, self, "instance", permissions)
         self.accounts, self.evidence = MemoryAccounts(), MemoryEvidence()
-        self.plans = InlineSearches()
         self._settings, self._caps = settings, caps
         self._job_records = None if records is None else records(self.clock)
         self.restart()
@@ -399,7 +391,7 @@ class Host:
                 owner_of=ProcessOwners(self),
                 accounts=self.accounts,
                 evidence=self.evidence,
-                plans=self.plans,
+                search_plan=search_at_once,
                 records=self._job_records,
                 command=training_command,
                 seed=self.seed,

@@ -31,16 +31,11 @@ class PlanSearchError(Exception):
     """A search has failed; the message names the cause."""
 
 
-class PlanProcesses:
-    """Implements ``PlanSearches``."""
-
-    def submit(self, task: PlanTask) -> Future[ClockPlan | None]:
-        """Begin a search; the future has its plan, or a PlanSearchError."""
-        future: Future[ClockPlan | None] = Future()
-        threading.Thread(
-            target=_answer, args=(task, future), name="wattspan-plan", daemon=True
-        ).start()
-        return future
+def search_plan(task: PlanTask) -> Future[ClockPlan | None]:
+    """Begin a search; the future has its plan, or a PlanSearchError."""
+    future: Future[ClockPlan | None] = Future()
+    threading.Thread(target=_answer, args=(task, future), name="wattspan-plan", daemon=True).start()
+    return future
 
 
 def _answer(task: PlanTask, future: Future[ClockPlan | None]) -> None:

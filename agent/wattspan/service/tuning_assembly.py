@@ -282,7 +282,7 @@ class TuningAssembly:
 
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
         from wattspan.service.decision_events import store_and_send
-        from wattspan.service.plan_processes import PlanProcesses
+        from wattspan.service.plan_processes import search_plan
         from wattspan.storage.tuning import (
             CertificationStore,
             DecisionLog,
@@ -311,7 +311,7 @@ class TuningAssembly:
             owner_of=ProcessOwners(self._directory),
             accounts=RunningAccounts.open(state_dir, emulated=emulated, log=self.core.log),
             evidence=RunningEvidence.open(state_dir, emulated=emulated, log=self.core.log),
-            plans=PlanProcesses(),
+            search_plan=search_plan,
             records=self._add_exchange(),
             command=self._command_of,
             floor=self.core.config.caps.floor_watts * 1000,

@@ -68,16 +68,11 @@ class EvidenceStore(Protocol):
     ) -> None: ...
 
 
-class PlanSearches(Protocol):
-    """Searches clocks for the ranks of pipelines, which takes up to seconds each."""
-
-    def submit(self, task: PlanTask) -> Future[ClockPlan | None]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningContext:
     """Services of all jobs of this host.
 
+    ``search_plan`` begins to search clocks for the ranks of a pipeline, which takes up to seconds.
     ``command`` identifies the program of a process. No cap of any kind is lower than ``floor``, in
     milliwatts.
     """
@@ -86,7 +81,7 @@ class TuningContext:
     owner_of: Callable[[Consumer], JobOwner | None]
     accounts: AccountStore
     evidence: EvidenceStore
-    plans: PlanSearches
+    search_plan: Callable[[PlanTask], Future[ClockPlan | None]]
     records: JobRecords | None = None
     command: Callable[[Consumer], str] = lambda _: ""
     floor: int = 0

@@ -111,7 +111,7 @@ class PipelineSessions:
             return session
         present = self._searches.get(name)
         if present is None or present[0] is not task:
-            present = self._searches[name] = task, self._job.context.plans.submit(task)
+            present = self._searches[name] = task, self._job.context.search_plan(task)
         future = present[1]
         if not future.done():
             return session

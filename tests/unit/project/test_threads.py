@@ -35,7 +35,7 @@ TREATMENT = {
     "service/assembly.py:FootprintTracker.__init__": [GUARDED],
     "service/assembly.py:build_agent": [AGAIN],
     "service/capper_process.py:CapperProcess.start": [AGAIN],
-    "service/plan_processes.py:PlanProcesses.submit": [TOLD],
+    "service/plan_processes.py:search_plan": [TOLD],
     "service/span_assembly.py:SpanAssembly._add_joiner": [AGAIN],
     "service/systemd.py:StopRequest.register": [SHOWN],
     "service/tuning_assembly.py:TuningAssembly.__post_init__": [AGAIN],

@@ -16,7 +16,7 @@ from testbed.tuned_pipeline import (
 )
 
 from wattspan.model import DecisionReason, Move, TuningRow, TuningState
-from wattspan.service.plan_processes import PlanProcesses, PlanSearchError
+from wattspan.service.plan_processes import PlanSearchError, search_plan
 from wattspan.tuning.pipeline.plan import RankClocks
 from wattspan.tuning.pipeline.session_state import PlanTask
 
@@ -168,9 +168,9 @@ def test_account_of_the_run_survives_a_restart_of_the_agent() -> None:
 
 def test_search_in_a_process_finds_the_same_plan() -> None:
     task = PlanTask(model(), 0.05)
-    assert PlanProcesses().submit(task).result(timeout=60) == task.solved()
+    assert search_plan(task).result(timeout=60) == task.solved()
 
 
 def test_failed_search_names_its_cause() -> None:
     with pytest.raises(PlanSearchError, match=r"ended with code 1: .*solved"):
-        PlanProcesses().submit(None).result(timeout=60)  # type: ignore[arg-type]
+        search_plan(None).result(timeout=60)  # type: ignore[arg-type]
