@@ -32,8 +32,6 @@ MAX_REMEMBERED = 10_000
 NOBODY = -1
 """No user's id: the owner of a process with several user ids."""
 
-OwnerOf = Callable[[Consumer], int | None]
-
 NO_PRINCIPAL = Principal(NOBODY)
 """No peer's principal."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from wattspan.advice.rules import Advice, BoardFacts, NoAdvice, advise, reasons_for_none
 from wattspan.advice.static_power import StaticPowerFit
@@ -24,10 +24,8 @@ ADVICE_PARAMETERS: Mapping[str, Parameter] = {
 }
 
 
-class AdviceFacts(Protocol):
-    """Returns the facts about each board, with the uses of visible processes only."""
-
-    def __call__(self, may_see: Callable[[Consumer], bool]) -> tuple[BoardFacts, ...]: ...
+AdviceFacts = Callable[[Callable[[Consumer], bool]], Iterable[BoardFacts]]
+"""Returns the facts about each board, with the uses of visible processes only."""
 
 
 def advice_response(boards: Iterable[BoardFacts], service: str | None) -> dict[str, Any]:
