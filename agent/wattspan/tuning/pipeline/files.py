@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -44,13 +44,6 @@ class PipelineFileError(WattspanError):
     """A profile or a plan cannot be read or written."""
 
 
-class ReadProfile(NamedTuple):
-    """A profile, and the names of instructions in its files that are not planned."""
-
-    profile: PipelineProfile
-    left_out: Sequence[str]
-
-
 class StoredPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A plan with the pipeline that it is for; all figures are computed from a profile.
 
@@ -73,12 +66,15 @@ class StoredPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     uncapped_joules: float
 
 
-def read_profile(paths: Iterable[Path]) -> ReadProfile:
-    """The profile in one or several files; PipelineFileError, BadPipelineError."""
+def read_profile(paths: Iterable[Path]) -> tuple[PipelineProfile, tuple[str, ...]]:
+    """The profile in one or several files, and the names of instructions that are not planned.
+
+    PipelineFileError, BadPipelineError.
+    """
     left_out: dict[str, None] = {}
     needed = "a stage from 0, a frequency in MHz, a time in seconds and an energy in joules"
     files = [_table(path, COLUMNS, _row, needed, left_out) for path in paths]
-    return ReadProfile(profile_of(files), tuple(left_out))
+    return profile_of(files), tuple(left_out)
 
 
 def read_spans(path: Path) -> list[InstructionSpan]:

@@ -47,14 +47,14 @@ def file(tmp_path: Path) -> Path:
 def test_written_profile_is_read_back_exactly(file: Path) -> None:
     known = profile([0.1, 0.08])
     write_file(file, profile_text(known))
-    assert read_profile([file]).profile.points == known.points
+    assert read_profile([file])[0].points == known.points
 
 
 def test_instructions_that_are_not_planned_are_named(file: Path) -> None:
     file.write_text(TWO + "0,load,1740,0.1,30\n0,load,1725,0.1,30\n")
-    found = read_profile([file])
-    assert found.left_out == ("load",)
-    assert found.profile.stage_count == 1
+    profile, left_out = read_profile([file])
+    assert left_out == ("load",)
+    assert profile.stage_count == 1
 
 
 def test_first_iterations_of_a_file_are_left_out(file: Path) -> None:
@@ -62,7 +62,7 @@ def test_first_iterations_of_a_file_are_left_out(file: Path) -> None:
         f"0,{kind},1740,{9 - n},{n + 1},{n}" for kind in ("forward", "backward") for n in range(3)
     ]
     file.write_text(HEADER.strip() + ",iteration\n" + "\n".join(lines))
-    points = read_profile([file]).profile.points
+    points = read_profile([file])[0].points
     assert {one.seconds for of_key in points.values() for one in of_key} == {7.0}
 
 
