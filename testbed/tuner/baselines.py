@@ -8,7 +8,6 @@ sees its own time and energy exactly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -83,12 +82,6 @@ def swept(bench: Bench, selector: Selector) -> tuple[Job, Watch]:
         watch.commit = len(job.ends), job.time
         job.finish()
     return job, watch
-
-
-def sweep_units(bench: Bench) -> int:
-    """Number of steps of a sweep."""
-    span = bench.plant.curve.original - bench.plant.curve.least
-    return 1 + (math.floor(span / STRIDE) + 1) * (WARM_UP + MEASURED)
 
 
 def _fixed(bench: Bench, watts: float) -> Job:

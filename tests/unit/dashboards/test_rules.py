@@ -316,7 +316,6 @@ def test_bench_of_dashboards_has_series_with_the_labels_of_the_rules() -> None:
 # ---------------------------------------------------------------------- start of the stack
 
 COMPOSE = loaded(DASHBOARDS / "compose.yaml")
-PROVISIONED = sorted((DASHBOARDS / "provisioning").glob("*/*.yml"))
 
 
 def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> None:

@@ -13,7 +13,6 @@ from wattspan.emulation.boards import H100, Demand, Kernel, operate
 from wattspan.emulation.workloads import DECODE
 
 FULL = Demand(1.0, Kernel())
-UNLIMITED = 1 << 30
 
 
 def test_h100_has_the_captured_burn_power() -> None:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from testbed.recurring_trainings import COMPUTED, Arm, Job, jobs, zeus
+from testbed.recurring_trainings import COMPUTED, Job, jobs, zeus
 
 from wattspan.recurring.jobs import choose
 
 JOBS = list(jobs())
-TOY = Job(
-    "A40",
-    "cifar100/shufflenetv2",
-    {512: Arm(2.0, 1.0, 1.5, (5, None)), 1024: Arm(1.0, 0.5, 0.8, (20, 200))},
-)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.name} on {job.gpu}")
