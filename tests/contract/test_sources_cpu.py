@@ -17,8 +17,6 @@ from wattspan.sources.hwmon.source import HwmonSource
 from wattspan.sources.rapl.pyrapl import PyRaplSource
 from wattspan.util.cpu_topology import CpuTopology
 
-Open = Callable[[PowercapHost], CounterSource]
-
 
 def powercap(host: PowercapHost) -> CounterSource:
     return host.source

@@ -41,7 +41,6 @@ def reading(mono: int, counter: int, *, epoch: int = 0, asleep: int = 0, wall: i
     return Reading("rapl:package-0", Instant(mono, wall, asleep), Microjoules(counter), epoch)
 
 
-instants = st.integers(0, 10**15)
 elapsed = st.integers(1, 100 * SECOND)
 counters = st.integers(0, MODULUS - 1)
 

@@ -36,7 +36,6 @@ from wattspan.tuning.decisions.values import KnobRange, LevelLadder, Observation
 W = 1_000
 TOP, BASE = 700 * W, 600 * W
 RANGES = tuple(KnobRange(f"GPU-{rank}", TOP, 300 * W, rank=rank) for rank in range(3))
-MS = SECOND // 1000
 
 
 def step(at: float, *computed: float, lasts: float = 1.0) -> SynchronousStep:

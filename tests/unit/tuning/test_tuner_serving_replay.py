@@ -9,10 +9,7 @@ from testbed import serving_replay as serving
 from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
 from testbed.serving_plant import IDLE_WATTS, VirtualServer
 
-from wattspan.emulation.boards import H100
-
 EVEN = ModelCosts(noise=0.0, drift=0.0)
-SILICON = H100.silicon
 
 
 def arrivals(count: int, seed: int, rate: float = 4.0) -> list[tuple[float, int, int]]:
