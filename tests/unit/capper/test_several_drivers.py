@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from wattspan.capper.workers import IsolatedActuator, WorkerCall
+from wattspan.capper.devices import IsolatedActuator
+from wattspan.capper.workers import WorkerCall
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
