@@ -174,14 +174,14 @@ class _Counter:
 
 
 class Moves(NamedTuple):
-    """The readings that are measurements, and the ids of frozen domains."""
+    """Which readings are measurements, in their order, and the ids of frozen domains."""
 
-    readings: tuple[Reading, ...]
+    measure: tuple[bool, ...]
     frozen: frozenset[str]
 
 
 class FrozenCounters:
-    """Separates measurements from the values of frozen counters, for all sources of a host."""
+    """Tells measurements from the values of frozen counters, for all sources of a host."""
 
     def __init__(self) -> None:
         self._work: dict[str, _Work] = {}  # by resource
@@ -194,11 +194,11 @@ class FrozenCounters:
                 self._work.setdefault(usage.resource, _Work()).add(usage)
 
     def moves(self, domains: Sequence[Domain], readings: Sequence[Reading]) -> Moves:
-        """The measurements among ``readings``, and the frozen ones of all ``domains``."""
+        """Tell the measurements among ``readings``, and the frozen ones of all ``domains``."""
         observed = {domain.id: domain for domain in domains if domain.moves_with}
-        kept = tuple(one for one in readings if self._measures(one, observed))
+        measure = tuple(self._measures(one, observed) for one in readings)
         frozen = (key for key in observed if key in self._counters and self._counters[key].frozen)
-        return Moves(kept, frozenset(frozen))
+        return Moves(measure, frozenset(frozen))
 
     def _measures(self, reading: Reading, observed: Mapping[str, Domain]) -> bool:
         domain = observed.get(reading.domain_id)
