@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from wattspan.model import (
     MILLISECOND,
@@ -58,22 +58,6 @@ class GpuFindings:
     failures: list[Failure] = field(default_factory=list)
 
 
-class _DomainFacts(NamedTuple):
-    """The facts about a GPU's domain that may change."""
-
-    derived: bool
-    ceiling: Milliwatts | None
-    method: str
-    resolution: int
-    usage_step: int
-    is_stamped: bool  # counter values have the time at which the counter moved
-    asleep: bool
-    rest: Nanoseconds
-    of_module: bool  # the counter is that of the superchip around the GPU
-    partitions: str
-    division: object
-
-
 class GpuSampler:
     """One GPU through the time in which it answers."""
 
@@ -108,7 +92,7 @@ class GpuSampler:
         self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._facts = self._domain_facts()
-        self.domain = self._define(self._facts)
+        self.domain = self._define()
         self.parts: tuple[Domain, ...] = ()
 
     @property
@@ -156,6 +140,7 @@ class GpuSampler:
         at = self._at
         if self.rests:
             self.asleep = self.rests = False
+            self._rest = Nanoseconds(0)
             usage.resume(at)
         # At a coarse interval, the sample after the nearest one would be too late.
         nearest = interval >= COARSE and usage.pace.due - at.mono <= interval // 2
@@ -320,36 +305,41 @@ class GpuSampler:
     def _follow_facts(self) -> None:
         facts = self._domain_facts()
         if facts != self._facts:  # the same object while nothing changes: callers compare
-            self._facts, self.domain = facts, self._define(facts)
+            self._facts, self.domain = facts, self._define()
             self.parts = self.device.usage.parts(self.domain)
 
-    def _domain_facts(self) -> _DomainFacts:
-        device, usage, edges = self.device, self.device.usage, self._edges
-        derived = bool(self._meter.derived)
-        step = None if derived else edges.step
-        return _DomainFacts(
-            derived,
+    def _domain_facts(self) -> tuple[object, ...]:
+        """The facts about the domain and its parts that may change."""
+        usage = self.device.usage
+        return (
+            bool(self._meter.derived),
             self._ceiling,
-            usage.method,
-            self._meter.step.resolution if step is None else _rounded(step),
-            usage.step,
-            edges.period is not None,
-            self.asleep,
-            self._rest if self.rests else Nanoseconds(0),
+            self._resolution,
+            self._edges.period is None,
             self._scope.module,
-            device.partitions,
+            self.asleep,
+            self._rest,
+            usage.method,
+            usage.step,
             usage.division,
+            self.device.partitions,
         )
 
-    def _define(self, facts: _DomainFacts) -> Domain:
-        identity, derived, module = self.identity, facts.derived, facts.of_module
+    @property
+    def _resolution(self) -> Nanoseconds:
+        """The time in which the energy is constant."""
+        step = None if self._meter.derived else self._edges.step
+        return Nanoseconds(self._meter.step.resolution if step is None else _rounded(step))
+
+    def _define(self) -> Domain:
+        identity, derived, module = self.identity, bool(self._meter.derived), self._scope.module
         provenance = Provenance.DERIVED if derived else Provenance.MEASURED
         how = f"by its {self.device.messages.counter}"
         if derived:
             how = "integrated from its power"
             how += ", as its energy counter is that of its module" if module else ""
-        how += SUSPENDED if facts.asleep else ""
-        what = f"the whole board{facts.partitions}"
+        how += SUSPENDED if self.asleep else ""
+        what = f"the whole board{self.device.partitions}"
         thing: Thing | None = None
         if module and not derived:
             what, thing = "the module with its CPU and memory", Thing(ThingKind.MODULE)
@@ -362,16 +352,16 @@ class GpuSampler:
             source=self.device.messages.source,
             provenance=Provenance.EMULATED if self._emulated else provenance,
             resource=identity.domain_id,
-            method=facts.method,
+            method=self.device.usage.method,
             max_power=self._max_power,
-            resolution=Nanoseconds(facts.resolution),
-            usage_step=Nanoseconds(facts.usage_step),
-            staleness=Nanoseconds(EDGE_GUARD) if facts.is_stamped else None,
+            resolution=self._resolution,
+            usage_step=Nanoseconds(self.device.usage.step),
+            staleness=None if self._edges.period is None else Nanoseconds(EDGE_GUARD),
             why=f"{what}, {how}",
             static_power=self.device.static_power,
             pci=identity.pci,
-            suspended=facts.asleep,
-            rest=facts.rest,
+            suspended=self.asleep,
+            rest=self._rest,
             measures=thing,
         )
 
@@ -453,7 +443,7 @@ class SampledGpus:
         session, rests = self._session, False
         for domain_id, gpu in list(session.gpus.items()):
             address = gpu.identity.pci
-            power = session.power(address)
+            power = session.bound.power(address)
             try:
                 if power.is_quiet(now) or not session.has_open(address):
                     gpu.pause(found, power.rest, suspended=power.is_suspended())
@@ -491,8 +481,7 @@ class SampledGpus:
             at = gpu.next_read(now)
             if at is not None and at <= now:
                 with contextlib.suppress(Exception):  # it costs the reads of one GPU until then
-                    suspended = self._session.power(gpu.identity.pci).is_suspended()
-                    gpu.read_between(suspended=suspended)
+                    gpu.read_between(suspended=self._session.bound.suspended(gpu.identity.pci))
 
     @property
     def near_an_edge(self) -> bool:

@@ -125,7 +125,7 @@ class GpuSession:
     def __init__(self, vendor: GpuVendor, settings: GpuSettings, context: SourceContext) -> None:
         self.vendor = vendor
         self._clock, self._settings, self._context = vendor.clock, settings, context
-        self._bound = BoundDevices(context.sysfs or SYSFS, vendor.kernel_driver)
+        self.bound = BoundDevices(context.sysfs or SYSFS, vendor.kernel_driver)
         self._appeared = False  # a device since the last initialisation
         self._initialised = False
         self._closed: frozenset[str] = frozenset()  # addresses left out of the initialisation
@@ -137,8 +137,8 @@ class GpuSession:
 
     def prepare(self, now: int, found: GpuFindings) -> None:
         """Find GPUs, and try to recover lost ones, before those that are there are sampled."""
-        self._appeared |= self._bound.appeared(now)
-        self._appeared |= any(not self._bound.power(one).is_quiet(now) for one in self._closed)
+        self._appeared |= self.bound.appeared(now)
+        self._appeared |= any(not self.bound.power(one).is_quiet(now) for one in self._closed)
         due = self._must_initialise and self._backoff.is_due(now)
         asleep = (due or bool(self._lost)) and self._must_sleep(now)
         if asleep or self._initialised:
@@ -164,10 +164,6 @@ class GpuSession:
             failures.append(self._down)
         return [*failures, *map(self._lost_failure, self._lost.values())]
 
-    def power(self, address: str) -> DevicePower:
-        """The power of the GPU at ``address``."""
-        return self._bound.power(address)
-
     def has_open(self, address: str) -> bool:
         """True if the library has the GPU at ``address`` open."""
         return self._initialised and address not in self._closed
@@ -184,7 +180,7 @@ class GpuSession:
 
     def close_quiet(self, now: int, found: GpuFindings) -> None:
         """Close the boards that begin to rest, which the library can only do for all at once."""
-        quiet, others = self._bound.quiet(now)
+        quiet, others = self.bound.quiet(now)
         if others:
             self._initialise(found)
             return
@@ -212,7 +208,7 @@ class GpuSession:
         again = False
         for key, lost in list(self._lost.items()):
             known = lost.gpu
-            quiet = known is not None and self._bound.power(known.identity.pci).is_quiet(now)
+            quiet = known is not None and self.bound.power(known.identity.pci).is_quiet(now)
             if quiet or not lost.backoff.is_due(now):
                 continue
             try:
@@ -269,7 +265,7 @@ class GpuSession:
         """True if boards are found by an initialisation, which none of them must see."""
         if self._initialised and self.vendor.finds_again:
             return False
-        quiet, others = self._bound.quiet(now)
+        quiet, others = self.bound.quiet(now)
         return bool(quiet) and not others
 
     def _initialise(self, found: GpuFindings) -> None:
@@ -320,7 +316,7 @@ class GpuSession:
 
     def _places(self) -> list[BoardPlace]:
         """The boards to open: all of the library's, or those that are neither asleep nor rest."""
-        quiet, others = self._bound.quiet(self._clock.monotonic())
+        quiet, others = self.bound.quiet(self._clock.monotonic())
         self._closed = quiet if self.vendor.opens_single else frozenset()
         if self._closed:
             return [self.vendor.place_at(address) for address in sorted(others)]
