@@ -397,10 +397,8 @@ class RequestHandler:
                 self._record_command(peer, f"accept: {count} foreign limits")
 
     def _allot(self, peer: PeerCredentials, request: protocol.AllotmentRequest) -> None:
-        fleet, permitted = (
-            self.ceilings.fleet,
-            uids_of(self.ceilings.settings.users)[0] | {0, os.geteuid()},
-        )
+        fleet = self.ceilings.fleet
+        permitted = uids_of(self.ceilings.settings.users)[0] | {0, os.geteuid()}
         if peer.uid not in permitted:
             raise CapsError(
                 f"User {peer.uid} may not set the fleet's allotment: name it in [caps] users.",
