@@ -178,8 +178,7 @@ def test_devices_that_cannot_be_listed_are_lost_as_one(tmp_path: Path) -> None:
     assert "gpu_power of every device" not in unrecovered_notice(bench.manager.entries.values())
     bench.turn()
     package = CapKey(Knob.CPU_POWER, "rapl:package-0")
-    errors = bench.manager.observe([package])
-    assert errors[package].refusal == RefusalReason.UNRECOVERED
+    assert bench.manager.observe([package])[package].refusal == RefusalReason.UNRECOVERED
 
 
 def test_unresponsive_lost_device_is_named_until_it_responds(tmp_path: Path) -> None:
