@@ -9,12 +9,11 @@ from pathlib import Path
 
 from testbed.journals import journal_entries
 from wattspan.capper.audit import AuditEvent
+from wattspan.capper.cap_manager import CapManager
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal, JournalEntry
-from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
-from wattspan.capper.reconciler import Reconciler
 from wattspan.capper.server import RequestHandler
 from wattspan.config import CapsSettings
 from wattspan.model import CapKey, DevicePresence, Knob, KnobState, Trouble
@@ -158,10 +157,9 @@ class Bench:
     def start(self) -> None:
         self.journal = Disk(self.folder, BOOT)
         devices = ManagedDevices([self.actuator], self.clock)
-        self.reconciler = Reconciler(devices, self.journal, self.clock, self.events.append)
         limits = replace(self.limits, tunable=self.tunable, knobs=self.knobs)
-        self.manager = CapManager(self.reconciler, self.clock, limits)
-        self.reconciler.start()
+        self.manager = CapManager(devices, self.journal, self.clock, self.events.append, limits)
+        self.manager.start()
 
     def crash(self) -> None:
         """Like SIGKILL: data not on disk is lost."""

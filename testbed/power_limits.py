@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from testbed.capper_process import CapperProcess
 from testbed.program import ENVIRONMENT, PROGRAM
-from wattspan.capper.devices import open_actuators
+from wattspan.capper.workers import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import CapKey, Knob

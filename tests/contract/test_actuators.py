@@ -29,7 +29,7 @@ from testbed.powercap_layouts import LAYOUTS
 
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
-from wattspan.capper.devices import open_actuators
+from wattspan.capper.workers import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
 from wattspan.emulation.boards import H100, MI300X

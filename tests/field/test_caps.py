@@ -25,11 +25,10 @@ from testbed.field import FieldCase, build_tree, field_cases
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuBoards, GpuClock, GpuPower
 from wattspan.capper.audit import AuditEvent
+from wattspan.capper.cap_manager import CapManager
 from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal
-from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import ImposedLimits, OperatorLimits
-from wattspan.capper.reconciler import Reconciler
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.model import CapKey, Knob, KnobState
@@ -312,16 +311,15 @@ class Capper:
         clock, self._ended = self.host.clock, False
         devices = ManagedDevices([Direct(self.host.actuator(self.knob))], clock)
         journal = Journal(self._folder, BOOT)
-        self.reconciler = Reconciler(devices, journal, clock, self.events.append)
-        self.manager = CapManager(self.reconciler, clock, OperatorLimits())
+        self.manager = CapManager(devices, journal, clock, self.events.append, OperatorLimits())
         self.manager.impose(ImposedLimits(fixed=self._cap))
-        self.reconciler.start()
+        self.manager.start()
         self.manager.turn()
 
     @property
     def resets(self) -> int:
         """Those that this capper and the former ones have found."""
-        return self._former_resets + self.reconciler.resets
+        return self._former_resets + self.manager.resets
 
     def stop(self) -> None:
         """The capper ends without a farewell; its fixed cap stays."""

@@ -235,6 +235,6 @@ def test_bad_knobs_leave_the_outcome_of_the_others(conditions: list[str], turns:
         healthy = [n for n, one in enumerate(conditions) if one == "healthy"]
         assert [bench.board(n).stands for n in healthy] == [500 * W] * len(healthy)
         assert {key for key, _ in bench.actuator.written} >= {f"gpu{n}" for n in healthy}
-        assert bench.reconciler.devices.failing == {
+        assert bench.manager.devices.failing == {
             bench.key(n) for n in range(len(conditions)) if n not in healthy
         }

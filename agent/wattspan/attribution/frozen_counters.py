@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from wattspan.model import SECOND, Domain, Failure, Provenance, Reading, Trouble, Usage
 
@@ -173,15 +172,8 @@ class _Counter:
         return not self.frozen
 
 
-class Moves(NamedTuple):
-    """The readings that are measurements, and the ids of frozen domains."""
-
-    readings: tuple[Reading, ...]
-    frozen: frozenset[str]
-
-
 class FrozenCounters:
-    """Separates measurements from the values of frozen counters, for all sources of a host."""
+    """Tells measurements from the values of frozen counters, for all sources of a host."""
 
     def __init__(self) -> None:
         self._work: dict[str, _Work] = {}  # by resource
@@ -193,12 +185,14 @@ class FrozenCounters:
             if usage.end.mono > usage.start.mono:
                 self._work.setdefault(usage.resource, _Work()).add(usage)
 
-    def moves(self, domains: Sequence[Domain], readings: Sequence[Reading]) -> Moves:
-        """The measurements among ``readings``, and the frozen ones of all ``domains``."""
+    def moves(
+        self, domains: Sequence[Domain], readings: Sequence[Reading]
+    ) -> tuple[list[bool], frozenset[str]]:
+        """Tell which of ``readings`` are measurements, and the frozen ones of all ``domains``."""
         observed = {domain.id: domain for domain in domains if domain.moves_with}
-        kept = tuple(one for one in readings if self._measures(one, observed))
+        measure = [self._measures(one, observed) for one in readings]
         frozen = (key for key in observed if key in self._counters and self._counters[key].frozen)
-        return Moves(kept, frozenset(frozen))
+        return measure, frozenset(frozen)
 
     def _measures(self, reading: Reading, observed: Mapping[str, Domain]) -> bool:
         domain = observed.get(reading.domain_id)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -311,6 +311,30 @@ class Journal:
     def path(self) -> Path:
         """The first of the copies."""
         return self._paths[0]
+
+    def row(
+        self,
+        action: AuditAction,
+        entry: JournalEntry,
+        old: int | None,
+        new: int | None,
+        *,
+        at: int,
+        **cause: Any,
+    ) -> AuditEvent:
+        """The row of the audit log on an ``action`` at a Unix time, in nanoseconds."""
+        event = AuditEvent(
+            at=at,
+            deed=action,
+            knob=entry.knob,
+            device=entry.device,
+            name=entry.name,
+            old=old,
+            new=new,
+            original=entry.original,
+            **cause,
+        )
+        return replace(event, check=row_checksum(self.boot_id, event))
 
     def save(self, entries: Entries) -> None:
         """Have exactly ``entries`` on disk when this returns; JournalError if they are not.

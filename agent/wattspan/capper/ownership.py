@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,8 +12,13 @@ from wattspan.capper.audit import AuditAction
 from wattspan.capper.devices import Absence
 from wattspan.capper.journal import EntrySource, JournalEntry
 from wattspan.capper.protocol import RefusalReason
-from wattspan.model import Knob, KnobState, ModelEnum
+from wattspan.model import SECOND, CapKey, Knob, KnobState, ModelEnum
 from wattspan.ports import CapsError
+
+QUIET_PERIOD: Final = 60 * SECOND
+"""Time that a restored original must last after a foreign write before the knob is used again."""
+MAX_QUIET_PERIOD: Final = 3600 * SECOND
+_ENFORCEMENT_TIMEOUT: Final = 5 * SECOND
 
 
 def is_readable(knob: Knob) -> bool:
@@ -27,6 +33,30 @@ class SettingOwner(ModelEnum):
     ORIGINAL = "original"  # the setting before the first write, or the one after a start
     FOREIGN = "foreign"
     UNKNOWN = "unknown"  # the device does not report its setting now
+
+
+class QuietPeriods:
+    """The times that a restored original must last after a foreign write; each is longer."""
+
+    def __init__(self) -> None:
+        self._periods: dict[CapKey, tuple[int, int]] = {}  # begin, and length
+
+    def begin(self, key: CapKey, now: int) -> None:
+        """Begin a period at a foreign write, twice as long as the one before."""
+        known = self._periods.get(key)
+        length = QUIET_PERIOD if known is None else min(2 * known[1], MAX_QUIET_PERIOD)
+        self._periods[key] = now, length
+
+    def end(self, key: CapKey) -> None:
+        """Forget the period of a knob that was reset."""
+        self._periods.pop(key, None)
+
+    def is_over(self, entry: JournalEntry, now: int) -> bool:
+        """True if the period of a knob is over; one of an earlier capper begins ``now``."""
+        if entry.foreign is not None and not entry.lost and entry.key not in self._periods:
+            self.begin(entry.key, now)
+        since, length = self._periods.get(entry.key, (now, 1))
+        return now - since >= length
 
 
 class Ownership(NamedTuple):
@@ -188,6 +218,32 @@ def new_entry(state: KnobState, now: int) -> JournalEntry:
     )
 
 
+def intended_entry(
+    entry: JournalEntry | None, state: KnobState, value: int, now: int
+) -> JournalEntry:
+    """The entry of a knob that is about to be set to ``value``."""
+    if entry is None:
+        return replace(new_entry(state, now), value=value)
+    return replace(
+        entry,
+        before=state.requested,
+        value=value,
+        written=False,
+        source=EntrySource.RECORDED,
+        presence=state.presence,
+    )
+
+
+def with_imposed(
+    entries: Mapping[CapKey, JournalEntry], limits: Mapping[CapKey, int]
+) -> dict[CapKey, JournalEntry]:
+    """The entries with the limits that stay in force if this process ends."""
+    return {
+        key: entry if entry.imposed == limits.get(key) else replace(entry, imposed=limits.get(key))
+        for key, entry in entries.items()
+    }
+
+
 def recorded_state(entry: JournalEntry) -> KnobState:
     """The last known state of the device of ``entry``, which has not been read yet."""
     limit = entry.value if entry.source is EntrySource.RECORDED else entry.original
@@ -320,6 +376,32 @@ def not_honoured_error(state: KnobState, value: int | None, shown: int | None) -
     )
 
 
+def require_original(state: KnobState) -> None:
+    """CapsError for a knob without a setting that could be restored."""
+    if is_readable(state.key.knob) and state.requested is None:
+        raise unreadable_error(state)
+
+
+def disobedience(
+    entries: Mapping[CapKey, JournalEntry],
+    states: Mapping[CapKey, KnobState],
+    since: dict[CapKey, int],
+    now: int,
+) -> dict[CapKey, CapsError]:
+    """The errors of devices that show a cap and do not obey it, for longer than they may take.
+
+    ``since`` has the monotonic time at which each of them was found; it is updated.
+    """
+    errors: dict[CapKey, CapsError] = {}
+    for key, entry in entries.items():
+        state = states.get(key)
+        if state is None or is_obeyed(entry, state):
+            since.pop(key, None)
+        elif now - since.setdefault(key, now) >= _ENFORCEMENT_TIMEOUT:
+            errors[key] = disobeyed_error(state)
+    return errors
+
+
 def disobeyed_error(state: KnobState) -> CapsError:
     knob = state.key.knob
     return CapsError(
@@ -327,4 +409,20 @@ def disobeyed_error(state: KnobState) -> CapsError:
         " the cap has no effect and is restored. Look for another power manager.",
         RefusalReason.NOT_HONOURED,
         state.key.device,
+    )
+
+
+def foreign_notices(entries: Iterable[JournalEntry]) -> Iterator[str]:
+    """A sentence for each knob that is left to another program."""
+    for entry in entries:
+        if entry.foreign is not None and not entry.lost:
+            yield str(foreign_limit_error(entry))
+
+
+def unrecovered_notice(entries: Iterable[JournalEntry]) -> str:
+    """Names the devices with lost originals; "" if there are none."""
+    lost = ", ".join(f"{one.knob} of {one.name}" for one in entries if one.lost)
+    return lost and (
+        f"The journal was damaged, and the original limit is unknown: {lost}. Set each limit by"
+        " hand, or take the present ones as the originals with `wattspan caps accept`."
     )

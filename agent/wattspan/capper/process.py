@@ -16,6 +16,7 @@ from wattspan.capper.audit import (
     AuditLog,
     AuditRowLimiter,
 )
+from wattspan.capper.cap_manager import CapManager
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.host_directory import (
@@ -29,10 +30,9 @@ from wattspan.capper.host_directory import (
 )
 from wattspan.capper.host_root import HostRoot
 from wattspan.capper.journal import Journal, JournalError
-from wattspan.capper.lease_manager import CapManager
+from wattspan.capper.ownership import foreign_notices, unrecovered_notice
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import CapperClient, RefusalReason
-from wattspan.capper.reconciler import Reconciler
 from wattspan.capper.server import CapperSocketServer, RequestHandler
 from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
@@ -87,17 +87,17 @@ class CapEngine:
         """
         self._clock, self._log = clock, log
         self.audit = AuditLog(
-            host.audit, _file_size(config), outstanding=lambda: self.reconciler.outstanding()
+            host.audit, _file_size(config), outstanding=lambda: self.manager.outstanding()
         )
         self.rows = AuditRowLimiter(clock, self.audit.record)
         self._journal = Journal(host.directory, host.boot_id, host.audit, stamp=clock.monotonic)
         devices = ManagedDevices(actuators, clock)
-        self.reconciler = Reconciler(devices, self._journal, clock, self.rows.record)
+        limits = _operator_limits(config)
+        self.manager = CapManager(devices, self._journal, clock, self.rows.record, limits)
         if trouble := self._journal.trouble:
             log(trouble)
             self.record(AuditAction.FAIL, trouble)
-        self.manager = CapManager(self.reconciler, clock, _operator_limits(config))
-        self.reconciler.start(enumerate_devices=enumerate_devices)
+        self.manager.start(enumerate_devices=enumerate_devices)
 
     def record(self, action: AuditAction, why: str = "") -> None:
         self.rows.record(AuditEvent(at=self._clock.now().wall, deed=action, why=why))
@@ -113,7 +113,7 @@ class CapEngine:
         while errors := release():
             tries += 1
             waiting = (
-                self.reconciler.devices.stuck_names and clock.monotonic() - began < _STUCK_TIMEOUT
+                self.manager.devices.stuck_names and clock.monotonic() - began < _STUCK_TIMEOUT
             )
             hopeless = all(error.refusal == RefusalReason.UNRECOVERED for error in errors)
             if hopeless or (tries >= _TRIES and not waiting):
@@ -130,7 +130,7 @@ class CapEngine:
 
     def close(self) -> None:
         self.rows.close()
-        self.reconciler.devices.close()
+        self.manager.devices.close()
 
 
 def _operator_limits(config: Config) -> OperatorLimits:
@@ -225,13 +225,13 @@ class Capper:
     @property
     def status(self) -> str:
         """The state of the capper in one line."""
-        manager, reconciler = self._engine.manager, self._engine.reconciler
+        manager = self._engine.manager
         usable = sum(row.usable for row in manager.rows())
         knobs = f"{usable} knob{'s' * (usable != 1)} can be set" if usable else "no knob answers"
-        capped = sum(not entry.lost for entry in reconciler.entries.values())
+        capped = sum(not entry.lost for entry in manager.entries.values())
         caps = f"{capped} cap{'s' * (capped != 1)} in force"
         suspended = "; nothing is set before a restart, as requested" * manager.suspended
-        stuck = ", ".join(reconciler.devices.stuck_names)
+        stuck = ", ".join(manager.devices.stuck_names)
         hung = f"; {stuck} does not answer" if stuck else ""
         trouble = f" {'; '.join(sorted(self._troubles))}" if self._troubles else ""
         return f"Answering on {self.address}; {knobs}, {caps}{suspended}{hung}.{trouble}"
@@ -269,7 +269,7 @@ class Capper:
             self._requests.ending = True
             ending()
             errors = engine.release(engine.manager.stop)
-            if retained := engine.reconciler.retained:
+            if retained := engine.manager.retained:
                 self._log(
                     f"{retained} limit{'s' * (retained != 1)} of fixed caps or of the power budget"
                     " stay in force while no capper runs; `wattspan caps restore` lifts them."
@@ -285,18 +285,19 @@ class Capper:
         self._keep_claim()
         engine = self._engine
         engine.rows.turn()
+        entries = engine.manager.entries
         troubles = {
-            engine.reconciler.journal_trouble,
+            engine.manager.journal_trouble,
             engine.audit.trouble,
             self._requests.ceilings.trouble,
             self._requests.trouble,
-            engine.reconciler.unrecovered,
+            unrecovered_notice(entries.values()),
             *self._requests.unmatched,
             *engine.manager.refused,
-            *engine.reconciler.foreign,
+            *foreign_notices(entries.values()),
         } - {""}
-        while engine.reconciler.news:
-            self._log(engine.reconciler.news.pop(0))
+        while engine.manager.news:
+            self._log(engine.manager.news.pop(0))
         for trouble in sorted(troubles - self._troubles):
             self._log(trouble)
         self._troubles = troubles
@@ -337,7 +338,7 @@ def restore_former(
         engine = CapEngine(former, config, actuators(), clock, log, enumerate_devices=False)
         stack.callback(engine.close)
         engine.manager.impose_retained()
-        errors, restored = engine.release(engine.manager.stop), engine.reconciler.restores
+        errors, restored = engine.release(engine.manager.stop), engine.manager.restores
     if errors:
         raise JournalError(
             f"The limits of the capper of {directory}, which has ended, are not restored:"
@@ -446,21 +447,21 @@ def restore_limits(context: RestoreContext, *, tuned_only: bool = False) -> Rest
         except CapsError as error:
             context = context.without(error)
     with context.engine() as engine:
-        manager, reconciler = engine.manager, engine.reconciler
+        manager = engine.manager
         if tuned_only:
             manager.impose_retained()
         devices = device_names(manager.rows())
         errors = engine.release(manager.stop if tuned_only else manager.restore)
         if not tuned_only:
             _lift_ceilings(context, engine)
-        for unwritten in filter(None, (reconciler.journal_trouble, engine.audit.trouble)):
+        for unwritten in filter(None, (manager.journal_trouble, engine.audit.trouble)):
             context.log(unwritten)
         return RestoreReport(
             "journal",
-            reconciler.restores,
+            manager.restores,
             _foreign_rows(manager.rows()),
             tuple(map(str, errors)),
-            reconciler.retained,
+            manager.retained,
             devices,
         )
 

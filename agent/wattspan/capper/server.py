@@ -21,9 +21,9 @@ import msgspec
 
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditAction, AuditEvent
+from wattspan.capper.cap_manager import CapManager
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.journal import JournalError
-from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import imposed_limits, power_range, unmatched_settings
 from wattspan.capper.protocol import (
     MAX_LINE_BYTES,
@@ -349,17 +349,17 @@ class RequestHandler:
         return min((one for one in due if one is not None), default=None)
 
     def state(self) -> StateReply:
-        reconciler = self._manager.reconciler
+        manager = self._manager
         return StateReply(
-            rows=[knob_row(row) for row in self._manager.rows()],
-            lease=self._manager.leases.longest,
+            rows=[knob_row(row) for row in manager.rows()],
+            lease=manager.leases.longest,
             ceiling=self.ceilings.limit,
-            writes=reconciler.writes,
-            restores=reconciler.restores,
-            resets=reconciler.resets,
+            writes=manager.writes,
+            restores=manager.restores,
+            resets=manager.resets,
             pid=os.getpid(),
             agent=self._agent,
-            suspended=self._manager.suspended,
+            suspended=manager.suspended,
             ceilings=list(self.ceilings.rows),
             short=self._short,
             allotment=self._allotment(),
@@ -397,10 +397,8 @@ class RequestHandler:
                 self._record_command(peer, f"accept: {count} foreign limits")
 
     def _allot(self, peer: PeerCredentials, request: protocol.AllotmentRequest) -> None:
-        fleet, permitted = (
-            self.ceilings.fleet,
-            uids_of(self.ceilings.settings.users)[0] | {0, os.geteuid()},
-        )
+        fleet = self.ceilings.fleet
+        permitted = uids_of(self.ceilings.settings.users)[0] | {0, os.geteuid()}
         if peer.uid not in permitted:
             raise CapsError(
                 f"User {peer.uid} may not set the fleet's allotment: name it in [caps] users.",

@@ -191,8 +191,8 @@ def open_isolated_actuators(
 
     ``plugins`` are the names of those that the configuration permits. ConfigError.
     """
-    from wattspan.capper.devices import open_actuators
-    from wattspan.capper.workers import isolate_actuators
+    from wattspan.capper.devices import isolate_actuators
+    from wattspan.capper.workers import open_actuators
     from wattspan.plugins import load_actuators
 
     if emulated is None:

@@ -85,11 +85,12 @@ _COMPARED = (TuningState.EXPLORING, TuningState.HOLDING)  # jobs whose settings 
 
 def measured(batch: Batch, counters: FrozenCounters) -> Batch:
     """``batch`` without readings that measure nothing, and with failures of frozen counters."""
-    moves = counters.moves(batch.domains, batch.readings)
-    if not moves.frozen and len(moves.readings) == len(batch.readings):
+    measure, frozen = counters.moves(batch.domains, batch.readings)
+    if not frozen and all(measure):
         return batch
-    failures = (frozen_failure(one) for one in batch.domains if one.id in moves.frozen)
-    return replace(batch, readings=moves.readings, failures=(*batch.failures, *failures))
+    readings = tuple(itertools.compress(batch.readings, measure))
+    failures = (frozen_failure(one) for one in batch.domains if one.id in frozen)
+    return replace(batch, readings=readings, failures=(*batch.failures, *failures))
 
 
 class MonitoredSource:

@@ -234,25 +234,17 @@ class DriverThreadSource:
         elapsed = self._clock.monotonic() - since
         if elapsed <= self._settings.deadline:
             return None
-        return Failure(
-            self.name,
-            self._library,
-            Trouble.STUCK,
-            f"{call} has not returned for {elapsed / 1e9:.0f} s",
-            f"{self._advice}; a driver call cannot be ended from outside.",
-        )
+        cause = f"{call} has not returned for {elapsed / 1e9:.0f} s"
+        remedy = f"{self._advice}; a driver call cannot be ended from outside."
+        return Failure(self.name, self._library, Trouble.STUCK, cause, remedy)
 
     def _dead(self) -> Failure | None:
         """The failure of a thread that ended by itself."""
         if self._thread.is_alive() or self._thread.ident is None or self._stop.is_set():
             return None
-        return Failure(
-            self.name,
-            self._library,
-            Trouble.MALFORMED,
-            "the thread that calls it has ended",
-            "This is a bug; restart the agent to read GPUs again.",
-        )
+        cause = "the thread that calls it has ended"
+        remedy = "This is a bug; restart the agent to read GPUs again."
+        return Failure(self.name, self._library, Trouble.MALFORMED, cause, remedy)
 
     def _run(self) -> None:
         try:
@@ -264,13 +256,9 @@ class DriverThreadSource:
         try:
             self._make_calls()
         except Exception as error:
-            failure = Failure(
-                self.name,
-                self._library,
-                Trouble.MALFORMED,
-                f"its thread raised {type(error).__name__}: {str(error)[:200]}",
-                "This is a bug; report it. The calls are tried again.",
-            )
+            cause = f"its thread raised {type(error).__name__}: {str(error)[:200]}"
+            remedy = "This is a bug; report it. The calls are tried again."
+            failure = Failure(self.name, self._library, Trouble.MALFORMED, cause, remedy)
             with self._lock:
                 self._failures = (failure,)
             raise

@@ -113,7 +113,7 @@ class CounterPeriod:
 
 
 class EnergyMeter:
-    """Chooses between counter and integral, and changes ``epoch`` whenever the choice changes."""
+    """Compares counter and integral, and changes ``epoch`` whenever the other one counts."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -124,7 +124,7 @@ class EnergyMeter:
         self._powered = False  # a power was read
         self._moved: tuple[int, int, int] | None = None  # counter, when it moved, integral then
 
-    def read(
+    def compare(
         self,
         at: Instant,
         counter: Microjoules | None,
@@ -132,8 +132,10 @@ class EnergyMeter:
         *,
         refused: bool,
         trusted: bool = True,
-    ) -> Microjoules | None:
-        """The energy up to ``at`` from the values read then, or None if it is unknown.
+    ) -> bool | None:
+        """True if the integral of the power counts at ``at``, False if the counter does.
+
+        None if the energy is unknown.
 
         ``refused``: there is no counter. After a single failure the next value of a counter is
         awaited. A counter that is not ``trusted`` is compared, and counts only without any power.
@@ -147,13 +149,13 @@ class EnergyMeter:
             if not counter and not self._powered:  # it may be one that never moves
                 return None
             self._choose(derived=False)
-            return counter
+            return False
         if power is None or not (refused or self.frozen or not trusted):
             return None
         self._choose(derived=True)
         if not bridged:
             self.epoch += 1
-        return self.integral.energy
+        return True
 
     def pause(self) -> None:
         """The board is not read from now on, because it is suspended: its counter may restart."""

@@ -45,9 +45,9 @@ def test_kept_values_are_those_that_move_and_none_is_of_a_frozen_counter(
     for second, (grown, cpus) in enumerate(steps, 1):
         value += grown * 1_000_000
         one = reading(PACKAGE, second, value)
-        kept, frozen = counters.moves(DOMAINS, [one])
+        [kept], frozen = counters.moves(DOMAINS, [one])
         counters.add_usages([usage(second, cpus)])
-        assert bool(kept) is (value != last)
+        assert kept is (value != last)
         assert not (kept and frozen)
         if frozen:
             assert second - kept_before >= 3, "it stood still for some time"
@@ -63,7 +63,7 @@ def test_counter_without_observed_work_is_kept_and_never_frozen(
     counters = FrozenCounters()
     for second, cpus in enumerate(loads, 1):
         one = reading(CARD, second, counter)
-        assert counters.moves(DOMAINS, [one]) == ((one,), frozenset())
+        assert counters.moves(DOMAINS, [one]) == ([True], frozenset())
         counters.add_usages([usage(second, cpus)])
 
 
@@ -71,7 +71,7 @@ def test_counter_without_observed_work_is_kept_and_never_frozen(
 def test_work_of_another_socket_freezes_nothing(loads: list[float]) -> None:
     counters = FrozenCounters()
     for second, cpus in enumerate(loads, 1):
-        assert not counters.moves(DOMAINS, [reading(PACKAGE, second, 7)]).frozen
+        assert not counters.moves(DOMAINS, [reading(PACKAGE, second, 7)])[1]
         counters.add_usages([usage(second, cpus, "cpu:1"), usage(second, 0.01)])
 
 
@@ -79,13 +79,13 @@ def test_usage_without_duration_and_repeated_reading_are_harmless() -> None:
     counters = FrozenCounters()
     counters.add_usages([Usage("cpu:0", at(1), at(1), {})])
     readings = [reading(METER, 1, 5), reading(METER, 1, 6), reading(METER, 2, 9)]
-    assert counters.moves(DOMAINS, readings) == (tuple(readings), frozenset())
+    assert counters.moves(DOMAINS, readings) == ([True, True, True], frozenset())
 
 
 def test_counter_without_any_usage_is_held_and_not_frozen() -> None:
     counters = FrozenCounters()
-    assert counters.moves(DOMAINS, [reading(PACKAGE, 1, 7)]).readings
-    assert counters.moves(DOMAINS, [reading(PACKAGE, 9, 7)]) == ((), frozenset())
+    assert counters.moves(DOMAINS, [reading(PACKAGE, 1, 7)])[0] == [True]
+    assert counters.moves(DOMAINS, [reading(PACKAGE, 9, 7)]) == ([False], frozenset())
 
 
 def test_counter_of_another_epoch_begins_anew() -> None:
@@ -93,6 +93,6 @@ def test_counter_of_another_epoch_begins_anew() -> None:
     for second in range(1, 10):
         counters.moves(DOMAINS, [reading(PACKAGE, second, 7)])
         counters.add_usages([usage(second, 4)])
-    assert counters.moves(DOMAINS, []).frozen == {"p"}
+    assert counters.moves(DOMAINS, [])[1] == {"p"}
     again = reading(PACKAGE, 10, 7, epoch=1)
-    assert counters.moves(DOMAINS, [again]) == ((again,), frozenset())
+    assert counters.moves(DOMAINS, [again]) == ([True], frozenset())

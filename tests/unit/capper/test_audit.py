@@ -181,7 +181,7 @@ def test_damaged_row_of_the_oldest_file_is_dropped(tmp_path: Path) -> None:
 
 def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.reconciler.outstanding)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.manager.outstanding)
     bench.hold(500 * W, 0)
     fill(audit, 2)
     for name in ("audit.jsonl", "audit.jsonl.1"):
@@ -196,7 +196,7 @@ def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
 
 def test_rotated_audit_log_still_recovers_caps_in_force(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.reconciler.outstanding)
+    audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.manager.outstanding)
     bench.hold(500 * W, 0)
     for number in range(GENERATIONS * 100):
         audit.record(AuditEvent(at=number, deed=AuditAction.START))

@@ -42,7 +42,7 @@ class Killed:
         for name, board in self.bench.actuator.boards.items():
             board.stands = self.originals[name] = self.rng.choice(ORIGINALS)
         audit = AuditLog(self.folder / "audit.jsonl", 1 << 20)
-        self.bench.reconciler.devices.find()
+        self.bench.manager.devices.find()
         for _ in range(self.rng.randint(2, 4)):
             number = self.rng.randrange(3)  # the fourth board is never touched
             self.bench.hold(self.rng.randint(43, 60) * 10 * W, number, job=f"job{number}")

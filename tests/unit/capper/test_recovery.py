@@ -10,7 +10,7 @@ from testbed.capper_bench import BOOT, Bench, W, entry
 
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.capper.journal import EntrySource, Journal, JournalEntry, audited_writes
-from wattspan.capper.planner import CapDemand, ImposedLimits, OperatorLimits
+from wattspan.capper.ownership import unrecovered_notice
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import CapKey, Knob, Trouble
 from wattspan.ports import CapsError
@@ -129,8 +129,8 @@ def test_devices_of_a_lost_journal_are_named_and_not_written(tmp_path: Path) -> 
     bench = damaged(tmp_path)
     bench.board(1).stands = 700 * W  # its maximum: no cap can be in force
     bench.turn()
-    assert "gpu_power of GPU0" in bench.reconciler.unrecovered
-    assert "GPU1" not in bench.reconciler.unrecovered
+    assert "gpu_power of GPU0" in unrecovered_notice(bench.manager.entries.values())
+    assert "GPU1" not in unrecovered_notice(bench.manager.entries.values())
     with pytest.raises(CapsError, match="its original is unknown") as refused:
         bench.hold(500 * W, 0)
     assert refused.value.refusal == RefusalReason.UNRECOVERED
@@ -156,7 +156,7 @@ def test_accept_makes_the_current_limit_the_original(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
     bench.turn()
     assert bench.manager.accept() == 4  # two boards, and "every device" of the two other knobs
-    assert bench.reconciler.unrecovered == ""
+    assert unrecovered_notice(bench.manager.entries.values()) == ""
     bench.hold(500 * W, 0)
     assert bench.on_disk["gpu0"]["original"] == 650 * W
 
@@ -166,7 +166,7 @@ def test_manual_limit_ends_the_lost_state(tmp_path: Path) -> None:
     bench.turn()
     bench.board().stands = 600 * W
     bench.turn(1)
-    assert "GPU0" not in bench.reconciler.unrecovered
+    assert "GPU0" not in unrecovered_notice(bench.manager.entries.values())
     assert AuditAction.VOID in [event.deed for event in bench.events]
     bench.hold(500 * W, 0)
     assert bench.on_disk["gpu0"]["original"] == 600 * W
@@ -174,13 +174,11 @@ def test_manual_limit_ends_the_lost_state(tmp_path: Path) -> None:
 
 def test_devices_that_cannot_be_listed_are_lost_as_one(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
-    assert "cpu_power of every device" in bench.reconciler.unrecovered
-    assert "gpu_power of every device" not in bench.reconciler.unrecovered
+    assert "cpu_power of every device" in unrecovered_notice(bench.manager.entries.values())
+    assert "gpu_power of every device" not in unrecovered_notice(bench.manager.entries.values())
     bench.turn()
     package = CapKey(Knob.CPU_POWER, "rapl:package-0")
-    demand = CapDemand({}, ImposedLimits(), OperatorLimits())
-    errors = bench.reconciler.observe([package], demand)
-    assert errors[package].refusal == RefusalReason.UNRECOVERED
+    assert bench.manager.observe([package])[package].refusal == RefusalReason.UNRECOVERED
 
 
 def test_unresponsive_lost_device_is_named_until_it_responds(tmp_path: Path) -> None:

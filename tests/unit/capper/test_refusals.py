@@ -33,7 +33,7 @@ class Asked:
     def __init__(self, folder: Path) -> None:
         self.bench = Bench(folder)
         self.audit = AuditLog(folder / "audit.jsonl", SIZE)
-        self.bench.reconciler._record = self.audit.record
+        self.bench.manager._record = self.audit.record
         self.limiter = AuditRowLimiter(self.bench.clock, self.audit.record)
         self.desk = self.bench.desk(record=self.limiter.record)
         self.holder = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from testbed.capper_bench import W, entry
 
-from wattspan.capper.lease_manager import CapGrant, LeaseRegistry
+from wattspan.capper.leases import CapGrant, LeaseRegistry
 from wattspan.capper.ownership import SettingOwner, setting_owner
 from wattspan.capper.planner import CapBounds, OperatorLimits, WriteCause, cap_bounds, limit_step
 from wattspan.model import SECOND, CapKey, Instant, Knob, KnobState

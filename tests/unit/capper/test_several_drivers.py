@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from wattspan.capper.workers import IsolatedActuator, WorkerCall
+from wattspan.capper.devices import IsolatedActuator
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
@@ -31,10 +31,10 @@ class Pool:
     def worker(self, name: str) -> Pool:
         return self
 
-    def begin(self, call: WorkerCall) -> None:
+    def begin(self, call: Any) -> None:
         self.prefetched.append(call.device)
 
-    def ask(self, call: WorkerCall) -> Any:
+    def ask(self, call: Any) -> Any:
         if self.error is not None:
             raise self.error
         match call.action:

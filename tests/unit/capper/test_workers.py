@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from testbed.waiting import eventually
 
-from wattspan.capper.workers import PROCESS_NAME, REPLACE_AFTER, IsolatedActuator, WorkerPool
+from wattspan.capper.devices import REPLACE_AFTER, IsolatedActuator, WorkerPool
+from wattspan.capper.workers import PROCESS_NAME
 from wattspan.model import MILLISECOND, SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.testing import ManualClock

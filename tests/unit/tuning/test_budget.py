@@ -10,9 +10,9 @@ import pytest
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.blocks import Block, LevelTime
 from wattspan.tuning.decisions.budget import ComparedEnergy, SlowdownAccount
-from wattspan.tuning.decisions.estimates import Pair, with_pair
+from wattspan.tuning.decisions.estimates import Pair
 from wattspan.tuning.decisions.search import TunerState, closed_account, saved_energy
-from wattspan.tuning.decisions.step import begin
+from wattspan.tuning.decisions.step import begin, with_pair
 from wattspan.tuning.decisions.values import KnobRange, TunerPolicy
 
 TOP, LEVEL = 400_000, 300_000

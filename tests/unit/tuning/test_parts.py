@@ -13,7 +13,6 @@ from wattspan.tuning.decisions.blocks import (
     ENERGY_TIMEOUT,
     Block,
     SampleBuffer,
-    add_units,
     empty_buffer,
     set_level,
 )
@@ -25,10 +24,7 @@ from wattspan.tuning.decisions.estimates import (
     Pair,
     Pairing,
     ResponsePoint,
-    add_block,
     fit_curve,
-    with_block,
-    with_pair,
 )
 from wattspan.tuning.decisions.phases import probe_decision
 from wattspan.tuning.decisions.report import (
@@ -47,7 +43,14 @@ from wattspan.tuning.decisions.sequential_test import (
     half_width,
     pairs_needed,
 )
-from wattspan.tuning.decisions.step import begin, observe
+from wattspan.tuning.decisions.step import (
+    add_block,
+    add_units,
+    begin,
+    observe,
+    with_block,
+    with_pair,
+)
 from wattspan.tuning.decisions.values import (
     EnergyPoint,
     KnobRange,

@@ -132,27 +132,23 @@ class DeviceActuator(ABC):
 
 
 class PowerActuator(DeviceActuator):
-    """A power limit, set by ``_put``. It cannot be absent, and devices round it down."""
+    """A power limit. It cannot be absent, and devices round it down."""
 
-    @abstractmethod
-    def _put(self, before: KnobState, value: int) -> None:
-        """Write a limit in milliwatts to the device with the state ``before``. ActuatorError."""
+    def _always_limited(self, before: KnobState) -> ActuatorError:
+        """The refusal to remove the limit."""
+        return actuator_error(
+            f"remove the {self.knob.value} limit of {before.name}",
+            "a device always has one",
+            "Set it to its original value instead.",
+            Trouble.MALFORMED,
+        )
 
-    def write(self, device: str, value: int | None) -> KnobState:
-        """Set the limit and read it back.
+    def _confirmed(self, before: KnobState, value: int) -> KnobState:
+        """The state of a device that was set to ``value``. ActuatorError if it shows another one.
 
         ``enforced`` is waited for; if it is still higher after that, the device does not obey yet.
         """
-        before = self._before(device)
-        if value is None:
-            raise actuator_error(
-                f"remove the {self.knob.value} limit of {before.name}",
-                "a device always has one",
-                "Set it to its original value instead.",
-                Trouble.MALFORMED,
-            )
-        self._put(before, value)
-        state = self._settled(device, lambda now: is_enforced(before, now, value))
+        state = self._settled(before.key.device, lambda now: is_enforced(before, now, value))
         if not is_honoured(value, state.requested):
             raise self._not_honoured(before, value, state.requested)
         return state

@@ -164,9 +164,15 @@ class CpuPower(PowerActuator):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _put(self, before: KnobState, value: int) -> None:
-        """A locked register is reported as ``locked`` if the kernel refuses the write."""
-        package, thing = self._package(before.key.device), f"set the power limit of {before.name}"
+    def write(self, device: str, value: int | None) -> KnobState:
+        """Set the limit and read it back.
+
+        A locked register is reported as ``locked`` if the kernel refuses the write.
+        """
+        before = self._before(device)
+        if value is None:
+            raise self._always_limited(before)
+        package, thing = self._package(device), f"set the power limit of {before.name}"
         if value <= 0:
             raise actuator_error(
                 thing,
@@ -197,6 +203,7 @@ class CpuPower(PowerActuator):
             )
         self._put_microwatts(package, thing, value * 1000)
         self._clock.sleep_until(self._clock.monotonic() + self._answers_after)
+        return self._confirmed(before, value)
 
     def _switched_off_by_reload(self, state: KnobState) -> bool:
         """True if the limits were in force before the present load of the driver.

@@ -320,11 +320,16 @@ class GpuPower(GpuActuator, PowerActuator):
 
     knob = Knob.GPU_POWER
 
-    def _put(self, before: KnobState, value: int) -> None:
+    def write(self, device: str, value: int | None) -> KnobState:
+        """Set the limit and read it back."""
+        before = self._before(device)
+        if value is None:
+            raise self._always_limited(before)
         self._check_range(before, value)
         self._boards.ask(
-            before.key.device, "set the power limit of", lambda board: board.set_power_limit(value)
+            device, "set the power limit of", lambda board: board.set_power_limit(value)
         )
+        return self._confirmed(before, value)
 
     def _state(self, device: str) -> KnobState:
         limits = self._boards.ask(device, _READ_LIMITS, lambda board: board.power_limits())

@@ -165,7 +165,7 @@ def _states(
     knob: Knob, context: SourceContext, domains: Collection[Domain]
 ) -> Iterator[KnobState | ActuatorError]:
     """The state of each device's knob, or the error of reading it."""
-    from wattspan.capper.devices import SYSFS, open_actuators
+    from wattspan.capper.workers import SYSFS, open_actuators
 
     kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
     opened = open_actuators(
@@ -206,7 +206,7 @@ def _sensor_only(knob: Knob, domain: Domain) -> ActuatorError:
 
 def _state_of(device: str, actuators: Sequence[Actuator]) -> KnobState | ActuatorError:
     """The state of the knob of a device, or the most telling error of several actuators."""
-    from wattspan.capper.workers import most_telling
+    from wattspan.capper.devices import most_telling
 
     errors = []
     for actuator in actuators:

@@ -165,6 +165,10 @@ class DriverLibrary:
         finally:
             self.current = None
 
+    def bound(self, handle: Any) -> Callable[..., Any]:
+        """``call`` for one device: ``handle`` is the first argument of each function."""
+        return lambda name, *arguments: self.call(name, handle, *arguments)
+
     def optional(self, name: str, *arguments: Any) -> Any:
         """The answer of a call that may fail without consequences; None if it does."""
         try:

@@ -299,11 +299,8 @@ class GpuControls(ABC):
     """The knobs of one board. Calls raise DriverErrors."""
 
     def __init__(self, library: DriverLibrary, handle: Any) -> None:
-        self._library, self._handle = library, handle
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """The answer of the library's function ``name`` for this board."""
-        return self._library.call(name, self._handle, *arguments)
+        self._library, self.call = library, library.bound(handle)
+        """``call`` answers as the library's function of a name does for this board."""
 
     @abstractmethod
     def power_limits(self) -> PowerLimits:

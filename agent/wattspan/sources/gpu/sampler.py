@@ -1,12 +1,13 @@
-"""One GPU of any vendor: the intervals of its calls, and the readings, usages and status of them.
+"""The GPUs of any vendor: the intervals of their calls; the readings, usages and status of them.
 
 Energy is that of its counter, or the integral of its power where there is none or it does not fit.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from wattspan.model import (
     MILLISECOND,
@@ -26,11 +27,16 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
+from wattspan.ports import Batch
 from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.energy_meter import CounterCheck, EnergyMeter, ModuleScope, SensorView
+from wattspan.sources.gpu.calls import GpuLostError, SessionLostError
 from wattspan.sources.gpu.counter_edges import EDGE_GUARD, EdgeDetector
 from wattspan.sources.gpu.port import GAUGE_SAMPLES, GpuBoard, GpuDevice, GpuGauges, GpuSettings
 from wattspan.util.throttle import RetryBackoff
+
+if TYPE_CHECKING:
+    from wattspan.sources.gpu.session import GpuSession
 
 _TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
 _DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
@@ -50,22 +56,6 @@ class GpuFindings:
     usages: list[Usage] = field(default_factory=list)
     gpus: list[GpuStatus] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-
-
-class _DomainFacts(NamedTuple):
-    """The facts about a GPU's domain that may change."""
-
-    derived: bool
-    ceiling: Milliwatts | None
-    method: str
-    resolution: int
-    usage_step: int
-    is_stamped: bool  # counter values have the time at which the counter moved
-    asleep: bool
-    rest: Nanoseconds
-    of_module: bool  # the counter is that of the superchip around the GPU
-    partitions: str
-    division: object
 
 
 class GpuSampler:
@@ -102,7 +92,7 @@ class GpuSampler:
         self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._facts = self._domain_facts()
-        self.domain = self._define(self._facts)
+        self.domain = self._define()
         self.parts: tuple[Domain, ...] = ()
 
     @property
@@ -150,6 +140,7 @@ class GpuSampler:
         at = self._at
         if self.rests:
             self.asleep = self.rests = False
+            self._rest = Nanoseconds(0)
             usage.resume(at)
         # At a coarse interval, the sample after the nearest one would be too late.
         nearest = interval >= COARSE and usage.pace.due - at.mono <= interval // 2
@@ -208,7 +199,8 @@ class GpuSampler:
             seldom = self._check.judged and self._interval >= COARSE
             self._check.observe(at.mono, compared, view, ignored=meter.frozen or seldom)
         refused = self._refused or bool(device.counter_fault)
-        counter = meter.read(at, energy, power, refused=refused, trusted=self._trusted)
+        derived = meter.compare(at, energy, power, refused=refused, trusted=self._trusted)
+        counter = energy if derived is False else meter.integral.energy if derived else None
         made: Instant | None = at
         if device.has_steps:
             if energy is not None:
@@ -313,36 +305,41 @@ class GpuSampler:
     def _follow_facts(self) -> None:
         facts = self._domain_facts()
         if facts != self._facts:  # the same object while nothing changes: callers compare
-            self._facts, self.domain = facts, self._define(facts)
+            self._facts, self.domain = facts, self._define()
             self.parts = self.device.usage.parts(self.domain)
 
-    def _domain_facts(self) -> _DomainFacts:
-        device, usage, edges = self.device, self.device.usage, self._edges
-        derived = bool(self._meter.derived)
-        step = None if derived else edges.step
-        return _DomainFacts(
-            derived,
+    def _domain_facts(self) -> tuple[object, ...]:
+        """The facts about the domain and its parts that may change."""
+        usage = self.device.usage
+        return (
+            bool(self._meter.derived),
             self._ceiling,
-            usage.method,
-            self._meter.step.resolution if step is None else _rounded(step),
-            usage.step,
-            edges.period is not None,
-            self.asleep,
-            self._rest if self.rests else Nanoseconds(0),
+            self._resolution,
+            self._edges.period is None,
             self._scope.module,
-            device.partitions,
+            self.asleep,
+            self._rest,
+            usage.method,
+            usage.step,
             usage.division,
+            self.device.partitions,
         )
 
-    def _define(self, facts: _DomainFacts) -> Domain:
-        identity, derived, module = self.identity, facts.derived, facts.of_module
+    @property
+    def _resolution(self) -> Nanoseconds:
+        """The time in which the energy is constant."""
+        step = None if self._meter.derived else self._edges.step
+        return Nanoseconds(self._meter.step.resolution if step is None else _rounded(step))
+
+    def _define(self) -> Domain:
+        identity, derived, module = self.identity, bool(self._meter.derived), self._scope.module
         provenance = Provenance.DERIVED if derived else Provenance.MEASURED
         how = f"by its {self.device.messages.counter}"
         if derived:
             how = "integrated from its power"
             how += ", as its energy counter is that of its module" if module else ""
-        how += SUSPENDED if facts.asleep else ""
-        what = f"the whole board{facts.partitions}"
+        how += SUSPENDED if self.asleep else ""
+        what = f"the whole board{self.device.partitions}"
         thing: Thing | None = None
         if module and not derived:
             what, thing = "the module with its CPU and memory", Thing(ThingKind.MODULE)
@@ -355,16 +352,16 @@ class GpuSampler:
             source=self.device.messages.source,
             provenance=Provenance.EMULATED if self._emulated else provenance,
             resource=identity.domain_id,
-            method=facts.method,
+            method=self.device.usage.method,
             max_power=self._max_power,
-            resolution=Nanoseconds(facts.resolution),
-            usage_step=Nanoseconds(facts.usage_step),
-            staleness=Nanoseconds(EDGE_GUARD) if facts.is_stamped else None,
+            resolution=self._resolution,
+            usage_step=Nanoseconds(self.device.usage.step),
+            staleness=None if self._edges.period is None else Nanoseconds(EDGE_GUARD),
             why=f"{what}, {how}",
             static_power=self.device.static_power,
             pci=identity.pci,
-            suspended=facts.asleep,
-            rest=facts.rest,
+            suspended=self.asleep,
+            rest=self._rest,
             measures=thing,
         )
 
@@ -418,3 +415,79 @@ class GpuSampler:
 
 def _rounded(step: int, grain: int = MILLISECOND) -> int:
     return max(grain, round(step / grain) * grain)
+
+
+class SampledGpus:
+    """All GPUs of a session, sampled by one thread. ``sample`` never raises."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session, self.vendor = session, session.vendor
+
+    def sample(self, interval: int = 0) -> Batch:
+        """Make all calls that are due, ``interval`` nanoseconds after those of the last sample."""
+        session, found = self._session, GpuFindings()
+        now = self.vendor.clock.monotonic()
+        session.prepare(now, found)
+        self._ask_all(now, found, interval)
+        found.failures += session.conclude(now, answered=bool(found.readings))
+        return Batch(
+            domains=session.domains(),
+            readings=tuple(found.readings),
+            failures=tuple(found.failures),
+            usages=tuple(found.usages),
+            gpus=tuple(found.gpus),
+            calls=self.vendor.library.calls,
+        )
+
+    def _ask_all(self, now: int, found: GpuFindings, interval: int) -> None:
+        session, rests = self._session, False
+        for domain_id, gpu in list(session.gpus.items()):
+            address = gpu.identity.pci
+            power = session.bound.power(address)
+            try:
+                if power.is_quiet(now) or not session.has_open(address):
+                    gpu.pause(found, power.rest, suspended=power.is_suspended())
+                    continue
+                gpu.sample(found, interval)
+                gpu.backoff.reset()
+                found.failures.extend(gpu.failures())
+                idle = gpu.idle and self.vendor.can_suspend(address)
+                rests |= power.observe(now, idle=idle)
+            except GpuLostError as error:
+                session.lose(domain_id, error.code, found)
+            except SessionLostError as error:
+                session.fail(error.code, found)
+                return
+            except Exception as error:  # noqa: BLE001 - it costs one sample of one GPU
+                found.failures.append(
+                    self.vendor.messages.unexpected(gpu.domain.name, error, gpu.domain.id)
+                )
+        if rests and self.vendor.opens_single:
+            session.close_quiet(now, found)
+
+    @property
+    def current_call(self) -> tuple[str, int] | None:
+        """The call under way and the time of its start; other threads may read it."""
+        return self.vendor.library.current
+
+    def next_read(self, now: int) -> int | None:
+        """The time of the next read of a counter or a power between samples; None without one."""
+        gpus = self._session.gpus.values()
+        return min((at for gpu in gpus if (at := gpu.next_read(now)) is not None), default=None)
+
+    def read_between(self, now: int) -> None:
+        """Make the reads between samples that are due. The next sample reports errors of a GPU."""
+        for gpu in self._session.gpus.values():
+            at = gpu.next_read(now)
+            if at is not None and at <= now:
+                with contextlib.suppress(Exception):  # it costs the reads of one GPU until then
+                    gpu.read_between(suspended=self._session.bound.suspended(gpu.identity.pci))
+
+    @property
+    def near_an_edge(self) -> bool:
+        """True if a counter moves at the time of the samples: another phase would be better."""
+        return any(gpu.near_an_edge for gpu in self._session.gpus.values())
+
+    def close(self) -> None:
+        """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
+        self._session.close()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.tuning.decisions.values import EnergyPoint, TunerPolicy, WorkUnit
+from wattspan.tuning.decisions.values import EnergyPoint
 
 ENERGY_TIMEOUT = 30 * SECOND
 """Maximum time for which a block waits for its energy."""
@@ -27,8 +27,6 @@ _METER_ERROR = 50e6
 """Nanoseconds of a block's edges in which its energy is uncertain: GPUs update counters each 0.1 s.
 
 It is about the standard deviation of two edges within such periods, rounded up."""
-
-_MAX_POINTS = 512
 
 _MAX_PERIODS = 63
 """Periods that wait for their units, besides the present one."""
@@ -79,10 +77,6 @@ class LevelPeriod(NamedTuple):
     number: int
 
 
-_PAUSED = -1.0
-"""Marks the energy of a block with a pause, whose energy is not the work's."""
-
-
 class LevelTime(NamedTuple):
     """Time at a level, settled or not, for the slowdown account."""
 
@@ -130,139 +124,6 @@ def set_level(samples: SampleBuffer, level: int | None, since: int) -> SampleBuf
     return samples._replace(periods=(*samples.periods[-_MAX_PERIODS:], stretch))
 
 
-def add_units(
-    samples: SampleBuffer,
-    policy: TunerPolicy,
-    units: Sequence[WorkUnit],
-    points: Sequence[EnergyPoint],
-    now: int,
-) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
-    """Add units and energy; returns finished blocks and the elapsed times too."""
-    times: list[LevelTime] = []
-    waiting = list(samples.waiting)
-    if units:
-        samples = _run(samples, policy, units, waiting, times)
-    samples, blocks = add_energy(samples, waiting, points, now)
-    return samples, blocks, times
-
-
-def add_energy(
-    samples: SampleBuffer, waiting: list[Block], points: Sequence[EnergyPoint], now: int
-) -> tuple[SampleBuffer, list[Block]]:
-    """Add energy; returns the waiting blocks whose energy is known, or timed out, too."""
-    if points:
-        samples = samples._replace(points=_thinned(samples.points + tuple(points)))
-    if not waiting:
-        return _drop_used_points(samples) if points else samples, []
-    blocks: list[Block] = []
-    for block in waiting:
-        ready = _with_energy(block, samples.points)
-        if ready is None and now - block.end <= ENERGY_TIMEOUT:
-            break
-        blocks.append(ready or block)
-    return _drop_used_points(samples._replace(waiting=tuple(waiting[len(blocks) :]))), blocks
-
-
-def _run(
-    samples: SampleBuffer,
-    policy: TunerPolicy,
-    units: Sequence[WorkUnit],
-    waiting: list[Block],
-    times: list[LevelTime],
-) -> SampleBuffer:
-    periods = list(samples.periods)
-    level, since, number = periods[0]
-    until = periods[1].since if len(periods) > 1 else None
-    settled = since + policy.settle_time
-    energy: float | None = None
-    start = end = n = busy = span = 0
-    work = squares = 0.0
-    if samples.incomplete is not None:
-        _, start, end, n, work, busy, span, squares, energy, *_ = samples.incomplete
-    skipped, last_end, completed = samples.skipped, samples.last_end, samples.completed
-    elapsed, elapsed_units = samples.elapsed, samples.elapsed_units
-    wanted, lasting = policy.block_units, policy.block_time
-    for unit in units:
-        begun, ended, amount, _, _ = unit
-        while until is not None and begun >= until:
-            if 2 * n >= wanted and level is not None:
-                waiting.append(
-                    Block(level, start, end, n, work, busy, span, squares, energy, number)
-                )
-            times.append(LevelTime(level, elapsed, elapsed_units))
-            del periods[0]
-            level, since, number = periods[0]
-            until = periods[1].since if len(periods) > 1 else None
-            settled = since + policy.settle_time
-            n = work = busy = span = skipped = completed = elapsed = elapsed_units = 0
-            squares, energy = 0.0, None
-        took = ended - begun
-        gap = begun - last_end
-        if gap <= 0:  # overlaps the previous unit
-            more = max(ended - last_end, 0)
-        elif gap * 2 <= took:
-            more = took + gap
-        else:
-            more = took
-        elapsed += more
-        elapsed_units += 1
-        if begun < settled or (until is not None and ended > until):
-            last_end = max(last_end, ended)
-            continue
-        if skipped < policy.settle_units:
-            skipped += 1
-            last_end = max(last_end, ended)
-            continue
-        if n == 0:
-            if gap >= 0 and gap * 2 <= took and last_end >= settled:
-                start = last_end  # the gap before the unit belongs to the work
-            else:
-                start, more = begun, took
-        elif gap * 2 > took:
-            energy = _PAUSED
-        last_end = end = max(last_end, ended)
-        n += 1
-        work += amount
-        busy += took
-        span += more
-        per = took / amount
-        squares += per * per
-        if n >= wanted and ended - start >= lasting:
-            if level is not None:
-                waiting.append(
-                    Block(level, start, end, n, work, busy, span, squares, energy, number)
-                )
-            completed += 1
-            n = busy = span = 0
-            work = squares = 0.0
-            energy = None
-            times.append(LevelTime(level, elapsed, elapsed_units))
-            elapsed = elapsed_units = 0
-    return samples._replace(
-        periods=tuple(periods),
-        incomplete=Block(level or 0, start, end, n, work, busy, span, squares, energy, number)
-        if n
-        else None,
-        skipped=skipped,
-        last_end=last_end,
-        elapsed=elapsed,
-        elapsed_units=elapsed_units,
-        completed=completed,
-    )
-
-
-def _with_energy(block: Block, points: tuple[EnergyPoint, ...]) -> Block | None:
-    """The block with its energy; None if that is not known yet."""
-    if block.energy is not None:
-        return block._replace(energy=None)
-    if not points or points[-1].at < block.end:
-        return None
-    if points[0].at > block.start:
-        return block
-    energy = energy_at(points, block.end) - energy_at(points, block.start)
-    return block._replace(energy=energy if energy > 0 else None)
-
-
 def energy_at(points: tuple[EnergyPoint, ...], at: int) -> float:
     """Cumulative energy by linear interpolation; ``at`` is at most the last point's time."""
     right = bisect_left(points, (at, -1))
@@ -270,27 +131,6 @@ def energy_at(points: tuple[EnergyPoint, ...], at: int) -> float:
         return points[right].energy
     (before, low), (after, high) = points[right - 1], points[right]
     return low + (high - low) * (at - before) / (after - before)
-
-
-def _thinned(points: tuple[EnergyPoint, ...]) -> tuple[EnergyPoint, ...]:
-    """At most ``_MAX_POINTS``: every other point of the older half is dropped."""
-    if len(points) <= _MAX_POINTS:
-        return points
-    half = len(points) // 2
-    return points[:half:2] + points[half:]
-
-
-def _drop_used_points(samples: SampleBuffer) -> SampleBuffer:
-    """Drop the points that no block needs any more."""
-    points = samples.points
-    if len(points) < 64:
-        return samples
-    oldest = min(
-        [one.start for one in (*samples.waiting, *samples.windows)]
-        + [samples.incomplete.start if samples.incomplete is not None else samples.last_end]
-    )
-    first = bisect_left(points, (oldest, -1)) - 1
-    return samples._replace(points=points[first:]) if first > 16 else samples
 
 
 # --------------------------------------------------------------------------- latency of caps

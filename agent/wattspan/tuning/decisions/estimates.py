@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from wattspan.tuning.decisions.blocks import Block
-from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence, evidence
-from wattspan.tuning.decisions.serving import log_ratio, merged
+from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence
 
 N = TypeVar("N", int, float)
 
 MAX_REACH = 8
 """Blocks at each end of a run that are kept for comparisons."""
-
-_MAX_DISTANCE = 12
-"""Largest distance of compared blocks, relative to their length."""
 
 
 class Pair(NamedTuple):
@@ -57,100 +53,8 @@ class Pairing:
     compared: bool = False
 
 
-def add_block(
-    pairing: Pairing, block: Block, top: int, *, reach: int, screening: bool
-) -> tuple[Pairing, Pair | None]:
-    """Add a block; returns the comparison that it completes, if any, too.
-
-    ``reach`` blocks on each side are used. While ``screening``, a capped run is compared with the
-    two uncapped ones around it, otherwise an uncapped run with two capped ones; no block is used
-    twice.
-    """
-    present, alone = pairing.present, BlockRun((block,), (block,), 1)
-    if present is None or not _near(present.tail[-1], block):
-        return Pairing(present=alone), None
-    if present.tail[-1].period == block.period:
-        head = (*present.head, block) if present.count < MAX_REACH else present.head
-        tail = (*present.tail[1 - MAX_REACH :], block)
-        present = BlockRun(head, tail, present.count + 1)
-        pairing = replace(pairing, present=present)
-    else:
-        pairing = Pairing(pairing.middle, present, alone)
-    return _compare(pairing, top, reach, screening=screening)
-
-
-def _near(one: Block, other: Block) -> bool:
-    return other.start - one.end <= _MAX_DISTANCE * (one.end - one.start)
-
-
-def _compare(
-    pairing: Pairing, top: int, reach: int, *, screening: bool
-) -> tuple[Pairing, Pair | None]:
-    before, middle, present = pairing.before, pairing.middle, pairing.present
-    if pairing.compared or before is None or middle is None or present is None:
-        return pairing, None
-    level, around = middle.head[0].level, present.head[0].level
-    if before.head[0].level != around or (level == top) == (around == top):
-        return pairing, None
-    if (around == top) is not screening or present.count < reach:
-        return pairing, None
-    # The blocks of the run before that the previous comparison has not used.
-    first = before.tail[-min(reach, max(1, before.count // 2)) :]
-    flank = first + present.head[:reach]
-    rest = min(middle.count - len(middle.head), MAX_REACH)
-    core = middle.head + middle.tail[len(middle.tail) - rest :]
-    capped, free = (core, flank) if screening else (flank, core)
-    if core[0].arrived:
-        pair = _load_pair(capped, free)
-        return replace(pairing, compared=True), pair
-    pair = _pair(capped, free)
-    side_ratio = math.log(_rates(present.head[:reach])[0] / _rates(first)[0])
-    return replace(pairing, compared=True), pair._replace(side_ratio=side_ratio)
-
-
-def _load_pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair | None:
-    """A pair of requests; None if the loads differ."""
-    ratio = log_ratio(merged(free), merged(capped))
-    if ratio is None:
-        return None
-    return _pair(capped, free)._replace(busy=ratio, span=ratio)
-
-
-def _pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair:
-    busy1, span1, power1, units1 = _rates(capped)
-    busy0, span0, power0, units0 = _rates(free)
-    power = None if power1 is None or power0 is None else math.log(power1 / power0)
-    return Pair(
-        capped[0].level,
-        max(capped[-1].end, free[-1].end),
-        math.log(busy1 / busy0),
-        math.log(span1 / span0),
-        power,
-        1 / units1 + 1 / units0,
-    )
-
-
-def _rates(blocks: Sequence[Block]) -> tuple[float, float, float | None, int]:
-    """Busy time and span per work, mean power if known, and the number of units."""
-    work = math.fsum([one.work for one in blocks])
-    busy = sum([one.busy for one in blocks]) / work
-    span = sum([one.span for one in blocks]) / work
-    known = [one for one in blocks if one.energy is not None]
-    power = None
-    if known:
-        lasted = sum([one.end - one.start for one in known])
-        power = math.fsum([one.energy or 0.0 for one in known]) / lasted
-    return busy, span, power, sum([one.units for one in blocks])
-
-
-_MAX_PAIRS = 400
-"""Pairs of a level that are kept, the latest ones."""
-
-_MIN_DEVIATION = 0.001
+MIN_DEVIATION = 0.001
 """Smallest assumed standard deviation of a pair's log ratio."""
-
-_MAX_DURATION_MISMATCH = 0.004
-"""Difference of the log ratios of span and busy time above which the span is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +105,7 @@ class Estimates:
 
     def deviation(self, weight: float) -> float:
         """Expected standard deviation of a pair's log ratio, from the noise of units alone."""
-        return max(math.sqrt(self.variance * weight), _MIN_DEVIATION)
+        return max(math.sqrt(self.variance * weight), MIN_DEVIATION)
 
     def spread(self, weight: float) -> float:
         """Expected standard deviation of a pair's log ratio, from previous pairs too."""
@@ -211,47 +115,6 @@ class Estimates:
         if total < 8:
             return expected
         return max(expected, math.sqrt(sum(one.n * one.deviation**2 for one in times) / total))
-
-
-def with_block(known: Estimates, block: Block, top: int) -> Estimates:
-    """Add the noise and power of an uncapped block."""
-    if block.level != top or block.units < 2:
-        return known
-    mean = block.busy / block.work if block.work else 0.0
-    per = block.squares / block.units
-    # With unequal work, the mean of times per work differs from the time per work of all.
-    variance = max(per / (mean * mean) - 1, 0.0)
-    part = 1 / min(known.blocks + 1, 30)
-    # One outlier in a block must not dominate: its variance is limited.
-    if known.blocks >= 3:
-        variance = min(variance, 4 * known.variance + _MIN_DEVIATION**2)
-    power, energies = known.power, known.energies
-    if block.energy is not None:
-        energies += 1
-        watts = block.energy * 1e6 / (block.end - block.start)
-        power += (watts - power) / min(energies, 30)
-    return replace(
-        known,
-        power=power,
-        variance=known.variance + part * (variance - known.variance),
-        blocks=known.blocks + 1,
-        energies=energies,
-    )
-
-
-def with_pair(known: Estimates, pair: Pair) -> Estimates:
-    level = known.at(pair.level)
-    pairs = (*level.pairs[-_MAX_PAIRS + 1 :], pair)
-    expected = known.deviation(pair.weight)
-    busy = [one.busy for one in pairs]
-    between = evidence([one.span - one.busy for one in pairs], _MIN_DEVIATION)
-    misleading = (
-        between.mean > 0.01 if between.n < 3 else between.likely(-3.0) > _MAX_DURATION_MISMATCH
-    )
-    time = evidence([one.span for one in pairs] if misleading else busy, expected)
-    powers = [one.power for one in pairs if one.power is not None]
-    new = LevelEstimate(pairs, time, evidence(powers, expected / 2), misleading)
-    return replace(known, levels={**known.levels, pair.level: new})
 
 
 _CURVE_MODEL_ERROR = 0.004

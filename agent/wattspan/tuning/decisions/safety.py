@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from wattspan.model import SECOND, Decision, DecisionReason
+from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.report import decline_decision, release_decision
 from wattspan.tuning.decisions.search import ProbePlan, SearchProgress, TunerPhase, TunerState
-from wattspan.tuning.decisions.serving import ServingComparison
+from wattspan.tuning.decisions.sequential_test import LevelShift, MissAlarm
+from wattspan.tuning.decisions.serving import ServingComparison, latency_limit, units_to_learn
 from wattspan.tuning.decisions.values import Observation, WorkloadKind
 
 ENFORCEMENT_TIMEOUT = 30 * SECOND
@@ -21,6 +25,9 @@ _MAX_BLOCK_TIME = 600 * SECOND
 
 _MAX_UNMATCHED = 12
 """Comparisons in a row with different loads after which the search ends."""
+
+_SAMPLE_FACTOR = 4
+"""Requests for a reliable percentile, relative to those that just determine it."""
 
 
 def check_safety(state: TunerState, observation: Observation) -> TunerState | None:
@@ -143,3 +150,50 @@ def latency_missed(state: TunerState) -> bool:
     if state.evidence.miss_alarm is not None and state.evidence.miss_alarm.alarmed:
         return True
     return state.evidence.serving.get(state.held, ServingComparison()).fails(state.policy)
+
+
+def learn_latency_limit(state: TunerState, observation: Observation) -> TunerState:
+    """Learn the latency that must hold; afterwards count misses while a level is held."""
+    units = observation.units
+    if not units:
+        return state
+    if state.latency_limit is None:
+        state = state._replace(last_unit_end=max(unit.end for unit in units))
+        latencies = state.latencies + tuple(units)
+        if len(latencies) < _SAMPLE_FACTOR * units_to_learn(state.policy):
+            return state._replace(latencies=latencies)
+        return state._replace(latencies=(), latency_limit=latency_limit(state.policy, latencies))
+    held = state.held is not None and state.samples.level == state.search.plan.level != state.top
+    if state.evidence.miss_alarm is None or not held:
+        return state
+    late = sum(unit.end - unit.start > state.latency_limit for unit in units)
+    alarm = state.evidence.miss_alarm.add(len(units), late)
+    return state._replace(evidence=state.evidence._replace(miss_alarm=alarm))
+
+
+def compare_latency(state: TunerState, block: Block) -> TunerState:
+    """Add a block of requests to the latency comparison of the level in question."""
+    level = state.held if state.held is not None else state.search.probe_level
+    if not level or block.level not in (level, state.top):
+        return state
+    serving = state.evidence.serving.get(level, ServingComparison()).add(
+        block, block.level != state.top
+    )
+    alarm = state.evidence.miss_alarm
+    if alarm is None or state.held is None:
+        alarm = MissAlarm(serving.allowed(state.policy))
+    compared = {**state.evidence.serving, level: serving}
+    return state._replace(evidence=state.evidence._replace(serving=compared, miss_alarm=alarm))
+
+
+def shifted_load(shift: LevelShift, state: TunerState, block: Block) -> LevelShift:
+    """As LevelShift.add, for requests: whether the level was compared at such a load.
+
+    Time and power per request change with the load, which is the clients' choice. Only the effect
+    of higher loads than compared is unknown.
+    """
+    serving = state.evidence.serving.get(block.level)
+    covered = serving is not None and serving.covers(block)
+    if shift.level != block.level:
+        shift = LevelShift(block.level)
+    return replace(shift, shifted=0 if covered else shift.shifted + 1, blocks=shift.blocks + 1)

@@ -1,26 +1,41 @@
-"""One step of the tuner: add the observation to the state, then decide."""
+"""One step of the tuner: units become blocks, blocks pairs, and pairs estimates; then decide."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
 from wattspan.model import SECOND, Decision, DecisionReason, Move
 from wattspan.tuning.decisions.blocks import (
+    ENERGY_TIMEOUT,
     Block,
     LevelTime,
     SampleBuffer,
-    add_energy,
-    add_units,
     empty_buffer,
+    energy_at,
     set_level,
 )
 from wattspan.tuning.decisions.budget import SlowdownAccount
-from wattspan.tuning.decisions.estimates import Pair, Pairing, add_block, with_block, with_pair
+from wattspan.tuning.decisions.estimates import (
+    MAX_REACH,
+    MIN_DEVIATION,
+    BlockRun,
+    Estimates,
+    LevelEstimate,
+    Pair,
+    Pairing,
+)
 from wattspan.tuning.decisions.phases import decide
 from wattspan.tuning.decisions.rank_balancing import observe_steps
 from wattspan.tuning.decisions.ranks import Lockstep, SynchronousStep
-from wattspan.tuning.decisions.safety import check_safety
+from wattspan.tuning.decisions.safety import (
+    check_safety,
+    compare_latency,
+    learn_latency_limit,
+    shifted_load,
+)
 from wattspan.tuning.decisions.search import (
     ProbePlan,
     SearchProgress,
@@ -28,13 +43,8 @@ from wattspan.tuning.decisions.search import (
     TunerState,
     reach,
 )
-from wattspan.tuning.decisions.sequential_test import LevelShift, MissAlarm
-from wattspan.tuning.decisions.serving import (
-    ServingComparison,
-    add_requests,
-    latency_limit,
-    units_to_learn,
-)
+from wattspan.tuning.decisions.sequential_test import evidence
+from wattspan.tuning.decisions.serving import add_requests, log_ratio, merged
 from wattspan.tuning.decisions.tenants import follow
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
@@ -46,9 +56,6 @@ from wattspan.tuning.decisions.values import (
     WorkloadKind,
     WorkUnit,
 )
-
-_SAMPLE_FACTOR = 4
-"""Requests for a reliable percentile, relative to those that just determine it."""
 
 _MAX_DRAWS = 240
 
@@ -131,7 +138,7 @@ def _observe_units(state: TunerState, observation: Observation) -> TunerState:
     times: list[LevelTime] = []
     steps: Sequence[SynchronousStep] = ()
     if state.policy.kind is WorkloadKind.REQUESTS:
-        state = _learn_latency_limit(state, observation)
+        state = learn_latency_limit(state, observation)
         samples, blocks, times = _add_request_units(state, samples, observation)
     elif observation.units or observation.energy or samples.waiting:
         state, units, steps = _synchronized_units(state, observation.units)
@@ -216,14 +223,14 @@ def _update_estimates(state: TunerState, block: Block) -> TunerState:
     level_shift, before = evidence.level_shift, evidence.pairing
     if state.search.phase is TunerPhase.HOLD and block.level == state.search.candidate:
         if block.arrived:
-            level_shift = _update_load_shift(level_shift, state, block)
+            level_shift = shifted_load(level_shift, state, block)
         else:
             level_shift = level_shift.add(block, estimates.deviation(1 / block.units))
     pairing, pair = add_block(before, block, state.top, reach=reach(state), screening=screening)
     evidence = evidence._replace(level_shift=level_shift, pairing=pairing)
     state = state._replace(estimates=estimates, evidence=evidence)
     if block.arrived:
-        state = _compare_latency(state, block)
+        state = compare_latency(state, block)
         ended = pairing.compared and (not before.compared or pairing.middle is not before.middle)
         if ended:
             unmatched = 0 if pair is not None else state.evidence.unmatched + 1
@@ -251,45 +258,10 @@ def _compare(state: TunerState, pair: Pair) -> TunerState:
     return state._replace(estimates=estimates, account=account, evidence=evidence)
 
 
-# ---------------------------------------------------------------------------------- requests
-
-
-def _update_load_shift(shift: LevelShift, state: TunerState, block: Block) -> LevelShift:
-    """As LevelShift.add, for requests: whether the level was compared at such a load.
-
-    Time and power per request change with the load, which is the clients' choice. Only the effect
-    of higher loads than compared is unknown.
-    """
-    serving = state.evidence.serving.get(block.level)
-    covered = serving is not None and serving.covers(block)
-    if shift.level != block.level:
-        shift = LevelShift(block.level)
-    return replace(shift, shifted=0 if covered else shift.shifted + 1, blocks=shift.blocks + 1)
-
-
-def _learn_latency_limit(state: TunerState, observation: Observation) -> TunerState:
-    """Learn the latency that must hold; afterwards count misses while a level is held."""
-    units = observation.units
-    if not units:
-        return state
-    if state.latency_limit is None:
-        state = state._replace(last_unit_end=max(unit.end for unit in units))
-        latencies = state.latencies + tuple(units)
-        if len(latencies) < _SAMPLE_FACTOR * units_to_learn(state.policy):
-            return state._replace(latencies=latencies)
-        return state._replace(latencies=(), latency_limit=latency_limit(state.policy, latencies))
-    held = state.held is not None and state.samples.level == state.search.plan.level != state.top
-    if state.evidence.miss_alarm is None or not held:
-        return state
-    late = sum(unit.end - unit.start > state.latency_limit for unit in units)
-    alarm = state.evidence.miss_alarm.add(len(units), late)
-    return state._replace(evidence=state.evidence._replace(miss_alarm=alarm))
-
-
 def _add_request_units(
     state: TunerState, samples: SampleBuffer, observation: Observation
 ) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
-    """As blocks.add_units, for requests."""
+    """As add_units, for requests."""
     waiting = list(samples.waiting)
     times: list[LevelTime] = []
     if state.latency_limit is not None:
@@ -303,16 +275,305 @@ def _add_request_units(
     return samples, blocks, times
 
 
-def _compare_latency(state: TunerState, block: Block) -> TunerState:
-    """Add a block of requests to the latency comparison of the level in question."""
-    level = state.held if state.held is not None else state.search.probe_level
-    if not level or block.level not in (level, state.top):
-        return state
-    serving = state.evidence.serving.get(level, ServingComparison()).add(
-        block, block.level != state.top
+# ---------------------------------------------------------------------------- units to blocks
+
+_PAUSED = -1.0
+"""Marks the energy of a block with a pause, whose energy is not the work's."""
+
+_MAX_POINTS = 512
+
+
+def add_units(
+    samples: SampleBuffer,
+    policy: TunerPolicy,
+    units: Sequence[WorkUnit],
+    points: Sequence[EnergyPoint],
+    now: int,
+) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
+    """Add units and energy; returns finished blocks and the elapsed times too."""
+    times: list[LevelTime] = []
+    waiting = list(samples.waiting)
+    if units:
+        samples = _run(samples, policy, units, waiting, times)
+    samples, blocks = add_energy(samples, waiting, points, now)
+    return samples, blocks, times
+
+
+def add_energy(
+    samples: SampleBuffer, waiting: list[Block], points: Sequence[EnergyPoint], now: int
+) -> tuple[SampleBuffer, list[Block]]:
+    """Add energy; returns the waiting blocks whose energy is known, or timed out, too."""
+    if points:
+        samples = samples._replace(points=_thinned(samples.points + tuple(points)))
+    if not waiting:
+        return _drop_used_points(samples) if points else samples, []
+    blocks: list[Block] = []
+    for block in waiting:
+        ready = _with_energy(block, samples.points)
+        if ready is None and now - block.end <= ENERGY_TIMEOUT:
+            break
+        blocks.append(ready or block)
+    return _drop_used_points(samples._replace(waiting=tuple(waiting[len(blocks) :]))), blocks
+
+
+def _run(
+    samples: SampleBuffer,
+    policy: TunerPolicy,
+    units: Sequence[WorkUnit],
+    waiting: list[Block],
+    times: list[LevelTime],
+) -> SampleBuffer:
+    periods = list(samples.periods)
+    level, since, number = periods[0]
+    until = periods[1].since if len(periods) > 1 else None
+    settled = since + policy.settle_time
+    energy: float | None = None
+    start = end = n = busy = span = 0
+    work = squares = 0.0
+    if samples.incomplete is not None:
+        _, start, end, n, work, busy, span, squares, energy, *_ = samples.incomplete
+    skipped, last_end, completed = samples.skipped, samples.last_end, samples.completed
+    elapsed, elapsed_units = samples.elapsed, samples.elapsed_units
+    wanted, lasting = policy.block_units, policy.block_time
+    for unit in units:
+        begun, ended, amount, _, _ = unit
+        while until is not None and begun >= until:
+            if 2 * n >= wanted and level is not None:
+                waiting.append(
+                    Block(level, start, end, n, work, busy, span, squares, energy, number)
+                )
+            times.append(LevelTime(level, elapsed, elapsed_units))
+            del periods[0]
+            level, since, number = periods[0]
+            until = periods[1].since if len(periods) > 1 else None
+            settled = since + policy.settle_time
+            n = work = busy = span = skipped = completed = elapsed = elapsed_units = 0
+            squares, energy = 0.0, None
+        took = ended - begun
+        gap = begun - last_end
+        if gap <= 0:  # overlaps the previous unit
+            more = max(ended - last_end, 0)
+        elif gap * 2 <= took:
+            more = took + gap
+        else:
+            more = took
+        elapsed += more
+        elapsed_units += 1
+        if begun < settled or (until is not None and ended > until):
+            last_end = max(last_end, ended)
+            continue
+        if skipped < policy.settle_units:
+            skipped += 1
+            last_end = max(last_end, ended)
+            continue
+        if n == 0:
+            if gap >= 0 and gap * 2 <= took and last_end >= settled:
+                start = last_end  # the gap before the unit belongs to the work
+            else:
+                start, more = begun, took
+        elif gap * 2 > took:
+            energy = _PAUSED
+        last_end = end = max(last_end, ended)
+        n += 1
+        work += amount
+        busy += took
+        span += more
+        per = took / amount
+        squares += per * per
+        if n >= wanted and ended - start >= lasting:
+            if level is not None:
+                waiting.append(
+                    Block(level, start, end, n, work, busy, span, squares, energy, number)
+                )
+            completed += 1
+            n = busy = span = 0
+            work = squares = 0.0
+            energy = None
+            times.append(LevelTime(level, elapsed, elapsed_units))
+            elapsed = elapsed_units = 0
+    return samples._replace(
+        periods=tuple(periods),
+        incomplete=Block(level or 0, start, end, n, work, busy, span, squares, energy, number)
+        if n
+        else None,
+        skipped=skipped,
+        last_end=last_end,
+        elapsed=elapsed,
+        elapsed_units=elapsed_units,
+        completed=completed,
     )
-    alarm = state.evidence.miss_alarm
-    if alarm is None or state.held is None:
-        alarm = MissAlarm(serving.allowed(state.policy))
-    compared = {**state.evidence.serving, level: serving}
-    return state._replace(evidence=state.evidence._replace(serving=compared, miss_alarm=alarm))
+
+
+def _with_energy(block: Block, points: tuple[EnergyPoint, ...]) -> Block | None:
+    """The block with its energy; None if that is not known yet."""
+    if block.energy is not None:
+        return block._replace(energy=None)
+    if not points or points[-1].at < block.end:
+        return None
+    if points[0].at > block.start:
+        return block
+    energy = energy_at(points, block.end) - energy_at(points, block.start)
+    return block._replace(energy=energy if energy > 0 else None)
+
+
+def _thinned(points: tuple[EnergyPoint, ...]) -> tuple[EnergyPoint, ...]:
+    """At most ``_MAX_POINTS``: every other point of the older half is dropped."""
+    if len(points) <= _MAX_POINTS:
+        return points
+    half = len(points) // 2
+    return points[:half:2] + points[half:]
+
+
+def _drop_used_points(samples: SampleBuffer) -> SampleBuffer:
+    """Drop the points that no block needs any more."""
+    points = samples.points
+    if len(points) < 64:
+        return samples
+    oldest = min(
+        [one.start for one in (*samples.waiting, *samples.windows)]
+        + [samples.incomplete.start if samples.incomplete is not None else samples.last_end]
+    )
+    first = bisect_left(points, (oldest, -1)) - 1
+    return samples._replace(points=points[first:]) if first > 16 else samples
+
+
+# ---------------------------------------------------------------------------- blocks to pairs
+
+_MAX_DISTANCE = 12
+"""Largest distance of compared blocks, relative to their length."""
+
+
+def add_block(
+    pairing: Pairing, block: Block, top: int, *, reach: int, screening: bool
+) -> tuple[Pairing, Pair | None]:
+    """Add a block; returns the comparison that it completes, if any, too.
+
+    ``reach`` blocks on each side are used. While ``screening``, a capped run is compared with the
+    two uncapped ones around it, otherwise an uncapped run with two capped ones; no block is used
+    twice.
+    """
+    present, alone = pairing.present, BlockRun((block,), (block,), 1)
+    if present is None or not _near(present.tail[-1], block):
+        return Pairing(present=alone), None
+    if present.tail[-1].period == block.period:
+        head = (*present.head, block) if present.count < MAX_REACH else present.head
+        tail = (*present.tail[1 - MAX_REACH :], block)
+        present = BlockRun(head, tail, present.count + 1)
+        pairing = replace(pairing, present=present)
+    else:
+        pairing = Pairing(pairing.middle, present, alone)
+    return _completed_pair(pairing, top, reach, screening=screening)
+
+
+def _near(one: Block, other: Block) -> bool:
+    return other.start - one.end <= _MAX_DISTANCE * (one.end - one.start)
+
+
+def _completed_pair(
+    pairing: Pairing, top: int, reach: int, *, screening: bool
+) -> tuple[Pairing, Pair | None]:
+    before, middle, present = pairing.before, pairing.middle, pairing.present
+    if pairing.compared or before is None or middle is None or present is None:
+        return pairing, None
+    level, around = middle.head[0].level, present.head[0].level
+    if before.head[0].level != around or (level == top) == (around == top):
+        return pairing, None
+    if (around == top) is not screening or present.count < reach:
+        return pairing, None
+    # The blocks of the run before that the previous comparison has not used.
+    first = before.tail[-min(reach, max(1, before.count // 2)) :]
+    flank = first + present.head[:reach]
+    rest = min(middle.count - len(middle.head), MAX_REACH)
+    core = middle.head + middle.tail[len(middle.tail) - rest :]
+    capped, free = (core, flank) if screening else (flank, core)
+    if core[0].arrived:
+        pair = _load_pair(capped, free)
+        return replace(pairing, compared=True), pair
+    pair = _pair(capped, free)
+    side_ratio = math.log(_rates(present.head[:reach])[0] / _rates(first)[0])
+    return replace(pairing, compared=True), pair._replace(side_ratio=side_ratio)
+
+
+def _load_pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair | None:
+    """A pair of requests; None if the loads differ."""
+    ratio = log_ratio(merged(free), merged(capped))
+    if ratio is None:
+        return None
+    return _pair(capped, free)._replace(busy=ratio, span=ratio)
+
+
+def _pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair:
+    busy1, span1, power1, units1 = _rates(capped)
+    busy0, span0, power0, units0 = _rates(free)
+    power = None if power1 is None or power0 is None else math.log(power1 / power0)
+    return Pair(
+        capped[0].level,
+        max(capped[-1].end, free[-1].end),
+        math.log(busy1 / busy0),
+        math.log(span1 / span0),
+        power,
+        1 / units1 + 1 / units0,
+    )
+
+
+def _rates(blocks: Sequence[Block]) -> tuple[float, float, float | None, int]:
+    """Busy time and span per work, mean power if known, and the number of units."""
+    work = math.fsum([one.work for one in blocks])
+    busy = sum([one.busy for one in blocks]) / work
+    span = sum([one.span for one in blocks]) / work
+    known = [one for one in blocks if one.energy is not None]
+    power = None
+    if known:
+        lasted = sum([one.end - one.start for one in known])
+        power = math.fsum([one.energy or 0.0 for one in known]) / lasted
+    return busy, span, power, sum([one.units for one in blocks])
+
+
+# ------------------------------------------------------------------------- pairs to estimates
+
+_MAX_PAIRS = 400
+"""Pairs of a level that are kept, the latest ones."""
+
+_MAX_DURATION_MISMATCH = 0.004
+"""Difference of the log ratios of span and busy time above which the span is used."""
+
+
+def with_block(known: Estimates, block: Block, top: int) -> Estimates:
+    """Add the noise and power of an uncapped block."""
+    if block.level != top or block.units < 2:
+        return known
+    mean = block.busy / block.work if block.work else 0.0
+    per = block.squares / block.units
+    # With unequal work, the mean of times per work differs from the time per work of all.
+    variance = max(per / (mean * mean) - 1, 0.0)
+    part = 1 / min(known.blocks + 1, 30)
+    # One outlier in a block must not dominate: its variance is limited.
+    if known.blocks >= 3:
+        variance = min(variance, 4 * known.variance + MIN_DEVIATION**2)
+    power, energies = known.power, known.energies
+    if block.energy is not None:
+        energies += 1
+        watts = block.energy * 1e6 / (block.end - block.start)
+        power += (watts - power) / min(energies, 30)
+    return replace(
+        known,
+        power=power,
+        variance=known.variance + part * (variance - known.variance),
+        blocks=known.blocks + 1,
+        energies=energies,
+    )
+
+
+def with_pair(known: Estimates, pair: Pair) -> Estimates:
+    level = known.at(pair.level)
+    pairs = (*level.pairs[-_MAX_PAIRS + 1 :], pair)
+    expected = known.deviation(pair.weight)
+    busy = [one.busy for one in pairs]
+    between = evidence([one.span - one.busy for one in pairs], MIN_DEVIATION)
+    misleading = (
+        between.mean > 0.01 if between.n < 3 else between.likely(-3.0) > _MAX_DURATION_MISMATCH
+    )
+    time = evidence([one.span for one in pairs] if misleading else busy, expected)
+    powers = [one.power for one in pairs if one.power is not None]
+    new = LevelEstimate(pairs, time, evidence(powers, expected / 2), misleading)
+    return replace(known, levels={**known.levels, pair.level: new})

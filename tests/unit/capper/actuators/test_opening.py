@@ -11,8 +11,8 @@ import pytest
 from testbed.fake_actuators import KnobNvml
 from testbed.fake_nvml import FakeGpu
 
-from wattspan.capper.devices import open_actuators
-from wattspan.capper.workers import isolate_actuators
+from wattspan.capper.devices import isolate_actuators
+from wattspan.capper.workers import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
