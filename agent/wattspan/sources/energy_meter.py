@@ -382,8 +382,9 @@ class EnergyAccumulator:
     (gpu_metrics 1.0), which last 66 kJ: two minutes of a busy board. Some software stacks return an
     accumulator or a step that does not fit the power of the board (ROCm/amdsmi issue 38).
 
-    ``epoch`` grows when the energy since the value before is unknown: the accumulator fell without
-    a plausible wrap, it may have wrapped more than once, or its step changed.
+    ``epoch`` grows when the energy since the value before is unknown: the accumulator may have
+    wrapped more than once, or its step changed. A fall without a plausible wrap is left to the
+    meter, which tells a restart from a smaller value of a moment (ROCm/amdsmi issue 115).
     """
 
     def __init__(self) -> None:
@@ -429,8 +430,6 @@ class EnergyAccumulator:
                 self._offset += width
                 self._width = width
                 return
-        self.epoch += 1
-        self._offset = 0
 
     def _energy(self, steps: int) -> int:
         return steps * self._step // _PICOJOULES
