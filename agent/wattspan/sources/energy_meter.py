@@ -46,6 +46,8 @@ class PowerIntegral:
         if counter is not None and counter_before is not None and counter >= counter_before:
             self._compared_halves += halves
             self._counted += counter - counter_before
+        elif counter_before is not None:  # a value of a moment, or a restart: nothing begins there
+            self._last = (at.mono, power, None)
         return True
 
     def pause(self) -> None:

@@ -113,6 +113,14 @@ def test_power_integration_has_no_rounding_loss() -> None:
     assert integral.energy == 3
 
 
+def test_smaller_value_of_a_counter_for_a_moment_is_not_compared() -> None:
+    integral = PowerIntegral()
+    for tick in range(11):
+        counter = 0 if tick == 5 else 10**15 + 30_000_000 * tick
+        integral.feed(at(tick / 10), 300_000, counter)
+    assert integral.compared == (240_000_000, 240_000_000)
+
+
 def test_long_pause_of_a_gpu_without_counter_is_a_gap() -> None:
     bench = Bench()
     bench.nvml.errors |= NO_COUNTER
