@@ -18,10 +18,8 @@ level is "auto". A board with any other level is managed by another program, and
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from wattspan.model import (
@@ -30,9 +28,11 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     PowerLimits,
+    Thing,
 )
 from wattspan.model.settings import Duration, about
 from wattspan.ports import Clock, SourceContext
+from wattspan.sources.device_power import processor_around
 from wattspan.sources.energy_meter import EnergyAccumulator
 from wattspan.sources.gpu import calls
 from wattspan.sources.gpu.calls import (
@@ -56,6 +56,7 @@ from wattspan.sources.gpu.port import (
 )
 from wattspan.sources.gpu.session import SYSFS
 from wattspan.sources.gpu.usage import PROCESSES, ProcessActivity, ProcessListUsage
+from wattspan.util.cpu_topology import CpuTopology
 
 AMD = "0x1002"
 """AMD's number as a vendor of PCI devices, as the kernel writes it."""
@@ -166,17 +167,6 @@ def board_address(text: Any) -> tuple[str, int]:
     if found is None:
         raise ValueError(f"{text!r} is not the PCI address of a GPU")
     return f"{found[1]}.0", int(found[2])
-
-
-def in_processor(sysfs: Path, address: str) -> bool:
-    """True if the GPU at ``address`` is in a processor, an APU: its power is that of both.
-
-    The driver shows the voltage of a northbridge ("vddnb") for such GPUs only.
-    """
-    labels = (sysfs / "bus/pci/devices" / address).glob("hwmon/*/in1_label")
-    with contextlib.suppress(OSError):
-        return any(label.read_bytes().strip() == b"vddnb" for label in labels)
-    return False
 
 
 class AmdSmiSettings(GpuSettings, frozen=True):
@@ -331,7 +321,9 @@ class AmdSmiDevice(GpuDevice):
     ) -> None:
         super().__init__(vendor, board)
         self._directory = context.directory
-        self._in_processor = in_processor(context.sysfs or SYSFS, board.identity.pci)
+        sysfs = context.sysfs or SYSFS
+        chips = (sysfs / "bus/pci/devices" / board.identity.pci).glob("hwmon/*")
+        self._processor = processor_around(chips, lambda: CpuTopology(sysfs))
         self._partitions = self._bind(board.handles)
         self._accumulator = EnergyAccumulator()
         self._invalid_step = False
@@ -368,8 +360,8 @@ class AmdSmiDevice(GpuDevice):
         return self._changed
 
     @property
-    def in_processor(self) -> bool:
-        return self._in_processor
+    def processor(self) -> Thing | None:
+        return self._processor
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return SAMPLE_DUTY if gauges.average is None else 1.0

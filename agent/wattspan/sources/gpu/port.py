@@ -21,6 +21,7 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     PowerLimits,
+    Thing,
     Trouble,
     Usage,
 )
@@ -278,9 +279,9 @@ class GpuDevice(ABC):
         return None
 
     @property
-    def in_processor(self) -> bool:
-        """True if the figures are those of a processor with the GPU in it, CPU included."""
-        return False
+    def processor(self) -> Thing | None:
+        """The processor with the GPU in it, if the figures are those of both."""
+        return None
 
     @property
     def virtual(self) -> tuple[str, str] | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
-from testbed.covers import decided
+from testbed.covers import cover_of, decided
+from testbed.field import build_tree
 from testbed.gpu_sessions import amdsmi_session
 from testbed.waiting import eventually
 
@@ -378,5 +380,30 @@ def test_graphics_of_an_apu_count_as_its_processor(tmp_path: Path, rail: str | N
     cover = decided((domain, package))
     assert cover[package.id].in_cover
     assert cover[domain.id].in_cover is (rail != "vddnb\n")
+    host.session.close()
+    host.gpus.close()
+
+
+def test_mi300a_counts_as_the_processor_of_its_socket(tmp_path: Path) -> None:
+    sysfs, files = tmp_path / "sys", {"devices/system/cpu/online": "0-1"}
+    for socket, address in enumerate(("0000:60:00.0", "0000:61:00.0")):
+        gpu = f"bus/pci/devices/{address}"
+        files |= {
+            f"{gpu}/device": "0x74a0",
+            f"{gpu}/local_cpulist": str(socket),
+            f"{gpu}/hwmon/hwmon{socket}/name": "amdgpu",
+            f"devices/system/cpu/cpu{socket}/topology/physical_package_id": str(socket),
+        }
+    root = build_tree({"files": files}, sysfs)
+    for chip in root.glob("bus/pci/devices/*/hwmon/*"):
+        (chip / "device").symlink_to("../..")
+    host = Host(tmp_path / "gpus", boards=2, sysfs=root)
+    domains = host.run(1).domains
+    packages = [
+        replace(one, id=f"rapl:package-{n}", source="rapl", measures=Thing(ThingKind.SOCKET, n))
+        for n, one in enumerate(domains)
+    ]
+    assert cover_of(domains) == {one.id for one in domains}
+    assert len(cover_of((*domains, *packages))) == 2
     host.session.close()
     host.gpus.close()
