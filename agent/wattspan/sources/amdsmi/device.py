@@ -18,6 +18,7 @@ level is "auto". A board with any other level is managed by another program, and
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -69,7 +70,8 @@ the real one, and its figures must then be labelled as emulated.
 UNDIVIDED = "SPX"
 SAMPLE_DUTY = 0.72
 """The assumed part of the time that a power of the moment stands for: its window is not stated."""
-MAX_HANDLES = 512
+MAX_HANDLES, MAX_PROCESSES = 512, 1024
+PROCESS_LIST = "amdsmi_get_gpu_process_list"
 
 _INVALID = 1
 """AMDSMI_STATUS_INVAL: also the answer to a handle of an earlier initialisation."""
@@ -420,6 +422,8 @@ class AmdSmiDevice(GpuDevice):
         for partition in self._partitions:
             try:
                 answers.append(partition.ask(what, name))
+            except UnicodeDecodeError:  # the name of a process is no UTF-8
+                answers.append(_unnamed_processes(self.library, partition.handle))
             except GpuLostError:
                 if partition is self.calls:
                     raise
@@ -431,7 +435,7 @@ class AmdSmiDevice(GpuDevice):
         """The processes on all partitions; None if the driver does not list them."""
         engines: dict[int, int] = {}
         units: dict[int, int] = {}
-        lists = self._ask_partitions(PROCESSES, "amdsmi_get_gpu_process_list")
+        lists = self._ask_partitions(PROCESSES, PROCESS_LIST)
         if None in lists:
             return None
         for entries in lists:
@@ -487,6 +491,25 @@ class AmdSmiDevice(GpuDevice):
 def _constant(library: DriverLibrary, enumeration: str, name: str) -> Any:
     """A member of one of the package's enumerations."""
     return getattr(getattr(library.binding, enumeration), name)
+
+
+def _unnamed_processes(library: DriverLibrary, handle: Any) -> list[dict[str, Any]] | None:
+    """The list of processes without names, which the package cannot decode; None if it fails.
+
+    A name is the path of a program, and any user may choose it.
+    """
+    package, count = library.binding.amdsmi_wrapper, ctypes.c_uint32(MAX_PROCESSES)
+    found = (package.amdsmi_proc_info_t * MAX_PROCESSES)()
+    if library.call(PROCESS_LIST, handle, ctypes.byref(count), found, of=package):
+        return None
+    return [
+        {
+            "pid": one.pid,
+            "engine_usage": {"gfx": one.engine_usage.gfx},
+            "cu_occupancy": getattr(one, "cu_occupancy", None),
+        }
+        for one in found[: count.value]
+    ]
 
 
 def accumulated(answer: Mapping[str, Any]) -> Any:

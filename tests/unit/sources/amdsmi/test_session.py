@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -307,6 +309,41 @@ def test_busy_board_without_listed_processes_names_the_rights_that_are_needed(ho
     failure = only(host.run(5))
     assert failure.trouble is Trouble.DENIED
     assert "CAP_SYS_PTRACE" in failure.remedy
+
+
+class _Engines(ctypes.Structure):
+    _fields_ = (("gfx", ctypes.c_uint64),)
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint32), ("engine_usage", _Engines), ("cu_occupancy", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+def test_program_with_a_name_that_is_no_utf8_hides_no_process(host: Host) -> None:
+    """AMD SMI names a process by the link of its program, which its package decodes strictly."""
+    true: list[dict[str, Any]] = []
+
+    def decode(told: list[dict[str, Any]]) -> str:
+        true[:] = told
+        return b"/home/m\xfcller/train".decode()
+
+    def fill(handle: Any, count: Any, into: Any) -> int:
+        del handle
+        count._obj.value = len(true)
+        for one, told in zip(into, true, strict=False):
+            one.pid, one.cu_occupancy = told["pid"], told["cu_occupancy"]
+            one.engine_usage.gfx = told["engine_usage"]["gfx"]
+        return 0
+
+    host.smi.amdsmi_wrapper = SimpleNamespace(
+        amdsmi_proc_info_t=_Process, amdsmi_get_gpu_process_list=fill
+    )
+    host.smi.replies["amdsmi_get_gpu_process_list"] = decode
+    host.gpus.attach(0, 1, SteadyLoad(1.0))
+    assert host.run(5).failures == ()
+    assert [one["pid"] for one in true] == [1]
 
 
 @pytest.mark.parametrize("text", ["", "60:00.0", "0000:60:00.8", "gpu", None])
