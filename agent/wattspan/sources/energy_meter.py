@@ -67,6 +67,9 @@ class PowerIntegral:
         return Microjoules(self._compared_halves // 2_000_000), Microjoules(self._counted)
 
 
+REPEATED_AFTER = SECOND
+"""A value that repeats for longer is no reading: the next one that differs covers the time."""
+
 FROZEN_AFTER = 5 * SECOND
 MOTIONLESS_AFTER = 60 * SECOND
 """The same without a power: a board that draws a milliwatt moves a counter of millijoules."""
@@ -122,7 +125,7 @@ class EnergyMeter:
         self.integral = PowerIntegral()
         self.step = CounterPeriod()
         self.derived: bool | None = None  # None: nothing was read yet
-        self.frozen = False
+        self.frozen = self._repeats = False
         self._powered = False  # a power was read
         self._moved: tuple[int, int, int] | None = None  # counter, when it moved, integral then
 
@@ -149,7 +152,7 @@ class EnergyMeter:
             if not counter and not self._powered:  # it may be one that never moves
                 return None
             self._choose(derived=False)
-            return counter
+            return None if self._repeats else counter
         if power is None or not (refused or self.frozen or not trusted):
             return None
         self._choose(derived=True)
@@ -193,10 +196,11 @@ class EnergyMeter:
         """Some stacks have a counter that answers and never moves."""
         if self._moved is None or self._moved[0] != counter:
             self._moved = (counter, at.mono, self.integral.energy)
-            self.frozen = False
+            self.frozen = self._repeats = False
             return
         _, since, integral = self._moved
         missed, still = self.integral.energy - integral, at.mono - since
+        self._repeats = still >= REPEATED_AFTER
         self.frozen = still >= FROZEN_AFTER and missed >= FROZEN_POWER
         if not self._powered:
             self.frozen = still >= MOTIONLESS_AFTER

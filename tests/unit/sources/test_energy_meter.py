@@ -6,7 +6,7 @@ import pytest
 from testbed.fake_nvml import FakeGpu
 from testbed.nvml_bench import Bench
 
-from wattspan.model import MILLISECOND, HwType, Instant, Provenance, Trouble
+from wattspan.model import MILLISECOND, SECOND, HwType, Instant, Provenance, Trouble
 from wattspan.sources.energy_meter import CounterPeriod, PowerIntegral
 
 NO_COUNTER = {"nvmlDeviceGetTotalEnergyConsumption": 3}
@@ -181,6 +181,18 @@ def test_frozen_counter_is_replaced_by_integration() -> None:
     bench.gpu.frozen_at = None
     bench.run(0.2)
     assert bench.domain().provenance is Provenance.MEASURED
+
+
+def test_value_that_repeats_is_no_reading_and_the_next_one_covers_the_time() -> None:
+    bench = Bench(FakeGpu("GPU-a", watts=70))
+    bench.turn()
+    bench.gpu.frozen_at = 1000
+    bench.run(4)
+    assert bench.readings[-1].at.mono - bench.readings[0].at.mono < SECOND
+    bench.gpu.frozen_at = None
+    bench.run(0.1)
+    assert bench.joules() == pytest.approx(70 * 4.1)
+    assert bench.epochs() == [0]
 
 
 def test_counter_of_a_gpu_without_power_is_not_frozen() -> None:
