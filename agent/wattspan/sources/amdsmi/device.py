@@ -29,7 +29,6 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     PowerLimits,
-    Thing,
 )
 from wattspan.model.settings import Duration, about
 from wattspan.ports import Clock, SourceContext
@@ -325,7 +324,7 @@ class AmdSmiDevice(GpuDevice):
         self._directory = context.directory
         sysfs = context.sysfs or SYSFS
         chips = (sysfs / "bus/pci/devices" / board.identity.pci).glob("hwmon/*")
-        self._processor = processor_around(chips, lambda: CpuTopology(sysfs))
+        self.processor = processor_around(chips, lambda: CpuTopology(sysfs))
         self._partitions = self._bind(board.handles)
         self._accumulator = EnergyAccumulator()
         self._invalid_step = False
@@ -360,10 +359,6 @@ class AmdSmiDevice(GpuDevice):
     @property
     def changed(self) -> bool:
         return self._changed
-
-    @property
-    def processor(self) -> Thing | None:
-        return self._processor
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return SAMPLE_DUTY if gauges.average is None else 1.0

@@ -218,6 +218,9 @@ class GpuDevice(ABC):
     overshoots: ClassVar[bool] = False
     """True if the board may exceed its limit in the time that the power sensor does not see."""
 
+    processor: Thing | None = None
+    """The processor with the GPU in it, if the figures are those of both."""
+
     usage: GpuUsage
 
     def __init__(self, vendor: GpuVendor, board: GpuBoard) -> None:
@@ -276,11 +279,6 @@ class GpuDevice(ABC):
     @property
     def static_power(self) -> Milliwatts | None:
         """The configured power of a blocked board."""
-        return None
-
-    @property
-    def processor(self) -> Thing | None:
-        """The processor with the GPU in it, if the figures are those of both."""
         return None
 
     @property
