@@ -73,13 +73,6 @@ def test_power_is_integrated_without_an_energy_counter() -> None:
     assert bench.batch.failures == ()
 
 
-def test_constant_power_is_energy_too() -> None:
-    integral = PowerIntegral()
-    for second in range(11):
-        integral.feed(at(second), 100_000, None)
-    assert integral.energy == 1_000_000_000
-
-
 def test_step_is_not_taken_for_the_interval_of_seldom_reads() -> None:
     """A counter that moves each 100 ms, read at each fifth of its moves and then at each second."""
     step = CounterPeriod()
