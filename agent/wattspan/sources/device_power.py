@@ -1,4 +1,4 @@
-"""Devices that the kernel suspends while nobody uses them (runtime power management).
+"""Power of devices: whose it is, and devices that the kernel suspends while nobody uses them.
 
 A read of a suspended device wakes it, and its energy meanwhile is unknown. Each read of an idle
 device restarts the time after which the kernel suspends it, and an open handle of some drivers
@@ -8,9 +8,11 @@ is idle.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from wattspan.model import MILLISECOND, SECOND, Nanoseconds
+from wattspan.model import MILLISECOND, SECOND, Nanoseconds, Thing, ThingKind
+from wattspan.util.cpu_topology import CpuTopology
 
 IDLE_TIME = 10 * SECOND
 """The time without work after which a device is left alone first."""
@@ -76,7 +78,27 @@ class DevicePower:
         return True
 
     def _text(self, name: str) -> str:
-        try:
-            return (self._power / name).read_text(errors="replace")[:64].strip()
-        except OSError:
-            return ""
+        return _text(self._power / name)
+
+
+_MI300A = "0x74a0"  # the id of the PCI device
+
+
+def processor_around(chips: Iterable[Path], cpus: Callable[[], CpuTopology]) -> Thing | None:
+    """The processor whose power a GPU of AMD shows, as it is in it (an APU); None of a card.
+
+    ``chips`` are its directories in hwmon. The driver shows the voltage of a northbridge ("vddnb")
+    of such GPUs only, and none of the MI300A.
+    """
+    for chip in chips:
+        gpu = chip / "device"
+        if _text(chip / "in1_label") == "vddnb" or _text(gpu / "device") == _MI300A:
+            return Thing(ThingKind.SOCKET, cpus().socket_near(gpu))
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[:64].strip()
+    except OSError:
+        return ""

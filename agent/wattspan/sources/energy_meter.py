@@ -46,6 +46,8 @@ class PowerIntegral:
         if counter is not None and counter_before is not None and counter >= counter_before:
             self._compared_halves += halves
             self._counted += counter - counter_before
+        elif counter_before is not None:  # a value of a moment, or a restart: nothing begins there
+            self._last = (at.mono, power, None)
         return True
 
     def pause(self) -> None:
@@ -64,6 +66,9 @@ class PowerIntegral:
             return None
         return Microjoules(self._compared_halves // 2_000_000), Microjoules(self._counted)
 
+
+REPEATED_AFTER = SECOND
+"""A value that repeats for longer is no reading: the next one that differs covers the time."""
 
 FROZEN_AFTER = 5 * SECOND
 MOTIONLESS_AFTER = 60 * SECOND
@@ -120,7 +125,7 @@ class EnergyMeter:
         self.integral = PowerIntegral()
         self.step = CounterPeriod()
         self.derived: bool | None = None  # None: nothing was read yet
-        self.frozen = False
+        self.frozen = self._repeats = False
         self._powered = False  # a power was read
         self._moved: tuple[int, int, int] | None = None  # counter, when it moved, integral then
 
@@ -149,7 +154,7 @@ class EnergyMeter:
             if not counter and not self._powered:  # it may be one that never moves
                 return None
             self._choose(derived=False)
-            return False
+            return None if self._repeats else False
         if power is None or not (refused or self.frozen or not trusted):
             return None
         self._choose(derived=True)
@@ -193,10 +198,11 @@ class EnergyMeter:
         """Some stacks have a counter that answers and never moves."""
         if self._moved is None or self._moved[0] != counter:
             self._moved = (counter, at.mono, self.integral.energy)
-            self.frozen = False
+            self.frozen = self._repeats = False
             return
         _, since, integral = self._moved
         missed, still = self.integral.energy - integral, at.mono - since
+        self._repeats = still >= REPEATED_AFTER
         self.frozen = still >= FROZEN_AFTER and missed >= FROZEN_POWER
         if not self._powered:
             self.frozen = still >= MOTIONLESS_AFTER
@@ -384,8 +390,9 @@ class EnergyAccumulator:
     (gpu_metrics 1.0), which last 66 kJ: two minutes of a busy board. Some software stacks return an
     accumulator or a step that does not fit the power of the board (ROCm/amdsmi issue 38).
 
-    ``epoch`` grows when the energy since the value before is unknown: the accumulator fell without
-    a plausible wrap, it may have wrapped more than once, or its step changed.
+    ``epoch`` grows when the energy since the value before is unknown: the accumulator may have
+    wrapped more than once, or its step changed. A fall without a plausible wrap is left to the
+    meter, which tells a restart from a smaller value of a moment (ROCm/amdsmi issue 115).
     """
 
     def __init__(self) -> None:
@@ -431,8 +438,6 @@ class EnergyAccumulator:
                 self._offset += width
                 self._width = width
                 return
-        self.epoch += 1
-        self._offset = 0
 
     def _energy(self, steps: int) -> int:
         return steps * self._step // _PICOJOULES

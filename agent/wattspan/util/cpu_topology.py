@@ -60,6 +60,15 @@ class CpuTopology:
         package = self._packages.get(cpu)
         return self.sockets[-1] if package is None else self._numbers.get(package, self.sockets[0])
 
+    def socket_near(self, device: Path) -> int | None:
+        """The only socket whose CPUs are local to a PCI device; None if it is not known."""
+        try:
+            text = (device / "local_cpulist").read_text()
+        except OSError:
+            return None
+        near = {self.socket_of(cpu) for cpu in parse_cpu_list(text) if cpu in self._packages}
+        return near.pop() if self.known and len(near) == 1 else None
+
     def sockets_of_packages(self, packages: Collection[int]) -> Mapping[int, int | None]:
         """The socket of each package that meters name by id; None of one without CPUs.
 

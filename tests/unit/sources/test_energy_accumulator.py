@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+from testbed.simulated_host import PACKAGE
 
-from wattspan.model import SECOND, Instant
+from wattspan.attribution.metering import CounterMeter
+from wattspan.model import SECOND, Instant, Interval, Milliwatts, Reading
 from wattspan.sources.energy_meter import EnergyAccumulator
 
 STEP = 15.300000190734863  # as a C float
 POWER = 1_500_000  # mW
+BOARD = replace(PACKAGE, modulus=None, max_power=Milliwatts(POWER))
 
 
 def at(seconds: float) -> Instant:
@@ -37,11 +41,17 @@ def test_wrap_continues_the_energy(width: int) -> None:
     assert accumulator.epoch == 0
 
 
-def test_fall_without_a_plausible_wrap_is_a_new_epoch() -> None:
-    accumulator = EnergyAccumulator()
-    accumulator.advance(at(0), joules(5_000), STEP, POWER)
-    assert accumulator.advance(at(1), joules(10), STEP, POWER) == pytest.approx(10_000_000, abs=16)
-    assert accumulator.epoch == 1
+def test_smaller_value_of_a_moment_is_no_energy() -> None:
+    """43 W; some values are smaller by up to what the board could use since the one before."""
+    accumulator, meter = EnergyAccumulator(), CounterMeter(BOARD, 10 * SECOND)
+    booked = 0
+    for second in range(31):
+        value = joules(72_000 + 43 * second - (990 if second % 7 == 3 else 0))
+        energy = accumulator.advance(at(second), value, STEP, POWER)
+        assert energy is not None
+        found = meter.advance(Reading(BOARD.id, at(second), energy, accumulator.epoch))
+        booked += found.energy if isinstance(found, Interval) else 0
+    assert booked == pytest.approx(30 * 43_000_000, abs=32)
 
 
 def test_pause_in_which_a_short_accumulator_may_wrap_twice_is_a_new_epoch() -> None:

@@ -6,7 +6,7 @@ import pytest
 from testbed.fake_nvml import FakeGpu
 from testbed.nvml_bench import Bench
 
-from wattspan.model import MILLISECOND, HwType, Instant, Provenance, Trouble
+from wattspan.model import MILLISECOND, SECOND, HwType, Instant, Provenance, Trouble
 from wattspan.sources.energy_meter import CounterPeriod, PowerIntegral
 
 NO_COUNTER = {"nvmlDeviceGetTotalEnergyConsumption": 3}
@@ -73,13 +73,6 @@ def test_power_is_integrated_without_an_energy_counter() -> None:
     assert bench.batch.failures == ()
 
 
-def test_constant_power_is_energy_too() -> None:
-    integral = PowerIntegral()
-    for second in range(11):
-        integral.feed(at(second), 100_000, None)
-    assert integral.energy == 1_000_000_000
-
-
 def test_step_is_not_taken_for_the_interval_of_seldom_reads() -> None:
     """A counter that moves each 100 ms, read at each fifth of its moves and then at each second."""
     step = CounterPeriod()
@@ -111,6 +104,14 @@ def test_power_integration_has_no_rounding_loss() -> None:
     for step in range(1_000_001):
         integral.feed(Instant(step, step), 3, None)  # 3e-6 uJ each
     assert integral.energy == 3
+
+
+def test_smaller_value_of_a_counter_for_a_moment_is_not_compared() -> None:
+    integral = PowerIntegral()
+    for tick in range(11):
+        counter = 0 if tick == 5 else 10**15 + 30_000_000 * tick
+        integral.feed(at(tick / 10), 300_000, counter)
+    assert integral.compared == (240_000_000, 240_000_000)
 
 
 def test_long_pause_of_a_gpu_without_counter_is_a_gap() -> None:
@@ -173,6 +174,18 @@ def test_frozen_counter_is_replaced_by_integration() -> None:
     bench.gpu.frozen_at = None
     bench.run(0.2)
     assert bench.domain().provenance is Provenance.MEASURED
+
+
+def test_value_that_repeats_is_no_reading_and_the_next_one_covers_the_time() -> None:
+    bench = Bench(FakeGpu("GPU-a", watts=70))
+    bench.turn()
+    bench.gpu.frozen_at = 1000
+    bench.run(4)
+    assert bench.readings[-1].at.mono - bench.readings[0].at.mono < SECOND
+    bench.gpu.frozen_at = None
+    bench.run(0.1)
+    assert bench.joules() == pytest.approx(70 * 4.1)
+    assert bench.epochs() == [0]
 
 
 def test_counter_of_a_gpu_without_power_is_not_frozen() -> None:

@@ -202,6 +202,19 @@ def test_zone_without_a_range_is_still_counted(tmp_path: Path, content: str | No
         assert package.modulus is None
 
 
+def test_range_that_could_not_be_read_at_the_start_is_used_later(tmp_path: Path) -> None:
+    with PowercapHost(tmp_path) as host:
+        path = host.tree.path(PACKAGE) / "max_energy_range_uj"
+        content = path.read_text()
+        path.unlink()
+        before = host.read_after()
+        path.write_text(content)
+        after = host.read_after(6)
+        moduli = before.domains[0].modulus, after.domains[0].modulus
+        assert moduli == (None, 262_143_328_911)
+        assert epochs(after) == epochs(before)
+
+
 def test_zones_wrap_at_their_own_range(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         modulus = {d.id: d.modulus for d in host.read_after().domains}

@@ -18,10 +18,9 @@ level is "auto". A board with any other level is managed by another program, and
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from wattspan.model import (
@@ -33,6 +32,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, about
 from wattspan.ports import Clock, SourceContext
+from wattspan.sources.device_power import processor_around
 from wattspan.sources.energy_meter import EnergyAccumulator
 from wattspan.sources.gpu import calls
 from wattspan.sources.gpu.calls import (
@@ -56,6 +56,7 @@ from wattspan.sources.gpu.port import (
 )
 from wattspan.sources.gpu.session import SYSFS
 from wattspan.sources.gpu.usage import PROCESSES, ProcessActivity, ProcessListUsage
+from wattspan.util.cpu_topology import CpuTopology
 
 AMD = "0x1002"
 """AMD's number as a vendor of PCI devices, as the kernel writes it."""
@@ -68,7 +69,8 @@ the real one, and its figures must then be labelled as emulated.
 UNDIVIDED = "SPX"
 SAMPLE_DUTY = 0.72
 """The assumed part of the time that a power of the moment stands for: its window is not stated."""
-MAX_HANDLES = 512
+MAX_HANDLES, MAX_PROCESSES = 512, 1024
+PROCESS_LIST = "amdsmi_get_gpu_process_list"
 
 _INVALID = 1
 """AMDSMI_STATUS_INVAL: also the answer to a handle of an earlier initialisation."""
@@ -166,17 +168,6 @@ def board_address(text: Any) -> tuple[str, int]:
     if found is None:
         raise ValueError(f"{text!r} is not the PCI address of a GPU")
     return f"{found[1]}.0", int(found[2])
-
-
-def in_processor(sysfs: Path, address: str) -> bool:
-    """True if the GPU at ``address`` is in a processor, an APU: its power is that of both.
-
-    The driver shows the voltage of a northbridge ("vddnb") for such GPUs only.
-    """
-    labels = (sysfs / "bus/pci/devices" / address).glob("hwmon/*/in1_label")
-    with contextlib.suppress(OSError):
-        return any(label.read_bytes().strip() == b"vddnb" for label in labels)
-    return False
 
 
 class AmdSmiSettings(GpuSettings, frozen=True):
@@ -331,7 +322,9 @@ class AmdSmiDevice(GpuDevice):
     ) -> None:
         super().__init__(vendor, board)
         self._directory = context.directory
-        self._in_processor = in_processor(context.sysfs or SYSFS, board.identity.pci)
+        sysfs = context.sysfs or SYSFS
+        chips = (sysfs / "bus/pci/devices" / board.identity.pci).glob("hwmon/*")
+        self.processor = processor_around(chips, lambda: CpuTopology(sysfs))
         self._partitions = self._bind(board.handles)
         self._accumulator = EnergyAccumulator()
         self._invalid_step = False
@@ -366,10 +359,6 @@ class AmdSmiDevice(GpuDevice):
     @property
     def changed(self) -> bool:
         return self._changed
-
-    @property
-    def in_processor(self) -> bool:
-        return self._in_processor
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return SAMPLE_DUTY if gauges.average is None else 1.0
@@ -428,6 +417,8 @@ class AmdSmiDevice(GpuDevice):
         for partition in self._partitions:
             try:
                 answers.append(partition.ask(what, name))
+            except UnicodeDecodeError:  # the name of a process is no UTF-8
+                answers.append(_unnamed_processes(self.library, partition.handle))
             except GpuLostError:
                 if partition is self.calls:
                     raise
@@ -439,7 +430,7 @@ class AmdSmiDevice(GpuDevice):
         """The processes on all partitions; None if the driver does not list them."""
         engines: dict[int, int] = {}
         units: dict[int, int] = {}
-        lists = self._ask_partitions(PROCESSES, "amdsmi_get_gpu_process_list")
+        lists = self._ask_partitions(PROCESSES, PROCESS_LIST)
         if None in lists:
             return None
         for entries in lists:
@@ -495,6 +486,25 @@ class AmdSmiDevice(GpuDevice):
 def _constant(library: DriverLibrary, enumeration: str, name: str) -> Any:
     """A member of one of the package's enumerations."""
     return getattr(getattr(library.binding, enumeration), name)
+
+
+def _unnamed_processes(library: DriverLibrary, handle: Any) -> list[dict[str, Any]] | None:
+    """The list of processes without names, which the package cannot decode; None if it fails.
+
+    A name is the path of a program, and any user may choose it.
+    """
+    package, count = library.binding.amdsmi_wrapper, ctypes.c_uint32(MAX_PROCESSES)
+    found = (package.amdsmi_proc_info_t * MAX_PROCESSES)()
+    if library.call(PROCESS_LIST, handle, ctypes.byref(count), found, of=package):
+        return None
+    return [
+        {
+            "pid": one.pid,
+            "engine_usage": {"gfx": one.engine_usage.gfx},
+            "cu_occupancy": getattr(one, "cu_occupancy", None),
+        }
+        for one in found[: count.value]
+    ]
 
 
 def accumulated(answer: Mapping[str, Any]) -> Any:

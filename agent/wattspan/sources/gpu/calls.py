@@ -152,8 +152,9 @@ class DriverLibrary:
         self.calls = 0
         self._clock, self._errors, self._translate = clock, errors, translate
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        function = getattr(self.binding, name, None)
+    def call(self, name: str, *arguments: Any, of: Any = None) -> Any:
+        """The answer of a function of the binding, or ``of`` a part of it."""
+        function = getattr(of or self.binding, name, None)
         if function is None:
             raise DriverError(FUNCTION_NOT_FOUND)
         self.current = (name, self._clock.monotonic())

@@ -21,6 +21,7 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     PowerLimits,
+    Thing,
     Trouble,
     Usage,
 )
@@ -217,6 +218,9 @@ class GpuDevice(ABC):
     overshoots: ClassVar[bool] = False
     """True if the board may exceed its limit in the time that the power sensor does not see."""
 
+    processor: Thing | None = None
+    """The processor with the GPU in it, if the figures are those of both."""
+
     usage: GpuUsage
 
     def __init__(self, vendor: GpuVendor, board: GpuBoard) -> None:
@@ -276,11 +280,6 @@ class GpuDevice(ABC):
     def static_power(self) -> Milliwatts | None:
         """The configured power of a blocked board."""
         return None
-
-    @property
-    def in_processor(self) -> bool:
-        """True if the figures are those of a processor with the GPU in it, CPU included."""
-        return False
 
     @property
     def virtual(self) -> tuple[str, str] | None:

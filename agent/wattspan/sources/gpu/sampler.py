@@ -343,8 +343,8 @@ class GpuSampler:
         thing: Thing | None = None
         if module and not derived:
             what, thing = "the module with its CPU and memory", Thing(ThingKind.MODULE)
-        if self.device.in_processor:
-            what, thing = "the whole processor, its CPU included", Thing(ThingKind.SOCKET)
+        if self.device.processor is not None:
+            what, thing = "the whole processor, its CPU included", self.device.processor
         return Domain(
             id=identity.domain_id,
             hw_type=HwType.GPU,

@@ -77,8 +77,8 @@ class Sensor:
 
     ``device`` is the directory name of the chip's device, such as a PCI address, which survives
     renumbering. ``channel`` is the prefix of the sensor's files, such as ``power1``. ``interval``
-    is that of an average. ``in_processor``: it is of a GPU in a processor (an APU), and its power
-    is that of both.
+    is that of an average. ``processor`` is that around a GPU (an APU), if its power is that of
+    both.
     """
 
     chip: str
@@ -87,7 +87,7 @@ class Sensor:
     label: str
     quantity: SensorQuantity
     interval: int = 0  # nanoseconds
-    in_processor: bool = False
+    processor: Thing | None = None
 
     @property
     def title(self) -> str:
@@ -481,8 +481,8 @@ def _thing(
         return Thing(ThingKind.NODE if socket is None else ThingKind.MODULE, socket)
     place = sensor.title if sensor.label else re.sub(r"\D", "", sensor.channel)
     part = (*around, f"{sensor.chip}@{sensor.device}", place)
-    if meaning.part is HardwarePart.GPU and sensor.in_processor:
-        return Thing(ThingKind.SOCKET)
+    if meaning.part is HardwarePart.GPU and sensor.processor is not None:
+        return sensor.processor
     if meaning.part is HardwarePart.GPU:
         whole = meaning.whole or not meaning.within
         return Thing(ThingKind.BOARD, pci=sensor.device, part=() if whole else part)

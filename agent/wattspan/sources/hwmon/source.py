@@ -34,7 +34,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
-from wattspan.sources.device_power import DevicePower
+from wattspan.sources.device_power import DevicePower, processor_around
 from wattspan.sources.driver_thread import CallInterval, DriverThreadSource
 from wattspan.sources.energy_meter import MAX_GAP, PowerIntegral
 from wattspan.sources.hwmon.sensors import (
@@ -87,7 +87,9 @@ class SensorFiles:
 _Paths = Container[Path]
 
 
-def scan_sensors(sysfs: Path, refused: _Paths = ()) -> list[SensorFiles]:
+def scan_sensors(
+    sysfs: Path, refused: _Paths = (), cpus: CpuTopology | None = None
+) -> list[SensorFiles]:
     """All sensors of energy, power, or voltage and current, by chip. An unreadable root has none.
 
     Where a sensor shows an average and the present power, the average counts unless it is among the
@@ -105,14 +107,14 @@ def scan_sensors(sysfs: Path, refused: _Paths = ()) -> list[SensorFiles]:
         if (number := chips[name, device]) > 1:  # one device of a driver may have a chip a socket
             device = f"{device}#{number}"
         folders = (chip, chip / "device") if name == "power_meter" else (chip,)
-        # The driver of AMD's GPUs has the voltage of a northbridge only if they are in a processor.
-        in_processor = name == "amdgpu" and _text(chip / "in1_label") == "vddnb"
+        graphics = [chip] if name == "amdgpu" else []
+        processor = processor_around(graphics, lambda: cpus or CpuTopology(sysfs))
         seen: set[str] = set()
         for folder in folders:
             for files in _channels(name, device, folder, refused):
                 if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
-                    sensor = replace(files.sensor, in_processor=in_processor)
+                    sensor = replace(files.sensor, processor=processor)
                     found.append(replace(files, sensor=sensor))
     return found
 
@@ -430,8 +432,9 @@ class HwmonSource:
     def _discover(self, now: int) -> None:
         """Look for sensors; a sensor that returns has the next epoch."""
         self._due = now + DISCOVERY_INTERVAL
-        found = {files.sensor: files for files in scan_sensors(self._sysfs, self._refused)}
         self._cpus.refresh()
+        scanned = scan_sensors(self._sysfs, self._refused, self._cpus)
+        found = {files.sensor: files for files in scanned}
         domains = resolve_sensors(found, self._roles, emulated=self._emulated, cpus=self._cpus)
         self._misconfigured = (
             *(_misnamed(name, cause) for name, cause in name_faults(found, self._roles)),

@@ -197,17 +197,24 @@ class NvmlVendor(GpuVendor):
         return self._board(handle, int(self.library.call("nvmlDeviceGetIndex", handle)))
 
     def _board(self, handle: Any, index: int) -> GpuBoard:
-        uuid = driver_text(self.library.call("nvmlDeviceGetUUID", handle))
+        uuid = self._text("nvmlDeviceGetUUID", handle)
         identity = GpuIdentity(
             f"gpu:{uuid}",
             index,
-            driver_text(self.library.call("nvmlDeviceGetName", handle)),
+            self._text("nvmlDeviceGetName", handle),
             (uuid, str(index)),
             driver=self._driver,
             pci=nvml.pci_address(self.library.optional("nvmlDeviceGetPciInfo", handle)),
             emulated=uuid.startswith(EMULATED_UUID),
         )
         return GpuBoard(identity, [handle])
+
+    def _text(self, name: str, handle: Any) -> str:
+        """A text of the driver. Some versions tell bytes that the binding cannot decode."""
+        try:
+            return driver_text(self.library.call(name, handle))
+        except UnicodeDecodeError as error:
+            return driver_text(error.object)
 
     def device(self, board: GpuBoard, settings: NvmlSettings, context: SourceContext) -> NvmlDevice:
         return NvmlDevice(self, board, settings, context)

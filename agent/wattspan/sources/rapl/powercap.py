@@ -33,6 +33,7 @@ from wattspan.sources.rapl.sysfs import (
     ZoneScan,
     access_failure,
     cpu_model,
+    read_range,
     read_zone,
     scan_zones,
 )
@@ -60,7 +61,7 @@ class CounterFile:
         self.domain_id = ""
         self.epoch = 0
         self.failure: Failure | None = None  # why it is closed
-        self.readable_now = False  # it could not be read before, and can now
+        self.readable_now = False  # it, or its range, could not be read before, and can now
         self._identity = _file_identity(path)
         self._limit = _UNBOUNDED
 
@@ -78,6 +79,12 @@ class CounterFile:
             return _file_identity(self.path) == self._identity
         except OSError:
             return False
+
+    def find_range(self) -> None:
+        """Read an unknown range again: one read that failed decides nothing."""
+        with contextlib.suppress(OSError):
+            if self.zone.max_range is None and (found := read_range(self.path.parent)) is not None:
+                self.zone, self.readable_now = replace(self.zone, max_range=found), True
 
     def open(self) -> OSError | None:
         """Open it if it is closed; the error if that cannot be."""
@@ -252,9 +259,10 @@ class PowercapSource(RaplSource):
         ]
         for directory, path in found.zones.items():
             known = self._counters.get(directory)
+            if known is not None and known.same_registration():
+                known.find_range()
+                continue
             if known is not None:
-                if known.same_registration():
-                    continue
                 self._counters.pop(directory).close()
             try:
                 self._counters[directory] = CounterFile(path / ENERGY_FILE, read_zone(path))

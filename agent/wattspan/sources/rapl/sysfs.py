@@ -206,9 +206,14 @@ def read_zone(directory: Path) -> Zone:
     return Zone(
         directory=directory.name,
         name=name.decode(),
-        max_range=_read_number(directory / "max_energy_range_uj"),
+        max_range=read_range(directory),
         max_power=Milliwatts(max((limit // 1000 for limit in limits if limit), default=0)) or None,
     )
+
+
+def read_range(directory: Path) -> int | None:
+    """The largest value of the zone's counter in microjoules; None if it cannot be read."""
+    return _read_number(directory / "max_energy_range_uj")
 
 
 def _read_number(path: Path) -> int | None:

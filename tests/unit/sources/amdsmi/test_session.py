@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from testbed.amd_boards import AmdFaults, ScriptedAmdSmi
-from testbed.covers import decided
+from testbed.covers import cover_of, decided
+from testbed.field import build_tree
 from testbed.gpu_sessions import amdsmi_session
 from testbed.waiting import eventually
 
@@ -307,6 +311,41 @@ def test_busy_board_without_listed_processes_names_the_rights_that_are_needed(ho
     assert "CAP_SYS_PTRACE" in failure.remedy
 
 
+class _Engines(ctypes.Structure):
+    _fields_ = (("gfx", ctypes.c_uint64),)
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint32), ("engine_usage", _Engines), ("cu_occupancy", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+def test_program_with_a_name_that_is_no_utf8_hides_no_process(host: Host) -> None:
+    """AMD SMI names a process by the link of its program, which its package decodes strictly."""
+    true: list[dict[str, Any]] = []
+
+    def decode(told: list[dict[str, Any]]) -> str:
+        true[:] = told
+        return b"/home/m\xfcller/train".decode()
+
+    def fill(handle: Any, count: Any, into: Any) -> int:
+        del handle
+        count._obj.value = len(true)
+        for one, told in zip(into, true, strict=False):
+            one.pid, one.cu_occupancy = told["pid"], told["cu_occupancy"]
+            one.engine_usage.gfx = told["engine_usage"]["gfx"]
+        return 0
+
+    host.smi.amdsmi_wrapper = SimpleNamespace(
+        amdsmi_proc_info_t=_Process, amdsmi_get_gpu_process_list=fill
+    )
+    host.smi.replies["amdsmi_get_gpu_process_list"] = decode
+    host.gpus.attach(0, 1, SteadyLoad(1.0))
+    assert host.run(5).failures == ()
+    assert [one["pid"] for one in true] == [1]
+
+
 @pytest.mark.parametrize("text", ["", "60:00.0", "0000:60:00.8", "gpu", None])
 def test_address_that_is_none_is_refused(text: str | None) -> None:
     with pytest.raises(ValueError, match="PCI address"):
@@ -378,5 +417,30 @@ def test_graphics_of_an_apu_count_as_its_processor(tmp_path: Path, rail: str | N
     cover = decided((domain, package))
     assert cover[package.id].in_cover
     assert cover[domain.id].in_cover is (rail != "vddnb\n")
+    host.session.close()
+    host.gpus.close()
+
+
+def test_mi300a_counts_as_the_processor_of_its_socket(tmp_path: Path) -> None:
+    sysfs, files = tmp_path / "sys", {"devices/system/cpu/online": "0-1"}
+    for socket, address in enumerate(("0000:60:00.0", "0000:61:00.0")):
+        gpu = f"bus/pci/devices/{address}"
+        files |= {
+            f"{gpu}/device": "0x74a0",
+            f"{gpu}/local_cpulist": str(socket),
+            f"{gpu}/hwmon/hwmon{socket}/name": "amdgpu",
+            f"devices/system/cpu/cpu{socket}/topology/physical_package_id": str(socket),
+        }
+    root = build_tree({"files": files}, sysfs)
+    for chip in root.glob("bus/pci/devices/*/hwmon/*"):
+        (chip / "device").symlink_to("../..")
+    host = Host(tmp_path / "gpus", boards=2, sysfs=root)
+    domains = host.run(1).domains
+    packages = [
+        replace(one, id=f"rapl:package-{n}", source="rapl", measures=Thing(ThingKind.SOCKET, n))
+        for n, one in enumerate(domains)
+    ]
+    assert cover_of(domains) == {one.id for one in domains}
+    assert len(cover_of((*domains, *packages))) == 2
     host.session.close()
     host.gpus.close()

@@ -233,6 +233,15 @@ def test_gpu_keeps_its_identity_when_indices_move() -> None:
     assert bench.epochs("GPU-b") == [0, 1]
 
 
+def test_gpu_with_a_name_that_is_no_utf8_is_measured() -> None:
+    """As of driver 555 on WSL: https://github.com/XuehaiPan/nvitop/issues/127."""
+    bench = Bench(FakeGpu("GPU-a"))
+    bench.nvml.answers["nvmlDeviceGetName"] = lambda _n, _g: b"\xf8\x95\xa0 RTX 3090".decode()
+    bench.turn()
+    assert bench.domain().name.endswith("RTX 3090 0")
+    assert bench.readings
+
+
 def test_unexpected_error_loses_one_sample_of_one_gpu() -> None:
     bench = two()
     bench.turn()
