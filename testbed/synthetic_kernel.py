@@ -273,7 +273,7 @@ class _OneCpu:
     def socket_of(self, cpu: int) -> int:
         return 0
 
-    def capacity(self) -> dict[int, int]:
+    def capacity(self, *, offline: bool = False) -> dict[int, int]:
         return {0: 1}
 
     def refresh(self) -> bool:
