@@ -267,7 +267,7 @@ class LifecycleTracker:
                 return
             text = self._processes.cgroup(pid) or row.cgroup_text
             row.cgroup_text = text or self._text_of(update, stat.parent)
-            known = row.info.command if row.info and row.command == stat.comm else None
+            known = row.info if row.command == stat.comm else None
             row.command, row.parent = stat.comm, stat.parent
             info = self._directory.describe_running(stat, row.cgroup_text, known)
         else:
