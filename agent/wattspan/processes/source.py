@@ -313,24 +313,26 @@ class CpuUsageSource:
         return moved
 
     def _add_charged(self, update: LifecycleUpdate) -> None:
-        total = self._idle_scanner.total
-        charges: Iterable[CpuCharge] = update.charges
-        if total is not None and not total.covers_kernel:
-            charges = (
-                charge
-                for charge in charges
-                if not (charge.row is not None and charge.row.kernel)
-                and not (charge.cgroup and total.omits(charge.cgroup))
-            )
-        self._idle_scanner.charged(sum(charge.amount for charge in charges))
+        charged = (
+            one.amount
+            for one in update.charges
+            if self._sum_has(one.cgroup, kernel=one.row is not None and one.row.kernel)
+        )
+        self._idle_scanner.charged(sum(charged))
 
     def _in_sum(self, row: TrackedProcess) -> bool:
         """True if the kernel's sum of CPU time includes the work of a process."""
+        text = row.cgroup_text
+        if not (text or self._idle_scanner.covers_kernel):
+            text = self._processes.cgroup(row.consumer.pid) or ""
+        return self._sum_has(text, kernel=row.kernel)
+
+    def _sum_has(self, cgroup_text: str, *, kernel: bool) -> bool:
+        """True if the sum includes work in a cgroup, or of a ``kernel`` thread."""
         total = self._idle_scanner.total
-        if total is None or total.covers_kernel:
-            return total is not None
-        text = row.cgroup_text or self._processes.cgroup(row.consumer.pid) or ""
-        return not (row.kernel or total.omits(text))
+        return total is not None and (
+            total.covers_kernel or not (kernel or total.omits(cgroup_text))
+        )
 
     def _capacity(self, start: int, end: int) -> int:
         """The CPU time that was available between two monotonic times."""
