@@ -151,7 +151,8 @@ class _OpenClocks:
             if value is None:
                 removed.append(path)
                 continue
-            rises[path] = value - self._last[path]
+            # The owner of a cgroup of v1 may reset its clock, which then begins at zero.
+            rises[path] = value - (self._last[path] if value >= self._last[path] else 0)
             self._last[path] = value
         for path in removed:
             os.close(self._fds.pop(path))
