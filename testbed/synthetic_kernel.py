@@ -21,6 +21,7 @@ class Life:
         self.cgroup = cgroup
         self.allowed, self.processor = frozenset({0}), 0
         self.cpu = 0
+        self.comm = "work"
         self.zombie = False
         self.seen = False  # known to the source from its clock
         self.polled = False  # alive at a poll
@@ -194,7 +195,9 @@ class SyntheticKernel:
         life = self.alive.get(pid)
         if life is None or pid in self.hidden:
             return None
-        return Stat(pid, "work", life.parent, life.started, 1, life.processor, exiting=life.zombie)
+        return Stat(
+            pid, life.comm, life.parent, life.started, 1, life.processor, exiting=life.zombie
+        )
 
     def cgroup(self, pid: int) -> str | None:
         return self.alive[pid].cgroup if pid in self.alive else None
@@ -273,7 +276,7 @@ class _OneCpu:
     def socket_of(self, cpu: int) -> int:
         return 0
 
-    def capacity(self) -> dict[int, int]:
+    def capacity(self, *, offline: bool = False) -> dict[int, int]:
         return {0: 1}
 
     def refresh(self) -> bool:

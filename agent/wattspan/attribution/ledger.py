@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, takewhile
 from operator import add
 
 from wattspan.attribution.baseline import IdleModel, IdlePower, accept_idle_powers, idle_model
@@ -133,7 +133,7 @@ class Ledger:
         self._rows = TopPayers(settings.top)
         self._groups = GroupAccounts(settings.groups)
         self._infos: dict[Payer, PayerInfo] = {}
-        self._exited: deque[tuple[int, Payer]] = deque()
+        self._exited: dict[Payer, int] = {}  # in the order of their ends
         self._charges: dict[HwType, dict[Payer, int]] = {}
         self._missing = MissingEnergy()
         self._row_powers: AveragePowers[Payer] = AveragePowers()
@@ -159,12 +159,14 @@ class Ledger:
             self._book(one)
         for info in tick.births:
             self._infos[info.payer] = info
+            if self._exited.pop(info.payer, None) is not None:
+                self._rows.resume(info.payer)  # a cgroup that was made again has the same payer
         for usage in tick.usages:
             self._settlement.add_usage(usage)
             self._missing.used(usage)
         for payer in tick.exits:
             self._rows.exit(payer, tick.at.mono)
-            self._exited.append((tick.at.mono, payer))
+            self._exited[payer] = tick.at.mono
         for key in tick.frozen & self._domains.keys():
             self._domains[key].power.reset()
         due = self._settlement.due(tick.at)
@@ -466,10 +468,11 @@ class Ledger:
 
     def _forget_exited(self, now: int) -> None:
         """Forget exited payers once nothing can be charged to them and no row shows them."""
-        while self._exited and now - self._exited[0][0] > EXIT_GRACE:
-            _, payer = self._exited.popleft()
+        long_ago = takewhile(lambda one: now - one[1] > EXIT_GRACE, self._exited.items())
+        for payer, _ in [*long_ago]:
+            del self._exited[payer]
             if payer in self._rows.rows:
-                self._exited.append((now, payer))
+                self._exited[payer] = now
             else:
                 self._infos.pop(payer, None)
                 self._missing.forget(payer)

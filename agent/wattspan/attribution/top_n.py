@@ -183,6 +183,12 @@ class TopPayers:
         if row is not None and row.exited is None:
             row.exited, row.shown = now, None
 
+    def resume(self, payer: Payer) -> None:
+        """Undo the exit of a payer that has come back."""
+        self._exited.pop(payer, None)
+        if (row := self._rows.get(payer)) is not None:
+            row.exited = row.shown = None
+
     def rank(self, now: int) -> None:
         """Retire expired rows and list the payers with the most energy, as far as room permits.
 

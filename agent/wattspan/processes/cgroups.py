@@ -151,7 +151,8 @@ class _OpenClocks:
             if value is None:
                 removed.append(path)
                 continue
-            rises[path] = value - self._last[path]
+            # The owner of a cgroup of v1 may reset its clock, which then begins at zero.
+            rises[path] = value - (self._last[path] if value >= self._last[path] else 0)
             self._last[path] = value
         for path in removed:
             os.close(self._fds.pop(path))
@@ -330,6 +331,27 @@ class CgroupExcess:
         if wrong > 0:
             self._excess[old] += wrong
             self._excess[new] -= wrong
+
+    def misplaced(self, cgroup: str, amount: int) -> Mapping[str, int]:
+        """Move at most ``amount`` of the charges of a cgroup, as far as they are a deficit.
+
+        Returns the parts of those whose clocks have more work than was charged.
+        """
+        others = {one: excess for one, excess in self._excess.items() if excess > 0}
+        wrong = min(amount, -self._excess.get(cgroup, 0), sum(others.values()))
+        if wrong <= 0:
+            return {}
+        parts = dict(zip(others, split(wrong, list(others.values())), strict=True))
+        for one, part in parts.items():
+            self._excess[one] -= part
+        self.forgiven(cgroup, wrong)
+        return parts
+
+    def forgiven(self, cgroup: str, amount: int) -> None:
+        """Cancel at most ``amount`` of the deficit of a cgroup."""
+        deficit = -self._excess.get(cgroup, 0)
+        if deficit > 0:
+            self._excess[cgroup] += min(amount, deficit)
 
     def folded(self, cgroup: str, into: str | None) -> None:
         """Add the excess of a removed cgroup to the known one above it."""

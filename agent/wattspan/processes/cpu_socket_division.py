@@ -327,7 +327,7 @@ class SocketAccounting:
         If the process table is not ``complete``, a process may yet be found for the remaining time,
         so no time is unclaimed; it will be at the next complete poll. Without ``sees_all``,
         processes are hidden: none will be found for it, and if the busy time is unknown, all time
-        of the CPUs that no visible process used may be theirs.
+        of all CPUs that no visible process used may be theirs.
         """
         spent_by_payer = _sum_by_payer(active)
         rows = {payer: row for payer, _, row in active if row is not None}
@@ -340,7 +340,8 @@ class SocketAccounting:
             self._spent[socket] = self._spent.get(socket, 0) + sum(spent.values())
             available = cpus.get(socket, 0) * duration
             if self._busy is None and not sees_all:
-                rest = max(0, available - sum(spent.values()))
+                everything = self._topology.capacity(offline=True).get(socket, 0) * duration
+                rest = max(0, everything - sum(spent.values()))
             else:
                 rest = self._unclaimed_time(socket) if complete or not sees_all else 0
             usages.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -96,7 +97,7 @@ def open_processes(
     clocks = CgroupClocks(hierarchy, principals.owner_of) if hierarchy is not None else None
     whole = hierarchy is not None and is_host_root(hierarchy)
     total = TotalCpuClock(hierarchy) if hierarchy is not None and whole else None
-    busy = refined_busy_clock(open_busy_clock(_PROCFS, hierarchy), _SYSFS)
+    busy = open_host_busy_clock(_PROCFS, _SYSFS, hierarchy)
     processes = ProcFs()
     source = CpuUsageSource(
         clock,
@@ -144,7 +145,7 @@ def open_processes(
             "busy time",
             f"from {busy.name}, in steps of {_step(busy.step)}" if busy else None,
             "the amount of unattributed work is unknown",
-            "Make /proc/stat readable (ProcSubset=all).",
+            "Make /proc/stat of the host readable (ProcSubset=all, and not that of lxcfs).",
         ),
     )
     socket_times = _capability(
@@ -185,6 +186,19 @@ def _try_open(
         return opener(), None
     except OSError as error:
         return None, error.strerror or str(error)
+
+
+def open_host_busy_clock(
+    procfs: Path, sysfs: Path, hierarchy: CgroupHierarchy | None
+) -> BusyClock | None:
+    """The most precise busy time of all CPUs of the host; None without any.
+
+    lxcfs mounts a file over the ``stat`` of a container: it has the CPUs of its cpuset only.
+    """
+    with suppress(OSError):  # a file that is missing is no file of lxcfs
+        if (procfs / "stat").stat().st_dev != procfs.stat().st_dev:
+            return None
+    return refined_busy_clock(open_busy_clock(procfs, hierarchy), sysfs)
 
 
 def open_busy_clock(procfs: Path, hierarchy: CgroupHierarchy | None) -> BusyClock | None:

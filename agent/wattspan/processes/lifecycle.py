@@ -158,6 +158,16 @@ class EndedCharge(NamedTuple):
     weight: int
 
 
+_RUNTIMES = (
+    *("systemd", "containerd", "dockerd", "crio", "podman", "conmon", "runc", "crun", "youki"),
+    *("lxc-", "nomad"),
+)
+"""Beginnings of the names of programs that start others in existing cgroups, as exec probes."""
+
+_MANAGERS = "sshd", "cron", "slurmstepd", "pbs_mom", "condor_"
+"""Beginnings of the names of programs that start others in new cgroups."""
+
+
 _UnseenKey = tuple[int, str, int | None, str]  # parent, command, user, cgroup
 
 
@@ -187,6 +197,9 @@ class LifecycleUpdate:
         self.parents: set[int] = set()  # of the processes born since the last poll
         self.exits_of_pid: dict[int, int] = {}  # number of unseen processes
         self.unseen: dict[_UnseenKey, Consumer] = {}  # their accounts
+        # Those that may be in another cgroup than their parents: 0 in an existing one, 1 for a
+        # runtime itself, 2 in a new one; and the user.
+        self.placed: dict[Payer, tuple[int, int | None]] = {}
         self.accounts: dict[int, int] = {}  # pids of unseen processes in the account of another
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
@@ -267,7 +280,7 @@ class LifecycleTracker:
                 return
             text = self._processes.cgroup(pid) or row.cgroup_text
             row.cgroup_text = text or self._text_of(update, stat.parent)
-            known = row.info.command if row.info and row.command == stat.comm else None
+            known = row.info if row.command == stat.comm else None
             row.command, row.parent = stat.comm, stat.parent
             info = self._directory.describe_running(stat, row.cgroup_text, known)
         else:
@@ -450,6 +463,12 @@ class LifecycleTracker:
             update.exits_of_pid[pid] = earlier + 1
             consumer = Consumer(pid, (now.since_boot - elapsed) // TICK + earlier)
             update.unseen[key] = consumer
+            launcher = self._launcher(update, parent)
+            if launcher.startswith(_RUNTIMES):
+                runtime = record.command.startswith(_RUNTIMES)
+                update.placed[consumer] = int(runtime), record.user_id
+            elif launcher.startswith(_MANAGERS):
+                update.placed[consumer] = 2, record.user_id
             update.infos.append(
                 self._directory.describe_ended(
                     consumer, record.command, text, record.user_id, parent
@@ -460,6 +479,15 @@ class LifecycleTracker:
             update.accounts[pid] = consumer.pid
         cpu, weight = unseen.get((consumer, text), (0, 0))
         unseen[consumer, text] = cpu + record.cpu, weight + exit_weight(record.memory)
+
+    def _launcher(self, update: LifecycleUpdate, pid: int) -> str:
+        """The name of the nearest known process from ``pid`` up; "" for none."""
+        for _ in range(_MAX_ANCESTORS):
+            row = self._table.get(pid)
+            if row is not None or pid not in update.events.born:
+                return "" if row is None else row.command
+            pid = update.events.born[pid]
+        return ""
 
     def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
         """The cgroups of a process or of its nearest known ancestor."""

@@ -136,14 +136,16 @@ class HostProcesses:
                 self._known.popitem(last=False)
         return info
 
-    def describe_running(self, stat: Stat, cgroup_text: str, known: str | None = None) -> PayerInfo:
-        """Describe a running process; ``known`` is its name from an earlier read."""
+    def describe_running(
+        self, stat: Stat, cgroup_text: str, known: PayerInfo | None = None
+    ) -> PayerInfo:
+        """Describe a running process; ``known`` is its earlier description as the same program."""
         user_id = self._procfs.user_id(stat.pid)
         groups, principal = self.principals.describe(cgroup_text, user_id)
         return PayerInfo(
             Consumer(stat.pid, stat.started),
-            command_of(stat, self._procfs, self._names, known),
-            self._with_guest(groups, stat, principal),
+            command_of(stat, self._procfs, self._names, known.command if known else None),
+            self._with_guest(groups, stat, principal, known),
             "" if user_id is None else user_name(user_id),
             stat.parent or None,
             principal,
@@ -165,17 +167,24 @@ class HostProcesses:
         )
 
     def _with_guest(
-        self, groups: tuple[Group, ...], stat: Stat, principal: Principal | None
+        self,
+        groups: tuple[Group, ...],
+        stat: Stat,
+        principal: Principal | None,
+        known: PayerInfo | None,
     ) -> tuple[Group, ...]:
         """The groups of a process, with its virtual machine if a hypervisor runs one.
 
         A cgroup may name it already; LXD, Incus and scripts start machines in a cgroup of several.
         The name is an option of the process, which is its claim: it begins with the owner unless
-        that is root of the host.
+        that is root of the host. A process that hangs in the kernel keeps its ``known`` machine.
         """
         is_named = any(one.kind is GroupKind.VM for one in groups)
-        if is_named or self._names is NamePolicy.NONE or principal is None or stat.stuck:
+        if is_named or self._names is NamePolicy.NONE or principal is None:
             return groups
+        if stat.stuck:
+            before = () if known is None else known.groups
+            return (*(one for one in before if one.kind is GroupKind.VM), *groups)
         option = next((own for comm, own in _HYPERVISORS if comm.fullmatch(stat.comm)), None)
         match = option and option.search(self._procfs.command_line(stat.pid) or b"")
         if match is None:

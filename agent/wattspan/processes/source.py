@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from wattspan.attribution.division import split
@@ -161,6 +161,8 @@ class CpuUsageSource:
         self._remainders: set[str] = set()
         self._removed: list[Remainder] = []
         self._postponed: dict[str, int] = {}  # time of young processes, by the text of a cgroup
+        # Charges to cgroups that others may have; True if the clocks were read in that poll.
+        self._placed: dict[tuple[str, bool], int] = {}
         self._recent: deque[tuple[int, TrackedProcess]] = deque()
         self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
         self._before: Instant | None = None
@@ -313,24 +315,26 @@ class CpuUsageSource:
         return moved
 
     def _add_charged(self, update: LifecycleUpdate) -> None:
-        total = self._idle_scanner.total
-        charges: Iterable[CpuCharge] = update.charges
-        if total is not None and not total.covers_kernel:
-            charges = (
-                charge
-                for charge in charges
-                if not (charge.row is not None and charge.row.kernel)
-                and not (charge.cgroup and total.omits(charge.cgroup))
-            )
-        self._idle_scanner.charged(sum(charge.amount for charge in charges))
+        charged = (
+            one.amount
+            for one in update.charges
+            if self._sum_has(one.cgroup, kernel=one.row is not None and one.row.kernel)
+        )
+        self._idle_scanner.charged(sum(charged))
 
     def _in_sum(self, row: TrackedProcess) -> bool:
         """True if the kernel's sum of CPU time includes the work of a process."""
+        text = row.cgroup_text
+        if not (text or self._idle_scanner.covers_kernel):
+            text = self._processes.cgroup(row.consumer.pid) or ""
+        return self._sum_has(text, kernel=row.kernel)
+
+    def _sum_has(self, cgroup_text: str, *, kernel: bool) -> bool:
+        """True if the sum includes work in a cgroup, or of a ``kernel`` thread."""
         total = self._idle_scanner.total
-        if total is None or total.covers_kernel:
-            return total is not None
-        text = row.cgroup_text or self._processes.cgroup(row.consumer.pid) or ""
-        return not (row.kernel or total.omits(text))
+        return total is not None and (
+            total.covers_kernel or not (kernel or total.omits(cgroup_text))
+        )
 
     def _capacity(self, start: int, end: int) -> int:
         """The CPU time that was available between two monotonic times."""
@@ -416,6 +420,7 @@ class CpuUsageSource:
             if covering is not None:
                 self._excess.charged(covering, amount)
         self._settle_postponed(update)
+        self._settle_placed(update, measured)
         if measured:
             self._churn = False
             for cgroup, excess in self._due_excess(update).items():
@@ -452,6 +457,46 @@ class CpuUsageSource:
                     self._excess.charged(covering, sign * amount)
         self._postponed = update.postponed
 
+    def _settle_placed(self, update: LifecycleUpdate, measured: bool) -> None:
+        """Charge unseen processes, as of exec probes, to the cgroups whose clocks have the work.
+
+        Work that no known clock has at the next read was in a cgroup that is gone: its deficit
+        would hide as much work of others.
+        """
+        if measured:
+            for (cgroup, known), amount in self._placed.items():
+                moved = {} if known else self._excess.misplaced(cgroup, amount)
+                self._excess.forgiven(cgroup, amount - sum(moved.values()))
+            self._placed.clear()
+        charges = enumerate(update.charges if update.placed else ())
+        placed = [one for one in charges if one[1].payer in update.placed]
+        placed.sort(key=lambda one: update.placed[one[1].payer][0])  # runtimes work in their own
+        for at, charge in placed:
+            if (covering := self._covering(charge.cgroup)) is None:
+                continue
+            moves = measured and update.placed[charge.payer][0] < 2
+            parts = dict(self._excess.misplaced(covering, charge.amount) if moves else {})
+            nameless = parts.pop("/", 0)  # of cgroups that are gone, in version 1
+            left = charge.amount - sum(parts.values())
+            key = covering, measured
+            self._placed[key] = self._placed.get(key, 0) + left - nameless
+            home = max(parts, key=parts.__getitem__, default="")
+            if parts and 10 * parts[home] >= 9 * charge.amount:
+                left += parts.pop(home)
+                self._describe_in(update, charge.payer, home)
+            update.charges[at] = charge._replace(amount=left)
+            for cgroup, part in parts.items():
+                self._charge_remainder(update, cgroup, part)
+
+    def _describe_in(self, update: LifecycleUpdate, payer: Payer, cgroup: str) -> None:
+        """Give the unseen processes of a new account the groups of a known cgroup."""
+        text = "" if self._cgroups is None else self._cgroups.text_of(cgroup)
+        groups, principal = self._principals.describe(text, update.placed[payer][1])
+        update.infos = [
+            replace(info, groups=groups, principal=principal) if info.payer == payer else info
+            for info in update.infos
+        ]
+
     def _charge_excess(
         self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[EndedCharge]
     ) -> None:
@@ -466,13 +511,17 @@ class CpuUsageSource:
                 if part:
                     update.charges.append(CpuCharge(charge.payer, part, cgroup, charge.row))
             return
+        self._charge_remainder(update, cgroup, excess)
+
+    def _charge_remainder(self, update: LifecycleUpdate, cgroup: str, amount: int) -> None:
+        """Charge the work of unseen processes in a cgroup."""
         payer = Remainder(cgroup)
         if cgroup not in self._remainders:
             self._remainders.add(cgroup)
             text = "" if self._cgroups is None else self._cgroups.text_of(cgroup)
             groups, _ = self._principals.describe(text, None)
             update.infos.append(PayerInfo(payer, "(unseen)", groups))
-        update.charges.append(CpuCharge(payer, excess, cgroup))
+        update.charges.append(CpuCharge(payer, amount, cgroup))
 
     def _covering(self, text: str) -> str | None:
         """The known cgroup whose clock includes processes with this cgroup text.

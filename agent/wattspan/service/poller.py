@@ -570,7 +570,7 @@ class Poller:
         seen: set[Payer] = {info.payer for info in sampled}
         found: list[PayerInfo] = []
         for usage in usages:
-            for payer in usage.spent:
+            for payer in (*usage.spent, *usage.present):  # holders may pay for idle power
                 if not isinstance(payer, Consumer) or (
                     payer in self._traced and self._ledger.knows(payer)
                 ):

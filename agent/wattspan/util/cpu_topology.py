@@ -36,6 +36,7 @@ class CpuTopology:
         self._packages: dict[int, int] = {}  # by CPU
         self._numbers: dict[int, int] = {}  # by package id
         self.online: frozenset[int] = frozenset()
+        self._present: frozenset[int] = frozenset()
         self.sockets: tuple[int, ...] = (0,)
         """The numbers of the sockets, in order; socket 0 if none is known."""
         self.refresh()
@@ -82,10 +83,13 @@ class CpuTopology:
             return dict(zip(ordered, self.sockets, strict=True))
         return {package: self._numbers.get(package) for package in ordered}
 
-    def capacity(self) -> Mapping[int, int]:
-        """The number of online CPUs of each socket."""
+    def capacity(self, *, offline: bool = False) -> Mapping[int, int]:
+        """The number of online CPUs of each socket, or of all that are present.
+
+        lxcfs shows a container the CPUs of its cpuset as those that are online.
+        """
         count = dict.fromkeys(self.sockets, 0)
-        for cpu in self.online:
+        for cpu in self.online | self._present if offline else self.online:
             count[self.socket_of(cpu)] += 1
         return count
 
@@ -107,6 +111,7 @@ class CpuTopology:
         self._numbers = number_packages(named, self._expected_packages(named))
         self.sockets = tuple(self._numbers.values()) or (0,)
         self.online = frozenset(parse_cpu_list(online)) if online else frozenset(seen)
+        self._present = frozenset(parse_cpu_list(self._text("present")))
         return (self._numbers, self.online) != before
 
     def _expected_packages(self, named: Mapping[int, int]) -> int:

@@ -16,14 +16,17 @@ from wattspan.model import (
     Domain,
     DomainAccount,
     GapReason,
+    Group,
     GroupKind,
     HwType,
     IdlePolicy,
     Instant,
     Microjoules,
     Milliwatts,
+    PayerInfo,
     Provenance,
     Reading,
+    Remainder,
     Thing,
     ThingKind,
     Tick,
@@ -400,6 +403,30 @@ def test_exited_payers_are_removed_after_their_last_row() -> None:
     for _ in range(EXITED_ROW_LIFETIME // RANK_EVERY):
         host.turn(RANK_EVERY, {})
     assert not host.ledger.knows(listed)
+
+
+@pytest.mark.parametrize("top", [1, 2], ids=["without a row", "listed"])
+def test_unseen_work_of_a_restarted_unit_stays_in_its_groups(top: int) -> None:
+    """The new cgroup of a unit has the path of the old one, and its payer is the same."""
+    host = world(top=top)
+    host.born(1)
+    unit, group = Remainder("/system.slice/app.service"), Group(GroupKind.UNIT, "app.service")
+    for _ in range(2):
+        host.alive[2] = unit
+        host.apply(births=[PayerInfo(unit, "(unseen)", (group,))])
+        host.turn(TICK, {1: 100, 2: 10})
+        host.turn(TICK, {1: 100, 2: 10}, dying=(2,))
+    host.alive[2] = unit
+    host.apply(births=[PayerInfo(unit, "(unseen)", (group,))])
+    for _ in range((EXIT_GRACE + EXITED_ROW_LIFETIME) // RANK_EVERY + 2):
+        after = host.turn(RANK_EVERY, {1: 100, 2: 10})
+    spent = {one.group: one.energy[HwType.CPU] for one in after.groups}
+    assert spent[group] == spent[UNKNOWN_USER]  # no user is known of such work
+    rows = {row.info.payer: row for row in after.processes}
+    if top > 1:
+        assert rows[unit].alive
+        assert rows[unit].energy[HwType.CPU] == spent[group]
+    assert imbalances(after) == []
 
 
 def rested_ledger() -> World:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.model import MILLISECOND, SECOND, Instant
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant
 from wattspan.processes.cpu_socket_division import (
     PlacementSampler,
     SocketAccounting,
@@ -17,7 +17,7 @@ from wattspan.processes.cpus import (
     IdleStateBusyClock,
     ProcStatBusyClock,
 )
-from wattspan.processes.host import refined_busy_clock
+from wattspan.processes.host import open_host_busy_clock, refined_busy_clock
 from wattspan.processes.procfs import TICK, ProcFs
 from wattspan.util.cpu_topology import (
     CpuTopology,
@@ -213,3 +213,23 @@ def test_usage_has_metered_time_with_a_precise_clock_only(tmp_path: Path) -> Non
     host, socket = accounts.usages(instants[1], instants[2], (), {}, complete=True)
     assert host.metered is socket.metered is None
     clock.close()
+
+
+def test_container_with_lxcfs_does_not_know_the_busy_time_of_the_host(tmp_path: Path) -> None:
+    """Its ``stat`` is mounted from another file system, and its CPUs are those of its cpuset."""
+    procfs, cpus = tmp_path / "proc", tmp_path / "sys/devices/system/cpu"
+    procfs.mkdir()
+    (procfs / "stat").symlink_to("/proc/stat")
+    assert open_host_busy_clock(procfs, tmp_path, None) is None
+    (procfs / "stat").unlink()
+    write_stat(procfs, {0: 0})
+    assert open_host_busy_clock(procfs, tmp_path, None) is not None
+    (cpus / "cpu0/topology").mkdir(parents=True)
+    (cpus / "cpu0/topology/physical_package_id").write_text("0\n")
+    (cpus / "online").write_text("0\n")
+    (cpus / "present").write_text("0-3\n")
+    topology = CpuTopology(tmp_path / "sys")
+    accounts = SocketAccounting(topology, PlacementSampler(ProcFs(procfs), topology), None)
+    active = [(Consumer(7, 1), SECOND, None)]
+    usages = accounts.usages(Instant(0, 0), Instant(SECOND, 0), active, {}, True, sees_all=False)
+    assert [usage.unclaimed for usage in usages] == [3 * SECOND] * 2

@@ -71,6 +71,21 @@ def test_time_of_children_is_not_counted_with_the_parent(tree: Tree) -> None:
     assert (change["/a"], change["/a/b"], gone) == (3_000_000, 7_000_000, {})
 
 
+def test_clock_that_its_owner_resets_takes_no_time_from_others(tree: Tree) -> None:
+    """A container with a delegated cgroup of v1 may write 0 to its clock."""
+    clocks, book = CgroupClocks(tree.hierarchy), CgroupExcess()
+    assert clocks.add("/a")
+    assert clocks.add("/a/b")
+    assert clocks.add("/c")
+    tree.set("/a/b", 400_000)
+    tree.set("/a", 1_400_000)
+    tree.set("/c", 1_700_000)  # the only unseen work
+    tree.set("/", 2_100_000)
+    book.measured(clocks.read()[0])
+    book.charged("/a/b", 400_000)
+    assert book.settle() == {"/c": 700_000}
+
+
 def test_removed_cgroup_names_its_successor(tree: Tree) -> None:
     clocks = CgroupClocks(tree.hierarchy)
     clocks.add("/a")

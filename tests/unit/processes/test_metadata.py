@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.model import Consumer, NamePolicy, PayerInfo, ProcessRow, Remainder
+from wattspan.model import Consumer, GroupKind, NamePolicy, PayerInfo, ProcessRow, Remainder
 from wattspan.processes.metadata import (
     UNNAMED,
     HostProcesses,
@@ -201,6 +201,16 @@ def test_command_line_of_a_hanging_process_is_not_read(tmp_path: Path) -> None:
     host(tmp_path, b"python3", cmdline=b"python3\0train.py\0")
     awake = directory.describe(Consumer(42, 98765))
     assert (hanging.command, awake.command) == ("python3", "python3 train.py")
+
+
+def test_hanging_hypervisor_keeps_its_guest(tmp_path: Path) -> None:
+    procfs = host(tmp_path, b"qemu-system-x86", cmdline=b"qemu-system-x86_64\0-name\0web\0")
+    directory, awake = HostProcesses(procfs), procfs.stat(42)
+    known = directory.describe_running(awake, "0::/user.slice")
+    (guest,) = [one for one in known.groups if one.kind is GroupKind.VM]
+    hanging = awake._replace(stuck=True)
+    assert directory.describe_running(hanging, "0::/user.slice", known).groups == known.groups
+    assert guest not in directory.describe_running(hanging, "0::/user.slice").groups
 
 
 def test_directory_reads_a_command_line_once_until_the_name_changes(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from testbed.synthetic_kernel import SyntheticKernel
+from testbed.synthetic_kernel import Envelope, Life, SyntheticKernel
 
 from wattspan.attribution.division import split
 from wattspan.model import Consumer, NamePolicy, Remainder
@@ -98,6 +98,73 @@ def test_exit_costs_are_charged_by_memory(seen: bool) -> None:
     weights = exit_weight(4 << 10), exit_weight(350 << 10)
     assert charged == [MS + part for part in split(36 * MS, weights)]
     assert charged[0] == pytest.approx(2 * MS, abs=MS)
+
+
+class Cgroups(Envelope):
+    """The clocks of two cgroups; processes may work in others too."""
+
+    def __init__(self, kernel: SyntheticKernel) -> None:
+        super().__init__(kernel)
+        self._before = dict.fromkeys(("/runtime", "/pod"), 0)
+
+    def path_in(self, text: str) -> str | None:
+        return text.strip().removeprefix("0::")
+
+    def covering(self, path: str | None) -> str | None:
+        return path if path in self._before else None
+
+    def read(self) -> tuple[dict[str, int], dict[str, str | None]]:
+        before, self._before = self._before, dict.fromkeys(self._before, 0)
+        for life in self._kernel.lives:
+            if (path := self.covering(self.path_in(life.cgroup))) is not None:
+                self._before[path] += life.cpu
+        return {path: now - before[path] for path, now in self._before.items()}, {}
+
+
+def launched(command: str) -> tuple[SyntheticKernel, CpuUsageSource, Life, Life]:
+    """A host with a launcher of this name in one cgroup and a server in another."""
+    kernel = SyntheticKernel()
+    kernel.envelope = Cgroups(kernel)
+    source = kernel.source(envelope=True)
+    source.poll()
+    launcher, server = kernel.spawn(cgroup="0::/runtime\n"), kernel.spawn(cgroup="0::/pod\n")
+    launcher.comm = command
+    for life in (launcher, server):
+        kernel.run(life, 5 * MS)
+    tick(kernel, source)
+    return kernel, source, launcher, server
+
+
+@pytest.mark.parametrize(
+    ("command", "cgroup"), [("containerd-shim", "0::/pod\n"), ("bash", "0::/runtime\n")]
+)
+def test_exec_probe_is_charged_to_its_container(command: str, cgroup: str) -> None:
+    """A runtime starts it in the container's cgroup, and it ends before a poll sees it there."""
+    kernel, source, shim, _ = launched(command)
+    for _ in range(3):
+        probe = kernel.spawn(shim.pid, cgroup)
+        kernel.run(probe, 30 * MS)
+        kernel.exit(probe)
+        batch = tick(kernel, source)
+        ((payer, amount),) = spent(batch).items()
+        assert (payer.pid, amount) == (probe.pid, 30 * MS)
+        (info,) = batch.infos
+        assert (info.command, f"0::{info.group}\n", info.user) == ("dead", cgroup, "root")
+    kernel.exit(kernel.spawn(shim.pid, cgroup))  # without any work
+    assert spent(tick(kernel, source)) == {}
+
+
+def test_unit_that_ends_unseen_hides_no_work_of_others() -> None:
+    """The clock of its cgroup was never known: its work is no deficit of the manager's cgroup."""
+    kernel, source, manager, server = launched("systemd")
+    for _ in range(5):
+        unit = kernel.spawn(manager.pid, "0::/gone\n")
+        kernel.run(unit, 50 * MS)
+        kernel.exit(unit)
+        assert sum(spent(tick(kernel, source)).values()) == 50 * MS
+    kernel.run(server, 5 * MS)
+    kernel.exit(server, tail=3 * MS)
+    assert spent(tick(kernel, source)) == {server.consumer: 8 * MS}
 
 
 def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() -> None:

@@ -25,8 +25,11 @@ from wattspan.model import (
     GpuStatus,
     Group,
     GroupKind,
+    HwType,
+    IdlePolicy,
     Instant,
     Microjoules,
+    Milliwatts,
     PayerInfo,
     Principal,
     Reading,
@@ -106,10 +109,11 @@ def poller(
     exporters: ExporterGroup | None = None,
     directory: FakeDirectory | None = None,
     history: EnergyHistory | None = None,
+    settings: LedgerSettings | None = None,
     **rest: object,
 ) -> Poller:
     exporters = exporters or ExporterGroup()
-    ledger = Ledger(LedgerSettings(), boot_id="b", now=clock.monotonic())
+    ledger = Ledger(settings or LedgerSettings(), boot_id="b", now=clock.monotonic())
     return Poller(
         clock,
         ledger,
@@ -280,21 +284,30 @@ def test_snapshots_are_rare_after_startup_while_nobody_waits(holder: str, most: 
 
 def test_payers_reported_by_a_device_are_described_by_the_directory() -> None:
     clock = ManualClock()
-    start = clock.now()
-    domains = (GPU,)
+    start, spent = clock.now(), {ME: 100, Consumer(404, 4): 100}
+    holder = PayerInfo(Consumer(6, 60), "notebook")  # of a context, without any work
 
     def batches() -> Iterator[Batch]:
         while True:
             now = clock.now()
             yield Batch(
-                domains,
+                (GPU,),
                 (Reading(GPU.id, now, Microjoules(now.mono // 10)),),
-                usages=(Usage("gpu:GPU-0", start, now, {ME: 100, Consumer(404, 4): 100}),),
+                usages=(Usage("gpu:GPU-0", start, now, spent, present=frozenset({holder.payer})),),
                 gpus=(GpuStatus(GPU.id, now, temperature_celsius=40),),
             )
 
-    snapshot = ticks(clock, poller(clock, [ReplaySource(batches(), "nvml")], ReplayUsage()), 40)
-    assert {row.info.command for row in snapshot.processes} == {"trainer", "unknown"}
+    one = poller(
+        clock,
+        [ReplaySource(batches(), "nvml")],
+        ReplayUsage(),
+        directory=FakeDirectory([WHO, holder]),
+        settings=LedgerSettings(
+            idle=IdlePolicy.EQUAL, idle_powers={HwType.GPU: Milliwatts(50_000)}
+        ),
+    )
+    snapshot = ticks(clock, one, 40)
+    assert {row.info.command for row in snapshot.processes} == {"trainer", "notebook", "unknown"}
     assert snapshot.gpus[0].temperature_celsius == 40
 
 
