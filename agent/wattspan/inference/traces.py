@@ -24,7 +24,7 @@ from itertools import compress, islice
 from operator import attrgetter, or_
 from typing import NamedTuple
 
-from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, share_path
 from wattspan.spans.values import TOKENS, Span, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
 
@@ -131,6 +131,9 @@ class _TokenCall:
     scopes: set[str]
 
 
+_CallKey = tuple[Hashable, Hashable, int, int]  # principal, process and tokens of a call
+
+
 @dataclass(slots=True)
 class _OwnTraces:
     """The traces of one principal, the one without spans for longest first."""
@@ -183,7 +186,8 @@ class TokenTraces:
     def __init__(self) -> None:
         self._owners: dict[Hashable, _OwnTraces] = {}
         self._spans = 0
-        self._calls = GenerationalCache[list[_TokenCall]](_MAX_CALLS)  # by process and tokens
+        places = FairPool[_CallKey](_MAX_CALLS, Overflow.REPLACE)
+        self._calls: FairCache[_CallKey, list[_TokenCall]] = FairCache(places)
 
     def add(self, owner: Hashable, spans: SpanColumns, sender: Hashable = None) -> set[SpanPlace]:
         """Add spans of a process of a principal; returns those that repeat tokens of others."""
@@ -230,12 +234,13 @@ class TokenTraces:
         self._bound()
         return found
 
-    def _repeated(self, own: _OwnTraces, span: Span, key: Hashable) -> Iterator[SpanPlace]:
+    def _repeated(self, own: _OwnTraces, span: Span, key: _CallKey) -> Iterator[SpanPlace]:
         """The places of a new span and of an earlier one where they repeat a call without links.
 
         A span with a choice takes the call that suits the fewest others.
         """
-        calls = self._calls[key] = self._calls.get(key) or []
+        calls = self._calls.get(key) or []
+        self._calls.store(key, calls, key[0], 0, key[1])
         scope, start = span.scope or span.name, attrgetter("span.start")
         fits = (c for c in calls if scope not in c.scopes and own.repeats(span, c.span))
         call = min(fits, key=start, default=None)

@@ -236,6 +236,18 @@ def test_call_repeats_an_equal_one_of_another_instrumentation(
             assert not traces.add(ALICE, SpanColumns.of([span]), sender)
 
 
+@pytest.mark.parametrize("other", [(BOB, 1), (ALICE, 2)])
+def test_calls_of_others_forget_no_call_of_a_process(other: tuple[Principal, int]) -> None:
+    for first, second in ((OUTER, INNER), (INNER, OUTER)):
+        traces, (owner, process) = TokenTraces(), other
+        traces.add(ALICE, SpanColumns.of([first]), 1)
+        flood = [
+            INNER._replace(trace=n.to_bytes(16), id=_id(n), tokens_in=n) for n in range(100, 1000)
+        ]
+        traces.add(owner, SpanColumns.of(flood), process)
+        assert {one.id for one in traces.add(ALICE, SpanColumns.of([second]), 1)} == {OUTER.id}
+
+
 @pytest.mark.parametrize(("innermost", "calls"), [("a", 2), ("c", 1)])
 def test_span_between_two_of_one_instrumentation_repeats_one_of_them(
     innermost: str, calls: int
