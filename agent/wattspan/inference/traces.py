@@ -37,6 +37,7 @@ Owners are users and pods, and in each its containers, as in `wattspan.sharing.f
 _MAX_COMPARED = 256  # spans with tokens of one trace that are compared without links
 _MAX_DEPTH = 64
 _MAX_EQUAL_CALLS, _MAX_CALLS = 64, 512  # of a process with the same tokens; numbers of tokens
+_MAX_COMPARISONS, _NESTED = 1 << 19, 16  # of the calls of one batch; of one within another
 _VERSION = re.compile(r"(?:[-@:](?:v?[0-9]|latest|preview).*)?")
 
 
@@ -140,6 +141,7 @@ class _OwnTraces:
 
     traces: dict[bytes, _Trace] = field(default_factory=dict)
     spans: int = 0
+    comparisons: int = 0  # left for the present batch
 
     def trace(self, trace: bytes) -> _Trace:
         found = self.traces.pop(trace, None) or _Trace()
@@ -151,12 +153,16 @@ class _OwnTraces:
 
         Two spans of one instrumentation are two calls, and so are those in different requests.
         """
-        trace, inside = self.traces.get(outer.trace), self.traces.get(inner.trace)
+        self.comparisons -= 1
         same = "scope" if outer.scope and inner.scope else "name"
+        if getattr(outer, same) == getattr(inner, same) or not (
+            outer.start < inner.start and inner.end < outer.end
+        ):
+            return False
+        self.comparisons -= _NESTED  # what follows takes so many times as long
+        trace, inside = self.traces.get(outer.trace), self.traces.get(inner.trace)
         if (
-            getattr(outer, same) == getattr(inner, same)
-            or not (outer.start < inner.start and inner.end < outer.end)
-            or trace is None
+            trace is None
             or trace.is_repeated(outer.id)
             or (inside is not None and inside.is_inner(inner.id))
         ):
@@ -228,9 +234,11 @@ class TokenTraces:
             for i in at:
                 if has_tokens[i] or spans.id[i] in known.outer:
                     found.update(SpanPlace(trace, one) for one in known.mark(spans.id[i]))
+        own.comparisons = _MAX_COMPARISONS
         for call in sorted(calls, key=attrgetter("end")):
-            key = owner, sender, call.tokens_in, call.tokens_out
-            found.update(self._repeated(own, call, key) if call.inference else ())
+            if call.inference and own.comparisons > 0:
+                key = owner, sender, call.tokens_in, call.tokens_out
+                found.update(self._repeated(own, call, key))
         self._bound()
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -261,6 +262,21 @@ def test_span_between_two_of_one_instrumentation_repeats_one_of_them(
         traces = TokenTraces()
         repeated = [traces.add(ALICE, SpanColumns.of([span])) for span in order]
         assert len(spans) - sum(map(len, repeated)) == calls
+
+
+def test_cost_of_calls_within_each_other_is_bounded() -> None:
+    took = []
+    for count in (2000, 8000):
+        nested = [
+            OUTER._replace(
+                id=_id(n), scope=str(n), start=-n, end=n, inference=InferenceDetails(f"m{n}")
+            )
+            for n in range(1, count + 1)
+        ]
+        began = process_time()
+        assert not TokenTraces().add(ALICE, SpanColumns.of(nested))
+        took.append(process_time() - began)
+    assert took[1] < 3 * took[0]
 
 
 @given(
