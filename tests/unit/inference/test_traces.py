@@ -264,6 +264,15 @@ def test_span_between_two_of_one_instrumentation_repeats_one_of_them(
         assert len(spans) - sum(map(len, repeated)) == calls
 
 
+def test_call_of_a_trace_that_was_forgotten_and_returned_is_recognised() -> None:
+    traces = TokenTraces()
+    traces.add(ALICE, SpanColumns.of([OUTER]), 1)
+    others = [_span(n, tokens=1, trace=n) for n in range(10, MAX_SPANS + 20)]
+    _add(traces, *others, role=TokenRole.PLAIN)
+    found = traces.add(ALICE, SpanColumns.of([INNER._replace(trace=TRACE)]), 1)
+    assert {one.id for one in found} == {OUTER.id}
+
+
 def test_cost_of_calls_within_each_other_is_bounded() -> None:
     took = []
     for count in (2000, 8000):
