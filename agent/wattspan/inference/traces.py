@@ -24,7 +24,7 @@ from itertools import compress, islice
 from operator import attrgetter, or_
 from typing import NamedTuple
 
-from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, share_path
 from wattspan.spans.values import TOKENS, Span, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
 
@@ -37,6 +37,7 @@ Owners are users and pods, and in each its containers, as in `wattspan.sharing.f
 _MAX_COMPARED = 256  # spans with tokens of one trace that are compared without links
 _MAX_DEPTH = 64
 _MAX_EQUAL_CALLS, _MAX_CALLS = 64, 512  # of a process with the same tokens; numbers of tokens
+_MAX_COMPARISONS, _NESTED = 1 << 19, 16  # of the calls of one batch; of one within another
 _VERSION = re.compile(r"(?:[-@:](?:v?[0-9]|latest|preview).*)?")
 
 
@@ -131,12 +132,16 @@ class _TokenCall:
     scopes: set[str]
 
 
+_CallKey = tuple[Hashable, Hashable, int, int]  # principal, process and tokens of a call
+
+
 @dataclass(slots=True)
 class _OwnTraces:
     """The traces of one principal, the one without spans for longest first."""
 
     traces: dict[bytes, _Trace] = field(default_factory=dict)
     spans: int = 0
+    comparisons: int = 0  # left for the present batch
 
     def trace(self, trace: bytes) -> _Trace:
         found = self.traces.pop(trace, None) or _Trace()
@@ -148,18 +153,22 @@ class _OwnTraces:
 
         Two spans of one instrumentation are two calls, and so are those in different requests.
         """
-        trace, inside = self.traces.get(outer.trace), self.traces.get(inner.trace)
+        self.comparisons -= 1
         same = "scope" if outer.scope and inner.scope else "name"
+        if getattr(outer, same) == getattr(inner, same) or not (
+            outer.start < inner.start and inner.end < outer.end
+        ):
+            return False
+        self.comparisons -= _NESTED  # what follows takes so many times as long
+        trace, inside = self.traces.get(outer.trace), self.traces.get(inner.trace)
         if (
-            getattr(outer, same) == getattr(inner, same)
-            or not (outer.start < inner.start and inner.end < outer.end)
-            or trace is None
+            trace is None
             or trace.is_repeated(outer.id)
             or (inside is not None and inside.is_inner(inner.id))
         ):
             return False
         around = list(islice(trace.ancestors(outer.id), _MAX_DEPTH))
-        is_near = inner.trace == outer.trace and (inner.parent in around or around[-1] != b"")
+        is_near = inner.trace == outer.trace and (inner.parent in around or around[-1:] != [b""])
         models = sorted(each.inference.model for each in (outer, inner) if each.inference)
         return (is_near or not inner.parent) and bool(
             models[1].startswith(models[0]) and _VERSION.fullmatch(models[1], len(models[0]))
@@ -183,7 +192,8 @@ class TokenTraces:
     def __init__(self) -> None:
         self._owners: dict[Hashable, _OwnTraces] = {}
         self._spans = 0
-        self._calls = GenerationalCache[list[_TokenCall]](_MAX_CALLS)  # by process and tokens
+        places = FairPool[_CallKey](_MAX_CALLS, Overflow.REPLACE)
+        self._calls: FairCache[_CallKey, list[_TokenCall]] = FairCache(places)
 
     def add(self, owner: Hashable, spans: SpanColumns, sender: Hashable = None) -> set[SpanPlace]:
         """Add spans of a process of a principal; returns those that repeat tokens of others."""
@@ -224,18 +234,21 @@ class TokenTraces:
             for i in at:
                 if has_tokens[i] or spans.id[i] in known.outer:
                     found.update(SpanPlace(trace, one) for one in known.mark(spans.id[i]))
+        own.comparisons = _MAX_COMPARISONS
         for call in sorted(calls, key=attrgetter("end")):
-            key = owner, sender, call.tokens_in, call.tokens_out
-            found.update(self._repeated(own, call, key) if call.inference else ())
+            if call.inference and own.comparisons > 0:
+                key = owner, sender, call.tokens_in, call.tokens_out
+                found.update(self._repeated(own, call, key))
         self._bound()
         return found
 
-    def _repeated(self, own: _OwnTraces, span: Span, key: Hashable) -> Iterator[SpanPlace]:
+    def _repeated(self, own: _OwnTraces, span: Span, key: _CallKey) -> Iterator[SpanPlace]:
         """The places of a new span and of an earlier one where they repeat a call without links.
 
         A span with a choice takes the call that suits the fewest others.
         """
-        calls = self._calls[key] = self._calls.get(key) or []
+        calls = self._calls.get(key) or []
+        self._calls.store(key, calls, key[0], 0, key[1])
         scope, start = span.scope or span.name, attrgetter("span.start")
         fits = (c for c in calls if scope not in c.scopes and own.repeats(span, c.span))
         call = min(fits, key=start, default=None)

@@ -12,7 +12,7 @@ another container, proves nothing more on that connection.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from wattspan.http.sockets import Peer
@@ -25,6 +25,7 @@ from wattspan.ingest.process_lookups import (
     StartTimeMatcher,
     container_id,
     find_by_pid,
+    is_same_container,
     unix_time,
 )
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
@@ -234,7 +235,7 @@ class ClaimVerifier:
             or self._is_ancestor(process, claim.pid, created)
         ):
             return process.consumer
-        found = self._claimed(claim.pid, container, process)
+        found = self._claimed(claim.pid, container, sender)
         if (
             found is None
             and process is not None
@@ -260,7 +261,8 @@ class ClaimVerifier:
             forwards = sender.forwards or self.is_forwarder(process.consumer)
             return Outcome.UNKNOWN_PROCESS if forwards else process.consumer
         members = self._containers.members(container) if container else None
-        if not members or len(members) > 1:
+        members = self._proven(members or (), container, sender)
+        if len(members) != 1:
             return Outcome.UNKNOWN_PROCESS
         if not self._is_believable(members[0], sender, None, container):
             return Outcome.NOT_BELIEVED
@@ -305,17 +307,32 @@ class ClaimVerifier:
             yield parent
             process = parent
 
-    def _claimed(
-        self, pid: int, container: str, sender: LiveProcess | None
-    ) -> LiveProcess | Outcome | None:
+    def _claimed(self, pid: int, container: str, sender: Sender) -> LiveProcess | Outcome | None:
         """The process ``pid`` in the claimed container, else in the sender's pid namespace."""
+        process = sender.process
         if container:
             members = self._containers.members(container)
-        elif sender is not None and len(sender.pids) > 1:
-            members = self._containers.neighbours(sender)
+        elif process is not None and len(process.pids) > 1:
+            members = self._containers.neighbours(process)
         else:
             return self._kernel.look(pid)
-        return find_by_pid(pid, members) if members else Outcome.UNKNOWN_PROCESS
+        if not members:
+            return Outcome.UNKNOWN_PROCESS
+        proven = self._proven(members, container, sender)
+        return find_by_pid(pid, proven) or find_by_pid(pid, members)
+
+    def _proven(
+        self, members: Sequence[LiveProcess], container: str, sender: Sender
+    ) -> Sequence[LiveProcess]:
+        """The members that the sender may name; if it may name any or none, those of root's name.
+
+        A user may give a cgroup of his own the name of another's container. All if there are none.
+        """
+        if sender.principal is None or sender.forwards:
+            proven = [one for one in members if _is_of_container(one.principal, container)]
+        else:
+            proven = [one for one in members if may_name(self._kernel, sender, one)]
+        return proven or members
 
     def _is_believable(
         self, found: LiveProcess, sender: Sender, created: int | None, container: str
@@ -358,6 +375,13 @@ def may_name(kernel: ProcessLookup, sender: Sender, found: LiveProcess) -> bool:
         sender.process is not None
         and drops(principal, found.principal)
         and _descends(kernel, found, sender.process)
+    )
+
+
+def _is_of_container(principal: Principal | None, container: str) -> bool:
+    """True if root named the cgroup of a container, or a pod, for processes of ``principal``."""
+    return principal is not None and bool(
+        principal.pod or is_same_container(principal.container, container)
     )
 
 

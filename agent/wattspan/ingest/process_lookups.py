@@ -187,7 +187,7 @@ class ContainerProcesses:
     def contains(self, container: str, process: LiveProcess) -> bool | None:
         """True if ``process`` runs in the container; None if its cgroup names no container."""
         ids = container_ids(self._kernel.cgroup(process.consumer.pid) or "")
-        return any(_same_container(each, container) for each in ids) if ids else None
+        return any(is_same_container(each, container) for each in ids) if ids else None
 
     def members(self, container: str) -> Sequence[LiveProcess] | None:
         """The processes of a container, none for an unknown one; None if the budget is spent."""
@@ -195,7 +195,7 @@ class ContainerProcesses:
         pids = [
             pid
             for whole, pid in self._pids.get(container[:_SHORT_ID_LENGTH], ())
-            if _same_container(whole, container)
+            if is_same_container(whole, container)
         ]
         found = [one for pid in pids if (one := self._kernel.look(pid)) is not None]
         # the pid may have been reused since the search
@@ -235,5 +235,5 @@ def find_by_pid(pid: int, processes: Iterable[LiveProcess]) -> LiveProcess | Non
     return found[0] if len(found) == 1 else None
 
 
-def _same_container(whole: str, claimed: str) -> bool:
+def is_same_container(whole: str, claimed: str) -> bool:
     return whole == claimed or (len(claimed) == _SHORT_ID_LENGTH and whole.startswith(claimed))

@@ -76,6 +76,8 @@ class RingReader:
         self._count = count
         self._next = 1
         self._hole = 0  # number of a missing record that was waited for
+        self.examined = 0
+        """The records of the last `drain`: valid and invalid ones, and a chunk for each jump."""
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -83,13 +85,13 @@ class RingReader:
     def drain(
         self, limit: int = MAX_RING_RECORDS, *, last: bool = False
     ) -> tuple[list[RingRecord], int]:
-        """The unread records, about ``limit`` of them, and the number of lost ones.
+        """The unread records and the number of lost ones, once about ``limit`` were examined.
 
         A record whose number was allocated but is not written yet is waited for once, until the
         next call; not if this is the ``last`` call.
         """
         records: list[RingRecord] = []
-        lost, size = 0, _FIRST
+        lost, size, self.examined = 0, _FIRST, 0
         # Enough rounds to read the whole ring and more; a faster writer is left for the next call.
         for _ in range(2 * self._count // _CHUNK + 16):
             before = self._next
@@ -99,7 +101,9 @@ class RingReader:
                 lost += skipped
                 if not skipped:
                     break
-            if len(records) >= limit:
+            # Invalid records and jumps take as much time as valid ones.
+            self.examined += min(self._next - before, _CHUNK)
+            if self.examined >= limit:
                 break
             size = _CHUNK
         return records, lost
@@ -293,8 +297,8 @@ class SideChannelServer:
     def drain(self) -> list[ProcessRecords]:
         """The records since the last turn, of processes with records and of ended processes.
 
-        At most about ``max_records``, and ``max_owner_records`` of one owner; the next turn begins
-        with the processes left over.
+        At most about ``max_records`` are examined, and ``max_owner_records`` of one owner; the next
+        turn begins with the processes left over.
         """
         self._accept()
         reports: list[ProcessRecords] = []
@@ -315,8 +319,9 @@ class SideChannelServer:
                     report = ProcessRecords(client.pid, client.principal, [], 0, gone=True)
             if report is not None:
                 reports.append(report)
-                left -= len(report.records)
-                of_owner[owner] += len(report.records)
+                examined = 0 if client.ring is None else client.ring.examined
+                left -= examined
+                of_owner[owner] += examined
                 self.counts.lost += report.lost
         if left_over:
             self._clients.sort(key=left_over.__contains__, reverse=True)
@@ -384,7 +389,7 @@ class SideChannelServer:
             return None
         gone = _has_ended(client)  # before the ring is read, so that the ring is complete
         records, lost = ring.drain(limit, last=gone)
-        gone = gone and len(records) < limit  # else there may be more
+        gone = gone and ring.examined < limit  # else there may be more
         if gone:
             self._remove(client)
         if not records and not lost and not gone:

@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -152,7 +153,7 @@ class EnergyHistory:
         self.merged = 0
         """Number of intervals that profiles have received."""
         self._families = ProcessFamilies(span + SETTLEMENT_TIMEOUT, pools)
-        self._gpu_users: set[Payer] = set()  # processes that have had energy of a GPU
+        self._gpu_users: dict[str, set[Payer]] = {}  # by GPU: processes that have had its energy
         self._baseline_unknown: dict[HwType, int] = {}
         self._now = 0
         self._awaited = 0
@@ -217,7 +218,8 @@ class EnergyHistory:
         for payer in tick.exits:
             self._families.end(payer, tick.at.mono)
         if removed := self._families.remove_ended(tick.at.mono):
-            self._gpu_users -= removed
+            for users in self._gpu_users.values():
+                users -= removed
             for consumer in self._queried:
                 watched = self._watched[consumer]
                 if not removed.isdisjoint(watched.members):
@@ -283,7 +285,8 @@ class EnergyHistory:
         if not steps.add(DomainStep.of(domain, interval, divided, error, static)):
             return
         if domain.hw_type is HwType.GPU:
-            self._gpu_users.update(payer for payer, energy in attribution.shares if energy)
+            users = self._gpu_users.setdefault(domain.id, set())
+            users.update(payer for payer, energy in attribution.shares if energy)
         if not self._payees:
             return
         doubts = itertools.chain(attribution.doubts, itertools.repeat(0))
@@ -371,13 +374,13 @@ class EnergyHistory:
         are no part of it.
         """
         with self.lock:
-            users = self._gpu_users if launched else ()
+            users = set[Payer]().union(*self._gpu_users.values()) if launched else ()
             return self._families.service(consumer, users, senders)
 
     def uses_gpu(self, members: Collection[Payer]) -> bool:
         """True if one of these processes has had energy of a GPU."""
         with self.lock:
-            return not self._gpu_users.isdisjoint(members)
+            return any(not users.isdisjoint(members) for users in self._gpu_users.values())
 
     def gpu_steps(
         self, groups: Sequence[frozenset[Payer]], since: Callable[[str], int]
@@ -386,12 +389,15 @@ class EnergyHistory:
 
         ``since`` is the time from which the steps of a GPU are wanted.
         """
+        members = frozenset[Payer]().union(*groups)
         with self.lock:
             numbers = [self._attributions.numbers(members) for members in groups]
             found = {
-                key: self._attributions.entries(key, since(key), self._now)
+                # Senders choose times: of a GPU that no group has used, only the last step.
+                key: self._attributions.packed(key, since(key), self._now)[-unused:]
                 for key, domain in self._domains.items()
                 if domain.hw_type is HwType.GPU and domain.resource is not None
+                for unused in [self._gpu_users.get(key, set()).isdisjoint(members)]
             }
         return {
             key: [
@@ -400,7 +406,7 @@ class EnergyHistory:
                     entry.interval.end.mono,
                     [_share_of(entry, own) for own in numbers],
                 )
-                for entry in entries
+                for entry in map(partial(unpack_entry, key), entries)
             ]
             for key, entries in found.items()
             if entries

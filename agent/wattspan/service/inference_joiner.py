@@ -520,9 +520,12 @@ class InferenceJoiner:
             # The engines of an owner have the energy of their own processes, whatever tokens the
             # spans of another owner claim.
             for owner, own in owners.items():
+                # Steps may be read for an earlier request of another owner.
+                since = min(engines[i].since for i in own)
                 boards[board, owner] = [
                     CounterStep(step.start, step.end, sum(step.energies[i] for i in own), False)
                     for step in steps
+                    if step.end > since or since == inf
                 ]
         for engine in engines:
             self._division.assign(engine.sender, frozenset(engine.parts), engine.owner)

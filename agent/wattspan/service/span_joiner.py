@@ -73,8 +73,9 @@ if TYPE_CHECKING:
 
 JOIN_INTERVAL = SECOND // 20
 
-PARTS_A_PASS = 256
-"""Parts of requests that a pass queues at their processes; with more, passes have no pause."""
+PARTS_A_PASS, LONGEST_QUEUEING = 256, SECOND // 10
+"""Parts of requests that a pass queues at their processes, and the time after which it queues no
+further one; with more, passes have no pause."""
 
 IDLE_INTERVAL = 5 * SECOND
 """The longest wait for a request or a process while none has sent spans recently."""
@@ -220,8 +221,11 @@ class SpanJoiner:
         now = self._clock.now()
         self._wall.observe(now)
         self._read_side_channel(now.mono)
+        until = self._clock.monotonic() + LONGEST_QUEUEING
         for part in self.inbox.take(PARTS_A_PASS):
             self._distribute(part)
+            if self._clock.monotonic() >= until:
+                break
         self._join_settled(now)
         if now.mono - self._tidied >= TIDY_EVERY:
             self._tidied = now.mono

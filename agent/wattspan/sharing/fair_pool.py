@@ -346,9 +346,9 @@ class FairCache(dict[T, V]):
         super().__init__()
         self._pool = pool
 
-    def store(self, item: T, value: V, owner: Hashable, now: int) -> None:
-        """Set the value of an item, if its owner gets a place."""
-        admission = self._pool.admit(item, share_path(owner), now)
+    def store(self, item: T, value: V, owner: Hashable, now: int, *below: Hashable) -> None:
+        """Set the value of an item, if its owner gets a place; ``below`` are levels within it."""
+        admission = self._pool.admit(item, (*share_path(owner), *below), now)
         for lost in admission.displaced:
             del self[lost]
         if admission:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -236,6 +237,18 @@ def test_call_repeats_an_equal_one_of_another_instrumentation(
             assert not traces.add(ALICE, SpanColumns.of([span]), sender)
 
 
+@pytest.mark.parametrize("other", [(BOB, 1), (ALICE, 2)])
+def test_calls_of_others_forget_no_call_of_a_process(other: tuple[Principal, int]) -> None:
+    for first, second in ((OUTER, INNER), (INNER, OUTER)):
+        traces, (owner, process) = TokenTraces(), other
+        traces.add(ALICE, SpanColumns.of([first]), 1)
+        flood = [
+            INNER._replace(trace=n.to_bytes(16), id=_id(n), tokens_in=n) for n in range(100, 1000)
+        ]
+        traces.add(owner, SpanColumns.of(flood), process)
+        assert {one.id for one in traces.add(ALICE, SpanColumns.of([second]), 1)} == {OUTER.id}
+
+
 @pytest.mark.parametrize(("innermost", "calls"), [("a", 2), ("c", 1)])
 def test_span_between_two_of_one_instrumentation_repeats_one_of_them(
     innermost: str, calls: int
@@ -249,6 +262,30 @@ def test_span_between_two_of_one_instrumentation_repeats_one_of_them(
         traces = TokenTraces()
         repeated = [traces.add(ALICE, SpanColumns.of([span])) for span in order]
         assert len(spans) - sum(map(len, repeated)) == calls
+
+
+def test_call_of_a_trace_that_was_forgotten_and_returned_is_recognised() -> None:
+    traces = TokenTraces()
+    traces.add(ALICE, SpanColumns.of([OUTER]), 1)
+    others = [_span(n, tokens=1, trace=n) for n in range(10, MAX_SPANS + 20)]
+    _add(traces, *others, role=TokenRole.PLAIN)
+    found = traces.add(ALICE, SpanColumns.of([INNER._replace(trace=TRACE)]), 1)
+    assert {one.id for one in found} == {OUTER.id}
+
+
+def test_cost_of_calls_within_each_other_is_bounded() -> None:
+    took = []
+    for count in (2000, 8000):
+        nested = [
+            OUTER._replace(
+                id=_id(n), scope=str(n), start=-n, end=n, inference=InferenceDetails(f"m{n}")
+            )
+            for n in range(1, count + 1)
+        ]
+        began = process_time()
+        assert not TokenTraces().add(ALICE, SpanColumns.of(nested))
+        took.append(process_time() - began)
+    assert took[1] < 3 * took[0]
 
 
 @given(

@@ -318,6 +318,25 @@ def test_disconnected_client_frees_its_place(tmp_path: Path) -> None:
             assert len(starts(feed.drain())) == 1
 
 
+@pytest.mark.parametrize("step", [1, 513])
+def test_invalid_records_and_jumps_count_among_those_of_their_owner(
+    tmp_path: Path, step: int
+) -> None:
+    """Of a ring that leads from one jump to the next, or has records of no kind."""
+    slots = 4096
+    first, kind = (1, 9) if step == 1 else (1 + slots, STARTED)
+    hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, slots)
+    with listening(tmp_path, max_owner_records=MAX_OWNER_RECORDS) as feed, ExitStack() as stack:
+        for _ in range(3):
+            ring = stack.enter_context(memory(slots * RECORD_SIZE))
+            for number in range(first, first + slots * step, step):
+                os.pwrite(ring, record(number, kind=kind), number % slots * RECORD_SIZE)
+            stack.enter_context(guest(tmp_path, hello, [ring]))
+        reports = feed.drain()
+        assert 0 < sum(len(one.records) + one.lost for one in reports) < 2 * MAX_OWNER_RECORDS
+        assert feed.counts.connected == 3
+
+
 # ------------------------------------------------------------------------------- the socket
 
 

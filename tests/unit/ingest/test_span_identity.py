@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import pytest
-from testbed.fake_kernel import OURS, FakeKernel
+from testbed.fake_kernel import OURS, FakeKernel, Process
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
@@ -571,6 +571,28 @@ def test_same_small_pid_with_another_time_of_birth_is_another_process(host: Host
     sidecar = host.born(51, inside=(1,), cgroup=DOCKER)
     claim = ResourceClaim(pid=1, created=host.created(sidecar, later=-500))
     assert host.whose(host.kernel.over_unix(sidecar), claim) == DISBELIEVED
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix", "forwarder", "unproven"])
+def test_cgroup_that_another_user_named_like_a_container_hides_no_process_of_it(way: str) -> None:
+    host = Host(unproven=way == "unproven")
+    app = host.born(50, cgroup=DOCKER, inside=(7,))
+    sidecar = host.born(51, cgroup=DOCKER, inside=(8,))
+    impostor = host.born(60, user=1001, cgroup=DOCKER, inside=(7,))
+    named = impostor._replace(principal=Principal(1001))  # the directory is his own
+    host.kernel.processes[60] = Process(named, DOCKER)
+    host.kernel.closed_to_us |= {50, 51}
+    peer = {
+        "tcp": host.kernel.over_tcp(app),
+        "unix": host.kernel.over_unix(sidecar),
+        "forwarder": host.kernel.over_unix(host.born(61))._replace(forwards=True),
+        "unproven": ELSEWHERE,
+    }[way]
+    assert host.whose(peer, ResourceClaim(pid=7, container=ID)) == app.consumer
+    if way in ("forwarder", "unproven"):
+        host.kernel.dies(sidecar)
+        host.clock.advance(5)
+        assert host.whose(peer, ResourceClaim(container=ID)) == app.consumer
 
 
 def test_reused_container_pid_is_looked_up_again(trusting: Host) -> None:

@@ -217,6 +217,19 @@ def test_tokens_of_another_user_move_no_energy_on_a_shared_board(claimed: tuple[
     assert energies == {"llm": 10 * 100_000_000, "hers": 10 * 100_000_000}
 
 
+def test_request_of_another_user_from_long_ago_adds_no_energy_to_an_engine() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.born(OTHER, 1)
+    host.run(5, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.send(2, 90.0, sender=OTHER, service="hers", user=1001)
+    host.run(FIRST_HOLD / S + 3, {"gpu0": ()})
+
+    assert host.found[1].energy == 100_000_000
+    assert host.joiner.idle == 0
+
+
 def test_later_engine_has_the_energy_since_its_first_request() -> None:
     host = Host("gpu0", "gpu1")
     host.born(SERVER, 1)

@@ -42,6 +42,7 @@ from wattspan.service.span_joiner import (
     EXITED_PROCESS_TIMEOUT,
     IDLE_INTERVAL,
     JOIN_INTERVAL,
+    LONGEST_QUEUEING,
     PARTS_A_PASS,
     REPORT_EVERY,
     SETTLEMENT_TIMEOUT,
@@ -105,13 +106,23 @@ class Collector:
         return ForwardStats(forwarded=sum(len(energies) for _, energies in self.got))
 
 
+class SlowClock(ManualClock):
+    """The work between two looks at it takes ``step`` nanoseconds."""
+
+    step = 0
+
+    def monotonic(self) -> int:
+        self.advance(ns=self.step)
+        return super().monotonic()
+
+
 class Agent:
     """A joiner on a host where two processes spend 0.1 W each, settled half a second late."""
 
     def __init__(
         self, buffer: int = 10**6, open_spans: int = 1000, remembered: int = 10**6
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = SlowClock()
         self.gaps: dict[Consumer, dict[HwType, int]] = {}
         self.past = EnergyHistory(
             HISTORY,
@@ -348,6 +359,20 @@ def test_requests_of_another_user_do_not_wait_for_many_parts() -> None:
     agent.joiner.run(stop)  # type: ignore[arg-type]
     assert stop.waits[0] == 0
     assert sum(agent.outcomes().values()) == len(spans)
+
+
+def test_pass_ends_before_all_parts_of_a_request_that_take_long() -> None:
+    agent = Agent()
+    agent.send(*(agent.span(number, -1.0, 0.0) for number in range(1, 9)), parts=True)
+    agent.clock.step = LONGEST_QUEUEING
+    agent.joiner.turn()
+    agent.clock.step = 0
+    agent.send(agent.span(9, -1.0, 0.0), pid=11, user=2)
+    assert agent.joiner.inbox.backlog
+    assert OTHER not in agent.joiner._processes
+    agent.joiner.turn()
+    assert OTHER in agent.joiner._processes
+    assert not agent.joiner.inbox.backlog
 
 
 def test_energies_have_the_positions_of_their_spans_in_the_request() -> None:
