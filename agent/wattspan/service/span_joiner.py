@@ -371,25 +371,19 @@ class SpanJoiner:
         self._sampled.grant(process)
         if self._demand is not None:
             self._demand.register(Reason.SPANS, consumer, process.principal)
-        spans = self._monotonic(part.spans)
+        spans, due = self._wall.spans(part.spans), now + SETTLEMENT_TIMEOUT
+        chunk = PendingSpans(pending, positions, spans, min(spans.start), max(spans.end), due)
         about = f"Reading {len(spans)} spans of process {consumer.pid}"
-        self._guarded(partial(self._observe, pending, positions, process, spans), about)
+        self._guarded(partial(self._observe, process, chunk), about)
         process.learn_delay(spans, now)
-        start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
-        self._history.expect(end)
-        process.waiting.append(PendingSpans(pending, positions, spans, start, end, due))
+        self._history.expect(chunk.end)
+        process.waiting.append(chunk)
         process.schedule(now)
         self._waiting[consumer] = process
 
-    def _observe(
-        self,
-        pending: PendingRequest,
-        positions: Sequence[int],
-        process: SendingProcess,
-        spans: SpanColumns,
-    ) -> None:
+    def _observe(self, process: SendingProcess, chunk: PendingSpans) -> None:
         """Pass spans on to those that read them besides their energy."""
-        consumer, now = process.consumer, pending.request.received
+        consumer, spans, now = process.consumer, chunk.spans, chunk.pending.request.received
         if self._tap is not None:
             self._tap.append(consumer, spans.service[0], spans)
         if self._static_powers is not None:
@@ -398,18 +392,9 @@ class SpanJoiner:
             consumer, spans, now, process.path[:-1], process.owner, process.proven
         )
         if found and self._forwarder is not None:
-            pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
-
-    def _monotonic(self, spans: SpanColumns) -> SpanColumns:
-        """Received spans on the monotonic clock."""
-        offset = self._wall.offset(min(spans.start), max(spans.end))
-        if offset is None:
-            starts = list(map(self._wall.monotonic, spans.start))
-            ends = list(map(self._wall.monotonic, spans.end))
-        else:
-            starts = [start - offset for start in spans.start]
-            ends = [end - offset for end in spans.end]
-        return spans.replaced(start=starts, end=ends)
+            chunk.pending.requests += [
+                (chunk.positions[i], consumer, one) for i, one in found.items()
+            ]
 
     def _process(self, consumer: Consumer, now: int, principal: Principal | None) -> SendingProcess:
         """The account of a process; ``principal`` counts if the process has ended."""
