@@ -402,13 +402,13 @@ class InferenceJoiner:
         for early in admission.displaced if admission else (number,):
             self._count_call(self._calls.pop(early)[1], now)
 
-    def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
+    def _count_call(self, waiting: _WaitingRequest, now: int, *, computes: bool = False) -> None:
+        """Count a request without known energy; ``computes``: it used a GPU of its engine."""
         place, request = (waiting.principal, waiting.place), waiting.request
         known = request.context or request.generated or not self._traces.has_outer(*place)
         if known and not self._traces.is_repeated(*place):
-            role = (
-                UnmeteredRole.ENGINE if waiting.role is TokenRole.ENGINE else UnmeteredRole.CLIENT
-            )
+            of_engine = computes or waiting.role is TokenRole.ENGINE
+            role = UnmeteredRole.ENGINE if of_engine else UnmeteredRole.CLIENT
             self._unmetered.add(waiting.request, role, waiting.owner, now)
 
     def _withdraw(self, places: set[SpanPlace], principal: Hashable) -> None:
@@ -469,8 +469,9 @@ class InferenceJoiner:
             waiting = self._waiting.pop(id(each.request))
             if each.measured:
                 self._accounts.open(each.request, waiting.owner, now)
-            else:
-                self._count_call(waiting, now)
+            else:  # what is known of it is the energy of no other request
+                self._idle += each.energy
+                self._count_call(waiting, now, computes=each.energy > 0)
         while self._calls:
             number, (due, call) = next(iter(self._calls.items()))
             if wait and due > now:

@@ -260,6 +260,38 @@ def test_board_that_disappears_is_not_waited_for() -> None:
     (settled,) = division.settle(2 * S + BOARD_TIMEOUT).requests
     assert settled.energy == 100_000_000
     assert settled.coverage == pytest.approx(0.5)
+    assert not settled.measured
+
+
+@pytest.mark.parametrize(
+    ("begins", "steps", "measured"),
+    [
+        (0, {"a": [(0, 1), (1.5, 2)]}, False),  # a gap
+        (0, {"a": [(0, 2)], "b": [(0, 1), (1.5, 2)]}, False),
+        (0, {"a": [(0, 1), (1.1, 2)]}, True),
+        (0, {"a": [(0.5, 2)]}, False),  # the agent began later
+        (0, {"a": [(0, 2)], "b": [(0, 2)]}, True),
+    ],
+)
+def test_request_that_misses_much_of_its_time_is_not_measured(
+    begins: float, steps: dict[str, list[tuple[float, float]]], *, measured: bool
+) -> None:
+    boards = {name: [s for one in own for s in _steps(*one, 100)] for name, own in steps.items()}
+    found, idle = _divided([_request(1, begins, begins, 2, decode=9)], boards)
+
+    assert found[1].measured == measured
+    assert found[1].energy + idle == sum(step.energy for own in boards.values() for step in own)
+
+
+@pytest.mark.parametrize(("end", "energy"), [(10, 0), (12, 200_000_000)])
+def test_request_whose_time_was_idle_energy_before_is_not_measured(end: int, energy: int) -> None:
+    division = _division([_request(1, 0, 0, 1, decode=9)], S, _steps(0, 12, 100))
+    assert division.settle(10 * S).idle == 900_000_000
+    division.add([_request(2, 3, 3, end, decode=9)], 12 * S, engine="e")
+
+    (late,) = division.settle(12 * S).requests
+
+    assert (late.energy, late.measured) == (energy, False)
 
 
 def test_request_without_any_board_is_settled_without_energy() -> None:

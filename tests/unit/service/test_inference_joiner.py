@@ -614,3 +614,19 @@ def test_calls_of_a_user_count_no_call_of_another_early() -> None:
     host.settle()
     counts = {row.owner: row.requests for row in host.joiner.unmetered}
     assert counts == {"1000": 1, "2000": limit + 10}
+
+
+def test_request_in_a_gap_of_its_gpu_has_no_known_energy() -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.now += S
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 4.0, role=TokenRole.SERVER)
+    host.send(2, 1.0, role=TokenRole.SERVER)
+    host.settle()
+
+    assert set(host.found) == {2}
+    assert host.found[2].energy + host.joiner.idle == 300_000_000
+    (row,) = host.joiner.unmetered
+    assert (row.role, row.requests, row.tokens) == ("engine", 1, {"input": 100, "output": 11})
