@@ -159,7 +159,7 @@ class _OwnTraces:
         ):
             return False
         around = list(islice(trace.ancestors(outer.id), _MAX_DEPTH))
-        is_near = inner.trace == outer.trace and (inner.parent in around or around[-1] != b"")
+        is_near = inner.trace == outer.trace and (inner.parent in around or around[-1:] != [b""])
         models = sorted(each.inference.model for each in (outer, inner) if each.inference)
         return (is_near or not inner.parent) and bool(
             models[1].startswith(models[0]) and _VERSION.fullmatch(models[1], len(models[0]))

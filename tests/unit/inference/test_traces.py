@@ -236,6 +236,15 @@ def test_call_repeats_an_equal_one_of_another_instrumentation(
             assert not traces.add(ALICE, SpanColumns.of([span]), sender)
 
 
+def test_call_in_a_forgotten_trace_may_be_around_a_later_one() -> None:
+    traces = TokenTraces()
+    traces.add(ALICE, SpanColumns.of([OUTER]), 1)
+    traces._owners[ALICE].forget()
+    inner = INNER._replace(trace=TRACE, parent=_id(8))
+    found = traces.add(ALICE, SpanColumns.of([inner]), 1)
+    assert [one.id for one in found] == [OUTER.id]
+
+
 @pytest.mark.parametrize(("innermost", "calls"), [("a", 2), ("c", 1)])
 def test_span_between_two_of_one_instrumentation_repeats_one_of_them(
     innermost: str, calls: int
