@@ -9,7 +9,8 @@ coefficients: the share of all of them is learned, and the error of a single one
 
 An engine reports a request after its end, so a step waits as long as nearly all requests take from
 their start to their receipt, at most two minutes. A request that is received later has no energy in
-steps that were divided before: the requests beside it have that energy, and its coverage is lower.
+steps that were divided before: the requests beside it have that energy. What none of them has is
+*missing*, as is the time of a gap of the counter.
 """
 
 from __future__ import annotations
@@ -25,12 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.division import fair_parts, split
 from wattspan.inference.estimate import RequestEstimator, SharingMeans
-from wattspan.inference.requests import (
-    DecodeProgress,
-    InferenceRequest,
-    merged_periods,
-    work_in,
-)
+from wattspan.inference.requests import DecodeProgress, InferenceRequest, merged_periods, work_in
 from wattspan.inference.token_power import (
     NO_TOKEN_ENERGY,
     NO_WORK,
@@ -71,7 +67,7 @@ _EDGE_TIME = 2 * MILLISECOND  # standard deviation of the edge of a request in a
 _PREFILL_MEMORY = 500  # requests to which older ones fade in the mean duration of prefill
 _RESOLUTION = 1 << 10  # parts of a microjoule in the weights of a division
 _MAX_UNUSED = 1024  # periods of a board
-_MOST_MISSING = 20  # beyond one part in so many of its time, the energy of a request is unknown
+_MOST_MISSING = 20  # one part in so many of the time of a request of which the energy is known
 
 
 class DivisionMethod(ModelEnum):
@@ -86,11 +82,9 @@ class RequestEnergy(NamedTuple):
 
     ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
     is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
-    not known, which it is not for a division by tokens. ``covered`` are the nanoseconds of the
-    request in divided steps. ``measured`` is False if no step had energy for it, because its engine
-    uses no known board, or not yet: no request needs 0 J. It is False, too, if much of its time is
-    *missing*: a board had no step then, or the step was divided when no request was known. The
-    energy of a request which was received too late is known if the requests beside it have it.
+    not known, which it is not for a division by tokens. ``measured`` is False if no step had energy
+    for it, because its engine uses no known board, or not yet: no request needs 0 J. It is False,
+    too, if more of its time is missing than one part in ``_MOST_MISSING``.
     """
 
     request: InferenceRequest
@@ -99,14 +93,7 @@ class RequestEnergy(NamedTuple):
     output: Microjoules
     uncertainty: Microjoules | None
     method: DivisionMethod
-    covered: int
     measured: bool = True
-
-    @property
-    def coverage(self) -> float:
-        """The divided fraction of the request's active time (0-1)."""
-        length = self.request.end - self.request.start
-        return self.covered / length if length else 1.0
 
 
 class SettledRequests(NamedTuple):
@@ -173,7 +160,6 @@ class _OpenRequest:
     energy: int = 0
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
-    covered: dict[Board, int] = field(default_factory=dict)  # nanoseconds, by board
     # By board and place: the change of the energy with each coefficient.
     slopes: dict[Board, dict[Place, list[float]]] = field(default_factory=dict)
     works: dict[Board, TokenWork] = field(default_factory=dict)  # by board
@@ -449,7 +435,7 @@ class RequestDivision:
     def _result(self, done: _OpenRequest) -> RequestEnergy:
         energy = done.energy
         start, end = done.request.start, done.request.end
-        names = self._boards.keys() & {*done.engine.boards, *done.covered}
+        names = self._boards.keys() & {*done.engine.boards, *done.works}
         missing = max((self._boards[name].missing(start, end) for name in names), default=0)
         prompt = min(energy, max(0, round(done.prefill)))
         uncertainty = None
@@ -466,7 +452,6 @@ class RequestDivision:
             Microjoules(energy - prompt),
             uncertainty,
             done.method,
-            min(done.covered.values(), default=0),
             (energy > 0 or done.late) and missing * _MOST_MISSING <= end - start,
         )
 
@@ -491,8 +476,6 @@ class RequestDivision:
         for each, place, work, (prompt, rest), share in divided:
             each.energy += share
             each.prefill += share * prompt / (prompt + rest) if prompt else 0.0
-            time = min(end, each.request.end) - max(start, each.request.start)
-            each.covered[board] = each.covered.get(board, 0) + max(0, time)
             each.works[board] = each.works.get(board, NO_WORK).plus(work)
             if place not in weights.learned or place is POOL:
                 each.method = DivisionMethod.TOKENS

@@ -169,7 +169,7 @@ def test_requests_wait_for_longer_ones_of_the_same_time() -> None:
     assert host.joiner.waiting == 1
     host.settle()
     assert host.joiner.waiting == 0
-    assert host.found[1].coverage == 1.0
+    assert host.found[1].energy == 100_000_000
 
 
 def test_energy_of_requests_and_idle_time_is_that_of_the_engine() -> None:
