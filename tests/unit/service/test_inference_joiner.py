@@ -630,3 +630,25 @@ def test_request_in_a_gap_of_its_gpu_has_no_known_energy() -> None:
     assert host.found[2].energy + host.joiner.idle == 300_000_000
     (row,) = host.joiner.unmetered
     assert (row.role, row.requests, row.tokens) == ("engine", 1, {"input": 100, "output": 11})
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("user", "prompt"), [(1000, 0), (1001, 100)])
+def test_prompt_that_another_engine_continues_counts_once(
+    order: tuple[int, int], user: int, prompt: int
+) -> None:
+    host = Host("gpu0", "gpu1")
+    host.born(SERVER, 1)
+    host.born(OTHER, 1)
+    host.run(4, {"gpu0": (SERVER,), "gpu1": (OTHER,)})
+    for ident in order:
+        if ident == 1:
+            host.send(1, 4.0, end=3.0, tokens=(100, 1))
+        else:
+            host.send(2, 4.0, sender=OTHER, service="decode", user=user)
+    host.settle()
+
+    assert {row.service: row.tokens for row in host.joiner.rows} == {
+        "llm": {"input": 100, "output": 1}, "decode": {"input": prompt, "output": 11},
+    }  # fmt: skip
+    assert host.found[1].energy + host.found[2].energy + host.joiner.idle == 800_000_000
