@@ -9,7 +9,8 @@ coefficients: the share of all of them is learned, and the error of a single one
 
 An engine reports a request after its end, so a step waits as long as nearly all requests take from
 their start to their receipt, at most two minutes. A request that is received later has no energy in
-steps that were divided before: the requests beside it have that energy, and its coverage is lower.
+steps that were divided before: the requests beside it have that energy. What none of them has is
+*missing*, as is the time of a gap of the counter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.division import fair_parts, split
 from wattspan.inference.estimate import RequestEstimator, SharingMeans
-from wattspan.inference.requests import DecodeProgress, InferenceRequest, work_in
+from wattspan.inference.requests import DecodeProgress, InferenceRequest, merged_periods, work_in
 from wattspan.inference.token_power import (
     NO_TOKEN_ENERGY,
     NO_WORK,
@@ -65,6 +66,8 @@ _SURE = 2.5
 _EDGE_TIME = 2 * MILLISECOND  # standard deviation of the edge of a request in a counter's step
 _PREFILL_MEMORY = 500  # requests to which older ones fade in the mean duration of prefill
 _RESOLUTION = 1 << 10  # parts of a microjoule in the weights of a division
+_MAX_UNUSED = 1024  # periods of a board
+_MOST_MISSING = 20  # one part in so many of the time of a request of which the energy is known
 
 
 class DivisionMethod(ModelEnum):
@@ -79,10 +82,9 @@ class RequestEnergy(NamedTuple):
 
     ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
     is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
-    not known, which it is not for a division by tokens. ``covered`` are the nanoseconds of the
-    request in divided steps. ``measured`` is False if no step had energy for it, because its engine
-    uses no known board, or not yet. No request needs 0 J: its energy is unknown. That of a request
-    which was received too late is known: the requests beside it have it.
+    not known, which it is not for a division by tokens. ``measured`` is False if no step had energy
+    for it, because its engine uses no known board, or not yet: no request needs 0 J. It is False,
+    too, if more of its time is missing than one part in ``_MOST_MISSING``.
     """
 
     request: InferenceRequest
@@ -91,14 +93,7 @@ class RequestEnergy(NamedTuple):
     output: Microjoules
     uncertainty: Microjoules | None
     method: DivisionMethod
-    covered: int
     measured: bool = True
-
-    @property
-    def coverage(self) -> float:
-        """The divided fraction of the request's active time (0-1)."""
-        length = self.request.end - self.request.start
-        return self.covered / length if length else 1.0
 
 
 class SettledRequests(NamedTuple):
@@ -152,7 +147,7 @@ class _Engine:
     @property
     def active(self) -> list[tuple[int, int]]:
         """The disjoint periods with active requests, in order."""
-        return _merged_periods([(each.start, each.end) for each in (*self.recent, *self.opened)])
+        return merged_periods([(each.start, each.end) for each in (*self.recent, *self.opened)])
 
 
 @dataclass(slots=True)
@@ -165,7 +160,6 @@ class _OpenRequest:
     energy: int = 0
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
-    covered: dict[Board, int] = field(default_factory=dict)  # nanoseconds, by board
     # By board and place: the change of the energy with each coefficient.
     slopes: dict[Board, dict[Place, list[float]]] = field(default_factory=dict)
     works: dict[Board, TokenWork] = field(default_factory=dict)  # by board
@@ -177,13 +171,29 @@ class _OpenRequest:
 
 @dataclass(slots=True)
 class _BoardSteps:
-    """The steps of one board that wait, and the time up to which they were divided."""
+    """The steps of one board that wait, and the last periods without a step or a request."""
 
     model: TokenPowerModel
     began: int
     received: int
     divided: int
     steps: deque[CounterStep] = field(default_factory=deque)
+    unused: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_UNUSED))
+
+    def leave(self, start: int, end: int) -> None:
+        """Note a period without a step or without requests."""
+        if self.unused and self.unused[-1][1] == start:
+            start, _ = self.unused.pop()
+        self.unused.append((start, end))
+
+    def missing(self, start: int, end: int) -> int:
+        """The nanoseconds of a period of which no request has the energy."""
+        found = max(0, min(end, self.began) - start) + max(0, end - max(start, self.divided))
+        for since, until in reversed(self.unused):
+            if until <= start:
+                break
+            found += max(0, min(end, until) - max(start, since))
+        return found
 
 
 class _Weights(NamedTuple):
@@ -333,7 +343,7 @@ class RequestDivision:
                 ready.append(board.steps.popleft())
             if not ready:
                 continue
-            first, board.divided = ready[0].start, ready[-1].end
+            first, reached, board.divided = ready[0].start, board.divided, ready[-1].end
             users = [each for each in self._engines.values() if name in each.boards]
             board.model.set_prefill_time(max((each.prefill for each in users), default=0.0))
             near = sorted(
@@ -346,6 +356,10 @@ class RequestDivision:
             )
             for step in ready:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
+                edge = step.start if inside else step.end
+                if reached < edge:
+                    board.leave(reached, edge)
+                reached = step.end
                 idle += self._divide(name, step, _fair(inside, MAX_ACTIVE))
         return SettledRequests(self._final(now, held=held), Microjoules(idle))
 
@@ -363,7 +377,7 @@ class RequestDivision:
                 for each in engines
                 if each is not engine and not each.boards.isdisjoint(engine.boards)
             ]
-            engine.progress.update([*engine.recent, *engine.opened], _merged_periods(*others))
+            engine.progress.update([*engine.recent, *engine.opened], merged_periods(*others))
 
     def _final(self, now: int, *, held: bool) -> list[RequestEnergy]:
         """Remove and return the requests that have ended before all waiting steps."""
@@ -420,6 +434,9 @@ class RequestDivision:
 
     def _result(self, done: _OpenRequest) -> RequestEnergy:
         energy = done.energy
+        start, end = done.request.start, done.request.end
+        names = self._boards.keys() & {*done.engine.boards, *done.works}
+        missing = max((self._boards[name].missing(start, end) for name in names), default=0)
         prompt = min(energy, max(0, round(done.prefill)))
         uncertainty = None
         if done.method is DivisionMethod.MODEL:
@@ -435,8 +452,7 @@ class RequestDivision:
             Microjoules(energy - prompt),
             uncertainty,
             done.method,
-            min(done.covered.values(), default=0),
-            energy > 0 or done.late,
+            (energy > 0 or done.late) and missing * _MOST_MISSING <= end - start,
         )
 
     # ---------------------------------------------------------------------------------- divide
@@ -460,8 +476,6 @@ class RequestDivision:
         for each, place, work, (prompt, rest), share in divided:
             each.energy += share
             each.prefill += share * prompt / (prompt + rest) if prompt else 0.0
-            time = min(end, each.request.end) - max(start, each.request.start)
-            each.covered[board] = each.covered.get(board, 0) + max(0, time)
             each.works[board] = each.works.get(board, NO_WORK).plus(work)
             if place not in weights.learned or place is POOL:
                 each.method = DivisionMethod.TOKENS
@@ -512,17 +526,6 @@ def _sums(keys: Sequence[T], works: Sequence[TokenWork]) -> dict[T, TokenWork]:
     for key, work in zip(keys, works, strict=True):
         totals[key] = totals.get(key, NO_WORK).plus(work)
     return totals
-
-
-def _merged_periods(*periods: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The union of some lists of periods: disjoint, in order."""
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(chain.from_iterable(periods)):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return found
 
 
 def _works(inside: Sequence[_OpenRequest], start: int, end: int) -> list[TokenWork]:

@@ -200,6 +200,18 @@ def _work(
 
 Period = tuple[int, int]
 
+
+def merged_periods(*periods: Sequence[Period]) -> list[Period]:
+    """The union of some lists of periods: disjoint, in order."""
+    found: list[Period] = []
+    for start, end in sorted(chain.from_iterable(periods)):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
 _MEMORY = 1000.0  # requests to which older ones fade
 _FEWEST_TOKENS = 16  # of a decode phase that is learned from
 _LEAST_RATE = 0.1  # of the clock: the last part of the time is never all prefill

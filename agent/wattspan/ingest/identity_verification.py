@@ -192,6 +192,11 @@ def _unchanged(process: LiveProcess, proven: Principal | None) -> Sender:
     return NO_SENDER
 
 
+def _is_inner(process: LiveProcess | None, pid: int) -> bool:
+    """True if ``pid`` is not the one here of a sender in a pid namespace, which are all alike."""
+    return process is not None and len(process.pids) > 1 and pid != process.consumer.pid
+
+
 def drops(root: Principal, other: Principal | None) -> bool:
     """True if root of the same host or container can have become ``other``."""
     return root.user == 0 and other is not None and other._replace(user=0) == root
@@ -230,6 +235,8 @@ class ClaimVerifier:
         process = sender.process
         if claim.pid is None:
             return self._without_pid(sender, container)
+        if sender.forwards and not container and created is None and _is_inner(process, claim.pid):
+            return Outcome.UNKNOWN_PROCESS
         if process is not None and (
             self._is_sender(process, claim.pid, container, created)
             or self._is_ancestor(process, claim.pid, created)

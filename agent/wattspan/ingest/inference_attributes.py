@@ -182,6 +182,8 @@ _NAMES: Mapping[InferenceFigure, Mapping[frozenset[SpanPreset] | None, tuple[str
             "gen_ai.operation.name",
             "openinference.span.kind",
             "traceloop.span.kind",
+            "gen_ai.span.kind",  # LoongSuite, Dify
+            "langsmith.span.kind",
             "llm.request.type",
             "ai.operationId",
             "langfuse.observation.type",

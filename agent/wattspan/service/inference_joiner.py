@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple
 
 from wattspan.config.settings import SPAN_PRESETS
@@ -52,6 +53,8 @@ MAX_FUTURE = 5 * SECOND
 """Time after its receipt at which a request may end: clocks of runtimes drift, and are set."""
 
 _MAX_IDS = 32_768  # of requests, for the detection of repeated ones
+_MAX_PROMPTS = 4096
+_HANDOVER = 10 * SECOND  # from the end of a prompt in one engine to its continuation in another
 
 _WIDEST = {TokenRole.ENGINE: TokenRole.ENGINE, TokenRole.SERVER: TokenRole.CALL}
 """The widest role of an engine's own spans once it has spans of these roles."""
@@ -220,6 +223,7 @@ class _WaitingRequest(NamedTuple):
     role: TokenRole
     owner: SharePath
     principal: Hashable
+    continues: bool = False  # another engine has computed the prompt, and counts it
 
 
 class InferenceJoiner:
@@ -253,6 +257,7 @@ class InferenceJoiner:
         )
         self._stages = PrefillStages() if "sglang" in presets else None
         self._seen: GenerationalCache[bool] = GenerationalCache(_MAX_IDS)
+        self._prompts: GenerationalCache[int] = GenerationalCache(_MAX_PROMPTS)
         self._read: dict[str, int] = {}  # end of the last read step, by board
         earlier = checkpoint.inference if checkpoint is not None else ()
         self._accounts = InferenceAccounts(earlier, pools.make(PoolName.INFERENCE_ACCOUNTS), now)
@@ -344,6 +349,8 @@ class InferenceJoiner:
                 self._call(now, waiting)
                 continue
             self._waiting[id(request)] = waiting
+            if role is TokenRole.ENGINE:
+                self._pair(waiting)
             found[i] = request
             mine.append(request)
         # A later span of the same request may have narrowed the engine.
@@ -402,14 +409,27 @@ class InferenceJoiner:
         for early in admission.displaced if admission else (number,):
             self._count_call(self._calls.pop(early)[1], now)
 
-    def _count_call(self, waiting: _WaitingRequest, now: int) -> None:
+    def _count_call(self, waiting: _WaitingRequest, now: int, *, computes: bool = False) -> None:
+        """Count a request without known energy; ``computes``: it used a GPU of its engine."""
         place, request = (waiting.principal, waiting.place), waiting.request
         known = request.context or request.generated or not self._traces.has_outer(*place)
         if known and not self._traces.is_repeated(*place):
-            role = (
-                UnmeteredRole.ENGINE if waiting.role is TokenRole.ENGINE else UnmeteredRole.CLIENT
-            )
+            of_engine = computes or waiting.role is TokenRole.ENGINE
+            role = UnmeteredRole.ENGINE if of_engine else UnmeteredRole.CLIENT
             self._unmetered.add(waiting.request, role, waiting.owner, now)
+
+    def _pair(self, waiting: _WaitingRequest) -> None:
+        """Count a prompt once that one engine computes and another one continues, in one trace."""
+        trace, one = waiting.place.trace, waiting.request
+        key = waiting.principal, trace, one.model, one.context
+        other = self._waiting.get(self._prompts.get(key) or 0)
+        self._prompts[key] = id(one)
+        if other is None or other.sender == waiting.sender or other.place.trace != trace:
+            return
+        pair = [(each.request.generated, each.request.end, each) for each in (other, waiting)]
+        (tokens, end, _), (_, until, rest) = sorted(pair, key=itemgetter(0, 1))
+        if tokens <= 1 and end <= until and rest.request.start <= end + _HANDOVER:
+            self._waiting[id(rest.request)] = rest._replace(continues=True)
 
     def _withdraw(self, places: set[SpanPlace], principal: Hashable) -> None:
         """Remove waiting requests whose tokens are those of spans in them."""
@@ -464,13 +484,18 @@ class InferenceJoiner:
         self._read_steps()
         result = self._division.settle(now, held=True) if wait else self._division.settle(2 * now)
         self._idle += result.idle
-        measured = [each for each in result.requests if each.measured]
+        measured: list[RequestEnergy] = []
         for each in result.requests:
             waiting = self._waiting.pop(id(each.request))
+            if waiting.continues:
+                request = each.request._replace(context=0)
+                each, waiting = each._replace(request=request), waiting._replace(request=request)
             if each.measured:
+                measured.append(each)
                 self._accounts.open(each.request, waiting.owner, now)
-            else:
-                self._count_call(waiting, now)
+            else:  # what is known of it is the energy of no other request
+                self._idle += each.energy
+                self._count_call(waiting, now, computes=each.energy > 0)
         while self._calls:
             number, (due, call) = next(iter(self._calls.items()))
             if wait and due > now:

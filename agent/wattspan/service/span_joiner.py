@@ -210,11 +210,11 @@ class SpanJoiner:
         announced = self._side_channel is not None and self._side_channel.counts.active
         return not (self._waiting or self.inbox or announced)
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _guarded(self, act: Callable[[], None], what: str = "A pass of the joiner") -> None:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - the joining of other spans continues
-            self._failures.failure("A pass of the joiner", error)
+            self._failures.failure(what, error)
 
     def turn(self) -> None:
         """Process all new requests and all spans whose energy has settled."""
@@ -350,7 +350,12 @@ class SpanJoiner:
                 key=owner,
             )
         for sender, some, places in received.by_sender(senders):
-            self._enqueue(pending, some, places, sender, identity.principal)
+            try:
+                self._enqueue(pending, some, places, sender, identity.principal)
+            except Exception as error:  # noqa: BLE001 - later requests wait for this one
+                self._failures.failure(f"Queueing {len(places)} spans", error)
+                self._totals.outcome(Outcome.NO_ENERGY, len(places))
+                pending.left -= len(places)
 
     def _enqueue(
         self,
@@ -370,33 +375,30 @@ class SpanJoiner:
         self._sampled.grant(process)
         if self._demand is not None:
             self._demand.register(Reason.SPANS, consumer, process.principal)
-        spans = self._monotonic(part.spans)
+        spans, due = self._wall.spans(part.spans), now + SETTLEMENT_TIMEOUT
+        chunk = PendingSpans(pending, positions, spans, min(spans.start), max(spans.end), due)
+        about = f"Reading {len(spans)} spans of process {consumer.pid}"
+        self._guarded(partial(self._observe, process, chunk), about)
+        process.learn_delay(spans, now)
+        self._history.expect(chunk.end)
+        process.waiting.append(chunk)
+        process.schedule(now)
+        self._waiting[consumer] = process
+
+    def _observe(self, process: SendingProcess, chunk: PendingSpans) -> None:
+        """Pass spans on to those that read them besides their energy."""
+        consumer, spans, now = process.consumer, chunk.spans, chunk.pending.request.received
         if self._tap is not None:
-            self._tap.append(consumer, part.claim.service, spans)
+            self._tap.append(consumer, spans.service[0], spans)
         if self._static_powers is not None:
             self._static_powers.add_spans(consumer, spans, now)
         found = self._inference.add(
             consumer, spans, now, process.path[:-1], process.owner, process.proven
         )
         if found and self._forwarder is not None:
-            pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
-        process.learn_delay(spans, now)
-        start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
-        self._history.expect(end)
-        process.waiting.append(PendingSpans(pending, positions, spans, start, end, due))
-        process.schedule(now)
-        self._waiting[consumer] = process
-
-    def _monotonic(self, spans: SpanColumns) -> SpanColumns:
-        """Received spans on the monotonic clock."""
-        offset = self._wall.offset(min(spans.start), max(spans.end))
-        if offset is None:
-            starts = list(map(self._wall.monotonic, spans.start))
-            ends = list(map(self._wall.monotonic, spans.end))
-        else:
-            starts = [start - offset for start in spans.start]
-            ends = [end - offset for end in spans.end]
-        return spans.replaced(start=starts, end=ends)
+            chunk.pending.requests += [
+                (chunk.positions[i], consumer, one) for i, one in found.items()
+            ]
 
     def _process(self, consumer: Consumer, now: int, principal: Principal | None) -> SendingProcess:
         """The account of a process; ``principal`` counts if the process has ended."""

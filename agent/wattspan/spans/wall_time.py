@@ -11,6 +11,7 @@ from collections import deque
 from typing import NamedTuple
 
 from wattspan.model import MILLISECOND, Instant
+from wattspan.spans.values import SpanColumns
 
 CLOCK_STEP = MILLISECOND
 """A larger change of the offset is a step."""
@@ -86,6 +87,17 @@ class WallClockConverter:
     def offset(self, first: int, last: int) -> int | None:
         """Unix time less monotonic time in a whole period; None if a search is needed."""
         return self._offset if self._from <= first and last <= self._to else None
+
+    def spans(self, received: SpanColumns) -> SpanColumns:
+        """Received spans on the monotonic clock."""
+        offset = self.offset(min(received.start), max(received.end))
+        if offset is None:
+            starts = list(map(self.monotonic, received.start))
+            ends = list(map(self.monotonic, received.end))
+        else:
+            starts = [start - offset for start in received.start]
+            ends = [end - offset for end in received.end]
+        return received.replaced(start=starts, end=ends)
 
     def _confirmed(self, ahead: int) -> int:
         """The confirmed change of the offset.

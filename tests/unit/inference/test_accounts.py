@@ -22,7 +22,7 @@ def _result(joules: float, *, model: str = "m", method: DivisionMethod = Divisio
     request = InferenceRequest.of(b"r" * 8, 0, 10, (10, 20), details, service="s")
     energy = round(1e6 * joules)
     parts = Microjoules(energy // 4), Microjoules(energy - energy // 4)
-    return RequestEnergy(request, Microjoules(energy), *parts, None, method, 10)
+    return RequestEnergy(request, Microjoules(energy), *parts, None, method)
 
 
 USER, OTHER_USER = (("uid", 1),), (("uid", 2),)

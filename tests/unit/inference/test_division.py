@@ -85,7 +85,6 @@ def test_unidentified_model_divides_by_tokens() -> None:
     assert (found[2].input, found[2].output) == (0, found[2].energy)
     assert {each.method for each in found.values()} == {DivisionMethod.TOKENS}
     assert found[1].uncertainty is None
-    assert found[1].coverage == 1.0
 
 
 def test_requests_without_tokens_share_the_time() -> None:
@@ -196,27 +195,25 @@ def test_request_waits_for_its_last_step() -> None:
     assert settled.energy == 100_000_000
 
 
-def test_late_request_has_a_low_coverage() -> None:
-    division = _division([_request(1, 0, 0, 1, decode=9)], S, _steps(0, 2, 100))
-    division.settle(S)
-    division.assign("e", GPU)
-    division.add([_request(2, 0, 0, 2, decode=9)], 2 * S, engine="e")
+@pytest.mark.parametrize(
+    ("begin", "end", "divided", "energy", "measured"),
+    [
+        (0, 1, 1, 0, True),  # the request beside it has its energy
+        (0, 2, 1, 100_000_000, True),
+        (3, 10, 10, 0, False),  # its energy was idle energy
+        (3, 12, 10, 200_000_000, False),
+    ],
+)
+def test_late_request_is_measured_if_others_have_its_energy(
+    begin: int, end: int, divided: int, energy: int, *, measured: bool
+) -> None:
+    division = _division([_request(1, 0, 0, 1, decode=9)], S, _steps(0, 12, 100))
+    division.settle(divided * S)
+    division.add([_request(2, begin, begin, end, decode=9)], 12 * S, engine="e")
 
-    (late,) = division.settle(2 * S).requests
+    (late,) = division.settle(12 * S).requests
 
-    assert late.coverage == pytest.approx(0.5)
-    assert late.energy == 100_000_000
-    assert division.settle(3 * S) == ([], 0)
-
-
-def test_request_whose_time_was_divided_before_is_measured_without_energy() -> None:
-    division = _division([_request(1, 0, 0, 1, decode=9)], S, _steps(0, 2, 100))
-    division.settle(S)
-    division.add([_request(2, 0, 0, 1, decode=9)], 2 * S, engine="e")
-
-    (late,) = division.settle(2 * S).requests
-
-    assert (late.energy, late.measured) == (0, True)
+    assert (late.energy, late.measured) == (energy, measured)
 
 
 def test_board_is_read_again_for_an_earlier_request_until_a_step_was_divided() -> None:
@@ -258,8 +255,27 @@ def test_board_that_disappears_is_not_waited_for() -> None:
 
     assert division.settle(2 * S).requests == []
     (settled,) = division.settle(2 * S + BOARD_TIMEOUT).requests
-    assert settled.energy == 100_000_000
-    assert settled.coverage == pytest.approx(0.5)
+    assert (settled.energy, settled.measured) == (100_000_000, False)
+
+
+@pytest.mark.parametrize(
+    ("steps", "measured"),
+    [
+        ({"a": [(0, 1), (1.5, 2)]}, False),  # a gap
+        ({"a": [(0, 2)], "b": [(0, 1), (1.5, 2)]}, False),
+        ({"a": [(0, 1), (1.1, 2)]}, True),
+        ({"a": [(0.5, 2)]}, False),  # the agent began later
+        ({"a": [(0, 2)], "b": [(0, 2)]}, True),
+    ],
+)
+def test_request_that_misses_much_of_its_time_is_not_measured(
+    steps: dict[str, list[tuple[float, float]]], *, measured: bool
+) -> None:
+    boards = {name: [s for one in own for s in _steps(*one, 100)] for name, own in steps.items()}
+    found, idle = _divided([_request(1, 0, 0, 2, decode=9)], boards)
+
+    assert found[1].measured == measured
+    assert found[1].energy + idle == sum(step.energy for own in boards.values() for step in own)
 
 
 def test_request_without_any_board_is_settled_without_energy() -> None:
@@ -267,7 +283,7 @@ def test_request_without_any_board_is_settled_without_energy() -> None:
 
     (settled,) = division.settle(2 * S + BOARD_TIMEOUT).requests
 
-    assert (settled.energy, settled.coverage) == (0, 0.0)
+    assert (settled.energy, settled.measured) == (0, False)
 
 
 def test_oldest_of_too_many_requests_are_settled_at_once() -> None:
@@ -289,7 +305,7 @@ def test_requests_beyond_the_limit_have_no_energy_of_a_step() -> None:
 
     found = division.settle(S + BOARD_TIMEOUT).requests
 
-    assert [each.coverage for each in found[-2:]] == [0.0, 0.0]
+    assert [each.energy for each in found[-2:]] == [0, 0]
     assert sum(each.energy for each in found) == 10_000_000
 
 
@@ -304,7 +320,7 @@ def test_engines_have_fair_parts_of_the_active_requests() -> None:
 
     found = division.settle(S + BOARD_TIMEOUT).requests
 
-    covered = Counter(each.request.model for each in found if each.covered)
+    covered = Counter(each.request.model for each in found if each.energy)
     assert covered["2"] == 3
     assert covered.total() == MAX_ACTIVE
     assert abs(covered["0"] - covered["1"]) <= 1

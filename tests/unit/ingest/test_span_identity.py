@@ -550,12 +550,17 @@ def test_observer_of_a_container_may_claim_host_pids(trusting: Host) -> None:
 def test_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) -> None:
     app = host.born(50, inside=(1,), cgroup=DOCKER)
     collector = host.born(60, inside=(1,), cgroup=DOCKER.replace(ID, OTHER_ID))
+    host.born(61, inside=(9,), cgroup=DOCKER.replace(ID, OTHER_ID))
     peer = host.kernel.over_unix(collector)
     assert host.whose(peer, ResourceClaim(pid=1, container=ID)) == DISBELIEVED
     peer = peer._replace(forwards=True)
     assert host.whose(peer, ResourceClaim(pid=1, container=ID)) == app.consumer
     assert host.whose(peer, ResourceClaim(pid=1, container=OTHER_ID)) == collector.consumer
     assert host.whose(peer, ResourceClaim("web", container=ID)) == app.consumer
+    for pid in (1, 9):
+        assert host.whose(peer, ResourceClaim(pid=pid)) == UNKNOWN
+    claim = ResourceClaim(pid=1, created=host.created(collector))
+    assert host.whose(peer, claim) == collector.consumer
 
 
 def test_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: Host) -> None:

@@ -169,7 +169,7 @@ def test_requests_wait_for_longer_ones_of_the_same_time() -> None:
     assert host.joiner.waiting == 1
     host.settle()
     assert host.joiner.waiting == 0
-    assert host.found[1].coverage == 1.0
+    assert host.found[1].energy == 100_000_000
 
 
 def test_energy_of_requests_and_idle_time_is_that_of_the_engine() -> None:
@@ -627,3 +627,41 @@ def test_calls_of_a_user_count_no_call_of_another_early() -> None:
     host.settle()
     counts = {row.owner: row.requests for row in host.joiner.unmetered}
     assert counts == {"1000": 1, "2000": limit + 10}
+
+
+def test_request_in_a_gap_of_its_gpu_has_no_known_energy() -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.now += S
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 4.0, role=TokenRole.SERVER)
+    host.send(2, 1.0, role=TokenRole.SERVER)
+    host.settle()
+
+    assert set(host.found) == {2}
+    assert host.found[2].energy + host.joiner.idle == 300_000_000
+    (row,) = host.joiner.unmetered
+    assert (row.role, row.requests, row.tokens) == ("engine", 1, {"input": 100, "output": 11})
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("user", "prompt"), [(1000, 0), (1001, 100)])
+def test_prompt_that_another_engine_continues_counts_once(
+    order: tuple[int, int], user: int, prompt: int
+) -> None:
+    host = Host("gpu0", "gpu1")
+    host.born(SERVER, 1)
+    host.born(OTHER, 1)
+    host.run(4, {"gpu0": (SERVER,), "gpu1": (OTHER,)})
+    for ident in order:
+        if ident == 1:
+            host.send(1, 4.0, end=3.0, tokens=(100, 1))
+        else:
+            host.send(2, 4.0, sender=OTHER, service="decode", user=user)
+    host.settle()
+
+    assert {row.service: row.tokens for row in host.joiner.rows} == {
+        "llm": {"input": 100, "output": 1}, "decode": {"input": prompt, "output": 11},
+    }  # fmt: skip
+    assert host.found[1].energy + host.found[2].energy + host.joiner.idle == 800_000_000

@@ -620,6 +620,30 @@ def test_failure_of_a_join_affects_only_its_batch() -> None:
     assert "1 spans of process 10 failed: TypeError" in said
 
 
+@pytest.mark.parametrize(
+    ("broken", "outcomes"),
+    [
+        ("_wall.offset", {"no_energy": 1, "joined": 1}),
+        ("_inference.add", {"joined": 2}),
+    ],
+)
+def test_failure_to_read_a_request_holds_no_later_one_up(
+    broken: str, outcomes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent()
+    with monkeypatch.context() as patched:
+        part, _, method = broken.partition(".")
+        patched.setattr(getattr(agent.joiner, part), method, lambda *_: 1 // 0)
+        agent.send(agent.span(1, -1.0, 0.0))
+        agent.run(0.1)
+    agent.send(agent.span(2, -1.0, 0.0))
+    agent.run(2.0)
+    assert agent.outcomes() == outcomes
+    assert len(agent.collector.got) == 2
+    (said,) = agent.said
+    assert "failed: ZeroDivisionError" in said
+
+
 def test_failed_resolution_of_a_sender_frees_its_room() -> None:
     agent = Agent(buffer=3000)
     for _ in range(10):
