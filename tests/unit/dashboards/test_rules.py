@@ -10,6 +10,9 @@ from typing import Any
 import dashboards
 import pytest
 import yaml
+from dashboards.__main__ import documents as generated
+from dashboards.promql import rest, series
+from dashboards.queries import queries_of
 from testbed.recorded_labels import labels_of
 from testbed.requirements import ROOT, find_program
 from testbed.scrapes import CATALOGUE_SERIES
@@ -227,6 +230,52 @@ def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> No
             f"count({other} {how} on (service_name, span_name) {first})" for how in ("and", "or")
         )
         assert_answered(tmp_path / f"{number}.yml", f"{both} + {either}", series, 50 + 50)
+
+
+@pytest.mark.needs_prometheus
+@pytest.mark.parametrize(
+    ("board", "panel", "series", "value"),
+    [
+        ("host", "Power by use", 'hw_energy_joules_total{hw_type="gpu"}', 1),
+        (
+            "fleet",
+            "Power of the fleet",
+            'fleet_type:wattspan_power_watts:rate5m{hw_type="gpu"}',
+            600,
+        ),
+    ],
+)
+def test_power_without_attribution_is_in_the_stack(
+    tmp_path: Path, board: str, panel: str, series: str, value: float
+) -> None:
+    """Of an Intel board there is neither idle nor unattributed energy."""
+    *_, remainder = (
+        query.expr
+        for query in queries_of(generated()[f"{board}.json"])
+        if query.panel == panel and "round(" in query.expr and "topk(" not in query.expr
+    )
+    asked = dashboards.fill(remainder, dict.fromkeys(("job", "instance", "group_kind"), "a"))
+    asked = f"sum({asked})".replace('job=~"a"', 'job="wattspan"')
+    assert_answered(tmp_path / "test.yml", asked, {series: 30}, value)
+
+
+@pytest.mark.needs_prometheus
+def test_rest_is_shown_while_the_chosen_series_have_ended(tmp_path: Path) -> None:
+    """The job with most energy of the range is over; another goes on with 1 W."""
+    jobs = {"ended": "0+900x10 stale", "steady": "0+30x30"}
+    asked = rest(1, "group", series("wattspan_group_energy_joules_total"))
+    shown = {"labels": "{}", "value": 1}
+    expr = dashboards.fill(asked, {"job": ".*", "instance": ".*"}, "1m", "10m")
+    test = {
+        "interval": "30s",
+        "input_series": [
+            {"series": f'wattspan_group_energy_joules_total{{group="{name}"}}', "values": values}
+            for name, values in jobs.items()
+        ],
+        "promql_expr_test": [{"expr": expr, "eval_time": "10m", "exp_samples": [shown]}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
+    promtool("test", "rules", tmp_path / "test.yml")
 
 
 def of_spans(panel: str) -> list[str]:
