@@ -173,7 +173,10 @@ def _headline() -> tuple[Place, ...]:
                 spark=False, decimals=1, steps=SHARE_STEPS,
             ), 6, 3,
         ),
-        provenance(width=6, height=3),
+        provenance(
+            width=6, height=3,
+            missing=f"max by (job, instance) (max_over_time({GAPS}[$__range])) > 0",
+        ),
     )  # fmt: skip
 
 

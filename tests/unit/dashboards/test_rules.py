@@ -278,6 +278,37 @@ def test_rest_is_shown_while_the_chosen_series_have_ended(tmp_path: Path) -> Non
     promtool("test", "rules", tmp_path / "test.yml")
 
 
+@pytest.mark.needs_prometheus
+@pytest.mark.parametrize("board", ["autotuner", "fleet", "gpus", "host", "processes", "spans"])
+@pytest.mark.parametrize(("gap", "shown"), [("0x10", []), ("0x5 30x5", [1])])
+def test_dashboards_show_a_lower_bound_in_the_range(
+    tmp_path: Path, board: str, gap: str, shown: list[int]
+) -> None:
+    """The counter has been a lower bound for days; the range has a gap or has none."""
+    certain = "wattspan_host_certainty_info"
+    inputs = {
+        f'{certain}{{job="j", instance="i", figure="energy", certainty="lower_bound"}}': "1x10",
+        f'{certain}{{job="j", instance="i", figure="power", certainty="known"}}': "1x10",
+        'wattspan_gap_seconds_total{job="j", instance="i", hw_id="p", reason="absent"}': gap,
+        'instance:wattspan_gap_seconds:rate5m{job="j", instance="i", reason="absent"}': gap,
+    }
+    _, asked = (q for q in queries_of(generated()[f"{board}.json"]) if q.panel == "Provenance")
+    labels = '{certainty="lower_bound"}'
+    test = {
+        "interval": "30s",
+        "input_series": [{"series": s, "values": values} for s, values in inputs.items()],
+        "promql_expr_test": [
+            {
+                "expr": dashboards.fill(asked.expr, {"job": "j", "instance": "i"}),
+                "eval_time": "5m",
+                "exp_samples": [{"labels": labels, "value": value} for value in shown],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
+    promtool("test", "rules", tmp_path / "test.yml")
+
+
 def of_spans(panel: str) -> list[str]:
     """Queries of ``panel`` of *Spans* with every variable at All."""
     asked = [q for q in dashboards.queries() if (q.dashboard, q.panel) == ("wattspan-spans", panel)]
