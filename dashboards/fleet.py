@@ -192,7 +192,7 @@ def _power() -> tuple[Place, ...]:
             graph(
                 "Power of the fleet",
                 "The power of all hosts, divided without remainder: active power by device type "
-                "(charged to processes, or the whole of devices without attribution), "
+                "(charged to processes; all of it without attribution), "
                 "unattributed and idle. The height of the stack is the total. "
                 f"{FLEET_SAYS}",
                 palette.WATT,

@@ -11,12 +11,9 @@ from dashboards.promql import HOSTS, by, rate, series, spent
 from dashboards.sdk import common, model, stat
 
 PROVENANCE_SAYS = (
-    "Provenance of the energy on this dashboard, as reported by the agents: **measured** by an "
-    "energy counter, **derived** from measured power, **estimated** by a model of load, or "
-    "**emulated**, which is not true of any machine. Several values mean different hosts or "
-    "devices. With **lower_bound**, a part of the power now, or of the energy of the range, is "
-    "unknown (a gap, or an unknown idle power): what the dashboard shows of energy, cost and "
-    "carbon is then at least so much; with **unknown**, all of it is."
+    "Provenance of the energy: **measured** by a counter, **derived** from measured power, "
+    "**estimated** by a model of load, or **emulated** (true of no machine); several of different "
+    "hosts or devices. **lower_bound**: some power now, or energy of the range, is unknown."
 )
 FEW_HOSTS = Chosen(
     "instance", "Hosts", "One host or several; not all, since the panel reads series by process.",
