@@ -19,7 +19,7 @@ from wattspan.model import GapReason, HwType, Microjoules, Provenance, StaticBas
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanUsage, UsageRole
 from wattspan.storage.query import DomainTotal, HistoryExtract
-from wattspan.storage.rates import COST, Weighting
+from wattspan.storage.rates import COST, EnergyWithWeights, Weighting, bucket_rate
 
 
 def by_name(name: str, form: str | None = None) -> str:
@@ -160,6 +160,37 @@ def test_unknown_energy_is_no_number_in_any_format(alone: bool) -> None:
         line = next(cells for cells in table if cells[:2] == ["train", "step"])
         assert line == ["train", "step", "10", "-", "-", "-", "-", "10.0", "s", "5", "5", "-"]
     assert csv_bytes([total]).splitlines()[1] == b",total,total,,gpu,measured,,,unknown,,0"
+
+
+def test_cost_of_a_lower_bound_is_a_lower_bound() -> None:
+    """The price is known; of the package there are joules of consumers that nobody knows."""
+    package = DomainTotal(
+        "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {},
+        7_200_000_000_000, 3_600_000_000_000, 0, 3_600_000_000_000, 60_000_000,
+    )  # fmt: skip
+    price = Weighting(COST, "EUR", lambda start, end: ((end - start, 10**9),), steady=True)
+    rates = (bucket_rate(price.periods(0, 60)),) if price.periods else ()
+    weighed = replace(
+        package,
+        **{
+            name: EnergyWithWeights.of(getattr(package, name), rates)
+            for name in ("energy", "consumers", "idle", "unattributed", "withheld")
+        },
+    )
+    spans = {
+        SpanName(UsageRole.NAMED, "train", name): SpanUsage({HwType.CPU: spent} if spent else {}, 1)
+        for name, spent in (("step", weighed.consumers), ("none", 0))
+    }
+    extract = HistoryExtract(0, 60, (60,), (weighed,), {}, spans, (price,))
+    lines = report_lines(Path("s"), SPAN, extract, break_down(extract, (SPAN,)), "kWh")
+    rows = [f"{line} " for line in lines]
+    step, none, total = (
+        next(row for row in rows if f" {name} " in row) for name in ("step", "none", "total")
+    )
+    assert "≥ 1.000 " in step
+    assert "0.00" not in none, "no joule of it is known, and it has cost something"
+    assert " 2.000 " in total
+    assert "≥" not in total
 
 
 def test_small_energy_has_its_own_unit() -> None:
