@@ -237,7 +237,7 @@ class _DcgmRow(NamedTuple):
         index = "" if gpu.index is None else str(gpu.index)
         device = f"nvidia{index}" if index else ""
         uuid = gpu.domain_id.removeprefix("gpu:")
-        provenance = self.account.domain.provenance
+        provenance = self.account.provenance
         return index, uuid, device, gpu.model, self.host, self.host, provenance
 
 
