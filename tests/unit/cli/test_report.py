@@ -164,29 +164,19 @@ def test_unknown_energy_is_no_number_in_any_format(alone: bool) -> None:
 
 def test_cost_of_a_lower_bound_is_a_lower_bound() -> None:
     """The price is known; of the package there are joules of consumers that nobody knows."""
+    rates, kwh = [bucket_rate([(60, 10**9)])], 3_600_000_000_000
+    parts = (EnergyWithWeights.of(n, rates) for n in (2 * kwh, kwh, 0, kwh, 60_000_000))
     package = DomainTotal(
-        "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {},
-        7_200_000_000_000, 3_600_000_000_000, 0, 3_600_000_000_000, 60_000_000,
-    )  # fmt: skip
-    price = Weighting(COST, "EUR", lambda start, end: ((end - start, 10**9),), steady=True)
-    rates = (bucket_rate(price.periods(0, 60)),) if price.periods else ()
-    weighed = replace(
-        package,
-        **{
-            name: EnergyWithWeights.of(getattr(package, name), rates)
-            for name in ("energy", "consumers", "idle", "unattributed", "withheld")
-        },
+        "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {}, *parts
     )
     spans = {
-        SpanName(UsageRole.NAMED, "train", name): SpanUsage({HwType.CPU: spent} if spent else {}, 1)
-        for name, spent in (("step", weighed.consumers), ("none", 0))
+        SpanName(UsageRole.NAMED, "train", "step"): SpanUsage({HwType.CPU: package.consumers}, 1),
+        SpanName(UsageRole.NAMED, "train", "none"): SpanUsage({}, 1),
     }
-    extract = HistoryExtract(0, 60, (60,), (weighed,), {}, spans, (price,))
+    extract = HistoryExtract(0, 60, (60,), (package,), {}, spans, (Weighting(COST, "EUR"),))
     lines = report_lines(Path("s"), SPAN, extract, break_down(extract, (SPAN,)), "kWh")
     rows = [f"{line} " for line in lines]
-    step, none, total = (
-        next(row for row in rows if f" {name} " in row) for name in ("step", "none", "total")
-    )
+    step, none, total = (row for n in ("step", "none", "total") for row in rows if f" {n} " in row)
     assert "≥ 1.000 " in step
     assert "0.00" not in none, "no joule of it is known, and it has cost something"
     assert " 2.000 " in total
