@@ -93,8 +93,7 @@ def _of_attributed(field: str) -> Draw:
 
 
 def _typed(account: DomainAccount) -> tuple[str, ...]:
-    domain = account.domain
-    return domain.id, domain.hw_type, account.provenance
+    return account.domain.id, account.domain.hw_type, account.provenance
 
 
 def host_energy(snapshot: Snapshot) -> Iterator[Sample]:
