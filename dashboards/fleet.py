@@ -173,27 +173,33 @@ def _headline() -> tuple[Place, ...]:
                 spark=False, decimals=1, steps=SHARE_STEPS,
             ), 6, 3,
         ),
-        provenance(width=6, height=3),
+        provenance(
+            width=6, height=3,
+            missing=f"max by (job, instance) (max_over_time({GAPS}[$__range])) > 0",
+        ),
     )  # fmt: skip
 
 
 def _power() -> tuple[Place, ...]:
+    types = by("hw_type", ALL_TYPES)
+    idle, unattributed = (  # of a type without attribution there is neither
+        f"({by('hw_type', part)} or on (hw_type) {types} * 0)"
+        for part in (ALL_IDLE, ALL_UNATTRIBUTED)
+    )
     most = f"topk(10, avg_over_time({POWER}[$__range] @ end()))"
     return (
         Place(
             graph(
                 "Power of the fleet",
                 "The power of all hosts, divided without remainder: active power by device type "
-                "(charged to processes), unattributed and idle. The height of the stack is the "
-                f"total. {FLEET_SAYS}",
+                "(charged to processes; all of it without attribution), "
+                "unattributed and idle. The height of the stack is the total. "
+                f"{FLEET_SAYS}",
                 palette.WATT,
                 Ask(f"sum({ALL_IDLE})", "idle"),
                 Ask(f"sum({ALL_UNATTRIBUTED})", "unattributed"),
                 Ask(
-                    remainder(
-                        f"{by('hw_type', ALL_TYPES)} - on (hw_type) {by('hw_type', ALL_IDLE)}"
-                        f" - on (hw_type) {by('hw_type', ALL_UNATTRIBUTED)}"
-                    ),
+                    remainder(f"{types} - on (hw_type) {idle} - on (hw_type) {unattributed}"),
                     "{{hw_type}}",
                 ),
                 stack=True, colours=palette.ACCOUNTS,

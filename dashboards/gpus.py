@@ -50,6 +50,8 @@ def document() -> dict[str, Any]:
 
 def _headline() -> tuple[Place, ...]:
     throttling = series("wattspan_gpu_throttling", GPU)
+    limits = by(BOARD, ENFORCED)
+    limited = f"({by(BOARD, rate(ENERGY))} and on ({BOARD}) {limits})"
     return (
         Place(
             stat_panel(
@@ -68,8 +70,8 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Of the limit",
-                "Power now as a part of the enforced power limits.",
-                palette.SHARE, Ask(f"sum({rate(ENERGY)}) / sum({ENFORCED})"),
+                "Power now as a part of the enforced power limits, of the GPUs with both known.",
+                palette.SHARE, Ask(f"sum({limited}) / sum({limits} and on ({BOARD}) {limited})"),
                 decimals=0, empty="no limits",
             ), 4, 4,
         ),

@@ -19,6 +19,7 @@ from dashboards.promql import (
     series,
     spent,
     top,
+    total,
 )
 from dashboards.shared import SHARE_STEPS, money_and_carbon, provenance
 
@@ -104,18 +105,17 @@ def _headline() -> tuple[Place, ...]:
 
 
 def _stack() -> tuple[Place, ...]:
-    charged = f"(sum({rate(GROUPS)}) or vector(0))"
-    ungrouped = remainder(
-        f"sum({rate(ENERGY)}) - sum({rate(IDLE)}) - sum({rate(UNATTRIBUTED)}) - {charged}"
-    )
+    divided = " - ".join(total(rate(part)) for part in (IDLE, UNATTRIBUTED, GROUPS))
+    ungrouped = remainder(f"sum({rate(ENERGY)}) - {divided}")
     return (
         Place(
             graph(
                 "Power by use",
                 "The host's power, divided without remainder: the ten groups with most energy "
-                "over the range, all other groups, processes in no group of the selected kind, "
-                "idle (learned baselines) and unattributed (active, not charged to any process). "
-                "The height of the stack is the host's power.",
+                "over the range, all other groups, processes in no group of the selected kind "
+                "and devices without attribution, idle (learned baselines) and unattributed "
+                "(active, not charged to any process). The height of the stack is the host's "
+                "power.",
                 palette.WATT,
                 Ask(f"sum({rate(IDLE)})", "idle"),
                 Ask(f"sum({rate(UNATTRIBUTED)})", "unattributed"),

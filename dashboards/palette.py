@@ -31,6 +31,9 @@ PROVENANCE = {
 }
 """Provenances of figures."""
 
+CERTAINTY = {"lower_bound": NOTICE, "unknown": BAD}
+"""Certainties of figures that are not known."""
+
 MARK = "#8ab8ff"
 
 STATES = {

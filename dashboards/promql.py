@@ -64,9 +64,13 @@ def top(count: int, labels: str, selector: str) -> str:
 
 
 def rest(count: int, labels: str, selector: str) -> str:
-    """Total power of the series that ``top`` leaves out."""
-    everything, chosen = f"sum({rate(selector)})", f"sum({top(count, labels, selector)})"
-    return remainder(f"{everything} - {chosen}")
+    """Total power of the series that ``top`` leaves out, also while it has none that exists."""
+    return remainder(f"sum({rate(selector)}) - {total(top(count, labels, selector))}")
+
+
+def total(powers: str) -> str:
+    """The sum of ``powers``; 0 without any, because a difference with no series is none."""
+    return f"(sum({powers}) or vector(0))"
 
 
 def remainder(difference: str) -> str:

@@ -17,10 +17,11 @@ Grafana](../how-to/see-it-in-grafana.md). Data: [metrics](metrics.md) and the re
 [`recording.yml`](../../dashboards/prometheus/recording.yml), which only *Fleet* needs.
 
 On every dashboard: **idle** is grey, **unattributed** (active, but charged to no process) is amber,
-and *Provenance* shows whether the figures are measured, derived, estimated or emulated. Groups,
-processes and devices have distinct colours within one graph, and possibly others in the next. An
-unknown figure is absent, never a zero: its panel then names the cause, if known. Every link keeps
-the time range and the selected variables.
+and *Provenance* shows whether the figures are measured, derived, estimated or emulated, and
+`lower_bound` if a part of the energy is unknown. Groups, processes and devices have distinct
+colours within one graph, and possibly others in the next. An unknown figure is absent, never a
+zero: its panel then names the cause, if known. Every link keeps the time range and the selected
+variables.
 """
 
 

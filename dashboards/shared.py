@@ -11,10 +11,9 @@ from dashboards.promql import HOSTS, by, rate, series, spent
 from dashboards.sdk import common, model, stat
 
 PROVENANCE_SAYS = (
-    "Provenance of the energy on this dashboard, as reported by the agents: **measured** by an "
-    "energy counter, **derived** from measured power, **estimated** by a model of load, or "
-    "**emulated**, which is not true of any machine. Several values mean different hosts or "
-    "devices."
+    "Provenance of the energy: **measured** by a counter, **derived** from measured power, "
+    "**estimated** by a model of load, or **emulated** (true of no machine); several of different "
+    "hosts or devices. **lower_bound**: some power now, or energy of the range, is unknown."
 )
 FEW_HOSTS = Chosen(
     "instance", "Hosts", "One host or several; not all, since the panel reads series by process.",
@@ -30,14 +29,35 @@ PROCESS_NAMED = "{{command}} {{pid}} on {{instance}}"
 SHARE_STEPS = ((None, palette.GOOD), (0.05, palette.NOTICE), (0.15, palette.BAD))
 
 
-def provenance(scope: str = HOSTS, width: int = 4, height: int = 4) -> Place:
+def provenance(scope: str = HOSTS, width: int = 4, height: int = 4, *, missing: str = "") -> Place:
+    """The provenance, and the certainty unless it is ``known``.
+
+    ``missing`` selects the hosts with unknown energy in the range, by default by their counters.
+    A counter stays a lower bound from then on: its certainty alone is that of all time.
+    """
     domains = series("wattspan_domain_info", 'in_cover="true"', scope=scope)
     panel = stat_panel(
         "Provenance", PROVENANCE_SAYS, palette.PLAIN,
         Ask(f"count by (provenance) ({domains})", "{{provenance}}"),
-        spark=False, names=True, colours=palette.PROVENANCE,
+        Ask(f"count by (certainty) ({_uncertain(scope, missing)})", "{{certainty}}"),
+        spark=False, names=True, colours={**palette.PROVENANCE, **palette.CERTAINTY},
     )  # fmt: skip
     return Place(panel, width, height)
+
+
+def _uncertain(scope: str, missing: str) -> str:
+    """The certainties other than ``known`` of power now, and of energy in the range."""
+
+    def infos(of: str, *matchers: str) -> str:
+        return series(f"wattspan_{of}_certainty_info", 'certainty!="known"', *matchers, scope=scope)
+
+    hosts = "job, instance"
+    counters = "wattspan_gap_seconds_total", "wattspan_baseline_unknown_energy_joules_total"
+    missing = missing or " or ".join(
+        f"{by(hosts, spent(series(name, scope=scope)))} > 0" for name in counters
+    )
+    now, energy = infos("host", 'figure="power"'), infos("host", 'figure="energy"')
+    return f"{now} or ({energy} or {infos('attribution')}) and on ({hosts}) ({missing})"
 
 
 def with_currencies(panel: Any) -> Any:

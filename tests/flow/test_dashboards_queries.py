@@ -54,6 +54,10 @@ UNANSWERED = {
     "wattspan-fleet/Firing alerts/A": "on a host where nothing is wrong none may",
     **{f"wattspan-fleet/Limits and budgets of places/{letter}": NO_FLEET for letter in "ABC"},
     **{f"wattspan-fleet/Places/{letter}": NO_FLEET for letter in "ABCDEF"},
+    **{
+        f"wattspan-{board}/Provenance/B": "the certainty here is `known`"
+        for board in ("autotuner", "fleet", "gpus", "host", "processes", "spans")
+    },
     "wattspan-spans/Forwarded to your collector/C": NEVER_YET,
     "wattspan-spans/Received, deferred, refused/C": NEVER_YET,
     "wattspan-spans/Requests without known energy/A": "the energy of all requests here is known",

@@ -102,6 +102,7 @@ class _DomainState:
     measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
     observed: int = -LEARNING_PAUSE  # when its idle power was last observed
+    origin: Provenance | None = None  # the least reliable one of the energy; None: the present
 
     def learnable(self, usage: Usage | None) -> Usage | None:
         """``usage``, if it is of parts and known often enough to learn their powers; else None."""
@@ -207,6 +208,8 @@ class Ledger:
                 known.idle_power = IdlePower(self._idle_model(domain))
             elif joins and known.idle_power.model.power is None:
                 known.idle_power.model = self._idle_model(domain)
+            worst = domain.provenance.worse(known.origin or known.domain.provenance)
+            known.origin = None if worst is domain.provenance else worst
             known.domain, known.present = domain, True
 
     def _idle_model(self, domain: Domain, learned: Milliwatts | None = None) -> IdleModel:
@@ -425,6 +428,7 @@ class Ledger:
             uncounted=Microjoules(state.uncounted),
             measured=state.measured,
             silent=self.meters.silent(state.domain.id),
+            origin=state.origin,
         )
 
     def _row(self, payer: Payer, listed: ListedPayer) -> ProcessRow:
@@ -444,7 +448,7 @@ class Ledger:
         """The provenance of a sum over one hardware type: the worst of its parts."""
         worst: dict[HwType, Provenance] = {}
         for state in self._domains.values():
-            kind, one = state.domain.hw_type, state.domain.provenance
+            kind, one = state.domain.hw_type, state.origin or state.domain.provenance
             if state.domain.in_cover or state.energy > state.uncounted:
                 worst[kind] = one.worse(worst.get(kind, one))
         return worst
@@ -498,6 +502,7 @@ class Ledger:
                 withheld=account.withheld,
                 uncounted=account.energy - account.counted,
                 measured=account.measured and account.energy > 0,
+                origin=account.origin,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:

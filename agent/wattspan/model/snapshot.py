@@ -194,6 +194,7 @@ class DomainAccount:
     equal device, an earlier run or the range of all devices, which this range includes.
     ``uncounted`` is the part of ``energy`` that was measured while the domain was outside the
     cover; None if it has always been in its present place.
+    ``origin`` is the least reliable provenance of ``energy``; None if it is that of the domain.
     """
 
     domain: Domain
@@ -214,6 +215,15 @@ class DomainAccount:
     uncounted: Microjoules | None = None
     measured: bool = True  # False: no energy was ever measured, and ``energy`` 0 says nothing
     silent: bool = False  # no reading is given, now
+    origin: Provenance | None = None
+
+    @property
+    def provenance(self) -> Provenance:
+        """The least reliable provenance of ``energy``, which the label of a counter never leaves.
+
+        A series that returned would rise by the energy of the meantime, which another one has too.
+        """
+        return self.origin or self.domain.provenance
 
     @property
     def counted(self) -> Microjoules:

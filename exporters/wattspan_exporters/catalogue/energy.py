@@ -43,9 +43,8 @@ OUTSIDE_COVER = "outside-cover"
 
 
 def worst_provenance(domains: tuple[DomainAccount, ...]) -> Provenance | None:
-    """Return the provenance of the sum of ``domains``; None without domains."""
-    found = [account.domain.provenance for account in domains]
-    return max(found, key=lambda provenance: provenance.rank, default=None)
+    """Return the provenance of the sum of the energies of ``domains``; None without domains."""
+    return max((one.provenance for one in domains), key=attrgetter("rank"), default=None)
 
 
 def parent(domain: Domain) -> str:
@@ -72,12 +71,12 @@ def domain_energy(snapshot: Snapshot) -> Iterator[Sample]:
     So the sum over ``hw_parent=""`` is the host's energy, also after a change of the cover.
     """
     for account in _with_energy(snapshot):
-        domain, counted = account.domain, account.counted
+        domain, counted, origin = account.domain, account.counted, account.provenance
         if domain.in_cover or counted:
-            yield (*_hardware(account)[:3], "", domain.provenance), counted
+            yield (*_hardware(account)[:3], "", origin), counted
         if not domain.in_cover or account.energy > counted:
             above = domain.parent or OUTSIDE_COVER
-            yield (*_hardware(account)[:3], above, domain.provenance), account.energy - counted
+            yield (*_hardware(account)[:3], above, origin), account.energy - counted
 
 
 def _of_attributed(field: str) -> Draw:
@@ -94,8 +93,7 @@ def _of_attributed(field: str) -> Draw:
 
 
 def _typed(account: DomainAccount) -> tuple[str, ...]:
-    domain = account.domain
-    return domain.id, domain.hw_type, domain.provenance
+    return account.domain.id, account.domain.hw_type, account.provenance
 
 
 def host_energy(snapshot: Snapshot) -> Iterator[Sample]:
@@ -109,8 +107,8 @@ def host_power(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield the sum of the cover; nothing if the power of a part is unknown."""
     power, certainty = snapshot.host_power
     if certainty is Certainty.KNOWN:
-        cover = tuple(account for account in snapshot.cover if account.present)
-        yield (worst_provenance(cover) or "",), power
+        now = (one.domain.provenance for one in snapshot.cover if one.present)
+        yield (max(now, key=attrgetter("rank"), default=""),), power
 
 
 def host_certainty(snapshot: Snapshot) -> Iterator[Sample]:
@@ -290,8 +288,7 @@ def attribution_certainty(snapshot: Snapshot) -> Iterator[Sample]:
 def baseline_quality(snapshot: Snapshot) -> Iterator[Sample]:
     for account in snapshot.domains:
         if account.baseline is not None:
-            domain = account.domain
-            yield (domain.id, domain.hw_type, domain.provenance, account.baseline), 1
+            yield (*_typed(account), account.baseline), 1
 
 
 ACCOUNTS = (

@@ -237,8 +237,7 @@ class _DcgmRow(NamedTuple):
         index = "" if gpu.index is None else str(gpu.index)
         device = f"nvidia{index}" if index else ""
         uuid = gpu.domain_id.removeprefix("gpu:")
-        provenance = self.account.domain.provenance
-        return index, uuid, device, gpu.model, self.host, self.host, provenance
+        return index, uuid, device, gpu.model, self.host, self.host, self.account.provenance
 
 
 def _dcgm_rows(snapshot: Snapshot) -> Iterator[_DcgmRow]:

@@ -11,6 +11,9 @@ from wattspan.ports import Exporter, ExporterContext, ExporterPlugin
 DEFAULT_METRICS = (
     "hw.*",
     "wattspan.host.*",
+    "wattspan.host.certainty.info",
+    "wattspan.domain.certainty.info",
+    "wattspan.attribution.certainty.info",
     "wattspan.energy.price",
     "wattspan.carbon.intensity",
     "wattspan.unweighed.energy",
@@ -27,7 +30,7 @@ DEFAULT_METRICS = (
     "wattspan.autotune.*",
     "wattspan.agent.start.time",
 )
-"""Metrics for notebooks: energies, power, cost, gaps, GPUs, spans, tuning."""
+"""Metrics for notebooks: energies and their certainty, power, cost, gaps, GPUs, spans, tuning."""
 
 
 class FilesSettings(Table, frozen=True):

@@ -292,6 +292,20 @@ def test_provenance_of_a_type_is_that_of_its_worst_domain() -> None:
     assert not host.turn(TICK, {}).emulated
 
 
+def test_provenance_of_counted_energy_only_gets_worse() -> None:
+    """A series that came back would have the energy of the meantime a second time."""
+    host, derived = world(), replace(PACKAGE, provenance=Provenance.DERIVED)
+    host.turn(TICK, {})
+    for domain in (derived, PACKAGE):
+        host.apply(domains={"rapl": [domain]})
+        found = host.turn(TICK, {})
+        assert found.account(PACKAGE.id).provenance is Provenance.DERIVED
+    again = reopened(host, saved=unpack_checkpoint(pack_checkpoint(checkpoint(host))))
+    account, snapshot = again.turn(TICK, {}).account(PACKAGE.id), again.turn(TICK, {})
+    assert account.domain.provenance is Provenance.MEASURED
+    assert account.provenance is snapshot.provenance[HwType.CPU] is Provenance.DERIVED
+
+
 # ------------------------------------------------------------------------------- restarts
 
 

@@ -19,7 +19,7 @@ from wattspan.model import GapReason, HwType, Microjoules, Provenance, StaticBas
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanUsage, UsageRole
 from wattspan.storage.query import DomainTotal, HistoryExtract
-from wattspan.storage.rates import COST, Weighting
+from wattspan.storage.rates import COST, EnergyWithWeights, Weighting, bucket_rate
 
 
 def by_name(name: str, form: str | None = None) -> str:
@@ -160,6 +160,27 @@ def test_unknown_energy_is_no_number_in_any_format(alone: bool) -> None:
         line = next(cells for cells in table if cells[:2] == ["train", "step"])
         assert line == ["train", "step", "10", "-", "-", "-", "-", "10.0", "s", "5", "5", "-"]
     assert csv_bytes([total]).splitlines()[1] == b",total,total,,gpu,measured,,,unknown,,0"
+
+
+def test_cost_of_a_lower_bound_is_a_lower_bound() -> None:
+    """The price is known; of the package there are joules of consumers that nobody knows."""
+    rates, kwh = [bucket_rate([(60, 10**9)])], 3_600_000_000_000
+    parts = (EnergyWithWeights.of(n, rates) for n in (2 * kwh, kwh, 0, kwh, 60_000_000))
+    package = DomainTotal(
+        "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {}, *parts
+    )
+    spans = {
+        SpanName(UsageRole.NAMED, "train", "step"): SpanUsage({HwType.CPU: package.consumers}, 1),
+        SpanName(UsageRole.NAMED, "train", "none"): SpanUsage({}, 1),
+    }
+    extract = HistoryExtract(0, 60, (60,), (package,), {}, spans, (Weighting(COST, "EUR"),))
+    lines = report_lines(Path("s"), SPAN, extract, break_down(extract, (SPAN,)), "kWh")
+    rows = [f"{line} " for line in lines]
+    step, none, total = (row for n in ("step", "none", "total") for row in rows if f" {n} " in row)
+    assert "≥ 1.000 " in step
+    assert "0.00" not in none, "no joule of it is known, and it has cost something"
+    assert " 2.000 " in total
+    assert "≥" not in total
 
 
 def test_small_energy_has_its_own_unit() -> None:

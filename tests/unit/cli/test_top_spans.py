@@ -210,16 +210,26 @@ def test_requests_without_known_energy_have_rows_without_figures() -> None:
     host = model_host()
     host = replace(host, spans=replace(host.spans, unmetered=rows))
     lines = drawn(host, by=ViewSection.SPAN)
-    assert line_with("(client)", lines).split() == [
-        *("llama", "(client)", "shop", "357", "-", "-"),
-    ]
-    assert line_with("(engine)", lines).split() == ["llama", "(engine)", "vllm", "3", "-", "-"]
+    assert line_with("client", lines).split() == ["llama", "shop", "357", "-", "-", "client"]
+    assert line_with("engine", lines).split() == ["llama", "vllm", "3", "-", "-", "engine"]
     assert line_with("model-0", lines).endswith("98%")
     alone = replace(host, spans=replace(host.spans, inference=()))
-    assert any("(client)" in line for line in drawn(alone))
+    assert any("client" in line for line in drawn(alone))
     found = select_rows(document(host), ViewOptions(filter="shop")).spans
     assert [(row.service, row.requests) for row in found.unmetered] == [("shop", 357)]
     assert not found.inference
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 140])
+def test_role_of_requests_without_known_energy_is_shown_at_any_width(width: int) -> None:
+    name = "meta-llama/Llama-3.1-70B-Instruct"
+    row = UnmeteredRow("vllm", name, "engine", 3, {"input": 1, "output": 0})
+    host = model_host()
+    (known,) = host.spans.inference
+    spans = replace(host.spans, inference=(replace(known, model=name),), unmetered=(row,))
+    lines = drawn(replace(host, spans=spans), width=width, by=ViewSection.SPAN)
+    learned, role = [line.split()[-1] for line in lines if line.startswith("meta")]
+    assert (learned, role) == ("98%", "engine")
 
 
 @pytest.mark.parametrize("by", [ViewSection.SPAN, ViewSection.ALL])

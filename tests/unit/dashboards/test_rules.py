@@ -10,6 +10,9 @@ from typing import Any
 import dashboards
 import pytest
 import yaml
+from dashboards.__main__ import documents as generated
+from dashboards.promql import rest, series
+from dashboards.queries import queries_of
 from testbed.recorded_labels import labels_of
 from testbed.requirements import ROOT, find_program
 from testbed.scrapes import CATALOGUE_SERIES
@@ -22,6 +25,7 @@ RECORDING, ALERTS = PROMETHEUS / "recording.yml", PROMETHEUS / "alerts.yml"
 TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
 RUNBOOK = ROOT / "docs" / "how-to" / "alerts.md"
 REFERENCE = ROOT / "docs" / "reference" / "rules.md"
+CHOSEN = {"job": "wattspan", "instance": "a"}  # of the series of assert_samples
 
 
 def loaded(path: Path) -> Any:
@@ -229,6 +233,56 @@ def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> No
         assert_answered(tmp_path / f"{number}.yml", f"{both} + {either}", series, 50 + 50)
 
 
+@pytest.mark.needs_prometheus
+@pytest.mark.parametrize(
+    ("panel", "series", "value"),
+    [
+        ("host/Power by use", "hw_energy_joules_total", 1),
+        ("fleet/Power of the fleet", "fleet_type:wattspan_power_watts:rate5m", 600),
+    ],
+)
+def test_power_without_attribution_is_in_the_stack(
+    tmp_path: Path, panel: str, series: str, value: float
+) -> None:
+    """Of an Intel board there is neither idle nor unattributed energy."""
+    board, title = panel.split("/")
+    *_, remainder = (
+        query.expr
+        for query in queries_of(generated()[f"{board}.json"])
+        if query.panel == title and "round(" in query.expr and "topk(" not in query.expr
+    )
+    asked = f"sum({dashboards.fill(remainder, {**CHOSEN, 'group_kind': 'user'})})"
+    assert_answered(tmp_path / "test.yml", asked, {f'{series}{{hw_type="gpu"}}': 30}, value)
+
+
+@pytest.mark.needs_prometheus
+def test_rest_is_shown_while_the_chosen_series_have_ended(tmp_path: Path) -> None:
+    """The job with most energy of the range is over; another goes on with 1 W."""
+    energy = "wattspan_group_energy_joules_total"
+    asked = dashboards.fill(rest(1, "group", series(energy)), CHOSEN, span="10m")
+    jobs = {"ended": "0+900x10 stale", "steady": "0+30x30"}
+    given = {f'{energy}{{group="{name}"}}': values for name, values in jobs.items()}
+    assert_samples(tmp_path / "test.yml", asked, given, {"{}": 1})
+
+
+@pytest.mark.needs_prometheus
+@pytest.mark.parametrize("board", ["autotuner", "fleet", "gpus", "host", "processes", "spans"])
+@pytest.mark.parametrize(("gap", "shown"), [("0x30", 0), ("0x15 30x15", 1)])
+def test_dashboards_show_a_lower_bound_in_the_range(
+    tmp_path: Path, board: str, gap: str, shown: int
+) -> None:
+    """The counter has been a lower bound for days; the range has a gap or has none."""
+    given = {
+        'wattspan_host_certainty_info{figure="energy", certainty="lower_bound"}': "1x30",
+        'wattspan_host_certainty_info{figure="power", certainty="known"}': "1x30",
+        'wattspan_gap_seconds_total{hw_id="p", reason="absent"}': gap,
+        'instance:wattspan_gap_seconds:rate5m{reason="absent"}': gap,
+    }
+    _, asked = (q for q in queries_of(generated()[f"{board}.json"]) if q.panel == "Provenance")
+    samples = {'{certainty="lower_bound"}': 1} if shown else {}
+    assert_samples(tmp_path / "test.yml", dashboards.fill(asked.expr, CHOSEN), given, samples)
+
+
 def of_spans(panel: str) -> list[str]:
     """Queries of ``panel`` of *Spans* with every variable at All."""
     asked = [q for q in dashboards.queries() if (q.dashboard, q.panel) == ("wattspan-spans", panel)]
@@ -243,12 +297,18 @@ def assert_shown(tmp_path: Path, panel: str, series: dict[str, int], value: floa
 
 def assert_answered(path: Path, expr: str, series: dict[str, int], value: float) -> None:
     """promtool finds ``value`` where each of ``series`` grows by so much at a time."""
-    shown = {"expr": expr, "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": value}]}
-    named = {name.replace("{", '{job="wattspan", instance="a", '): n for name, n in series.items()}
+    given = {name: f"0+{n}x30" for name, n in series.items()}
+    assert_samples(path, expr, given, {"{}": value})
+
+
+def assert_samples(path: Path, expr: str, given: dict[str, str], found: dict[str, float]) -> None:
+    """promtool finds the samples, by their labels, where each series has the values of `given`."""
+    named = {name.replace("{", '{job="wattspan", instance="a", '): v for name, v in given.items()}
+    samples = [{"labels": labels, "value": value} for labels, value in found.items()]
     test = {
         "interval": "30s",
-        "input_series": [{"series": s, "values": f"0+{n}x30"} for s, n in named.items()],
-        "promql_expr_test": [shown],
+        "input_series": [{"series": s, "values": values} for s, values in named.items()],
+        "promql_expr_test": [{"expr": expr, "eval_time": "10m", "exp_samples": samples}],
     }
     path.write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
     promtool("test", "rules", path)

@@ -99,9 +99,7 @@ def rated_parts(energy: int, asked: Sequence[Weighting]) -> tuple[RatedTotal, ..
 
 def is_known(energy: int, certainty: Certainty, weight: RatedTotal) -> bool:
     """True if the rate of any part of the energy was known, and the energy is."""
-    if not energy:
-        return certainty is not Certainty.UNKNOWN
-    return weight.unknown != energy
+    return weight.unknown != energy if energy else certainty is not Certainty.UNKNOWN
 
 
 def _known(energy: int, certainty: Certainty) -> int | None:

@@ -21,7 +21,7 @@ from wattspan.cli.formatting import (
     table_lines,
 )
 from wattspan.cli.report import UNITS
-from wattspan.cli.report.export import is_known, rated_parts
+from wattspan.cli.report.export import rated_parts
 from wattspan.footprint.cost import BILLION
 from wattspan.inference.division import DivisionMethod
 from wattspan.model import Certainty, HwType, Provenance, StaticBasis
@@ -358,12 +358,11 @@ def _footprint_columns(
     """The cost of rows, with the digits that their total needs; none without rates."""
 
     def cell(place: int, size: int, digits: int, row: Any) -> str:
-        """``"0.034"``; ``"≥ 0.034"`` if the rate of a part was unknown; a dash if of all."""
+        """``"0.034"``; ``"≥ 0.034"`` if rate or energy of a part are unknown; a dash if of all."""
         energy, certainty = energy_of(row)
         weight = rated_parts(energy, asked)[place]
-        if not is_known(energy, certainty, weight):
-            return UNKNOWN
-        return at_least(f"{weight.billionths / size:.{digits}f}", bounded=bool(weight.unknown))
+        certainty = Certainty.LOWER_BOUND if weight.unknown else certainty
+        return _marked(f"{weight.billionths / size:.{digits}f}", energy - weight.unknown, certainty)
 
     for place, scale in enumerate(map(_scale, asked, rated_parts(total, asked))):
         title, size, digits = scale

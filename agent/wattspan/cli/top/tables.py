@@ -485,16 +485,9 @@ def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
 
 
 def model_rows(spans: SpansEntry) -> list[InferenceEntry]:
-    """The models with energy, and those of requests without known energy by role."""
+    """The models with energy, and after them those of requests without known energy."""
     unmetered = (
-        InferenceEntry(
-            row.service,
-            f"{row.model} ({row.role})",
-            {},
-            {},
-            {row.role: row.requests},
-            row.owner,
-        )
+        InferenceEntry(row.service, row.model, {}, {}, {row.role: row.requests}, row.owner)
         for row in spans.unmetered
     )
     return [*spans.inference, *sorted(unmetered, key=attrgetter("model", "service"))]
@@ -504,7 +497,8 @@ def model_columns(document: SnapshotDocument) -> list[TableColumn]:
     """One line for each language model: GPU joules of its requests and tokens.
 
     The last column is the part of the requests whose energy was divided by the learned energy of
-    tokens; the others were divided by their numbers of tokens.
+    tokens; the others were divided by their numbers of tokens. Of requests without known energy it
+    is the role, for which there is no room beside a name.
     """
     return [
         TableColumn("MODEL", lambda row: Text(printable(row.model)), left=True, ratio=3),
@@ -533,7 +527,7 @@ def _joules_a_request(row: InferenceEntry) -> str:
 
 def _learned(row: InferenceEntry) -> str:
     known = row.requests.get("model", 0)
-    return formatting.share(known, _requests(row)) if row.gpu_joules else ""
+    return formatting.share(known, _requests(row)) if row.gpu_joules else "".join(row.requests)
 
 
 def _joules_a_token(token_type: str, row: InferenceEntry) -> str:

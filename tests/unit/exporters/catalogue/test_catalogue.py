@@ -311,6 +311,22 @@ def test_sum_has_the_weakest_provenance_of_its_parts() -> None:
     assert host == ("emulated",)
 
 
+def test_counter_keeps_the_weakest_provenance_of_its_energy() -> None:
+    """The power of now has that of now."""
+    package, *others = busy_host().domains
+    package = replace(package, origin=Provenance.DERIVED)
+    snapshot = replace(busy_host(), domains=(package, *others))
+
+    def label(series: str) -> str:
+        return next(labels[-1] for labels in drawn(series, snapshot) if "intel-rapl:0" in labels)
+
+    assert label("hw_energy_joules_total") == "derived"
+    assert label("wattspan_idle_energy_joules_total") == "derived"
+    assert [*drawn("hw_host_energy_joules_total", snapshot)] == [("derived",)]
+    assert label("hw_power_watts") == "measured"
+    assert [*drawn("hw_host_power_watts", snapshot)] == [("measured",)]
+
+
 def test_hardware_type_without_declaration_uses_its_domains() -> None:
     rows = drawn(ENERGY_OF_PROCESSES, full_host())  # the snapshot says nothing of memory
     assert {labels[4] for labels in rows if labels[0] == MEMORY} == {"measured"}

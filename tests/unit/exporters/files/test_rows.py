@@ -148,6 +148,8 @@ def test_default_metrics_include_energy_power_and_cost() -> None:
     names = {metric.name for metric in select_metrics(DEFAULT_METRICS, TABLE, facts=False)}
     assert {"hw.energy", "wattspan.span.energy", "wattspan.gap.time", "hw.gpu.utilization"} <= names
     assert {"wattspan.autotune.slowdown", "wattspan.power.limit"} <= names
+    certain = {f"wattspan.{of}.certainty.info" for of in ("host", "domain", "attribution")}
+    assert certain <= names, "a lower bound is told from a known figure"
     assert not names & {"wattspan.source.up", "wattspan.agent.ticks", "wattspan.gpu.info"}
 
 
