@@ -26,19 +26,10 @@ def test_row_reaches_a_limit_once_it_is_requested(
     assert CapRow(state, wanted=wanted, ceiling=ceiling).reaches(400_000) is reached
 
 
-@pytest.mark.parametrize(
-    ("before", "same_process", "reset"),
-    [
-        (DevicePresence("a", 1, 7), True, False),
-        (DevicePresence("", 1), True, False),
-        (DevicePresence("b", 1, 7), True, True),
-        (DevicePresence("a", 1, 8), True, True),
-        (DevicePresence("a", 2, 7), True, True),
-        (DevicePresence("a", 2, 7), False, False),
-    ],
-)
-def test_device_was_reset_if_its_session_is_another_one(
-    before: DevicePresence, same_process: bool, reset: bool
-) -> None:
+def test_device_was_reset_if_its_session_is_another_one() -> None:
     now = DevicePresence("a", 1, 7)
-    assert now.was_reset(before, same_process=same_process) is reset
+    assert not any(now.was_reset(one, same_process=True) for one in (now, DevicePresence("", 1)))
+    for before in (now._replace(load="b"), now._replace(odometer=8)):
+        assert now.was_reset(before, same_process=False)
+    assert now.was_reset(now._replace(session=2), same_process=True)
+    assert not now.was_reset(now._replace(session=2), same_process=False)

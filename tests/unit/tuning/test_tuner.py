@@ -74,7 +74,7 @@ def test_advice_mode_requests_no_lease() -> None:
 def test_job_that_was_found_is_only_advised_on() -> None:
     host = Host(settings=quick(job=()))
     host.train(service="stranger")
-    host.run(600)
+    host.run(300)
     row = host.row("stranger/train_step")
     assert row.decision.reason is DecisionReason.NOT_CHOSEN
     assert not row.applied
@@ -268,17 +268,6 @@ def test_missing_capper_gives_advice_and_one_log_line() -> None:
     assert not row.applied
     assert len(host.logged) == 1
     assert host.tuner.accounts().capper.answers is False
-
-
-@pytest.mark.slow
-def test_returning_capper_is_used_again() -> None:
-    host = Host()
-    host.capper.refusal = ("", "No capper answers.")
-    host.train()
-    host.run(60)
-    host.capper.refusal = None
-    host.run(HOUR, until=lambda: held(host))
-    assert held(host)
 
 
 @pytest.mark.slow

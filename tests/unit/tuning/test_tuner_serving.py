@@ -72,15 +72,6 @@ def test_low_request_rate_stops_trials() -> None:
     assert not any(one.decision.caps for one in host.book.decided)
 
 
-@pytest.mark.slow
-def test_request_rate_too_low_for_a_tail_stops_trials() -> None:
-    host = Host(settings=serving())
-    serve(host, rate=0.02)
-    host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
-    row = host.row(JOB)
-    assert "too few requests arrive" in row.decision.sentence
-
-
 @pytest.mark.exhaustive
 def test_server_that_becomes_busy_is_tuned_after_all() -> None:
     host = Host(settings=serving(LIMIT))
