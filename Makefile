@@ -10,18 +10,21 @@ COVERED = tests/property $(wildcard $(addprefix tests/unit/, advice attribution 
 	$(filter-out tests/unit/tuning/test_tuner%, $(wildcard tests/unit/tuning/test_*.py))
 # To collect all files takes each worker half a minute.
 WITH_SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' $(INNER))
-PYTEST := $(BIN)/python -m pytest -n logical
+# By file: tests of one file share simulated worlds and running programs.
+BY_FILE := -n logical --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(BY_FILE)
 # A part that fails does not keep the others from running.
 EACH = $(MAKE) --no-print-directory -k
 BOTH = $(EACH) -j2 --output-sync=target
-BY_FILE := --dist loadfile --no-loadscope-reorder
 # Flow tests wait for processes, timers and sockets half of their time.
 FLOW_WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
 FAST := --hypothesis-profile=fixed -m 'not slow and not exhaustive'
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 
-export PYTHON PYTHONDONTWRITEBYTECODE
+export PYTHON
+# Tests start the program hundreds of times: its modules are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner \
@@ -82,29 +85,29 @@ inner: covered uncovered
 
 covered:
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run --source=$(PURE) -m pytest -n logical $(FAST) $(RECORD) $(COVERED)
+	$(BIN)/python -m coverage run --source=$(PURE) -m pytest $(BY_FILE) $(FAST) $(RECORD) $(COVERED)
 
 uncovered:
 	$(PYTEST) $(FAST) $(RECORD) $(COVERED:%=--ignore=%) $(filter-out $(COVERED), $(INNER))
 
 slow:
-	nice $(BIN)/python -m pytest -n logical --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
+	nice $(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
 
 # Simulations take the time in which flow tests wait.
 flow-and-slow:
 	@$(BOTH) flow slow
 
 flow:
-	$(PYTEST) -n $(FLOW_WORKERS) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow
+	$(PYTEST) -n $(FLOW_WORKERS) -m 'not exhaustive' $(RECORD) tests/flow
 
 thorough:
 	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
 
 exhaustive:
-	$(PYTEST) $(BY_FILE) -m 'exhaustive and not alone and not search' $(RECORD) tests
+	$(PYTEST) -m 'exhaustive and not alone and not search' $(RECORD) tests
 
 search:
-	$(PYTEST) $(BY_FILE) -m search $(RECORD) tests/flow
+	$(PYTEST) -m search $(RECORD) tests/flow
 
 alone:
 	$(BIN)/python -m pytest -m alone $(RECORD) tests/flow
