@@ -22,8 +22,6 @@ from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
 from wattspan.tuning.decisions.estimates import LevelEstimate
 from wattspan.tuning.decisions.report import certified_levels, report
 from wattspan.tuning.decisions.search import (
-    ProbePlan,
-    TunerPhase,
     fitted_curve,
     searches_without_result,
 )
@@ -371,21 +369,6 @@ def test_too_few_requests_permit_no_comparison() -> None:
     assert (decision.reason, decision.caps) == (DecisionReason.TOO_NOISY, {})
     assert "too few requests arrive" in decision.sentence
     assert step(state, replace(first, now=701 * SECOND, units=()))[1] is decision
-
-
-def test_higher_load_than_compared_ends_the_hold() -> None:
-    level, policy = 300_000, replace(QUICK, kind=WorkloadKind.REQUESTS, latency=SECOND)
-    state = with_fields(
-        begin(policy, RANGES, now=0), phase=TunerPhase.HOLD, plan=ProbePlan(level, 48),
-        candidate=level, certified=level,
-    )  # fmt: skip
-    for second in range(1, 60):
-        units = [WorkUnit((second - 1) * SECOND, second * SECOND - one) for one in range(20)]
-        seen = Observation(second * SECOND, tuple(units), in_force={GPU: level})
-        state, decision = step(state, seen)
-        if decision.reason is DecisionReason.SENTINEL:
-            break
-    assert decision.reason is DecisionReason.SENTINEL
 
 
 def test_level_without_a_comparison_is_no_point_of_the_curve() -> None:

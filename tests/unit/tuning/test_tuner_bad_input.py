@@ -173,22 +173,6 @@ def test_spans_that_come_twice_count_once() -> None:
 # ---------------------------------------------------------------------------------- jobs that rest
 
 
-@pytest.mark.slow
-def test_paused_job_is_released_and_tuned_again() -> None:
-    host = held_host()
-    (job,) = host.jobs
-    job.paused = True
-    host.run(120)
-    row = host.row()
-    assert row.decision.reason is DecisionReason.PAUSED
-    assert host.gpus[0].cap == DEFAULT
-    host.run(60)
-    job.paused = False
-    host.run(HOUR, until=lambda: held(host))
-    assert held(host)
-    assert 1.0 < host.gpus[0].slowdown < 1.05
-
-
 def test_short_lived_processes_leave_no_state() -> None:
     host = Host()
     for number in range(120):
