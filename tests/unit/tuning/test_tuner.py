@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import pytest
@@ -315,28 +314,6 @@ def test_returning_job_starts_with_its_certified_setting() -> None:
     assert again.decision.move is Move.PROBE
     (was,), (now,) = first.decision.caps.values(), again.decision.caps.values()
     assert abs(was - now) <= 1000
-
-
-def test_job_without_its_work_attribute_is_declined() -> None:
-    settings = quick(job=(TunedJobSettings(service="trainer", span="train_step", work="tokens.n"),))
-    host = Host(settings=settings)
-    host.train()
-    host.run(120)
-    row = host.row()
-    assert row.decision.reason is DecisionReason.BAD_WORK
-    assert not capped(host)
-
-
-def test_steps_of_varying_work_are_compared_by_their_work() -> None:
-    def work(generator: random.Random) -> float:
-        return float(generator.randint(900, 1100))
-
-    settings = quick(job=(TunedJobSettings(service="trainer", span="train_step", work="tokens.n"),))
-    host = Host(settings=settings)
-    host.train(work=work)
-    host.run(120)
-    row = host.row()
-    assert row.decision.reason is not DecisionReason.BAD_WORK
 
 
 def test_unconfigured_gpu_is_not_tuned() -> None:

@@ -157,19 +157,6 @@ def test_spans_with_impossible_times_do_not_keep_a_job_from_being_tuned() -> Non
     assert 1.0 < host.gpus[0].slowdown < 1.05
 
 
-def test_spans_that_come_twice_count_once() -> None:
-    host = Host()
-    job = host.train()
-    host.run(20)
-    before = tuning_job(host).row().units
-    now = host.clock.monotonic()
-    times = [(now - 10**9 + n * 10**8, now - 10**9 + (n + 1) * 10**8) for n in range(10)]
-    for _ in range(100):
-        send(host, job.consumer, *times)
-    host.run(1)
-    assert tuning_job(host).row().units - before < 60
-
-
 # ---------------------------------------------------------------------------------- jobs that rest
 
 
