@@ -4,23 +4,31 @@
 PURE := $(shell sed -n '/^name = "Arithmetic is pure"/,/^]/s|^  "\(.*\)",.*|\1|p' pyproject.toml | paste -sd,)
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract tests/field
+# Tests of pure modules. Those of whole tuners are simulations.
+COVERED = tests/property $(wildcard $(addprefix tests/unit/, advice attribution fleet footprint frontier inference \
+	model recurring sharing spans training tuning/pipeline util)) \
+	$(filter-out tests/unit/tuning/test_tuner%, $(wildcard tests/unit/tuning/test_*.py))
 # To collect all files takes each worker half a minute.
 WITH_SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' $(INNER))
-PYTEST := $(BIN)/python -m pytest -n logical
+# By file: tests of one file share simulated worlds and running programs.
+BY_FILE := -n logical --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(BY_FILE)
 # A part that fails does not keep the others from running.
 EACH = $(MAKE) --no-print-directory -k
 BOTH = $(EACH) -j2 --output-sync=target
-BY_FILE := --dist loadfile --no-loadscope-reorder
 # Flow tests wait for processes, timers and sockets half of their time.
 FLOW_WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
+FAST := --hypothesis-profile=fixed -m 'not slow and not exhaustive'
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 
-export PYTHON PYTHONDONTWRITEBYTECODE
+export PYTHON
+# Tests start the program hundreds of times: its modules are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner slow flow \
-	flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
+.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner \
+	covered uncovered slow flow flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,30 +80,34 @@ format: ## rewrite the sources in the project's style
 unit: ## unit, property and contract tests, the slow ones left out
 	$(PYTEST) -q -m 'not slow and not exhaustive' $(INNER)
 
-# Coverage triples the CPU time of simulations, which the slow tests are: it is measured without them,
-# and only of the modules that need it.
-inner:
+# Coverage triples the CPU time of calculations: it is measured in the tests of the modules that need it.
+inner: covered uncovered
+
+covered:
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run --source=$(PURE) -m pytest -n logical --hypothesis-profile=fixed -m 'not slow and not exhaustive' $(RECORD) $(INNER)
+	$(BIN)/python -m coverage run --source=$(PURE) -m pytest $(BY_FILE) $(FAST) $(RECORD) $(COVERED)
+
+uncovered:
+	$(PYTEST) $(FAST) $(RECORD) $(COVERED:%=--ignore=%) $(filter-out $(COVERED), $(INNER))
 
 slow:
-	nice $(BIN)/python -m pytest -n logical --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
+	nice $(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
 
 # Simulations take the time in which flow tests wait.
 flow-and-slow:
 	@$(BOTH) flow slow
 
 flow:
-	$(PYTEST) -n $(FLOW_WORKERS) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow
+	$(PYTEST) -n $(FLOW_WORKERS) -m 'not exhaustive' $(RECORD) tests/flow
 
 thorough:
 	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
 
 exhaustive:
-	$(PYTEST) $(BY_FILE) -m 'exhaustive and not alone and not search' $(RECORD) tests
+	$(PYTEST) -m 'exhaustive and not alone and not search' $(RECORD) tests
 
 search:
-	$(PYTEST) $(BY_FILE) -m search $(RECORD) tests/flow
+	$(PYTEST) -m search $(RECORD) tests/flow
 
 alone:
 	$(BIN)/python -m pytest -m alone $(RECORD) tests/flow
@@ -103,7 +115,7 @@ alone:
 soak:
 	$(BIN)/python -m benchmarks.soak --minutes 10 --interval 50ms --beside
 
-coverage: ## require 100 % of the pure modules from the last run of the inner tests
+coverage: ## require 100 % of the pure modules from the last run of the covered tests
 	@$(BIN)/python -m coverage combine -q --keep
 	@$(BIN)/python -m coverage report --skip-covered --fail-under=100 --show-missing
 

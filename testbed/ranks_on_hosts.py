@@ -40,6 +40,10 @@ def place_of(job: str) -> str:
     return f"/fleet-jobs/{quote(job, safe='')}/"
 
 
+EXPLORER = f"{place_of(JOB)}explorer"
+"""The key of the host whose turn it is to compare settings."""
+
+
 class RankHost(ExchangingHost):
     """One of the hosts, with one rank."""
 
@@ -114,10 +118,17 @@ class RankedHosts(HostsInStep[RankHost]):
     @property
     def explorer(self) -> str:
         """The host whose turn it is to compare settings."""
-        entries = self._observer.read(f"{place_of(JOB)}explorer").entries
+        entries = self._observer.read(EXPLORER).entries
         return entries[0].value.decode() if entries else ""
 
     @property
     def lost(self) -> float:
         """The seconds by which the run so far is longer than it would be without any cap."""
         return self.elapsed - self.together.usual
+
+
+def row(hosts: RankedHosts, number: int) -> TuningRow:
+    """The row of the job on a host that has one."""
+    found = hosts.members[number].row
+    assert found is not None
+    return found

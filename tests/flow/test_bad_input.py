@@ -65,17 +65,13 @@ def test_options_that_cannot_be_are_refused(arguments: list[str], sentence: str)
     assert (code, said[: len(sentence)]) == (2, sentence)
 
 
-def test_mistyped_environment_variable_is_only_a_warning(tmp_path: Path) -> None:
-    with Running(tmp_path, environ={"WATTSPAN_AGENT_INTERVALL": "1s"}) as agent:
-        agent.measuring()
-        assert "WATTSPAN_AGENT_INTERVALL is ignored: no such setting. Did you mean" in agent.said
-    assert re.match("Bad value", run(tmp_path, agent__interval="")[1].partition(": ")[2])
-
-
 # ------------------------------------------------------------------------------- the exporter
 
 
-def test_port_in_use_error_names_a_diagnostic_command(tmp_path: Path) -> None:
+def test_port_in_use_is_named_and_keeps_stored_measurements(tmp_path: Path) -> None:
+    with Running(tmp_path) as agent:
+        before = agent.measuring().energy()
+        agent.end()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         listen = f"127.0.0.1:{port}"
@@ -83,15 +79,6 @@ def test_port_in_use_error_names_a_diagnostic_command(tmp_path: Path) -> None:
     assert code == 4
     assert said.startswith(f"Cannot serve metrics on {listen}: the port is in use; stop its user")
     assert f"ss -ltnp sport = :{port}" in said
-
-
-def test_port_in_use_keeps_stored_measurements(tmp_path: Path) -> None:
-    with Running(tmp_path) as agent:
-        before = agent.measuring().energy()
-        agent.end()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert run(tmp_path, "--emulate", "laptop", exporters__prometheus__listen=listen)[0] == 4
     with Running(tmp_path) as agent:
         assert eventually(agent.energy, "the first figure") >= before
 

@@ -276,7 +276,8 @@ class Terminal:
     def shows(self, text: bytes, within: float = 60.0) -> None:
         def look() -> bool:
             with contextlib.suppress(OSError):
-                self.seen.extend(os.read(self.ours, 65536))
+                while read := os.read(self.ours, 65536):
+                    self.seen.extend(read)
             return text in self.seen
 
         eventually(look, f"the terminal shows {text!r}", within=within)

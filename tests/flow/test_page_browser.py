@@ -178,7 +178,13 @@ def test_every_text_can_be_read_against_its_ground(browser: Browser) -> None:
                 assert [one for one in contrasts if one[0] < 4.5] == [], scheme
 
 
-@pytest.mark.parametrize("world", ["world", "eight_gpus", "hostile", "quiet", "unknown"])
+@pytest.mark.parametrize(
+    "world",
+    [
+        *("eight_gpus", "hostile", "unknown"),
+        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("world", "quiet")),
+    ],
+)
 def test_page_fits_every_width(browser: Browser, world: str) -> None:
     told = getattr(page_worlds, world)()
     known = world != "unknown"

@@ -35,7 +35,9 @@ while True:
 MOST_IN_A_WRITE = (29 + 1 + 3) * J
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(2, 6))]
+)
 def test_kill_at_any_moment_loses_at_most_one_write(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(4):

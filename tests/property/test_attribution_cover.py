@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattspan.attribution.cover import PRESENCE, Cover, decide, overlap, thing_of
@@ -178,6 +178,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.slow
+@settings(max_examples=settings().max_examples - 15)  # ten in `make test`
 @given(CHOSEN, EVENTS)
 def test_no_part_of_the_hardware_is_counted_twice(
     meters: list[Meter], events: list[tuple[int, str, int]]

@@ -150,7 +150,9 @@ class BudgetedHost(RuleBasedStateMachine):
 
 
 TestBudgetedHost = BudgetedHost.TestCase
-TestBudgetedHost.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBudgetedHost.settings = settings(
+    max_examples=settings().max_examples * 3 // 5, stateful_step_count=40, deadline=None
+)
 
 
 def test_hidden_device_keeps_the_limits_of_the_others_over_two_kills() -> None:

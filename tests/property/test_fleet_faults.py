@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed.simulated_fleet import SimulatedFleet, SimulatedHost, W
 
@@ -40,6 +40,7 @@ SHORT = 4.0
 
 
 @pytest.mark.slow
+@settings(max_examples=settings().max_examples - 20)  # five in `make test`
 @given(events=EVENTS)
 def test_budgets_hold_under_any_faults_and_are_used_after_them(
     events: list[tuple[str, int, float]],

@@ -47,7 +47,7 @@ def of_random_jobs(test: Callable[[int, float, float, int], None]) -> Callable[[
         st.sampled_from([0.0, 0.004]),
         st.integers(0, 2**16),
     )
-    return settings(max_examples=4, deadline=None)(given_jobs(test))
+    return settings(max_examples=settings().max_examples // 12, deadline=None)(given_jobs(test))
 
 
 def job_on(hosts: int, budget: float, chance: random.Random) -> RunningJob:

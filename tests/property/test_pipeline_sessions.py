@@ -15,10 +15,11 @@ from wattspan.tuning.pipeline.session_state import PipelinePolicy, begin_session
 ITERATIONS = 250
 FLOOR = 800
 BASES = st.lists(st.sampled_from([0.04, 0.07, 0.1]), min_size=2, max_size=3)
+FEW = settings(max_examples=settings().max_examples // 12)  # two in `make test`
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@FEW
 @given(
     BASES,
     st.sampled_from([0.01, 0.05]),
@@ -57,7 +58,7 @@ def test_session_keeps_the_budget(
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
+@FEW
 @given(
     st.sampled_from([(0.1, 0.06), (0.06, 0.1)]),
     st.sampled_from([0.01, 0.05]),

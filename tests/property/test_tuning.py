@@ -28,6 +28,7 @@ from wattspan.tuning.decisions.values import (
 )
 
 RUNS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(RUNS, max_examples=settings().max_examples // 5)  # five in `make test`
 
 
 def curve(costs: Sequence[float], powers: Sequence[float], level: float) -> tuple[float, float]:
@@ -58,18 +59,6 @@ plants = st.builds(
 )
 
 
-@pytest.mark.slow
-@RUNS
-@given(plants)
-def test_caps_are_between_floor_and_original(plant: Plant) -> None:
-    run = Run(plant)
-    run.on(900)
-    for decision in run.decisions:
-        assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
-        assert decision.caps.keys() <= {GPU}
-        assert decision.move in (Move.PROBE, Move.HOLD) or not decision.caps
-
-
 @RUNS
 @given(
     plants,
@@ -84,10 +73,10 @@ def test_veto_releases_within_one_step(plant: Plant, turns: int, veto: DecisionR
 
 
 @pytest.mark.slow
-@RUNS
+@FEW
 @given(plants)
-def test_exploration_cost_stays_within_its_budget(plant: Plant) -> None:
-    """By the tuner's own account, at any time until a long hold."""
+def test_caps_and_the_cost_of_exploration_are_within_their_bounds(plant: Plant) -> None:
+    """The cost by the tuner's own account, at any time until a long hold."""
     run = Run(plant)
     for _ in range(60):
         run.on(10)
@@ -95,6 +84,10 @@ def test_exploration_cost_stays_within_its_budget(plant: Plant) -> None:
         if figures.lost is not None and figures.allowance is not None:
             # One probe may turn out dearer than anything that was known of the curve.
             assert figures.lost <= figures.allowance + 30 * SECOND
+    for decision in run.decisions:
+        assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
+        assert decision.caps.keys() <= {GPU}
+        assert decision.move in (Move.PROBE, Move.HOLD) or not decision.caps
 
 
 @RUNS
@@ -267,7 +260,7 @@ shared_runs = st.builds(
 
 
 @pytest.mark.slow
-@RUNS
+@FEW
 @given(shared_runs)
 def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun) -> None:
     certified = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.attribution.frozen_counters import FrozenCounters
+from wattspan.attribution.frozen_counters import FrozenCounters, frozen_failure
 from wattspan.model import (
     SECOND,
     Consumer,
@@ -15,6 +16,7 @@ from wattspan.model import (
     Microjoules,
     Provenance,
     Reading,
+    Trouble,
     Usage,
 )
 
@@ -96,3 +98,14 @@ def test_counter_of_another_epoch_begins_anew() -> None:
     assert counters.moves(DOMAINS, [])[1] == {"p"}
     again = reading(PACKAGE, 10, 7, epoch=1)
     assert counters.moves(DOMAINS, [again]) == ([True], frozenset())
+
+
+@pytest.mark.parametrize(("cpus", "frozen"), [(4.0, {"m"}), (1.0, set())])
+def test_constant_power_beside_a_change_of_the_load_is_frozen(cpus: float, frozen: set) -> None:
+    counters = FrozenCounters()
+    for second in range(1, 80):
+        counters.moves(DOMAINS, [reading(METER, second, second * 10**6)])
+        counters.add_usages([usage(second, cpus if second > 40 else 0.0)])
+    assert counters.moves(DOMAINS, [])[1] == frozen
+    failure = frozen_failure(METER)
+    assert (failure.trouble, failure.domain_id) == (Trouble.STUCK, "m")

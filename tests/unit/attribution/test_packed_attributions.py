@@ -34,6 +34,7 @@ def test_watermark_is_the_end_of_the_last_entry() -> None:
     history.add(settled(0, 100))
     history.add(settled(100, 200))
     assert history.watermark("d") == Instant(200, 0)
+    assert [one.interval.end.mono for one in history.entries("d", 0, 100)] == [100]
 
 
 def test_entries_older_than_the_span_are_removed_with_their_payers() -> None:

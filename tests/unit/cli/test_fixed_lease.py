@@ -55,25 +55,6 @@ class StepCaps:
         self.closed, self.limit = True, ORIGINAL
 
 
-@pytest.mark.parametrize(
-    ("wanted", "ceiling", "requested", "reached"),
-    [
-        (None, None, 400_000, False),
-        (500_000, None, 400_000, False),
-        (400_000, None, None, True),
-        (400_000, None, 500_000, False),
-        (400_000, None, 400_000, True),
-        (400_000, 300_000, 400_000, False),
-        (400_000, 300_000, 300_000, True),
-    ],
-)
-def test_row_reaches_a_limit_once_it_is_requested(
-    wanted: int | None, ceiling: int | None, requested: int | None, reached: bool
-) -> None:
-    state = KnobState(KEY, "GPU 0", requested=requested)
-    assert CapRow(state, wanted=wanted, ceiling=ceiling).reaches(400_000) is reached
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "RENEWAL_INTERVAL", 1_000_000)

@@ -425,7 +425,7 @@ class SingleChanges:
             self._changes.close()
 
 
-@pytest.mark.parametrize("writes", [2, 900, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("writes", [2, 900, pytest.param(20_000, marks=pytest.mark.exhaustive)])
 def test_flood_of_changes_is_caught_up_by_one_round(folder: Path, writes: int) -> None:
     clock = ManualClock()
     memory = MemoryCluster(clock)

@@ -471,7 +471,7 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     division.add_steps({"a": _steps(0, 3, 100), "b": _steps(0, 0.1, 100)})
     assert division.settle(3 * S).requests == []
     for number in range(8):
-        _learn_another(model, str(number), seconds=61)
+        _learn_another(model, str(number), seconds=70)
 
     (settled,) = division.settle(3 * S + BOARD_TIMEOUT).requests
 
@@ -482,10 +482,12 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
 def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None:
     model = _learned()
     division = RequestDivision(lambda _: model)
-    idle = _request(1, 0, 0, 1)
+    idle, busy = _request(1, 0, 0, 1), _request(2, 0, 0, 1, decode=100)
     division.assign("e", GPU)
-    division.add([idle, _request(2, 0, 0, 1, decode=100)], S, engine="e")
+    division.add([idle, busy], S, engine="e")
     division.add_steps({"gpu": _steps(0, 1, 100)})
+    assert division.estimator("unknown") is None
+    assert division.estimator("e").estimate(busy).energy > 0
 
     one, other = division.settle(S).requests
 
@@ -533,7 +535,7 @@ def _learn_another(model: TokenPowerModel, name: str, *, seconds: int) -> None:
     division = _division(
         [_request(1, 0, 0, seconds, decode=9)._replace(model=name)],
         S,
-        _steps(0, seconds, 100, S),
+        _steps(0, seconds, 100, 10 * S),
         model=model,
     )
     division.settle(seconds * S)

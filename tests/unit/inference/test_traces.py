@@ -56,6 +56,8 @@ def test_received_spans_that_become_outer_are_returned() -> None:
     assert _add(traces, _span(3, 2, 10)) == {1}
     assert _add(traces, _span(4, 2, 10)) == set()
     assert traces.has_inner(ALICE, SpanPlace(TRACE, _id(1)))
+    assert traces.has_outer(ALICE, SpanPlace(TRACE, _id(3)))
+    assert _add(traces, _span(9, 3, 10), _span(8, trace=7)) == {3}
     assert not traces.has_inner(ALICE, SpanPlace(b"u" * 16, _id(1)))
 
 

@@ -57,6 +57,7 @@ def test_account_is_bounded_by_gaps_and_withheld_energy(
     changes: dict[str, object], energy: Certainty, consumers: Certainty
 ) -> None:
     account = replace(first(), **changes)  # type: ignore[arg-type]
+    assert account.divided == first().energy
     assert account.energy_certainty is energy
     assert account.consumers_certainty is consumers
 
@@ -94,3 +95,8 @@ def test_domain_that_its_source_cannot_read_bounds_the_power() -> None:
     assert lost.bounded_powers == {HwType.CPU}
     field = replace(lost, domains=whole)
     assert field.lost == frozenset(), "a failing field of a present domain"
+
+
+def test_part_of_a_gpu_without_a_sensor_is_a_division() -> None:
+    gpu = next(one.domain for one in busy_host().domains if one.domain.hw_type is HwType.GPU)
+    assert [one.is_division for one in (gpu, replace(gpu, parent="GPU"))] == [False, True]

@@ -1,3 +1,5 @@
+import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -5,6 +7,7 @@ import pytest
 
 from wattspan.model import IdlePolicy
 from wattspan.model.settings import (
+    REDACTED,
     Duration,
     Listen,
     SettingError,
@@ -13,6 +16,7 @@ from wattspan.model.settings import (
     about,
     convert,
     keys,
+    redacted,
     table_text,
     to_plain,
 )
@@ -29,6 +33,19 @@ class Everything(Table, frozen=True):
     ratio: Annotated[float, about("A part.", least=0, most=1)] = 0.5
     rows: Annotated[int, msgspec.Meta(ge=1, le=10)] = 5
     names: tuple[str, ...] = ()
+
+
+class Nested(Table, frozen=True):
+    """Keys with entries, and a secret."""
+
+    knobs: tuple[Literal["clock", "power"], ...] = ()
+    parts: dict[Literal["day", "night"], float] = msgspec.field(default_factory=dict)
+    row: tuple[Everything, ...] = ()
+    token: Annotated[str, about("Key.", secret=True)] = ""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.token in self.parts:
+            yield "token", "it is a part"
 
 
 def fault(**raw: object) -> str:
@@ -91,6 +108,8 @@ def test_invalid_listen_address_is_refused_with_the_invalid_part(text: str, frag
 def test_listen_address_has_host_and_port() -> None:
     assert (Listen("[::1]:9949").host, Listen("[::1]:9949").port) == ("::1", 9949)
     assert Listen("*:1").host == Listen(":1").host == ""
+    loopback = [Listen(f"{host}:1").loopback for host in ("127.1.2.3", "localhost", "x", "")]
+    assert loopback == [True, True, False, False]
 
 
 def test_faults_of_a_table_are_reported_together() -> None:
@@ -142,6 +161,27 @@ def test_check_of_a_table_is_reported_with_its_name() -> None:
 
     with pytest.raises(SettingError, match=r"\[sources.picky\]: low: it is too high\.$"):
         convert({"low": 4}, Picky, "sources.picky")
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        ({"knobs": ["clok"]}, '"clok" is not "clock" or "power"; did you mean "clock"?'),
+        ({"knobs": [3]}, 'expected list of "clock" or "power", got a list.'),
+        ({"parts": {"dy": 1}}, '"dy" is not "day" or "night"; did you mean "day"?'),
+        ({"parts": {"day": 1, "night": "x"}}, 'expected number for "night", got "x".'),
+        ({"row": [{}, 3]}, "'x.row[1]': expected a table, [[x.row]], got 3."),
+        ({"token": "day", "parts": {"day": 1}}, "'x.token': it is a part."),
+    ],
+)
+def test_fault_of_an_entry_is_named(raw: dict[str, object], cause: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(cause)):
+        convert(raw, Nested, "x")
+
+
+def test_secret_is_not_displayed() -> None:
+    assert redacted(Nested(token="a")) == Nested(token=REDACTED)
+    assert redacted(Nested()) == Nested()
 
 
 def test_missing_required_key_is_named() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from wattspan.recurring.jobs import (
     BatchSizeTrial,
+    JobRuns,
     NamedTerms,
     Prospect,
     RecurringJobTerms,
@@ -17,6 +18,7 @@ from wattspan.recurring.jobs import (
     SearchVerdict,
     TrainingRun,
     TrialOutcome,
+    job_facts,
     mean_energies,
     next_run,
     prospect,
@@ -152,6 +154,23 @@ def test_mean_energy_is_that_of_runs_with_the_target_in_the_window() -> None:
     runs = [run(32, 90.0), run(32, 50.0), run(32, 5.0, TrialOutcome.STOPPED), run(32, 70.0)]
     assert mean_energies(TERMS, runs) == {32: 70.0}
     assert mean_energies(windowed, runs) == {32: 60.0}
+
+
+def test_facts_have_the_terms_and_the_runs_of_each_size() -> None:
+    open_run = replace(run(64, 0.0, None), key=7)
+    runs = run(32, 100.0), run(64, 60.0), run(16, 9.0, TrialOutcome.LOST), open_run
+    facts = job_facts(JobRuns(TERMS, "1 GPU", runs))
+    assert [facts[one] for one in ("runs", "running", "newest_run", "phase")] == [
+        4,
+        1,
+        7,
+        "pruning",
+    ]
+    kinds = "batch_size", "runs", "reached", "running", "lost"
+    assert [tuple(map(one.get, kinds)) for one in facts["sizes"]] == [
+        (16, 1, 0, 0, 1), (32, 1, 1, 0, 0), (64, 1, 1, 1, 0),
+    ]  # fmt: skip
+    assert NamedTerms(**facts["terms"]).terms("nightly") == TERMS
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,12 @@ def test_modest_user_gets_places_beside_a_greedy_one(
     assert {pool for pool, _ in counts} == {name}
 
 
-def test_value_without_a_place_is_not_kept() -> None:
-    kept: FairCache[str, int] = FairCache(FairPool(1, Overflow.REFUSE))
+@pytest.mark.parametrize("overflow", [Overflow.REFUSE, Overflow.REPLACE])
+def test_value_without_a_place_is_not_kept(overflow: Overflow) -> None:
+    kept: FairCache[str, int] = FairCache(FairPool(1, overflow))
     kept.store("first", 1, "a", 0)
     kept.store("second", 2, "a", 0)
-    assert kept == {"first": 1}
+    assert kept == ({"first": 1} if overflow is Overflow.REFUSE else {"second": 2})
 
 
 def test_counters_of_pools_of_one_name_are_summed() -> None:

@@ -17,7 +17,7 @@ from wattspan.spans.aggregator import (
     SpanAggregator,
     shortened_name,
 )
-from wattspan.spans.values import Outcome
+from wattspan.spans.values import Outcome, SpanEnergyColumns
 
 MANY = 4
 
@@ -163,6 +163,9 @@ def test_time_of_spans_is_limited_to_covered_time() -> None:
     totals.add([measured] * 10, moment(0))
     totals.add([joined("old", {CPU: 1}, start=5, end=4)], moment(0))
     assert rows(totals)["shop", "old"].time == 50 * S
+    whole = SpanEnergyColumns.of([joined("new", {CPU: 1}), joined("new", {CPU: 1}, end=3)])
+    totals.add(whole.picked(list), moment(0))
+    assert rows(totals)["shop", "new"].time == 4 * S
 
 
 def test_other_row_uses_no_slot() -> None:

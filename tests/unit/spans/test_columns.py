@@ -11,6 +11,7 @@ from wattspan.spans.values import (
     SpanColumns,
     SpanEnergy,
     SpanEnergyColumns,
+    TokenRole,
 )
 
 SPANS = [
@@ -26,6 +27,7 @@ def test_columns_return_their_rows() -> None:
     assert list(columns[1:3]) == SPANS[1:3]
     assert list(columns.end) == [0, 2, 4, 6]
     assert len(SpanColumns.of([])) == 0
+    assert columns.replaced(end=columns.start)[1].end == 1
 
 
 def test_columns_of_columns_are_the_same_object() -> None:
@@ -81,3 +83,7 @@ def test_joined_energies_with_a_missing_part_are_partial() -> None:
     assert [
         one._replace(outcome=two.outcome) for one, two in zip(energies, spans, strict=True)
     ] == spans
+
+
+def test_only_engines_and_plain_applications_are_no_callers() -> None:
+    assert [one for one in TokenRole if not one.is_call] == [TokenRole.ENGINE, TokenRole.PLAIN]

@@ -277,6 +277,14 @@ def test_outside_energy_never_falls() -> None:
         assert outside + again + rest + alone.exclusive[CPU] == 7 + 1047 + 1 + 3
 
 
+def test_displaced_span_is_the_one_that_started_last() -> None:
+    process = ProcessSpans()
+    for ident in (1, 2):
+        process.open(started(ident, ident))
+    process.displace()
+    assert [process.awaits(span(ident, 0, 1).id) for ident in (1, 2)] == [True, False]
+
+
 def test_earlier_span_extends_the_accounted_time() -> None:
     process, profile = ProcessSpans(), known(1000)
     process.settle([span(1, 500, 600)], profile, NEVER)
@@ -664,6 +672,8 @@ def test_cache_drops_the_oldest_keys() -> None:
     assert b"\x00" not in recent
     assert recent.isdisjoint([b"\x00"])
     assert not recent.isdisjoint([b"\x02"])
+    recent.bound(2)
+    assert len(recent) <= 2
 
 
 def test_cache_drops_keys_by_age() -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from wattspan.attribution.division import StaticShare
 from wattspan.model import Domain, HwType, Microjoules, Provenance, StaticBasis
-from wattspan.spans.process_energy import DomainStep, DomainSteps, ProcessEnergy
+from wattspan.spans.process_energy import (
+    DomainStep,
+    DomainSteps,
+    ProcessEnergy,
+    append_share,
+)
+from wattspan.spans.profiles import EnergyProfile
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 GPU = Domain("gpu0", HwType.GPU, "gpu", "fake", Provenance.MEASURED, resource="gpu")
@@ -127,3 +133,13 @@ def test_static_part_of_a_share_follows_its_energy() -> None:
     split = energy.profile.between(0, 100).split
     assert split is not None
     assert split[0].static == Microjoules(200)
+
+
+def test_doubt_is_an_error_of_at_most_the_larger_part() -> None:
+    errors = []
+    for doubt in (0, 100, 600, 9_000):
+        profile = EnergyProfile()
+        append_share(profile, CPU, step(0, 100), 400, doubt)
+        profile.merge()
+        errors.append(profile.between(0, 100).uncertainty[HwType.CPU])
+    assert errors[0] < errors[1] < errors[2] == errors[3]

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import pytest
+from testbed.memory_cluster import MemoryCluster
+from testbed.ranks_on_hosts import (
+    EXPLORER,
+    JOB,
+    RankedHosts,
+    RankHost,
+    place_of,
+    row,
+    searches,
+    spread,
+)
+from testbed.tuned_host import DEFAULT, TICK, Host
+from testbed.tuned_ranks import train_together
+from testbed.tuning_plant import with_fields
 
-from wattspan.fleet.job_records import RECORD_LIFETIME, JobRecord, JobView, RankSetting, SeenRecord
-from wattspan.model import SECOND
-from wattspan.tuning.host_turns import HostTurn, host_part, judged
+from wattspan.config import TunedJobSettings
+from wattspan.fleet.coordination import KeyWrite
+from wattspan.fleet.job_records import (
+    RECORD_LIFETIME,
+    JobRecord,
+    JobView,
+    RankSetting,
+    SeenRecord,
+    decode_record,
+    encode_record,
+)
+from wattspan.model import SECOND, DecisionReason, Move
+from wattspan.testing import ManualClock
+from wattspan.tuning.decisions.values import Observation
+from wattspan.tuning.host_turns import LONGEST_HOLD, HostTurn, host_part, judged, kept
 
 NOW = 100 * SECOND
+MINUTES = 1800
 ORIGINAL = RankSetting()
 COMPARING = RankSetting(since=5, lost=0.002)
 HOLDING = RankSetting(since=5, setting="560 W", lost=0.004)
@@ -119,3 +146,112 @@ def test_more_hosts_than_configured_have_the_original_setting() -> None:
     found = turn(seen(ORIGINAL), seen(ORIGINAL, "c"), hosts=2)
     assert not found.may_explore
     assert found.trouble == "3 hosts have such a job, more than `hosts` (2)."
+
+
+def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    host, first = hosts.hosts[0], hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.holds)
+    state, now = host.tuner._jobs[JOB].strategy.state, host.clock.monotonic()
+    assert state is not None
+    in_force = {gpu.device: gpu.cap for gpu in host.gpus}
+    assert kept(state, Observation(now, in_force=in_force)) is not None
+    assert kept(state, Observation(now + LONGEST_HOLD, in_force=in_force)) is None
+
+
+def test_long_text_of_a_setting_is_truncated_in_the_record() -> None:
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    hosts.run(MINUTES, until=lambda: hosts.members[0].holds)
+    job = hosts.hosts[0].tuner._jobs[JOB]
+    assert job.strategy.state is not None
+    state = with_fields(job.strategy.state, candidate=10**300)  # milliwatts
+    ranks = job.turns.rank_setting(state, job.report, explores=False)
+    record = JobRecord(session="a", sent=1, ranks=ranks)
+    assert decode_record(encode_record(record)) == record
+    assert len(record.ranks.setting) == 100
+
+
+def test_lost_turn_ends_the_comparisons() -> None:
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    first = hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.cap < DEFAULT)
+    foreign = hosts.cluster.client()
+    foreign.commit([KeyWrite(EXPLORER, b"host-9")])
+    hosts.run(5, until=lambda: row(hosts, 0).decision.reason is DecisionReason.WAITING)
+    assert "the turn of this host to compare settings has ended" in row(hosts, 0).decision.sentence
+    hosts.run(5)
+    assert first.cap == DEFAULT
+    foreign.commit([KeyWrite(EXPLORER, None)])
+    hosts.run(MINUTES, until=lambda: first.holds)
+    assert first.holds
+
+
+def test_ended_turn_ends_the_comparison_of_a_held_setting() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(3, settle=5 * SECOND), later=(1,), noise=0.002)
+    first = hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.holds)
+    hosts.run(MINUTES, until=lambda: first.compares)
+    hosts.cluster.client().commit([KeyWrite(EXPLORER, b"host-9")])
+    hosts.run(5, until=lambda: not first.compares)
+    assert "the turn of this host to compare settings has ended" in row(hosts, 0).decision.sentence
+
+
+def test_turn_that_another_job_of_the_host_keeps_from_use_is_left() -> None:
+    jobs = tuple(
+        TunedJobSettings(service=service, span="train_step", kind="steps", hosts=2)
+        for service in ("a", "b")
+    )
+    clock = ManualClock()
+    cluster = MemoryCluster(clock)
+    member = RankHost("host-0", spread(2, job=jobs), cluster, 1, gpus=2)
+    for number, one in enumerate(jobs):
+        member.host.train(one.service, number, noise=0.002)
+    names = [f"{one.service}/{one.span}" for one in jobs]
+    unused: list[bool] = []
+    for tick in range(MINUTES * SECOND // TICK):
+        member.turn(tick)
+        clock.advance(ns=TICK)
+        rows = {name: member.host.row(name) for name in names}
+        exploring = [name for name in names if searches(rows[name])]
+        assert len(exploring) <= 1
+        held = [one for one in rows.values() if one and one.decision.move is Move.HOLD]
+        if exploring and not held:
+            other = names[1 - names.index(exploring[0])]
+            unused.append(bool(cluster.read(f"{place_of(other)}explorer").entries))
+        if len(held) == 2:
+            break
+    assert all(gpu.cap < DEFAULT for gpu in member.host.gpus)
+    assert 0 < sum(unused) < len(unused) / 5
+
+
+def test_ended_job_is_withdrawn() -> None:
+    hosts = RankedHosts((0.1, 0.1), noise=0.002)
+    hosts.run(30)
+    assert hosts.cluster.read("/fleet-jobs/").entries
+    for host in hosts.hosts:
+        host.jobs[0].alive = False
+    hosts.run(20)
+    assert hosts.cluster.read("/fleet-jobs/").entries == ()
+    assert row(hosts, 0).partners == ()
+
+
+def test_host_without_a_service_has_the_original_setting() -> None:
+    host = Host(settings=spread(2))
+    train_together(host, (0.1,))
+    host.run(120)
+    found = host.row(JOB)
+    assert (found.decision.move, found.decision.reason) == (Move.DECLINE, DecisionReason.WAITING)
+    assert "[fleet] names no service" in found.decision.sentence
+    assert host.gpus[0].cap == DEFAULT
+
+
+def test_first_comparison_has_no_work_of_the_time_before_the_turn() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(2, block=2 * SECOND), noise=0.002)
+    first, second = hosts.members
+    hosts.run(MINUTES, until=lambda: first.holds)
+    hosts.run(60, until=lambda: second.compares)
+    assert second.compares
+    began = hosts.elapsed
+    hosts.run(60, until=lambda: second.cap < DEFAULT)
+    assert second.cap < DEFAULT
+    assert hosts.elapsed - began >= 2

@@ -96,6 +96,14 @@ def test_tail_that_breaks_releases_at_once() -> None:
     assert decision.reason is DecisionReason.TAIL
 
 
+def test_load_that_was_not_compared_is_compared_before_it_is_held() -> None:
+    server = Server(little, limit=700_000_000)
+    server.until(held)
+    server.rate = 12.0
+    server.until(lambda one: one.reason is DecisionReason.SENTINEL, turns=40)
+    assert server.until(held, turns=80).caps
+
+
 @pytest.mark.slow
 def test_tail_that_does_not_hold_is_not_certified() -> None:
     server = Server(little, limit=470_000_000)

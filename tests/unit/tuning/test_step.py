@@ -19,8 +19,12 @@ from testbed.tuning_plant import (
 )
 
 from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
+from wattspan.tuning.decisions.estimates import LevelEstimate
 from wattspan.tuning.decisions.report import certified_levels, report
-from wattspan.tuning.decisions.search import searches_without_result
+from wattspan.tuning.decisions.search import (
+    fitted_curve,
+    searches_without_result,
+)
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
@@ -28,6 +32,7 @@ from wattspan.tuning.decisions.values import (
     Objective,
     Observation,
     WorkloadKind,
+    WorkUnit,
 )
 
 
@@ -117,6 +122,9 @@ def test_held_level_is_compared_with_the_original_now_and_then() -> None:
     assert sentinel.move is Move.PROBE
     assert not sentinel.caps
     assert run.until(held).caps
+    run.plant.metered = False
+    run.until(lambda one: one.reason is DecisionReason.SENTINEL)
+    assert run.until(held).caps
 
 
 @pytest.mark.slow
@@ -139,10 +147,11 @@ def test_lower_level_is_tried_with_more_evidence() -> None:
 
 def test_lower_level_with_a_negligible_gain_is_not_tried() -> None:
     level = holding().decisions[-1].caps[GPU]
-    run = Run(Plant(), ranges=(KnobRange(GPU, TOP, level - 1_000),))
-    run.until(held)
-    run.on(600)
-    assert (run.state.search.certified, run.state.search.refinements) == (level, 0)
+    for floor in (level - 1_000, level):
+        run = Run(Plant(), ranges=(KnobRange(GPU, TOP, floor),))
+        run.until(held)
+        run.on(600)
+        assert (run.state.search.certified, run.state.search.refinements) == (level, 0)
 
 
 def test_several_devices_get_one_level_within_each_ones_range() -> None:
@@ -351,3 +360,19 @@ def test_policy_distinguishes_requests_and_steps() -> None:
     state, decision = step(state, Observation(now=SECOND))
     assert decision.reason is DecisionReason.NO_SIGNAL
     assert state.latency_limit is None
+
+
+def test_too_few_requests_permit_no_comparison() -> None:
+    state = begin(replace(QUICK, kind=WorkloadKind.REQUESTS), RANGES, now=0)
+    first = Observation(now=700 * SECOND, units=(WorkUnit(0, SECOND),))
+    state, decision = step(state, first)
+    assert (decision.reason, decision.caps) == (DecisionReason.TOO_NOISY, {})
+    assert "too few requests arrive" in decision.sentence
+    assert step(state, replace(first, now=701 * SECOND, units=()))[1] is decision
+
+
+def test_level_without_a_comparison_is_no_point_of_the_curve() -> None:
+    state = holding().state
+    levels = {**state.estimates.levels, FLOOR: LevelEstimate()}
+    more = state._replace(estimates=replace(state.estimates, levels=levels))
+    assert fitted_curve(more) == fitted_curve(state)

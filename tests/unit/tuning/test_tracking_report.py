@@ -71,6 +71,9 @@ def test_saving_is_known_with_the_energy_of_both_settings_only() -> None:
         cells = cells.add_energy(0, 0, 1e6, 10).add_energy(0, 1, 8e5, 10)
     totals = TrackingTotals(saved=2e6, metered=9e6)
     lower = tracking_figures(state(setting=1, cells=cells, totals=totals))
+    (met,) = load_figures(state(setting=1, cells=cells), NAMES).bins
+    assert (met.bin, met.setting, met.requests, met.kept) == (0, 1980, 0, None)
+    assert (met.joules_per_token, met.original_joules_per_token) == (0.1, 0.1)
     assert lower.saving == pytest.approx(0.2)
     assert lower.saved == 2_000_000
     assert tracking_figures(state(cells=cells, totals=totals)).saving is None

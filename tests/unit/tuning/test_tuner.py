@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import pytest
@@ -74,7 +73,7 @@ def test_advice_mode_requests_no_lease() -> None:
 def test_job_that_was_found_is_only_advised_on() -> None:
     host = Host(settings=quick(job=()))
     host.train(service="stranger")
-    host.run(600)
+    host.run(300)
     row = host.row("stranger/train_step")
     assert row.decision.reason is DecisionReason.NOT_CHOSEN
     assert not row.applied
@@ -271,17 +270,6 @@ def test_missing_capper_gives_advice_and_one_log_line() -> None:
 
 
 @pytest.mark.slow
-def test_returning_capper_is_used_again() -> None:
-    host = Host()
-    host.capper.refusal = ("", "No capper answers.")
-    host.train()
-    host.run(60)
-    host.capper.refusal = None
-    host.run(HOUR, until=lambda: held(host))
-    assert held(host)
-
-
-@pytest.mark.slow
 def test_lost_capper_means_original_limits_and_advice() -> None:
     host = held_host()
     host.capper.refusal = ("", "No capper answers.")
@@ -326,28 +314,6 @@ def test_returning_job_starts_with_its_certified_setting() -> None:
     assert again.decision.move is Move.PROBE
     (was,), (now,) = first.decision.caps.values(), again.decision.caps.values()
     assert abs(was - now) <= 1000
-
-
-def test_job_without_its_work_attribute_is_declined() -> None:
-    settings = quick(job=(TunedJobSettings(service="trainer", span="train_step", work="tokens.n"),))
-    host = Host(settings=settings)
-    host.train()
-    host.run(120)
-    row = host.row()
-    assert row.decision.reason is DecisionReason.BAD_WORK
-    assert not capped(host)
-
-
-def test_steps_of_varying_work_are_compared_by_their_work() -> None:
-    def work(generator: random.Random) -> float:
-        return float(generator.randint(900, 1100))
-
-    settings = quick(job=(TunedJobSettings(service="trainer", span="train_step", work="tokens.n"),))
-    host = Host(settings=settings)
-    host.train(work=work)
-    host.run(120)
-    row = host.row()
-    assert row.decision.reason is not DecisionReason.BAD_WORK
 
 
 def test_unconfigured_gpu_is_not_tuned() -> None:

@@ -82,16 +82,6 @@ def test_figures_of_a_held_plan() -> None:
     assert (shown["ranks"], shown["stages"]) == (3.0, 3.0)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_run_keeps_the_budget_and_saves_energy() -> None:
-    host, _ = train_pipeline()
-    host.run(1800)
-    found = row(host)
-    assert found.slowdown <= 0.05
-    assert found.saving > 0.05
-
-
 def test_end_of_the_training_restores_the_clocks() -> None:
     host, training = clocked()
     for rank in training.ranks:

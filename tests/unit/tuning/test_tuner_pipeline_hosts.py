@@ -72,19 +72,6 @@ def test_hosts_show_each_other_and_the_reason_of_the_clocks() -> None:
         assert 0 <= figures.age <= RECORD_LIFETIME
 
 
-def test_recovered_straggler_restores_the_clocks_within_two_iterations() -> None:
-    trained = straggling()
-    host, _ = trained.hosts
-    training = trained.trainings[0]
-    slow = training.used[-1]
-    assert max(slow) < TOP
-    before = len(training.used)
-    trained.trainings[1].slower = 1.0
-    trained.run(30, until=lambda: training.used[-1] == (TOP, TOP))
-    assert training.used[before:].count(slow) <= 3
-    assert row(host).decision.reason is not DecisionReason.STRAGGLER
-
-
 def test_ended_job_is_withdrawn() -> None:
     trained = TrainedHosts()
     trained.run(30)

@@ -78,20 +78,13 @@ def test_ranks_without_waiting_return_to_one_cap() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_are_as_slow_as_each_other_keep_one_cap() -> None:
-    host = Host(gpus=2, settings=synchronous())
-    train_together(host, (0.1, 0.1))
-    host.run(900)
-    caps = [one.decision.caps for one in host.book.decided if one.decision.caps]
-    assert caps
-    assert all(len(set(one.values())) == 1 for one in caps)
-
-
-@pytest.mark.slow
-def test_ranks_without_compute_spans_keep_one_cap() -> None:
-    job = TunedJobSettings(service="trainer", span="train_step", kind="steps")
+@pytest.mark.parametrize(("loads", "compute"), [((0.1, 0.1), "compute"), (UNEVEN, "")])
+def test_ranks_that_are_not_known_to_wait_keep_one_cap(
+    loads: tuple[float, ...], compute: str
+) -> None:
+    job = TunedJobSettings(service="trainer", span="train_step", kind="steps", compute=compute)
     host = Host(gpus=2, settings=synchronous(job=(job,)))
-    train_together(host, UNEVEN)
+    train_together(host, loads)
     host.run(900)
     caps = [one.decision.caps for one in host.book.decided if one.decision.caps]
     assert caps

@@ -40,18 +40,6 @@ def test_server_ends_capped_within_throughput_and_tail_limits() -> None:
     assert row.units > 0
 
 
-@pytest.mark.slow
-def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
-    host, server = held_server()
-    assert host.gpus[0].cap < DEFAULT
-    server.rate = 21.0  # more than the server can serve under the cap
-    server.latencies.clear()
-    host.run(120, until=lambda: reason(host) is DecisionReason.TAIL)
-    assert reason(host) is DecisionReason.TAIL
-    assert host.gpus[0].cap == DEFAULT
-    assert len(server.latencies) < 300
-
-
 def test_unjudged_load_is_compared_then_held() -> None:
     host, server = held_server()
     server.rate = 12.0
@@ -70,15 +58,6 @@ def test_low_request_rate_stops_trials() -> None:
     row = host.row(JOB)
     assert "too few requests arrive" in row.decision.sentence
     assert not any(one.decision.caps for one in host.book.decided)
-
-
-@pytest.mark.slow
-def test_request_rate_too_low_for_a_tail_stops_trials() -> None:
-    host = Host(settings=serving())
-    serve(host, rate=0.02)
-    host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
-    row = host.row(JOB)
-    assert "too few requests arrive" in row.decision.sentence
 
 
 @pytest.mark.exhaustive

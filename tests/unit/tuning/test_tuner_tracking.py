@@ -93,32 +93,6 @@ def test_rise_of_the_load_restores_the_original_within_a_few_periods() -> None:
     assert host.gpus[0].cap == DEFAULT
 
 
-def test_setting_is_lowered_again_when_the_load_has_fallen() -> None:
-    host, server = lowered()
-    low, server.rate = host.gpus[0].cap, 80.0
-    host.run(3 * PERIOD, until=lambda: host.gpus[0].cap == DEFAULT)
-    server.rate = 20.0
-    host.run(120, until=lambda: host.gpus[0].cap == low)
-    assert host.gpus[0].cap == low
-
-
-def test_misses_restore_the_original_and_delay_the_next_attempt() -> None:
-    host, server = lowered()
-    server.first = 0.6
-    host.run(60, until=lambda: decided(host)[1] is DecisionReason.TAIL)
-    assert decided(host) == (Move.RELEASE, DecisionReason.TAIL)
-    assert host.gpus[0].cap == DEFAULT
-    host.run(8)  # the dwell of 5 s was doubled
-    assert host.gpus[0].cap == DEFAULT
-
-
-def test_growing_queue_restores_the_original() -> None:
-    host, server = lowered()
-    server.lasting = 60.0  # requests begin as before, and none ends
-    host.run(30, until=lambda: host.gpus[0].cap == DEFAULT)
-    assert host.gpus[0].cap == DEFAULT
-
-
 def test_silence_with_requests_in_flight_restores_the_original() -> None:
     host, server = lowered()
     server.hangs = True
@@ -155,17 +129,6 @@ def test_stranger_on_the_gpu_of_a_tracked_server_ends_its_cap_at_once() -> None:
     assert host.gpus[0].cap == DEFAULT
     host.strangers.clear()
     host.run(120, until=lambda: host.gpus[0].cap < DEFAULT)
-    assert host.gpus[0].cap < DEFAULT
-
-
-def test_throttling_restores_the_original_until_it_ends() -> None:
-    host, _ = lowered()
-    host.gpus[0].throttling = ("hw_thermal",)
-    host.run(30)
-    assert decided(host) == (Move.RELEASE, DecisionReason.THROTTLED)
-    assert host.gpus[0].cap == DEFAULT
-    host.gpus[0].throttling = ()
-    host.run(60, until=lambda: host.gpus[0].cap < DEFAULT)
     assert host.gpus[0].cap < DEFAULT
 
 

@@ -150,6 +150,7 @@ def test_pipelines_of_a_group_have_sessions_of_their_own() -> None:
     account, loss = group.running_account
     assert account.units >= 148
     assert all(control.session.job == loss for control in group.controls.values())
+    assert group.followed == frozenset()
 
 
 def test_ended_group_keeps_the_account_of_the_run() -> None:
@@ -158,7 +159,8 @@ def test_ended_group_keeps_the_account_of_the_run() -> None:
         {
             name: decline(one.session, DecisionReason.SHARED, "")
             for name, one in group.controls.items()
-        }
+        },
+        {"0": PipelineObservation(10**6 * SECOND)},
     )
     assert {one.session.phase for one in ended.controls.values()} == {PipelinePhase.DECLINED}
     before, after = group.closed_account, ended.closed_account
