@@ -43,7 +43,7 @@ from wattspan.emulation.workloads import DECODE, TRAIN, SteadyLoad
 from wattspan.model import SECOND, Consumer, HwType, PayerInfo, Tick
 from wattspan.ports import SourceContext
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.sources.gpu.sampler import SampledGpus
+from wattspan.sources.gpu.session import GpuSession
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -110,7 +110,7 @@ CASES = (
 class Observer:
     """The real source, ledger and history on the board."""
 
-    session: SampledGpus
+    session: GpuSession
     ledger: Ledger = field(default_factory=lambda: Ledger(LedgerSettings()))
     history: EnergyHistory = field(init=False)
 

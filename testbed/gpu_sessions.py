@@ -7,7 +7,6 @@ from typing import Any
 
 from wattspan.ports import SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings, AmdSmiVendor
-from wattspan.sources.gpu.sampler import SampledGpus
 from wattspan.sources.gpu.session import GpuSession
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.device import NvmlSettings, NvmlVendor
@@ -21,14 +20,14 @@ def nvml_session(
     *,
     nested: bool | None = None,
     driver_files: Path = Path("/nonexistent"),
-) -> SampledGpus:
+) -> GpuSession:
     """``nested``: pids are those of a pid namespace; None to find out."""
     if nested is None:
         nested = not context.emulated and in_nested_pid_namespace()
     dcgm = DcgmExporter(settings.dcgm, context.clock) if settings.dcgm else None
     vendor = NvmlVendor(nvml, context.clock, nested=nested, dcgm=dcgm, driver_files=driver_files)
-    return SampledGpus(GpuSession(vendor, settings, context))
+    return GpuSession(vendor, settings, context)
 
 
-def amdsmi_session(amdsmi: Any, settings: AmdSmiSettings, context: SourceContext) -> SampledGpus:
-    return SampledGpus(GpuSession(AmdSmiVendor(amdsmi, context.clock), settings, context))
+def amdsmi_session(amdsmi: Any, settings: AmdSmiSettings, context: SourceContext) -> GpuSession:
+    return GpuSession(AmdSmiVendor(amdsmi, context.clock), settings, context)

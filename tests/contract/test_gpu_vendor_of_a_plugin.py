@@ -13,7 +13,6 @@ from testbed.waiting import eventually
 
 from wattspan.model import SECOND, Consumer, PayerInfo, Trouble
 from wattspan.ports import Batch, CounterSource, SourceContext, SourceError
-from wattspan.sources.gpu.sampler import SampledGpus
 from wattspan.sources.gpu.session import GpuSession
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -32,7 +31,7 @@ class Host:
         directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
         self.context = SourceContext(self.clock, directory)
         vendor = self.module.Lumen(self.binding, self.clock)
-        self.session = SampledGpus(GpuSession(vendor, self.module.Settings(), self.context))
+        self.session = GpuSession(vendor, self.module.Settings(), self.context)
         self.batches: list[Batch] = []
 
     def run(self, seconds: float) -> Batch:

@@ -39,7 +39,7 @@ from wattspan.model import (
 from wattspan.ports import CounterSource, SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings
 from wattspan.sources.amdsmi.source import open_amdsmi
-from wattspan.sources.gpu.sampler import SampledGpus
+from wattspan.sources.gpu.session import GpuSession
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import FakeDirectory
 
@@ -63,7 +63,7 @@ class Host(SampledBoards):
         self.session = self.opened(self.context)
 
     @abstractmethod
-    def opened(self, context: SourceContext) -> SampledGpus: ...
+    def opened(self, context: SourceContext) -> GpuSession: ...
 
     def share(self, gpu: int, consumer: Consumer) -> float:
         """The part of the use of a GPU that the consumer has."""
@@ -80,7 +80,7 @@ class NvidiaHost(Host):
         super().__init__(path)
         self.faults = GpuFaults(self.gpus)
 
-    def opened(self, context: SourceContext) -> SampledGpus:
+    def opened(self, context: SourceContext) -> GpuSession:
         nvml = EmulatedNvml(self.gpus.path, self.clock)
         return nvml_session(nvml, NvmlSettings(), context)
 
@@ -95,7 +95,7 @@ class AmdHost(Host):
         super().__init__(path)
         self.faults: AmdFaults = AmdFaults(self.gpus)
 
-    def opened(self, context: SourceContext) -> SampledGpus:
+    def opened(self, context: SourceContext) -> GpuSession:
         amdsmi = EmulatedAmdSmi(self.gpus.path, self.clock)
         return amdsmi_session(amdsmi, AmdSmiSettings(), context)
 

@@ -21,7 +21,7 @@ from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import SteadyLoad
 from wattspan.model import SECOND
 from wattspan.ports import SourceContext
-from wattspan.sources.gpu.sampler import SampledGpus
+from wattspan.sources.gpu.session import GpuSession
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -32,7 +32,7 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.clock = ManualClock()
         self.gpus = EmulatedGpus(path, [H100], self.clock)
-        self.session: SampledGpus | None = None
+        self.session: GpuSession | None = None
         self.opened = 0
         self.rise = 0.0  # watts while the agent has the board open
 

@@ -1,13 +1,11 @@
-"""The GPUs of any vendor: the intervals of their calls; the readings, usages and status of them.
+"""One GPU of any vendor: the intervals of its calls, and the readings, usages and status of them.
 
 Energy is that of its counter, or the integral of its power where there is none or it does not fit.
 """
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from wattspan.model import (
     MILLISECOND,
@@ -27,16 +25,11 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.ports import Batch
 from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.energy_meter import CounterCheck, EnergyMeter, ModuleScope, SensorView
-from wattspan.sources.gpu.calls import GpuLostError, SessionLostError
 from wattspan.sources.gpu.counter_edges import EDGE_GUARD, EdgeDetector
 from wattspan.sources.gpu.port import GAUGE_SAMPLES, GpuBoard, GpuDevice, GpuGauges, GpuSettings
 from wattspan.util.throttle import RetryBackoff
-
-if TYPE_CHECKING:
-    from wattspan.sources.gpu.session import GpuSession
 
 _TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
 _DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
@@ -415,79 +408,3 @@ class GpuSampler:
 
 def _rounded(step: int, grain: int = MILLISECOND) -> int:
     return max(grain, round(step / grain) * grain)
-
-
-class SampledGpus:
-    """All GPUs of a session, sampled by one thread. ``sample`` never raises."""
-
-    def __init__(self, session: GpuSession) -> None:
-        self._session, self.vendor = session, session.vendor
-
-    def sample(self, interval: int = 0) -> Batch:
-        """Make all calls that are due, ``interval`` nanoseconds after those of the last sample."""
-        session, found = self._session, GpuFindings()
-        now = self.vendor.clock.monotonic()
-        session.prepare(now, found)
-        self._ask_all(now, found, interval)
-        found.failures += session.conclude(now, answered=bool(found.readings))
-        return Batch(
-            domains=session.domains(),
-            readings=tuple(found.readings),
-            failures=tuple(found.failures),
-            usages=tuple(found.usages),
-            gpus=tuple(found.gpus),
-            calls=self.vendor.library.calls,
-        )
-
-    def _ask_all(self, now: int, found: GpuFindings, interval: int) -> None:
-        session, rests = self._session, False
-        for domain_id, gpu in list(session.gpus.items()):
-            address = gpu.identity.pci
-            power = session.bound.power(address)
-            try:
-                if power.is_quiet(now) or not session.has_open(address):
-                    gpu.pause(found, power.rest, suspended=power.is_suspended())
-                    continue
-                gpu.sample(found, interval)
-                gpu.backoff.reset()
-                found.failures.extend(gpu.failures())
-                idle = gpu.idle and self.vendor.can_suspend(address)
-                rests |= power.observe(now, idle=idle)
-            except GpuLostError as error:
-                session.lose(domain_id, error.code, found)
-            except SessionLostError as error:
-                session.fail(error.code, found)
-                return
-            except Exception as error:  # noqa: BLE001 - it costs one sample of one GPU
-                found.failures.append(
-                    self.vendor.messages.unexpected(gpu.domain.name, error, gpu.domain.id)
-                )
-        if rests and self.vendor.opens_single:
-            session.close_quiet(now, found)
-
-    @property
-    def current_call(self) -> tuple[str, int] | None:
-        """The call under way and the time of its start; other threads may read it."""
-        return self.vendor.library.current
-
-    def next_read(self, now: int) -> int | None:
-        """The time of the next read of a counter or a power between samples; None without one."""
-        gpus = self._session.gpus.values()
-        return min((at for gpu in gpus if (at := gpu.next_read(now)) is not None), default=None)
-
-    def read_between(self, now: int) -> None:
-        """Make the reads between samples that are due. The next sample reports errors of a GPU."""
-        for gpu in self._session.gpus.values():
-            at = gpu.next_read(now)
-            if at is not None and at <= now:
-                with contextlib.suppress(Exception):  # it costs the reads of one GPU until then
-                    gpu.read_between(suspended=self._session.bound.suspended(gpu.identity.pci))
-
-    @property
-    def near_an_edge(self) -> bool:
-        """True if a counter moves at the time of the samples: another phase would be better."""
-        return any(gpu.near_an_edge for gpu in self._session.gpus.values())
-
-    def close(self) -> None:
-        """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
-        self._session.close()

@@ -1,4 +1,8 @@
-"""The session with a vendor's library: its GPUs, found, lost and recovered; and its source."""
+"""The session with a vendor's library: its GPUs, found, lost and recovered; and its source.
+
+The session initialises the library, finds GPUs, and recovers lost ones; it is synchronous, and a
+thread of the source makes its calls.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
-from wattspan.ports import CounterSource, SourceContext
+from wattspan.ports import Batch, CounterSource, SourceContext
 from wattspan.sources.device_power import DevicePower
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.gpu.calls import (
@@ -18,10 +22,12 @@ from wattspan.sources.gpu.calls import (
     SESSION_ERRORS,
     UNINITIALIZED,
     DriverError,
+    GpuLostError,
+    SessionLostError,
     code_of,
 )
 from wattspan.sources.gpu.port import BoardPlace, GpuBoard, GpuSettings, GpuVendor
-from wattspan.sources.gpu.sampler import GpuFindings, GpuSampler, SampledGpus
+from wattspan.sources.gpu.sampler import GpuFindings, GpuSampler
 from wattspan.util.throttle import RetryBackoff
 
 FIRST_DELAY = SECOND
@@ -117,81 +123,129 @@ class LostGpu:
 
 
 class GpuSession:
-    """The GPUs of a vendor on this host: initialises the library, and recovers lost GPUs.
-
-    Belongs to one thread, which samples ``gpus``.
-    """
+    """All GPUs of a vendor on this host. Belongs to one thread; ``sample`` never raises."""
 
     def __init__(self, vendor: GpuVendor, settings: GpuSettings, context: SourceContext) -> None:
         self.vendor = vendor
         self._clock, self._settings, self._context = vendor.clock, settings, context
-        self.bound = BoundDevices(context.sysfs or SYSFS, vendor.kernel_driver)
+        self._bound = BoundDevices(context.sysfs or SYSFS, vendor.kernel_driver)
         self._appeared = False  # a device since the last initialisation
         self._initialised = False
         self._closed: frozenset[str] = frozenset()  # addresses left out of the initialisation
-        self.gpus: dict[str, GpuSampler] = {}  # by domain id: indices change when a GPU goes
+        self._gpus: dict[str, GpuSampler] = {}  # by domain id: indices change when a GPU goes
         self._lost: dict[str, LostGpu] = {}  # by domain id, or by place where that is not known
         self._backoff = _new_backoff()
         self._down: Failure | None = None
         self._domains: tuple[Domain, ...] = ()
 
-    def prepare(self, now: int, found: GpuFindings) -> None:
-        """Find GPUs, and try to recover lost ones, before those that are there are sampled."""
-        self._appeared |= self.bound.appeared(now)
-        self._appeared |= any(not self.bound.power(one).is_quiet(now) for one in self._closed)
+    def sample(self, interval: int = 0) -> Batch:
+        """Make all calls that are due, and try to recover lost GPUs."""
+        found = GpuFindings()
+        now = self._clock.monotonic()
+        self._appeared |= self._bound.appeared(now)
+        self._appeared |= any(not self._bound.power(one).is_quiet(now) for one in self._closed)
         due = self._must_initialise and self._backoff.is_due(now)
         asleep = (due or bool(self._lost)) and self._must_sleep(now)
         if asleep or self._initialised:
-            tells = asleep and (self._lost or not self.gpus)
+            tells = asleep and (self._lost or not self._gpus)
             self._down = self._unavailable(*_ASLEEP) if tells else None
         if due and not asleep:
             self._initialise(found)
         if self._initialised and not asleep:
             self._recover_lost(now, found)
-
-    def conclude(self, now: int, *, answered: bool) -> list[Failure]:
-        """The failures of the library and of lost GPUs. ``answered``: a GPU has a reading."""
-        failures: list[Failure] = []
-        if self._initialised and not self.gpus:
+        self._ask_all(now, found, interval)
+        if self._initialised and not self._gpus:
             self._shut_down()
             self._backoff.failed(now)
-        if answered:
+        if found.readings:
             self._backoff.reset()
             if not self._lost:
-                models = (gpu.identity.model for gpu in self.gpus.values())
-                failures.extend(self.vendor.unmatched(models, self._settings))
+                models = (gpu.identity.model for gpu in self._gpus.values())
+                found.failures.extend(self.vendor.unmatched(models, self._settings))
         if self._down is not None:
-            failures.append(self._down)
-        return [*failures, *map(self._lost_failure, self._lost.values())]
+            found.failures.append(self._down)
+        found.failures.extend(map(self._lost_failure, self._lost.values()))
+        return Batch(
+            domains=self._all_domains(),
+            readings=tuple(found.readings),
+            failures=tuple(found.failures),
+            usages=tuple(found.usages),
+            gpus=tuple(found.gpus),
+            calls=self.vendor.library.calls,
+        )
 
-    def has_open(self, address: str) -> bool:
-        """True if the library has the GPU at ``address`` open."""
-        return self._initialised and address not in self._closed
+    @property
+    def current_call(self) -> tuple[str, int] | None:
+        """The call under way and the time of its start; other threads may read it."""
+        return self.vendor.library.current
+
+    def next_read(self, now: int) -> int | None:
+        """The time of the next read of a counter or a power between samples; None without one."""
+        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_read(now)) is not None]
+        return min(wanted, default=None)
+
+    def read_between(self, now: int) -> None:
+        """Make the reads between samples that are due. The next sample reports errors of a GPU."""
+        for gpu in self._gpus.values():
+            at = gpu.next_read(now)
+            if at is not None and at <= now:
+                with contextlib.suppress(Exception):  # it costs the reads of one GPU until then
+                    gpu.read_between(suspended=self._bound.suspended(gpu.identity.pci))
+
+    @property
+    def near_an_edge(self) -> bool:
+        """True if a counter moves at the time of the samples: another phase would be better."""
+        return any(gpu.near_an_edge for gpu in self._gpus.values())
 
     def close(self) -> None:
         """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
-        for gpu in self.gpus.values():
+        for gpu in self._gpus.values():
             gpu.close()
-        self.gpus.clear()
+        self._gpus.clear()
         self._shut_down()
         self.vendor.close()
 
     # -------------------------------------------------------------------- GPUs
 
-    def close_quiet(self, now: int, found: GpuFindings) -> None:
+    def _ask_all(self, now: int, found: GpuFindings, interval: int) -> None:
+        rests = False
+        for domain_id, gpu in list(self._gpus.items()):
+            address = gpu.identity.pci
+            power = self._bound.power(address)
+            try:
+                if power.is_quiet(now) or address in self._closed or not self._initialised:
+                    gpu.pause(found, power.rest, suspended=power.is_suspended())
+                    continue
+                gpu.sample(found, interval)
+                gpu.backoff.reset()
+                found.failures.extend(gpu.failures())
+                idle = gpu.idle and self.vendor.can_suspend(address)
+                rests |= power.observe(now, idle=idle)
+            except GpuLostError as error:
+                self._lose(domain_id, error.code, found)
+            except SessionLostError as error:
+                self._fail(error.code, found)
+                return
+            except Exception as error:  # noqa: BLE001 - it costs one sample of one GPU
+                found.failures.append(
+                    self.vendor.messages.unexpected(gpu.domain.name, error, gpu.domain.id)
+                )
+        if rests and self.vendor.opens_single:
+            self._close_quiet(now, found)
+
+    def _close_quiet(self, now: int, found: GpuFindings) -> None:
         """Close the boards that begin to rest, which the library can only do for all at once."""
-        quiet, others = self.bound.quiet(now)
+        quiet, others = self._bound.quiet(now)
         if others:
             self._initialise(found)
             return
-        for gpu in self.gpus.values():
+        for gpu in self._gpus.values():
             gpu.close()
         self._shut_down()
         self._closed = quiet
 
-    def lose(self, domain_id: str, code: int, found: GpuFindings) -> None:
-        """Recover the GPU from now on, which does not answer; ``found`` gets its last usage."""
-        gpu = self.gpus.pop(domain_id)
+    def _lose(self, domain_id: str, code: int, found: GpuFindings) -> None:
+        gpu = self._gpus.pop(domain_id)
         gpu.flush_usage(found)
         gpu.close()
         gpu.backoff.failed(self._clock.monotonic())
@@ -208,7 +262,7 @@ class GpuSession:
         again = False
         for key, lost in list(self._lost.items()):
             known = lost.gpu
-            quiet = known is not None and self.bound.power(known.identity.pci).is_quiet(now)
+            quiet = known is not None and self._bound.power(known.identity.pci).is_quiet(now)
             if quiet or not lost.backoff.is_due(now):
                 continue
             try:
@@ -219,13 +273,13 @@ class GpuSession:
                 if lost.code == NOT_FOUND:
                     lost.code = GPU_NOT_FOUND
                 if lost.code in SESSION_ERRORS:
-                    self.fail(lost.code, found)
+                    self._fail(lost.code, found)
                     return
                 lost.backoff.failed(now)
                 again |= lost.backoff.failures % self.vendor.reinitialise_after == 0
                 continue
             if gpu is not None:
-                self.gpus[gpu.identity.domain_id] = gpu
+                self._gpus[gpu.identity.domain_id] = gpu
             del self._lost[key]
         if again:
             self._initialise(found)
@@ -259,13 +313,13 @@ class GpuSession:
         if not self._initialised or self._appeared:
             return True
         lists_once = not self.vendor.finds_again
-        return lists_once and any(gpu.device.changed for gpu in self.gpus.values())
+        return lists_once and any(gpu.device.changed for gpu in self._gpus.values())
 
     def _must_sleep(self, now: int) -> bool:
         """True if boards are found by an initialisation, which none of them must see."""
         if self._initialised and self.vendor.finds_again:
             return False
-        quiet, others = self.bound.quiet(now)
+        quiet, others = self._bound.quiet(now)
         return bool(quiet) and not others
 
     def _initialise(self, found: GpuFindings) -> None:
@@ -277,10 +331,10 @@ class GpuSession:
             self._enumerate(found)
             self._appeared = False
         except DriverError as error:
-            self.fail(error.code, found)
+            self._fail(error.code, found)
         except Exception as error:  # noqa: BLE001 - the binding itself failed: try again later
             failure = self.vendor.messages.unexpected(self.vendor.messages.label, error)
-            self.fail(UNINITIALIZED, found, failure)
+            self._fail(UNINITIALIZED, found, failure)
 
     def _enumerate(self, found: GpuFindings) -> None:
         """Open every GPU; a GPU that cannot be opened is lost, not the others."""
@@ -291,7 +345,7 @@ class GpuSession:
                 board = self.vendor.open(place)
                 if board is None:
                     continue
-                gpu = self.gpus.get(board.identity.domain_id) or self._sampler(board)
+                gpu = self._gpus.get(board.identity.domain_id) or self._sampler(board)
             except Exception as error:
                 code = code_of(error)
                 if code in SESSION_ERRORS:
@@ -300,15 +354,15 @@ class GpuSession:
                     continue
                 unnamed[place.name] = self._unopened(place, code)
                 continue
-            if board.identity.domain_id in self.gpus:
+            if board.identity.domain_id in self._gpus:
                 gpu.rebind(board)
             gpus[board.identity.domain_id] = gpu
-        for domain_id in self.gpus.keys() - gpus.keys():
-            if self.gpus[domain_id].identity.pci in self._closed:
-                gpus[domain_id] = self.gpus[domain_id]
+        for domain_id in self._gpus.keys() - gpus.keys():
+            if self._gpus[domain_id].identity.pci in self._closed:
+                gpus[domain_id] = self._gpus[domain_id]
             else:
-                self.lose(domain_id, GPU_NOT_FOUND, found)
-        self.gpus = gpus
+                self._lose(domain_id, GPU_NOT_FOUND, found)
+        self._gpus = gpus
         self._lost = self._still_lost(unnamed)
         self._down = None
         if not gpus and not self._lost:
@@ -316,7 +370,7 @@ class GpuSession:
 
     def _places(self) -> list[BoardPlace]:
         """The boards to open: all of the library's, or those that are neither asleep nor rest."""
-        quiet, others = self.bound.quiet(self._clock.monotonic())
+        quiet, others = self._bound.quiet(self._clock.monotonic())
         self._closed = quiet if self.vendor.opens_single else frozenset()
         if self._closed:
             return [self.vendor.place_at(address) for address in sorted(others)]
@@ -337,17 +391,17 @@ class GpuSession:
         lost = {
             domain_id: entry
             for domain_id, entry in self._lost.items()
-            if entry.gpu is not None and domain_id not in self.gpus
+            if entry.gpu is not None and domain_id not in self._gpus
         }
         for entry in lost.values():
             if entry.code in SESSION_ERRORS:  # of the last session; this one works
                 entry.code = GPU_NOT_FOUND
         return {**lost, **dict(list(unnamed.items())[len(lost) :])}
 
-    def fail(self, code: int, found: GpuFindings, failure: Failure | None = None) -> None:
+    def _fail(self, code: int, found: GpuFindings, failure: Failure | None = None) -> None:
         """End the session: the driver or the connection to it is gone, and every handle with it."""
-        for domain_id in list(self.gpus):
-            self.lose(domain_id, code, found)
+        for domain_id in list(self._gpus):
+            self._lose(domain_id, code, found)
         self._shut_down()
         self._backoff.failed(self._clock.monotonic())
         self._down = failure or self.vendor.messages.failure(self.vendor.messages.label, code)
@@ -362,9 +416,9 @@ class GpuSession:
         messages = self.vendor.messages
         return Failure(messages.source, messages.label, Trouble.ABSENT, cause, remedy)
 
-    def domains(self) -> tuple[Domain, ...]:
+    def _all_domains(self) -> tuple[Domain, ...]:
         """The present and the lost; the same object while nothing about them changes."""
-        present = [one for gpu in self.gpus.values() for one in (gpu.domain, *gpu.parts)]
+        present = [one for gpu in self._gpus.values() for one in (gpu.domain, *gpu.parts)]
         lost = [entry.gpu.domain for entry in self._lost.values() if entry.gpu is not None]
         domains = (*present, *lost)
         if [*map(id, domains)] != [*map(id, self._domains)]:  # callers compare by identity
@@ -389,7 +443,7 @@ def open_gpus(vendor: GpuVendor, settings: GpuSettings, context: SourceContext) 
     messages = vendor.messages
     source = DriverThreadSource(
         messages.source,
-        SampledGpus(GpuSession(vendor, settings, context)),
+        GpuSession(vendor, settings, context),
         vendor.clock,
         settings,
         messages.label,
