@@ -53,13 +53,7 @@ from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
 from wattspan.spans.power_model import PowerModel
 from wattspan.spans.step_division import StepDivider
-from wattspan.spans.values import (
-    TOKENS,
-    Outcome,
-    SpanColumns,
-    SpanEnergyColumns,
-    SpanStart,
-)
+from wattspan.spans.values import TOKENS, Outcome, SpanColumns, SpanEnergyColumns, SpanStart
 from wattspan.spans.wall_time import OBSERVATIONS, WallClockConverter
 from wattspan.util.throttle import RateLimitedLog
 
@@ -387,7 +381,8 @@ class SpanJoiner:
 
     def _observe(self, process: SendingProcess, chunk: PendingSpans) -> None:
         """Pass spans on to those that read them besides their energy."""
-        consumer, spans, now = process.consumer, chunk.spans, chunk.pending.request.received
+        consumer, spans, pending = process.consumer, chunk.spans, chunk.pending
+        now = pending.request.received
         if self._tap is not None:
             self._tap.append(consumer, spans.service[0], spans)
         if self._static_powers is not None:
@@ -396,9 +391,7 @@ class SpanJoiner:
             consumer, spans, now, process.path[:-1], process.owner, process.proven
         )
         if found and self._forwarder is not None:
-            chunk.pending.requests += [
-                (chunk.positions[i], consumer, one) for i, one in found.items()
-            ]
+            pending.requests += [(chunk.positions[i], consumer, one) for i, one in found.items()]
 
     def _process(self, consumer: Consumer, now: int, principal: Principal | None) -> SendingProcess:
         """The account of a process; ``principal`` counts if the process has ended."""

@@ -99,8 +99,7 @@ def scan_sensors(
     found: list[SensorFiles] = []
     chips: Counter[tuple[str, str]] = Counter()
     for chip in _entries(sysfs / HWMON_CLASS):
-        name = _text(chip / "name")
-        if not name:
+        if not (name := _text(chip / "name")):
             continue
         device = (chip / "device").resolve().name if (chip / "device").exists() else chip.name
         chips[name, device] += 1
@@ -114,8 +113,7 @@ def scan_sensors(
             for files in _channels(name, device, folder, refused):
                 if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
-                    sensor = replace(files.sensor, processor=processor)
-                    found.append(replace(files, sensor=sensor))
+                    found.append(replace(files, sensor=replace(files.sensor, processor=processor)))
     return found
 
 
