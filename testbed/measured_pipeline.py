@@ -30,7 +30,7 @@ def measured_profile() -> PipelineProfile:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "profile.csv"
         path.write_bytes(gzip.decompress(PROFILE.read_bytes()))
-        return read_profile([path]).profile
+        return read_profile([path])[0]
 
 
 def model_of(profile: PipelineProfile, microbatches: int) -> PipelineModel:
