@@ -342,8 +342,9 @@ def test_program_with_a_name_that_is_no_utf8_hides_no_process(host: Host) -> Non
     )
     host.smi.replies["amdsmi_get_gpu_process_list"] = decode
     host.gpus.attach(0, 1, SteadyLoad(1.0))
-    assert host.run(5).failures == ()
-    assert [one["pid"] for one in true] == [1]
+    batches = [host.run(0.1) for _ in range(20)]
+    assert any(one.usages for one in batches)
+    assert not any(one.failures for one in batches)
 
 
 @pytest.mark.parametrize("text", ["", "60:00.0", "0000:60:00.8", "gpu", None])
