@@ -51,9 +51,7 @@ def seconds_to_end(agent: Running, number: int) -> tuple[float, int]:
 # ------------------------------------------------------------------------------------- the end
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_the_agent_with_success(tmp_path: Path, number: int) -> None:
     with Running(tmp_path) as agent:
         agent.measuring()

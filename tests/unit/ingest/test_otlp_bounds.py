@@ -59,7 +59,7 @@ def test_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
     with pytest.raises(
         RequestTooLargeError, match="at most 131072 fields, attributes, events and links"
     ):
-        Receiver(2 * MIB).take(PROTOBUFS[name](2 * MIB), PEER)
+        Receiver(4 * MIB).take(PROTOBUFS[name](2 * MIB), PEER)
 
 
 @pytest.mark.slow
