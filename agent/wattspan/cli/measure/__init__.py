@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
@@ -29,7 +28,6 @@ from wattspan.config import FlagValue
 from wattspan.model import SECOND, Consumer
 from wattspan.model.settings import Duration
 from wattspan.ports import Clock, SourceError, WattspanError
-from wattspan.processes.procfs import ProcFs
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Measurement, read_measurement, request_json
 from wattspan.service.configuration import LoadedConfiguration, agent_directories
@@ -293,6 +291,8 @@ def run_child(
     ``on_start`` is called with its identity in a thread, so that a slow call does not lengthen the
     run. ``on_period`` is called every ``period`` nanoseconds with its identity and start time.
     """
+    from concurrent.futures import ThreadPoolExecutor, wait
+
     with signal_descriptor() as signalled, _forward_signals() as signals:
         start = clock.monotonic()
         child = _spawn(command)
@@ -322,6 +322,8 @@ def run_child(
 
 def process_identity(pid: int) -> Consumer:
     """A process of this program by pid and start time; works for a child until it is reaped."""
+    from wattspan.processes.procfs import ProcFs
+
     procfs = ProcFs()
     try:
         stat = procfs.stat(pid)
