@@ -29,8 +29,10 @@ class AmdFaults(GpuFaults):
 class ScriptedAmdSmi(EmulatedAmdSmi):
     """Emulated AMD SMI with other answers: ``replies[name]`` gets the true one, and may raise.
 
-    ``begun`` is the number of initialisations.
+    ``begun`` is the number of initialisations, ``amdsmi_wrapper`` the part of the package below it.
     """
+
+    amdsmi_wrapper: Any
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
