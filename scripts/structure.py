@@ -3,9 +3,9 @@
 ``.venv/bin/python scripts/structure.py`` prints each figure beside its ceiling, and exits with 1 if
 one is above it. Raising a ceiling is a commit of its own, with the reason.
 
-A code line has a token other than a comment or docstring, be it that of a constant. A stop of a data path is a function in
-another module than its caller, or a queue, thread or process hand-over; docs/architecture.md lists
-them, and each function in the list must exist.
+A code line has a token other than a comment or docstring, be it that of a constant. A stop of a
+data path is a function in another module than its caller, or a queue, thread or process hand-over;
+docs/architecture.md lists them, and each function in the list must exist.
 """
 
 from __future__ import annotations
