@@ -79,8 +79,11 @@ def domain_energy(snapshot: Snapshot) -> Iterator[Sample]:
             yield (*_hardware(account)[:3], above, origin), account.energy - counted
 
 
-def _of_attributed(field: str) -> Draw:
-    """One field of the account of every domain with energy that is or was attributed."""
+def _of_attributed(field: str, *, lasting: bool = False) -> Draw:
+    """One field of the account of every domain with energy that is or was attributed.
+
+    That of a ``lasting`` one, a counter, has the least reliable provenance of its energy.
+    """
 
     def rows(snapshot: Snapshot) -> Iterable[DomainAccount]:
         return (
@@ -89,10 +92,14 @@ def _of_attributed(field: str) -> Draw:
             if account.attributed or (account.counted and account.divided)
         )
 
-    return each(rows, _typed, attrgetter(field))
+    return each(rows, _lasting if lasting else _typed, attrgetter(field))
 
 
 def _typed(account: DomainAccount) -> tuple[str, ...]:
+    return account.domain.id, account.domain.hw_type, account.domain.provenance
+
+
+def _lasting(account: DomainAccount) -> tuple[str, ...]:
     return account.domain.id, account.domain.hw_type, account.provenance
 
 
@@ -301,10 +308,10 @@ ACCOUNTS = (
            ("hw.type", "group_kind", "group", "provenance"), group_energy, lasting=True),
     Metric("wattspan.idle.energy", COUNTER, "J",
            "Idle energy of a domain, by its learned idle power.",
-           TYPE_ATTRIBUTES, _of_attributed("idle"), lasting=True),
+           TYPE_ATTRIBUTES, _of_attributed("idle", lasting=True), lasting=True),
     Metric("wattspan.unattributed.energy", COUNTER, "J",
            "Active energy of a domain that cannot be attributed to a process.",
-           TYPE_ATTRIBUTES, _of_attributed("unattributed"), lasting=True),
+           TYPE_ATTRIBUTES, _of_attributed("unattributed", lasting=True), lasting=True),
     Metric("wattspan.pending.energy", UPDOWN, "J",
            "Measured energy before its division; no counter includes it yet.",
            TYPE_ATTRIBUTES, _of_attributed("pending")),
@@ -327,7 +334,7 @@ ACCOUNTS = (
     Metric("wattspan.baseline_unknown.energy", COUNTER, "J",
            "Part of the unattributed energy that may be idle energy, from time with an unknown or "
            "doubtful idle power.",
-           TYPE_ATTRIBUTES, _of_attributed("withheld"), lasting=True),
+           TYPE_ATTRIBUTES, _of_attributed("withheld", lasting=True), lasting=True),
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------- spans
