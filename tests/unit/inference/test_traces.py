@@ -251,13 +251,10 @@ def test_calls_of_others_forget_no_call_of_a_process(other: tuple[Principal, int
         assert {one.id for one in traces.add(ALICE, SpanColumns.of([second]), 1)} == {OUTER.id}
 
 
-def test_call_in_a_forgotten_trace_may_be_around_a_later_one() -> None:
-    traces = TokenTraces()
-    traces.add(ALICE, SpanColumns.of([OUTER]), 1)
-    traces._owners[ALICE].forget()
-    inner = INNER._replace(trace=TRACE, parent=_id(8))
-    found = traces.add(ALICE, SpanColumns.of([inner]), 1)
-    assert [one.id for one in found] == [OUTER.id]
+def test_call_whose_tokens_are_in_another_span_repeats_no_further_one() -> None:
+    traces, inside = TokenTraces(), OUTER._replace(id=_id(3), parent=OUTER.id, start=2, end=3)
+    assert traces.add(ALICE, SpanColumns.of([OUTER, inside]), 1)
+    assert not traces.add(ALICE, SpanColumns.of([INNER]), 1)
 
 
 @pytest.mark.parametrize(("innermost", "calls"), [("a", 2), ("c", 1)])

@@ -3,6 +3,7 @@
 import pytest
 
 from wattspan.model import Instant
+from wattspan.spans.values import Span, SpanColumns
 from wattspan.spans.wall_time import WallClockConverter
 from wattspan.testing import ManualClock
 
@@ -154,6 +155,10 @@ def test_offset_of_a_period_is_known_if_constant(told: Told) -> None:
     told.wall.observe(after)
     assert told.wall.offset(after.wall, after.wall) == after.wall - after.mono
     assert told.wall.offset(before.wall, after.wall) is None
+    for first in (after, before):
+        spans = SpanColumns.of([Span(b"", b"", b"", "", "work", first.wall, after.wall)])
+        found = told.wall.spans(spans)
+        assert (found.start[0], found.end[0]) == (first.mono, after.mono)
 
 
 def test_time_outside_all_past_offsets_uses_the_present_one(told: Told) -> None:
