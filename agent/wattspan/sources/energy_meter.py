@@ -68,7 +68,7 @@ class PowerIntegral:
 
 
 REPEATED_AFTER = SECOND
-"""A value that repeats for longer is no reading: the next one that differs covers the time."""
+"""A value that repeats for as long is no reading: the next one that differs covers the time."""
 
 FROZEN_AFTER = 5 * SECOND
 MOTIONLESS_AFTER = 60 * SECOND

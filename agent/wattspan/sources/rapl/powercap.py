@@ -82,9 +82,8 @@ class CounterFile:
 
     def find_range(self) -> None:
         """Read an unknown range again: one read that failed decides nothing."""
-        with contextlib.suppress(OSError):
-            if self.zone.max_range is None and (found := read_range(self.path.parent)) is not None:
-                self.zone, self.readable_now = replace(self.zone, max_range=found), True
+        if self.zone.max_range is None and (found := read_range(self.path.parent)) is not None:
+            self.zone, self.readable_now = replace(self.zone, max_range=found), True
 
     def open(self) -> OSError | None:
         """Open it if it is closed; the error if that cannot be."""
