@@ -8,6 +8,7 @@ is idle.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class DevicePower:
 
     def __init__(self, device: Path) -> None:
         self._power = device / "power"
+        self._status = self._power / "runtime_status"
         self._idle_since: int | None = None
         self._idle_time = IDLE_TIME
         self._rest_until = 0
@@ -42,12 +44,13 @@ class DevicePower:
     @property
     def is_managed(self) -> bool:
         """True if the kernel may suspend the device by itself."""
-        return self._text("control") == "auto" and self.status not in {"", "unsupported", "error"}
+        automatic = _text(self._power / "control") == "auto"
+        return automatic and self.status not in {"", "unsupported", "error"}
 
     @property
     def status(self) -> str:
         """The kernel's ``runtime_status``; "" if it cannot be read."""
-        return self._text("runtime_status")
+        return _text(self._status)
 
     def is_suspended(self) -> bool:
         """True if a read would wake the device, or keep it from being suspended just now."""
@@ -60,25 +63,30 @@ class DevicePower:
         """True if the device must not be read at the monotonic time ``now``."""
         return self.is_suspended() or now < self._rest_until
 
-    def observe(self, now: int, *, idle: bool) -> bool:
-        """Record at a read if the device was idle since the last one; True if a rest begins."""
+    def observe(
+        self, now: int, *, idle: bool, can_suspend: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Record at a read if the device was idle since the last one; True if a rest begins.
+
+        ``can_suspend`` is asked after each idle time: False if its driver never suspends it.
+        """
         if not idle:
             self._idle_since = None
             return False
         if self._idle_since is None:
             self._idle_since = now
-        if now - self._idle_since < self._idle_time or not self.is_managed:
+        if now - self._idle_since < self._idle_time:
             return False
-        delay = self._text("autosuspend_delay_ms")
+        if not (can_suspend() and self.is_managed):
+            self._idle_since = now
+            return False
+        delay = _text(self._power / "autosuspend_delay_ms")
         milliseconds = int(delay) if delay.isascii() and delay.isdigit() else None
         wait = USUAL_DELAY if milliseconds is None else milliseconds * MILLISECOND
         self.rest = Nanoseconds(min(wait, LONGEST_DELAY) + REST_MARGIN)
         self._rest_until = now + self.rest
         self._idle_since, self._idle_time = None, min(2 * self._idle_time, LONGEST_IDLE_TIME)
         return True
-
-    def _text(self, name: str) -> str:
-        return _text(self._power / name)
 
 
 _MI300A = "0x74a0"  # the id of the PCI device
@@ -98,7 +106,14 @@ def processor_around(chips: Iterable[Path], cpus: Callable[[], CpuTopology]) -> 
 
 
 def _text(path: Path) -> str:
+    """The first 64 bytes of a file; "" if it cannot be read. Each second of each device asks."""
     try:
-        return path.read_text(errors="replace")[:64].strip()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(descriptor, 64).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
@@ -219,8 +220,8 @@ class GpuSession:
                 gpu.sample(found, interval)
                 gpu.backoff.reset()
                 found.failures.extend(gpu.failures())
-                idle = gpu.idle and self.vendor.can_suspend(address)
-                rests |= power.observe(now, idle=idle)
+                can_suspend = partial(self.vendor.can_suspend, address)
+                rests |= power.observe(now, idle=gpu.idle, can_suspend=can_suspend)
             except GpuLostError as error:
                 self._lose(domain_id, error.code, found)
             except SessionLostError as error:
