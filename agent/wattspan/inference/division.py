@@ -109,6 +109,7 @@ class _Engine:
 
     owner: Hashable = None
     boards: frozenset[Board] = frozenset()
+    joined: dict[Board, int] = field(default_factory=dict)  # end of the steps before its first one
     recent: list[InferenceRequest] = field(default_factory=list)
     progress: DecodeProgress = field(default_factory=DecodeProgress)
     means: SharingMeans = field(default_factory=SharingMeans)
@@ -263,7 +264,9 @@ class RequestDivision:
 
     def assign(self, engine: Hashable, boards: frozenset[Board], owner: Hashable = None) -> None:
         """Set the boards of an engine of ``owner``, also for its waiting requests."""
-        self._engines.setdefault(engine, _Engine(owner)).boards = boards
+        own, known = self._engines.setdefault(engine, _Engine(owner)), self._boards
+        joined = {name: known[name].received if name in known else 0 for name in boards}
+        own.boards, own.joined = boards, joined | own.joined
 
     def withdraw(self, requests: Iterable[InferenceRequest]) -> None:
         """Remove these very requests: they are none of the engine's, or other spans report them.
@@ -271,13 +274,8 @@ class RequestDivision:
         Energy that they have so far becomes idle energy.
         """
         identities = set(map(id, requests))
-        left = []
-        for each in self._open:
-            if id(each.request) in identities:
-                self._withdrawn += each.energy
-            else:
-                left.append(each)
-        self._open = left
+        self._withdrawn += sum(each.energy for each in self._open if id(each.request) in identities)
+        self._open = [each for each in self._open if id(each.request) not in identities]
 
     def merge(self, engine: Hashable, into: Hashable) -> None:
         """Add the requests of an engine to another one, which it is a part of."""
@@ -346,14 +344,9 @@ class RequestDivision:
             first, reached, board.divided = ready[0].start, board.divided, ready[-1].end
             users = [each for each in self._engines.values() if name in each.boards]
             board.model.set_prefill_time(max((each.prefill for each in users), default=0.0))
-            near = sorted(
-                (
-                    each
-                    for each in self._open
-                    if name in each.engine.boards and each.overlaps(first, board.divided)
-                ),
-                key=lambda each: id(each.engine),
-            )
+            near = [each for each in self._open if name in each.engine.boards]
+            near = [each for each in near if each.overlaps(first, board.divided)]
+            near.sort(key=lambda each: id(each.engine))
             for step in ready:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
                 edge = step.start if inside else step.end
@@ -436,7 +429,14 @@ class RequestDivision:
         energy = done.energy
         start, end = done.request.start, done.request.end
         names = self._boards.keys() & {*done.engine.boards, *done.works}
-        missing = max((self._boards[name].missing(start, end) for name in names), default=0)
+        # A board that was lost before has no energy of it, and none before the engine used it.
+        early, later = [], [0]
+        for name in {each for each in names if self._boards[each].received > start} or names:
+            board = self._boards[name]
+            used = min(end, max(start, board.began, done.engine.joined.get(name, 0)))
+            early.append(board.missing(start, used))
+            later.append(board.missing(used, end))
+        missing = min(early, default=0) + max(later)
         prompt = min(energy, max(0, round(done.prefill)))
         uncertainty = None
         if done.method is DivisionMethod.MODEL:

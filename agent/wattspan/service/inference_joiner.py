@@ -257,7 +257,7 @@ class InferenceJoiner:
         )
         self._stages = PrefillStages() if "sglang" in presets else None
         self._seen: GenerationalCache[bool] = GenerationalCache(_MAX_IDS)
-        self._prompts: GenerationalCache[int] = GenerationalCache(_MAX_PROMPTS)
+        self._prompts: GenerationalCache[InferenceRequest] = GenerationalCache(_MAX_PROMPTS)
         self._read: dict[str, int] = {}  # end of the last read step, by board
         earlier = checkpoint.inference if checkpoint is not None else ()
         self._accounts = InferenceAccounts(earlier, pools.make(PoolName.INFERENCE_ACCOUNTS), now)
@@ -419,16 +419,20 @@ class InferenceJoiner:
             self._unmetered.add(waiting.request, role, waiting.owner, now)
 
     def _pair(self, waiting: _WaitingRequest) -> None:
-        """Count a prompt once that one engine computes and another one continues, in one trace."""
-        trace, one = waiting.place.trace, waiting.request
-        key = waiting.principal, trace, one.model, one.context
-        other = self._waiting.get(self._prompts.get(key) or 0)
-        self._prompts[key] = id(one)
-        if other is None or other.sender == waiting.sender or other.place.trace != trace:
+        """Count a prompt once that one engine computes and another one continues, in one trace.
+
+        Requests of one token at most, as embeddings and scores, continue none.
+        """
+        one = waiting.request
+        key = waiting.principal, waiting.place.trace, one.model, one.context
+        # The cache holds the request itself: its identity becomes no other's.
+        other = self._waiting.get(id(self._prompts.get(key)))
+        self._prompts[key] = one
+        if other is None or other.sender == waiting.sender:
             return
         pair = [(each.request.generated, each.request.end, each) for each in (other, waiting)]
-        (tokens, end, _), (_, until, rest) = sorted(pair, key=itemgetter(0, 1))
-        if tokens <= 1 and end <= until and rest.request.start <= end + _HANDOVER:
+        (tokens, end, _), (more, until, rest) = sorted(pair, key=itemgetter(0, 1))
+        if tokens <= 1 < more and end <= until and rest.request.start <= end + _HANDOVER:
             self._waiting[id(rest.request)] = rest._replace(continues=True)
 
     def _withdraw(self, places: set[SpanPlace], principal: Hashable) -> None:

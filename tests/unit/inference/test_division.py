@@ -113,14 +113,6 @@ def test_idle_power_is_subtracted_from_a_step_with_requests() -> None:
     assert idle == 19 * 2_000_000 + 1_000_000
 
 
-def test_energy_of_a_request_is_that_of_all_its_boards() -> None:
-    steps = {"a": _steps(0, 1, 100), "b": _steps(0, 1, 60)}
-
-    found, _ = _divided([_request(1, 0, 0, 1, decode=9)], steps)
-
-    assert found[1].energy == 160_000_000
-
-
 def test_request_has_no_energy_of_other_engines_boards() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     division.assign(1, frozenset({"a"}))
@@ -246,18 +238,6 @@ def test_repeated_steps_are_ignored() -> None:
     assert settled.energy == 50_000_000
 
 
-def test_board_that_disappears_is_not_waited_for() -> None:
-    division = RequestDivision(lambda _: TokenPowerModel())
-    request = _request(1, 0, 0, 2, decode=9)
-    division.assign("e", GPU)
-    division.add([request], 2 * S, engine="e")
-    division.add_steps({"gpu": _steps(0, 1, 100)})
-
-    assert division.settle(2 * S).requests == []
-    (settled,) = division.settle(2 * S + BOARD_TIMEOUT).requests
-    assert (settled.energy, settled.measured) == (100_000_000, False)
-
-
 @pytest.mark.parametrize(
     ("steps", "measured"),
     [
@@ -266,6 +246,8 @@ def test_board_that_disappears_is_not_waited_for() -> None:
         ({"a": [(0, 1), (1.1, 2)]}, True),
         ({"a": [(0.5, 2)]}, False),  # the agent began later
         ({"a": [(0, 2)], "b": [(0, 2)]}, True),
+        ({"a": [(0, 2)], "b": [(1, 2)]}, True),  # the engine began to use it
+        ({"a": [(0.5, 2)], "b": [(1, 2)]}, False),
     ],
 )
 def test_request_that_misses_much_of_its_time_is_not_measured(
@@ -276,6 +258,27 @@ def test_request_that_misses_much_of_its_time_is_not_measured(
 
     assert found[1].measured == measured
     assert found[1].energy + idle == sum(step.energy for own in boards.values() for step in own)
+
+
+def test_request_misses_nothing_of_a_board_while_its_engine_does_not_use_it() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.assign("other", frozenset({"b"}))
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="other")
+    division.add_steps({"b": _steps(0, 4, 100)})
+    division.settle(4 * S)
+    division.assign("e", frozenset({"a", "b"}))
+    division.add([_request(2, 0, 0, 10, decode=9)], 10 * S, engine="e")
+    division.add_steps({"a": _steps(0, 10, 100), "b": _steps(4, 10, 100)})
+
+    (joined,) = division.settle(10 * S).requests
+    assert (joined.energy, joined.measured) == (1_600_000_000, True)
+    division.add([_request(i, at, at, 20, decode=9) for i, at in enumerate((9, 10))], S, engine="e")
+    division.add_steps({"a": _steps(10, 20, 100)})
+    assert division.settle(20 * S).requests == []
+
+    cut, lost = division.settle(20 * S + BOARD_TIMEOUT).requests
+
+    assert (cut.energy + lost.energy, cut.measured, lost.measured) == (1_000_000_000, False, True)
 
 
 def test_request_without_any_board_is_settled_without_energy() -> None:
@@ -519,12 +522,8 @@ def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> Non
 
 @pytest.mark.parametrize("watts", [1, 0])
 def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
-    model = _learned()
-    division = RequestDivision(lambda _: model)
-    division.assign("e", GPU)
-    other = _request(2, 0, 0, 1)._replace(model="new")
-    division.add([_request(1, 0, 0, 1, decode=100), other], S, engine="e")
-    division.add_steps({"gpu": _steps(0, 1, watts)})
+    requests = [_request(1, 0, 0, 1, decode=100), _request(2, 0, 0, 1)._replace(model="new")]
+    division = _division(requests, S, _steps(0, 1, watts), model=_learned())
 
     learned, rest = division.settle(S).requests
 

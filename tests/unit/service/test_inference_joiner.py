@@ -646,9 +646,12 @@ def test_request_in_a_gap_of_its_gpu_has_no_known_energy() -> None:
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-@pytest.mark.parametrize(("user", "prompt"), [(1000, 0), (1001, 100)])
+@pytest.mark.parametrize(
+    ("user", "generated", "prompt"),
+    [(1000, 11, 0), (1001, 11, 100), (1000, 1, 100)],  # a score is no continuation
+)
 def test_prompt_that_another_engine_continues_counts_once(
-    order: tuple[int, int], user: int, prompt: int
+    order: tuple[int, int], user: int, generated: int, prompt: int
 ) -> None:
     host = Host("gpu0", "gpu1")
     host.born(SERVER, 1)
@@ -658,10 +661,11 @@ def test_prompt_that_another_engine_continues_counts_once(
         if ident == 1:
             host.send(1, 4.0, end=3.0, tokens=(100, 1))
         else:
-            host.send(2, 4.0, sender=OTHER, service="decode", user=user)
+            tokens = 100, generated
+            host.send(2, 4.0, sender=OTHER, service="decode", user=user, tokens=tokens)
     host.settle()
 
     assert {row.service: row.tokens for row in host.joiner.rows} == {
-        "llm": {"input": 100, "output": 1}, "decode": {"input": prompt, "output": 11},
+        "llm": {"input": 100, "output": 1}, "decode": {"input": prompt, "output": generated},
     }  # fmt: skip
     assert host.found[1].energy + host.found[2].energy + host.joiner.idle == 800_000_000
