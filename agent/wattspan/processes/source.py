@@ -9,7 +9,7 @@ for each thread. Time that is missing in one usage is in the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -471,6 +471,7 @@ class CpuUsageSource:
         charges = enumerate(update.charges if update.placed else ())
         placed = [one for one in charges if one[1].payer in update.placed]
         placed.sort(key=lambda one: update.placed[one[1].payer][0])  # runtimes work in their own
+        homes: dict[Payer, str] = {}
         for at, charge in placed:
             if (covering := self._covering(charge.cgroup)) is None:
                 continue
@@ -483,19 +484,19 @@ class CpuUsageSource:
             home = max(parts, key=parts.__getitem__, default="")
             if parts and 10 * parts[home] >= 9 * charge.amount:
                 left += parts.pop(home)
-                self._describe_in(update, charge.payer, home)
+                homes[charge.payer] = home
             update.charges[at] = charge._replace(amount=left)
             for cgroup, part in parts.items():
                 self._charge_remainder(update, cgroup, part)
+        self._describe_in(update, homes)
 
-    def _describe_in(self, update: LifecycleUpdate, payer: Payer, cgroup: str) -> None:
-        """Give the unseen processes of a new account the groups of a known cgroup."""
-        text = "" if self._cgroups is None else self._cgroups.text_of(cgroup)
-        groups, principal = self._principals.describe(text, update.placed[payer][1])
-        update.infos = [
-            replace(info, groups=groups, principal=principal) if info.payer == payer else info
-            for info in update.infos
-        ]
+    def _describe_in(self, update: LifecycleUpdate, homes: Mapping[Payer, str]) -> None:
+        """Give the unseen processes of new accounts the groups of known cgroups."""
+        for at, info in enumerate(update.infos):
+            if self._cgroups is not None and info.payer in homes:
+                text = self._cgroups.text_of(homes[info.payer])
+                groups, principal = self._principals.describe(text, update.placed[info.payer][1])
+                update.infos[at] = replace(info, groups=groups, principal=principal)
 
     def _charge_excess(
         self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[EndedCharge]
