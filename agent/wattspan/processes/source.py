@@ -161,7 +161,7 @@ class CpuUsageSource:
         self._remainders: set[str] = set()
         self._removed: list[Remainder] = []
         self._postponed: dict[str, int] = {}  # time of young processes, by the text of a cgroup
-        # Charges to cgroups that others may have; True if the clocks were read in that poll.
+        # Charges to cgroups that others may have; True for those that are to be moved no more.
         self._placed: dict[tuple[str, bool], int] = {}
         self._recent: deque[tuple[int, TrackedProcess]] = deque()
         self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
@@ -464,8 +464,8 @@ class CpuUsageSource:
         would hide as much work of others.
         """
         if measured:
-            for (cgroup, known), amount in self._placed.items():
-                moved = {} if known else self._excess.misplaced(cgroup, amount)
+            for (cgroup, final), amount in self._placed.items():
+                moved = {} if final else self._excess.misplaced(cgroup, amount)
                 self._excess.forgiven(cgroup, amount - sum(moved.values()))
             self._placed.clear()
         charges = enumerate(update.charges if update.placed else ())
@@ -475,11 +475,12 @@ class CpuUsageSource:
         for at, charge in placed:
             if (covering := self._covering(charge.cgroup)) is None:
                 continue
-            moves = measured and update.placed[charge.payer][0] < 2
+            new = update.placed[charge.payer][0] == 2  # a cgroup that no known clock has
+            moves = measured and not new
             parts = dict(self._excess.misplaced(covering, charge.amount) if moves else {})
             nameless = parts.pop("/", 0)  # of cgroups that are gone, in version 1
             left = charge.amount - sum(parts.values())
-            key = covering, measured
+            key = covering, measured or new
             self._placed[key] = self._placed.get(key, 0) + left - nameless
             home = max(parts, key=parts.__getitem__, default="")
             if parts and 10 * parts[home] >= 9 * charge.amount:

@@ -115,6 +115,7 @@ class Cgroups(Envelope):
         return path if path in self._before else None
 
     def read(self) -> tuple[dict[str, int], dict[str, str | None]]:
+        self._kernel.own_cpu_time += self._kernel.cgroup_cost
         before, self._before = self._before, dict.fromkeys(self._before, 0)
         for life in self._kernel.lives:
             if (path := self.covering(self.path_in(life.cgroup))) is not None:
@@ -187,9 +188,14 @@ def test_probes_of_many_names_take_steps_in_proportion_to_their_number(cgroup: s
     assert steps(400) < 5 * steps(100)
 
 
-def test_unit_that_ends_unseen_hides_no_work_of_others() -> None:
-    """The clock of its cgroup was never known: its work is no deficit of the manager's cgroup."""
-    kernel, source, manager, server = launched("systemd")
+@pytest.mark.parametrize(("command", "cost"), [("systemd", 0), ("sshd", 10 * MS)])
+def test_unit_that_ends_unseen_hides_no_work_of_others(command: str, cost: int) -> None:
+    """The clock of its cgroup was never known: its work is no deficit of the manager's cgroup.
+
+    Costly clocks are read every 500 ms, and no work of others is that of a new session.
+    """
+    kernel, source, manager, server = launched(command)
+    kernel.cgroup_cost = cost
     for _ in range(5):
         unit = kernel.spawn(manager.pid, "0::/gone\n")
         kernel.run(unit, 50 * MS)
