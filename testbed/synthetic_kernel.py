@@ -21,7 +21,7 @@ class Life:
         self.cgroup = cgroup
         self.allowed, self.processor = frozenset({0}), 0
         self.cpu = 0
-        self.comm = "work"
+        self.comm, self.last_comm = "work", "dead"
         self.zombie = False
         self.seen = False  # known to the source from its clock
         self.polled = False  # alive at a poll
@@ -150,7 +150,8 @@ class SyntheticKernel:
         """``tail`` is spent after the kernel has written the final figure down."""
         if not life.zombie:
             elapsed = self._boot() - life.born
-            record = ExitRecord(life.pid, life.parent, life.cpu, elapsed, "dead", 0, memory=memory)
+            who = life.pid, life.parent, life.cpu, elapsed, life.last_comm
+            record = ExitRecord(*who, 0, memory=memory)
             self.finals.send(record)
             self.run(life, tail)
             self.births.send(life.pid)

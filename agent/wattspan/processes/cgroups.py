@@ -337,8 +337,9 @@ class CgroupExcess:
 
         Returns the parts of those whose clocks have more work than was charged.
         """
-        others = {one: excess for one, excess in self._excess.items() if excess > 0}
-        wrong = min(amount, -self._excess.get(cgroup, 0), sum(others.values()))
+        wrong = min(amount, -self._excess.get(cgroup, 0))
+        others = {one: it for one, it in self._excess.items() if it > 0} if wrong > 0 else {}
+        wrong = min(wrong, sum(others.values()))
         if wrong <= 0:
             return {}
         parts = dict(zip(others, split(wrong, list(others.values())), strict=True))

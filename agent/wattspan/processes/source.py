@@ -9,7 +9,7 @@ for each thread. Time that is missing in one usage is in the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -161,7 +161,7 @@ class CpuUsageSource:
         self._remainders: set[str] = set()
         self._removed: list[Remainder] = []
         self._postponed: dict[str, int] = {}  # time of young processes, by the text of a cgroup
-        # Charges to cgroups that others may have; True if the clocks were read in that poll.
+        # Charges to cgroups that others may have; True for those that are to be moved no more.
         self._placed: dict[tuple[str, bool], int] = {}
         self._recent: deque[tuple[int, TrackedProcess]] = deque()
         self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
@@ -464,38 +464,40 @@ class CpuUsageSource:
         would hide as much work of others.
         """
         if measured:
-            for (cgroup, known), amount in self._placed.items():
-                moved = {} if known else self._excess.misplaced(cgroup, amount)
+            for (cgroup, final), amount in self._placed.items():
+                moved = {} if final else self._excess.misplaced(cgroup, amount)
                 self._excess.forgiven(cgroup, amount - sum(moved.values()))
             self._placed.clear()
         charges = enumerate(update.charges if update.placed else ())
         placed = [one for one in charges if one[1].payer in update.placed]
         placed.sort(key=lambda one: update.placed[one[1].payer][0])  # runtimes work in their own
+        homes: dict[Payer, str] = {}
         for at, charge in placed:
             if (covering := self._covering(charge.cgroup)) is None:
                 continue
-            moves = measured and update.placed[charge.payer][0] < 2
+            new = update.placed[charge.payer][0] == 2  # a cgroup that no known clock has
+            moves = measured and not new
             parts = dict(self._excess.misplaced(covering, charge.amount) if moves else {})
             nameless = parts.pop("/", 0)  # of cgroups that are gone, in version 1
             left = charge.amount - sum(parts.values())
-            key = covering, measured
+            key = covering, measured or new
             self._placed[key] = self._placed.get(key, 0) + left - nameless
             home = max(parts, key=parts.__getitem__, default="")
             if parts and 10 * parts[home] >= 9 * charge.amount:
                 left += parts.pop(home)
-                self._describe_in(update, charge.payer, home)
+                homes[charge.payer] = home
             update.charges[at] = charge._replace(amount=left)
             for cgroup, part in parts.items():
                 self._charge_remainder(update, cgroup, part)
+        self._describe_in(update, homes)
 
-    def _describe_in(self, update: LifecycleUpdate, payer: Payer, cgroup: str) -> None:
-        """Give the unseen processes of a new account the groups of a known cgroup."""
-        text = "" if self._cgroups is None else self._cgroups.text_of(cgroup)
-        groups, principal = self._principals.describe(text, update.placed[payer][1])
-        update.infos = [
-            replace(info, groups=groups, principal=principal) if info.payer == payer else info
-            for info in update.infos
-        ]
+    def _describe_in(self, update: LifecycleUpdate, homes: Mapping[Payer, str]) -> None:
+        """Give the unseen processes of new accounts the groups of known cgroups."""
+        for at, info in enumerate(update.infos):
+            if self._cgroups is not None and info.payer in homes:
+                text = self._cgroups.text_of(homes[info.payer])
+                groups, principal = self._principals.describe(text, update.placed[info.payer][1])
+                update.infos[at] = replace(info, groups=groups, principal=principal)
 
     def _charge_excess(
         self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[EndedCharge]

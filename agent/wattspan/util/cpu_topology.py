@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _MAX_CPUS = 1 << 16  # eight times the limit of Linux
@@ -36,7 +37,7 @@ class CpuTopology:
         self._packages: dict[int, int] = {}  # by CPU
         self._numbers: dict[int, int] = {}  # by package id
         self.online: frozenset[int] = frozenset()
-        self._present: frozenset[int] = frozenset()
+        self._hidden: frozenset[int] = frozenset()  # CPUs that lxcfs may hide
         self.sockets: tuple[int, ...] = (0,)
         """The numbers of the sockets, in order; socket 0 if none is known."""
         self.refresh()
@@ -84,12 +85,12 @@ class CpuTopology:
         return {package: self._numbers.get(package) for package in ordered}
 
     def capacity(self, *, offline: bool = False) -> Mapping[int, int]:
-        """The number of online CPUs of each socket, or of all that are present.
+        """The number of online CPUs of each socket, or of all that may be online.
 
-        lxcfs shows a container the CPUs of its cpuset as those that are online.
+        lxcfs mounts files over those of a container: its online CPUs are those of its cpuset.
         """
         count = dict.fromkeys(self.sockets, 0)
-        for cpu in self.online | self._present if offline else self.online:
+        for cpu in self.online | self._hidden if offline else self.online:
             count[self.socket_of(cpu)] += 1
         return count
 
@@ -111,7 +112,9 @@ class CpuTopology:
         self._numbers = number_packages(named, self._expected_packages(named))
         self.sockets = tuple(self._numbers.values()) or (0,)
         self.online = frozenset(parse_cpu_list(online)) if online else frozenset(seen)
-        self._present = frozenset(parse_cpu_list(self._text("present")))
+        with suppress(OSError):  # lxcfs mounts the file or its directory
+            if (self._cpus / "online").stat().st_dev != self._cpus.parent.stat().st_dev:
+                self._hidden = frozenset(parse_cpu_list(self._text("present")))
         return (self._numbers, self.online) != before
 
     def _expected_packages(self, named: Mapping[int, int]) -> int:

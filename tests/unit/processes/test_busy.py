@@ -1,5 +1,6 @@
 """Unclaimed busy time is neither invented by rounding nor lost."""
 
+import os
 import random
 from pathlib import Path
 
@@ -216,7 +217,10 @@ def test_usage_has_metered_time_with_a_precise_clock_only(tmp_path: Path) -> Non
 
 
 def test_container_with_lxcfs_does_not_know_the_busy_time_of_the_host(tmp_path: Path) -> None:
-    """Its ``stat`` is mounted from another file system, and its CPUs are those of its cpuset."""
+    """Its ``stat`` is mounted from another file system, and its CPUs are those of its cpuset.
+
+    The CPUs that are offline on a host run nothing.
+    """
     procfs, cpus = tmp_path / "proc", tmp_path / "sys/devices/system/cpu"
     procfs.mkdir()
     (procfs / "stat").symlink_to("/proc/stat")
@@ -228,8 +232,14 @@ def test_container_with_lxcfs_does_not_know_the_busy_time_of_the_host(tmp_path: 
     (cpus / "cpu0/topology/physical_package_id").write_text("0\n")
     (cpus / "online").write_text("0\n")
     (cpus / "present").write_text("0-3\n")
-    topology = CpuTopology(tmp_path / "sys")
-    accounts = SocketAccounting(topology, PlacementSampler(ProcFs(procfs), topology), None)
-    active = [(Consumer(7, 1), SECOND, None)]
-    usages = accounts.usages(Instant(0, 0), Instant(SECOND, 0), active, {}, True, sees_all=False)
-    assert [usage.unclaimed for usage in usages] == [3 * SECOND] * 2
+    mounted = os.memfd_create("online")
+    os.write(mounted, b"0\n")
+    for unclaimed in (0, 3 * SECOND):
+        topology = CpuTopology(tmp_path / "sys")
+        accounts = SocketAccounting(topology, PlacementSampler(ProcFs(procfs), topology), None)
+        instants, active = (Instant(0, 0), Instant(SECOND, 0)), [(Consumer(7, 1), SECOND, None)]
+        usages = accounts.usages(*instants, active, {}, True, sees_all=False)
+        assert [usage.unclaimed for usage in usages] == [unclaimed] * 2
+        (cpus / "online").unlink()
+        (cpus / "online").symlink_to(f"/proc/self/fd/{mounted}")
+    os.close(mounted)

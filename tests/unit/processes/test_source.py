@@ -1,5 +1,6 @@
 """CPU attribution on a kernel with known truth."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -114,6 +115,7 @@ class Cgroups(Envelope):
         return path if path in self._before else None
 
     def read(self) -> tuple[dict[str, int], dict[str, str | None]]:
+        self._kernel.own_cpu_time += self._kernel.cgroup_cost
         before, self._before = self._before, dict.fromkeys(self._before, 0)
         for life in self._kernel.lives:
             if (path := self.covering(self.path_in(life.cgroup))) is not None:
@@ -123,7 +125,7 @@ class Cgroups(Envelope):
 
 def launched(command: str) -> tuple[SyntheticKernel, CpuUsageSource, Life, Life]:
     """A host with a launcher of this name in one cgroup and a server in another."""
-    kernel = SyntheticKernel()
+    kernel = SyntheticKernel(pid_max=1000)
     kernel.envelope = Cgroups(kernel)
     source = kernel.source(envelope=True)
     source.poll()
@@ -154,9 +156,46 @@ def test_exec_probe_is_charged_to_its_container(command: str, cgroup: str) -> No
     assert spent(tick(kernel, source)) == {}
 
 
-def test_unit_that_ends_unseen_hides_no_work_of_others() -> None:
-    """The clock of its cgroup was never known: its work is no deficit of the manager's cgroup."""
-    kernel, source, manager, server = launched("systemd")
+@pytest.mark.parametrize("cgroup", ["/pod", "/runtime"])
+def test_probes_of_many_names_take_steps_in_proportion_to_their_number(cgroup: str) -> None:
+    """A user may give a program the name of a runtime, and a name to each of its children."""
+
+    def steps(probes: int) -> int:
+        kernel, source, runtime, _ = launched("crun")
+        if cgroup == "/runtime":  # without a deficit, the other cgroups do not matter
+            source._excess.measured({f"/idle{at}": 0 for at in range(probes)})
+        for at in range(probes):
+            probe = kernel.spawn(runtime.pid, f"0::{cgroup}\n")
+            probe.last_comm = f"probe{at}"
+            kernel.run(probe, 3 * MS)
+            kernel.exit(probe)
+        lines = 0
+
+        def trace(*_: object) -> Any:
+            nonlocal lines
+            lines += 1
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            batch = tick(kernel, source)
+        finally:
+            sys.settrace(before)
+        assert [info.group for info in batch.infos] == [cgroup] * probes
+        return lines
+
+    assert steps(400) < 5 * steps(100)
+
+
+@pytest.mark.parametrize(("command", "cost"), [("systemd", 0), ("sshd", 10 * MS)])
+def test_unit_that_ends_unseen_hides_no_work_of_others(command: str, cost: int) -> None:
+    """The clock of its cgroup was never known: its work is no deficit of the manager's cgroup.
+
+    Costly clocks are read every 500 ms, and no work of others is that of a new session.
+    """
+    kernel, source, manager, server = launched(command)
+    kernel.cgroup_cost = cost
     for _ in range(5):
         unit = kernel.spawn(manager.pid, "0::/gone\n")
         kernel.run(unit, 50 * MS)
