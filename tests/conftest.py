@@ -46,6 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             told = signal.default_int_handler if number == signal.SIGINT else _go_on
             signal.signal(number, told)
+    # Coverage imports what it measures before a program does, and forgets it again: a program that
+    # a test starts may then have two classes of one name. Only the workers are measured.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(TOOLS)])
     try:
         required(os.environ)
