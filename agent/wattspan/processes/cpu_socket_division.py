@@ -335,13 +335,14 @@ class SocketAccounting:
         metered = self._metered_time()
         cpus = self._topology.capacity()
         duration = end.mono - start.mono
+        hidden = self._busy is None and not sees_all
+        everything = self._topology.capacity(offline=True) if hidden else {}
         usages = []
         for socket, spent in divided.items():
             self._spent[socket] = self._spent.get(socket, 0) + sum(spent.values())
             available = cpus.get(socket, 0) * duration
-            if self._busy is None and not sees_all:
-                everything = self._topology.capacity(offline=True).get(socket, 0) * duration
-                rest = max(0, everything - sum(spent.values()))
+            if hidden:
+                rest = max(0, everything.get(socket, 0) * duration - sum(spent.values()))
             else:
                 rest = self._unclaimed_time(socket) if complete or not sees_all else 0
             usages.append(

@@ -17,7 +17,7 @@ one that has hardly worked at its first poll is *young* and waits for the next: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -482,23 +482,25 @@ class LifecycleTracker:
 
     def _launcher(self, update: LifecycleUpdate, pid: int) -> str:
         """The name of the nearest known process from ``pid`` up; "" for none."""
-        for _ in range(_MAX_ANCESTORS):
-            row = self._table.get(pid)
-            if row is not None or pid not in update.events.born:
-                return "" if row is None else row.command
-            pid = update.events.born[pid]
-        return ""
+        rows = map(self._table.get, _upwards(update, pid))
+        return next((row.command for row in rows if row is not None), "")
 
     def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
         """The cgroups of a process or of its nearest known ancestor."""
-        for _ in range(_MAX_ANCESTORS):
-            row = self._table.get(pid)
+        for one in _upwards(update, pid):
+            row = self._table.get(one)
             if row is not None:
-                row.cgroup_text = row.cgroup_text or self._processes.cgroup(pid) or ""
+                row.cgroup_text = row.cgroup_text or self._processes.cgroup(one) or ""
                 return row.cgroup_text
-            if update.texts.get(pid):
-                return update.texts[pid]
-            if pid not in update.events.born:
-                return ""
-            pid = update.events.born[pid]
+            if update.texts.get(one):
+                return update.texts[one]
         return ""
+
+
+def _upwards(update: LifecycleUpdate, pid: int) -> Iterator[int]:
+    """A process and its ancestors, as far as they were born since the last poll, and one more."""
+    for _ in range(_MAX_ANCESTORS):
+        yield pid
+        if pid not in update.events.born:
+            return
+        pid = update.events.born[pid]
