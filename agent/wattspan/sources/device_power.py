@@ -8,7 +8,6 @@ is idle.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -106,14 +105,7 @@ def processor_around(chips: Iterable[Path], cpus: Callable[[], CpuTopology]) -> 
 
 
 def _text(path: Path) -> str:
-    """The first 64 bytes of a file; "" if it cannot be read. Each second of each device asks."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return path.read_text(errors="replace")[:64].strip()
     except OSError:
         return ""
-    try:
-        return os.read(descriptor, 64).decode(errors="replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
