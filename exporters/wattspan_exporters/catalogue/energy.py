@@ -82,7 +82,7 @@ def domain_energy(snapshot: Snapshot) -> Iterator[Sample]:
 def _of_attributed(field: str, *, lasting: bool = False) -> Draw:
     """One field of the account of every domain with energy that is or was attributed.
 
-    That of a ``lasting`` one, a counter, has the least reliable provenance of its energy.
+    A ``lasting`` field, a counter, has the least reliable provenance of its energy.
     """
 
     def rows(snapshot: Snapshot) -> Iterable[DomainAccount]:

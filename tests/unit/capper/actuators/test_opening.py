@@ -84,7 +84,7 @@ def test_driver_and_library_that_come_later_are_used_from_then_on(
             return error.trouble
 
     def answer() -> KnobState | Trouble:
-        """What is read within the deadline of a call, which a busy machine may miss."""
+        """The answer of a call within its deadline, which a busy machine may miss."""
         return eventually(
             lambda: None if (one := read()) is Trouble.STUCK else one, "the worker answers"
         )
