@@ -111,7 +111,7 @@ def test_timeline_contains_the_readings_since_the_construction(meter: MeteredDev
 def test_timeline_is_limited_by_gpu_time_and_number(meter: MeteredDevices) -> None:
     one = power_monitor(meter, max_samples_per_gpu=5)
     one._stopped = begun(meter) + 60 * TICK
-    last = to_unix(begun(meter) + 40 * TICK + 1000)
+    last = to_unix(begun(meter) + 40 * TICK + TICK // 2)
     timeline = one.get_power_timeline(PowerDomain.DEVICE_AVERAGE, gpu_index=1, end_time=last)
     assert list(timeline) == [1]
     assert [power for _, power in timeline[1]] == pytest.approx([135, 136, 137, 138, 139])
