@@ -193,21 +193,23 @@ class HostProcesses:
         name = clean_label(owner + match["name"].decode("utf-8", "replace"), MAX_LABEL)
         return (Group(GroupKind.VM, name), *groups)
 
-    def rename(self, rows: Iterable[ProcessRow]) -> tuple[ProcessRow, ...]:
-        """Rows of a checkpoint with the names of this policy."""
-        return tuple(replace(row, info=self._renamed(row.info)) for row in rows)
+    def restore(self, rows: Iterable[ProcessRow]) -> tuple[ProcessRow, ...]:
+        """Rows of a checkpoint with the names of this policy; processes may have ended since."""
+        return tuple(map(self._restored, rows))
 
-    def _renamed(self, info: PayerInfo) -> PayerInfo:
+    def _restored(self, row: ProcessRow) -> ProcessRow:
+        info = row.info
         if not isinstance(info.payer, Consumer):
-            return info
+            return row
         now = self.describe(info.payer)
         if now is not None:
-            return replace(info, command=now.command)
+            return replace(row, info=replace(info, command=now.command))
+        command = info.command
         if self._names is NamePolicy.NONE:
-            return replace(info, command=UNNAMED)
-        if self._names is NamePolicy.COMMAND:
-            return replace(info, command=interpreter_of(info.command))
-        return info
+            command = UNNAMED
+        elif self._names is NamePolicy.COMMAND:
+            command = interpreter_of(command)
+        return replace(row, info=replace(info, command=command), alive=False)
 
 
 class RunningProcesses:

@@ -156,8 +156,8 @@ def build_agent(
             undo.callback(store.close)
         checkpoint = latest_checkpoint(closing, store.previous if store is not None else None)
         if checkpoint is not None:
-            named = processes.directory.rename(checkpoint.processes)
-            checkpoint = replace(checkpoint, processes=named)
+            rows = processes.directory.restore(checkpoint.processes)
+            checkpoint = replace(checkpoint, processes=rows)
         boot_id = _boot_id()
         ledger = Ledger(
             LedgerSettings(

@@ -241,7 +241,7 @@ def test_exited_processes_are_named_by_policy() -> None:
         (NamePolicy.NONE, UNNAMED, UNNAMED),
     ],
 )
-def test_restored_rows_are_renamed_by_policy(
+def test_restored_rows_have_the_names_of_the_policy_and_may_have_ended(
     tmp_path: Path, names: NamePolicy, alive: str, gone: str
 ) -> None:
     procfs = host(tmp_path, b"python3", cmdline=b"python3\0a.py\0")
@@ -249,6 +249,8 @@ def test_restored_rows_are_renamed_by_policy(
         ProcessRow(PayerInfo(payer, "python3 train.py"), {}, {})
         for payer in (Consumer(42, 98765), Consumer(42, 5), Remainder("/a"))
     ]
-    renamed = HostProcesses(procfs, names).rename(rows)
-    assert [row.info.command for row in renamed] == [alive, gone, "python3 train.py"]
-    assert [row.info.payer for row in renamed] == [row.info.payer for row in rows]
+    restored = HostProcesses(procfs, names).restore(rows)
+    assert [row.info.command for row in restored] == [alive, gone, "python3 train.py"]
+    assert [row.info.payer for row in restored] == [row.info.payer for row in rows]
+    # No exit is reported of a process that ended while no agent ran.
+    assert [row.alive for row in restored] == [True, False, True]
