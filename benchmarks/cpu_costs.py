@@ -1,10 +1,13 @@
 """Error of process energy where what a CPU-second costs differs by process, against known truth.
 
-Everything is emulated in virtual time: no process runs and no counter is read. The truth is the
+Everything is emulated in virtual time: no process runs and no hardware is read. The truth is the
 energy that each process owes by the rule that its plant states (testbed/cpu_plants.py), for the
-agent and its peers alike: J per CPU-second by process, pairs of siblings, turbo, uncore, memory
-traffic, leakage. The counter has the updates and the noise of RAPL; CPU time is known up to the
-last scheduler tick. The real ledger and energy history judge nothing but what an agent reads.
+agent and its peers alike: costs of a CPU-second by process, pairs of siblings, turbo, uncore,
+memory traffic, leakage. The counter has the updates and the noise of RAPL; CPU time is known up to
+the last scheduler tick. The real ledger and energy history read these figures.
+
+The two processes 1 : 2.5 use 60 % of the CPUs, and their sum varies by 10 %. Never at rest, they
+are a host like those of benchmarks/idle_baseline.py, which has one process and more laws of load.
 
     .venv/bin/python -m benchmarks.cpu_costs [--seeds N] [--only WORD]
 """

@@ -55,13 +55,16 @@ Pattern = Callable[[random.Random], Loads]
 class Process(NamedTuple):
     """Joules per CPU-second alone at the base clock, CPUs, and their load, 0 to 1.
 
-    ``traffic`` is the part of ``FULL_TRAFFIC``.
+    ``traffic`` is the part of ``FULL_TRAFFIC``. A process that changes its nature costs ``later``
+    from ``LEARNING`` seconds of work on. One that ``copies`` has the load of another, earlier one.
     """
 
     cost: float
     cpus: tuple[int, ...]
     load: Pattern
     traffic: Pattern = wandering(0.0, 0.0)
+    later: float | None = None
+    copies: int | None = None
 
 
 class Row(NamedTuple):
@@ -76,13 +79,24 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """Processes on a plant, of which each row is judged; ``rested``: idle power seen once."""
+    """Processes on a plant, of which each row is judged after some seconds of work.
+
+    ``rested``: the package was at rest before, so that its idle power was observed once.
+    """
 
     plant: CpuPlant
     processes: Sequence[Process]
     rows: Sequence[Row]
     rested: bool = True
     counter: EnergyCounter = SKYLAKE
+    learning: int = LEARNING
+
+
+class Truth(NamedTuple):
+    """The energy that each process owes, and its CPU time."""
+
+    owed: tuple[float, ...]
+    spent: tuple[float, ...]
 
 
 @dataclass
@@ -108,9 +122,8 @@ class EmulatedPackage:
         return sum(self.spent)
 
     @property
-    def truth(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The energy that each process owes, and its CPU time."""
-        return tuple(self.owed), tuple(self.spent)
+    def truth(self) -> Truth:
+        return Truth(tuple(self.owed), tuple(self.spent))
 
     @property
     def power(self) -> float:
@@ -122,12 +135,7 @@ class EmulatedPackage:
         while self.at < until:
             length = min(STEP - self.at % STEP, until - self.at)
             if self.at % STEP == 0 and self.at >= self._starts:
-                self._works = {
-                    i: Work(process.cpus, next(load), process.cost, next(traffic) * FULL_TRAFFIC)
-                    for i, (process, (load, traffic)) in enumerate(
-                        zip(self.scenario.processes, self._loads, strict=True)
-                    )
-                }
+                self._works = self._next_works()
                 self._powers = plant.owed(self._works)
             # Power that load does not explain is a part of all powers alike.
             noise = 1 + self.chance.gauss(0, NOISE * math.sqrt(TICK / length))
@@ -139,6 +147,17 @@ class EmulatedPackage:
                 used += work.busy * len(work.cpus)
             self.warmth += (used / plant.cpus - self.warmth) * length / WARMING
             self.at += length
+
+    def _next_works(self) -> dict[int, Work]:
+        changed = self.at >= self._starts + LEARNING * SECOND
+        works: dict[int, Work] = {}
+        for i, (process, (loads, traffic)) in enumerate(
+            zip(self.scenario.processes, self._loads, strict=True)
+        ):
+            load = next(loads) if process.copies is None else works[process.copies].busy
+            cost = process.later if changed and process.later else process.cost
+            works[i] = Work(process.cpus, load, cost, next(traffic) * FULL_TRAFFIC)
+        return works
 
     def counter(self) -> int:
         """The value of the counter's last update."""
@@ -181,10 +200,10 @@ def run(scenario: Scenario, seed: int) -> Outcome:
         history.watch(one, samples=partial(_taken, clocks[one]), holder="judge")
         for one in consumers
     ]
-    first = LEARNING + (REST if scenario.rested else 0)
+    first = scenario.learning + (REST if scenario.rested else 0)
     seen, moments = dict.fromkeys(consumers, 0), list[Moment]()
     cycles = observed(package, first + JUDGED + SETTLING, cpus=scenario.plant.cpus)
-    for number, (tick, (owed, spent)) in enumerate(cycles):
+    for number, (tick, truth) in enumerate(cycles):
         for usage in tick.usages:
             for one in consumers:
                 seen[one] += usage.spent[one]
@@ -193,7 +212,7 @@ def run(scenario: Scenario, seed: int) -> Outcome:
         (reading,) = tick.readings
         if first <= number * TICK / SECOND <= first + JUDGED:
             read = tuple(seen.values())
-            moments.append(Moment(reading.at.mono, reading.counter, read, owed, spent))
+            moments.append(Moment(reading.at.mono, reading.counter, read, *truth))
     account = ledger.snapshot(tick.at, "emulated").account(PACKAGE.id)
     if account.energy != account.consumers + account.idle + account.unattributed:
         raise RuntimeError(f"the account does not balance: {account}")
@@ -337,6 +356,17 @@ SCENARIOS = [
         MEMORY,
         two(Process(4.0, (), APART, wandering(0.15, 0.4, 3.0)), Process(4.0, (), APART)),
         [Row("equal cores, one moves memory", BOTH, INSIDE)],
+    ),
+    Scenario(
+        ADDITIVE,
+        two(Process(4.0, (), APART, later=10.0), Process(6.0, (), APART)),
+        [Row("4 J per CPU-second became 10 J a minute ago", BOTH, INSIDE)],
+        learning=2 * LEARNING,
+    ),
+    Scenario(
+        ADDITIVE,
+        two(Process(4.0, (), APART), Process(10.0, (), APART, copies=0)),
+        [Row("a neighbour of 2.5 times the cost copies the load", BOTH, INSIDE)],
     ),
     Scenario(LEAKING, UNEQUAL, [Row("two processes 1 : 2.5, warming", BOTH, INSIDE)]),
     *(

@@ -5,8 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from testbed.cpu_costs import AGENT, SCENARIOS, EmulatedPackage, Scenario, judge
+from testbed.cpu_costs import (
+    AGENT,
+    APART,
+    SCENARIOS,
+    EmulatedPackage,
+    Process,
+    Scenario,
+    judge,
+    two,
+)
 from testbed.cpu_judge import RULES, Charge, Moment, Score, owed_energies
+from testbed.cpu_plants import ADDITIVE
 from testbed.idle_baseline import BEGIN
 
 from wattspan.model import SECOND
@@ -43,6 +53,17 @@ def test_package_spends_what_its_processes_owe_and_shows_no_more(scenario: Scena
     assert 0 < package.counter() <= package.energy + 100_000
     seen = package.cpu_times().values()
     assert all(0 <= true - one <= 40_000_000 for one, true in zip(seen, package.spent, strict=True))
+
+
+def test_process_may_change_its_cost_and_copy_a_load() -> None:
+    processes = two(Process(4.0, (), APART, later=10.0), Process(4.0, (), APART, copies=0))
+    package = EmulatedPackage(Scenario(ADDITIVE, processes, [], rested=False), random.Random(1))
+    package.advance(BEGIN + 60 * SECOND)
+    first, second = before = package.truth.owed
+    package.advance(BEGIN + 120 * SECOND)
+    assert first == second
+    changed, same = (new - old for new, old in zip(package.truth.owed, before, strict=True))
+    assert changed / same == pytest.approx(2.5)
 
 
 def test_judge_sees_the_error_of_cpu_time_where_costs_differ() -> None:
