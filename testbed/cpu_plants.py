@@ -156,10 +156,10 @@ class EnergyCounter:
     leap. A value is a multiple of ``unit`` microjoules, and ``noise`` its standard deviation in
     microjoules, which the next reading does not repeat.
 
-    Units and the period are those of the kernel's driver and of Intel's manual. That updates come
-    with jitter, sometimes late, and with added noise where firmware filters against attacks on
-    secrets, is published (Haehnel et al. 2012; Khan et al. 2018; Lipp et al. 2021); the sizes are
-    chosen here.
+    The unit of Sandy Bridge is that of the kernel's driver. Khan et al. ("RAPL in Action", 2018)
+    report updates at unpredictable times. The period of 1 ms, and the noise that firmware adds to
+    hide secrets, are general knowledge, and all sizes of errors are chosen here: these counters
+    are no measurement of a product.
     """
 
     name: str
