@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
@@ -17,6 +18,7 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
+    Payer,
     Provenance,
     Reading,
     Tick,
@@ -26,6 +28,7 @@ from wattspan.model import (
 CPUS = 8
 MEAN_LOAD = 0.6
 STEP = 10 * MILLISECOND  # of the emulation
+BEGIN = 1_000 * SECOND
 TICK = 100 * MILLISECOND
 SCHEDULER_TICK = 4 * MILLISECOND
 READ_DELAY = 2 * MILLISECOND
@@ -62,14 +65,16 @@ def steady(_: random.Random) -> Loads:
         yield MEAN_LOAD
 
 
-def wandering(deviation: float) -> Callable[[random.Random], Loads]:
-    """A load with this standard deviation and a correlation time of one second."""
+def wandering(
+    deviation: float, mean: float = MEAN_LOAD, seconds: float = 1.0
+) -> Callable[[random.Random], Loads]:
+    """A load with this standard deviation and correlation time."""
 
     def loads(chance: random.Random) -> Loads:
-        keep, value = math.exp(-STEP / SECOND), 0.0
+        keep, value = math.exp(-STEP / (seconds * SECOND)), 0.0
         while True:
             value = keep * value + math.sqrt(1 - keep * keep) * chance.gauss(0, deviation)
-            yield min(1.0, max(0.0, MEAN_LOAD + value))
+            yield min(1.0, max(0.0, mean + value))
 
     return loads
 
@@ -103,6 +108,49 @@ SCENARIOS: dict[str, Callable[[random.Random], Loads]] = {
 }
 
 
+Truth_co = TypeVar("Truth_co", covariant=True)
+
+
+class ObservedSocket(Protocol[Truth_co]):
+    """A socket in virtual time, as the agent sees it and as it is."""
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def busy(self) -> float: ...
+    @property
+    def truth(self) -> Truth_co: ...
+    def advance(self, until: int) -> None: ...
+    def counter(self) -> int: ...
+    def cpu_times(self) -> Mapping[Payer, int]: ...
+
+
+def observed(
+    socket: ObservedSocket[Truth_co], seconds: int, *, cpus: int = CPUS, idle_states: bool = False
+) -> Iterator[tuple[Tick, Truth_co]]:
+    """The ticks by which an agent sees the socket, each with the truth when the counter was read.
+
+    CPU times are read ``READ_DELAY`` after the counter. With ``idle_states`` the CPUs' own idle
+    times are known without delay, besides the CPU time of processes.
+    """
+    usage_at, known, metered = Instant(socket.at, 0), dict[Payer, int](), 0
+    for number in range(seconds * SECOND // TICK + 1):
+        socket.advance(BEGIN + number * TICK)
+        reading = Reading(PACKAGE.id, Instant(socket.at, 0), Microjoules(socket.counter()))
+        truth = socket.truth
+        socket.advance(socket.at + READ_DELAY)
+        now, before = Instant(socket.at, 0), known
+        known = {one: max(before.get(one, 0), at) for one, at in socket.cpu_times().items()}
+        usages = ()
+        if number:
+            spent = {one: at - before[one] for one, at in known.items()}
+            capacity = cpus * (now.mono - usage_at.mono)
+            precise = int(socket.busy) - metered if idle_states else None
+            usages = (Usage("cpu:0", usage_at, now, spent, capacity=capacity, metered=precise),)
+        usage_at, metered = now, int(socket.busy)
+        yield Tick(now, {} if number else {"rapl": (PACKAGE,)}, (reading,), (), usages), truth
+
+
 @dataclass
 class EmulatedSocket:
     """The true energy of a socket, and the counters by which the agent sees it."""
@@ -110,11 +158,16 @@ class EmulatedSocket:
     loads: Loads
     law: Law
     chance: random.Random
-    at: int = 1_000 * SECOND
+    at: int = BEGIN
     energy: float = 0.0  # microjoules
     active: float = 0.0  # the part above idle power
     busy: float = 0.0  # nanoseconds of CPU time
     load: float = MEAN_LOAD
+
+    @property
+    def truth(self) -> float:
+        """The active energy so far."""
+        return self.active
 
     def advance(self, until: int) -> None:
         """Spend energy and CPU time."""
@@ -134,10 +187,11 @@ class EmulatedSocket:
         age = self.chance.uniform(0, MILLISECOND)
         return int(self.energy - (IDLE + ACTIVE * self.law(self.load)) * age / 1e6)
 
-    def cpu_time(self) -> int:
+    def cpu_times(self) -> dict[Payer, int]:
         """The CPU time at the last scheduler tick of each running thread."""
         running = round(self.load * CPUS)
-        return int(self.busy - sum(self.chance.uniform(0, SCHEDULER_TICK) for _ in range(running)))
+        unseen = sum(self.chance.uniform(0, SCHEDULER_TICK) for _ in range(running))
+        return {LOAD: int(self.busy - unseen)}
 
 
 @dataclass
@@ -169,37 +223,19 @@ def run(
     checkpoint: Checkpoint | None = None,
     idle_states: bool = False,
 ) -> Run:
-    """The ledger beside an emulated socket, for some seconds from its start.
-
-    With ``idle_states`` the CPUs' own idle times are known without delay, besides the CPU time of
-    processes.
-    """
+    """The ledger beside an emulated socket, for some seconds from its start; see ``observed``."""
     chance = random.Random(seed)
     socket = EmulatedSocket(scenario(chance), law, chance)
     ledger = Ledger(LedgerSettings(), checkpoint=checkpoint, boot_id=str(seed), now=socket.at)
     earlier = checkpoint.accounts[0].consumers if checkpoint is not None else 0
-    result, usage_at, usage_busy, metered = Run(), Instant(socket.at, 0), 0, 0
-    for tick in range(seconds * SECOND // TICK + 1):
-        socket.advance(1_000 * SECOND + tick * TICK)
-        read_at = Instant(socket.at, 0)
-        reading = Reading(PACKAGE.id, read_at, Microjoules(socket.counter()))
-        spent_active = socket.active
-        socket.advance(socket.at + READ_DELAY)
-        now, busy = Instant(socket.at, 0), max(usage_busy, socket.cpu_time())
-        usages = ()
-        if tick:
-            spent = {LOAD: busy - usage_busy}
-            capacity = CPUS * (now.mono - usage_at.mono)
-            precise = int(socket.busy) - metered if idle_states else None
-            usages = (Usage("cpu:0", usage_at, now, spent, capacity=capacity, metered=precise),)
-        usage_at, usage_busy, metered = now, busy, int(socket.busy)
-        domains = {} if tick else {"rapl": (PACKAGE,)}
-        ledger.apply(Tick(now, domains, (reading,), (), usages))
-        if tick % (SECOND // TICK) == 0:
-            snapshot = ledger.snapshot(now, "emulated")
+    result = Run()
+    for number, (tick, active) in enumerate(observed(socket, seconds, idle_states=idle_states)):
+        ledger.apply(tick)
+        if number % (SECOND // TICK) == 0:
+            snapshot = ledger.snapshot(tick.at, "emulated")
             account = snapshot.account(PACKAGE.id)
             result.charged.append(account.consumers - earlier)
-            result.active.append(spent_active)
+            result.active.append(active)
             result.known.append(account.idle_power is not None)
             result.checkpoint = ledger.checkpoint(snapshot)
     return result
