@@ -51,11 +51,9 @@ class AllottedCapper(Protocol):
 
     def allotment(self) -> AllotmentRow:
         """The allotment in force, and the range of the host's limits."""
-        ...
 
     def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
         """Put an allotment in force until a time since boot; the state afterwards."""
-        ...
 
 
 class FleetMember:
