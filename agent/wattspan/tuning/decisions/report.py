@@ -40,7 +40,7 @@ def report(state: TunerState) -> TuningFigures:
     bound = account.bound(lambda level: search.slowdown_bound(state, level, shape))
     held = (
         state.estimates.at(state.search.candidate)
-        if state.search.phase is TunerPhase.HOLD and state.search.candidate
+        if state.phase is TunerPhase.HOLD and state.search.candidate
         else None
     )
     saved = zip(search.saved_energy(state), account.closed_saved, strict=True)
@@ -100,13 +100,13 @@ def certified_levels(state: TunerState) -> CertifiedLevels | None:
         return None
     estimate = state.estimates.at(level)
     return CertifiedLevels(
-        level=state.search.ladder.base(level),
+        level=state.ladder.base(level),
         original=state.top,
         slowdown=math.expm1(estimate.time.mean),
         saving=-math.expm1(estimate.energy),
         pairs=estimate.time.n,
         noise=state.estimates.noise,
-        levels=state.search.ladder.caps(level),
+        levels=state.ladder.caps(level),
     )
 
 
@@ -148,8 +148,8 @@ def cause_text(reason: DecisionReason) -> str:
 def setting_text(state: TunerState, level: int) -> str:
     """``"320 W"``, ``"1410 MHz"``; the lowest setting too where settings differ."""
     knob = state.policy.knob
-    if knob is not Knob.GPU_CLOCK and level in state.search.ladder.lowered:
-        base, settings = state.search.ladder.lowered[level]
+    if knob is not Knob.GPU_CLOCK and level in state.ladder.lowered:
+        base, settings = state.ladder.lowered[level]
         lowest = level_text(knob, min(settings.values()))
         return f"{level_text(knob, base)}, {lowest} where ranks wait"
     return level_text(knob, level)
