@@ -24,7 +24,7 @@ from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.estimates import LevelEstimate
 from wattspan.tuning.decisions.load import BIN_RATIO, bin_bound
 from wattspan.tuning.decisions.load_cells import LoadCell
-from wattspan.tuning.decisions.load_tracking import LoadAlarm, TrackingState, headroom
+from wattspan.tuning.decisions.load_tracking import TrackingState, headroom
 from wattspan.tuning.decisions.search import TunerPhase, TunerState
 from wattspan.tuning.decisions.values import CertifiedLevels, LevelLadder
 
@@ -216,9 +216,9 @@ _LEAST_RATIO = 0.9  # of the last setting to the one above
 _MAX_SETTINGS = 8
 
 _ALARMS = {
-    LoadAlarm.MISSES.value: "too many requests exceed a latency limit",
-    LoadAlarm.GROWTH.value: "more requests arrive than end",
-    LoadAlarm.SILENCE.value: "no request has begun or ended for a long time",
+    DecisionReason.TAIL: "too many requests exceed a latency limit",
+    DecisionReason.CHANGED: "more requests arrive than end",
+    DecisionReason.PAUSED: "no request has begun or ended for a long time",
 }
 
 
