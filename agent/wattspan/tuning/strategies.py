@@ -45,7 +45,6 @@ from wattspan.tuning.decisions.report import (
     tracking_decision,
     tracking_figures,
 )
-from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.search import (
     TunerPhase,
     TunerState,
@@ -428,14 +427,8 @@ class TrackingStrategy:
     ) -> tuple[DecisionReason, str] | None:
         """An external reason for the original setting, with its clause where it is not usual."""
         job = self._job
-        if job.ended:
-            return DecisionReason.ENDED, ""
-        vetoes = job.vetoes(host)
-        if vetoes:
-            return min(vetoes), ""
-        since = max(changed_at, job.devices.sampler.changed)
-        if not in_force and host.now.mono - since > ENFORCEMENT_TIMEOUT:
-            return DecisionReason.FOREIGN_WRITER, ""
+        if (reason := job.external_reason(host, changed_at, in_force=in_force)) is not None:
+            return reason, ""
         announced = job.work.in_flight.announced
         if not announced:
             cause = _TOO_FEW if announced is None else _NOT_ANNOUNCED

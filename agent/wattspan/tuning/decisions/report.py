@@ -38,17 +38,15 @@ def report(state: TunerState) -> TuningFigures:
 
     lost = account.lost(likely_slowdown)
     bound = account.bound(lambda level: search.slowdown_bound(state, level, shape))
-    held = (
-        state.estimates.at(state.search.candidate)
-        if state.phase is TunerPhase.HOLD and state.search.candidate
-        else None
-    )
+    level = state.search.candidate if state.phase is TunerPhase.HOLD else None
+    held = state.estimates.at(level) if level else None
     saved = zip(search.saved_energy(state), account.closed_saved, strict=True)
     low, likely, high = (
         Microjoules(round(now + before)) if account.metered else None for now, before in saved
     )
     unit_time = (account.elapsed - lost) / account.units if account.units else None
     watched = unit_time is not None and state.estimates.energies > 0
+    unit_energy = state.estimates.power * (unit_time or 0) / 1e6  # milliwatts and nanoseconds
     return TuningFigures(
         slowdown=account.slowdown(lost) if account.elapsed else None,
         slowdown_bound=account.slowdown(bound) if account.elapsed else None,
@@ -62,16 +60,11 @@ def report(state: TunerState) -> TuningFigures:
         pairs=sum(one.time.n for one in state.estimates.levels.values()),
         units=account.units,
         committed=state.committed,
-        tried=tuple(
-            _result(state, level) for level in sorted(state.estimates.levels, reverse=True)
-        ),
+        tried=tuple(_result(state, one) for one in sorted(state.estimates.levels, reverse=True)),
         lost=Nanoseconds(round(lost)) if account.elapsed else None,
         allowance=Nanoseconds(round(allowance(state.policy.max_slowdown, account.elapsed))),
         unit_time=None if unit_time is None else Nanoseconds(round(unit_time)),
-        # milliwatts and nanoseconds
-        unit_energy=Microjoules(round(state.estimates.power * (unit_time or 0) / 1e6))
-        if watched
-        else None,
+        unit_energy=Microjoules(round(unit_energy)) if watched else None,
     )
 
 

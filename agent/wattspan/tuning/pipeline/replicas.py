@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from wattspan.fleet.job_records import (
     JobRecord,
@@ -409,7 +409,7 @@ class ReplicaAccount:
                 known = self.slower[pipeline].get(one.level, one.slower)
                 lost += one.lasted * max(lost_part(known.mean), 0.0)
                 bound += one.lasted * max(lost_part(known.likely(DEVIATIONS)), 0.0)
-        return replace(self.account, levels={}, closed_lost=lost, closed_bound=bound)
+        return self.account.final(lost, bound)
 
 
 def _next_levels(waiting: Sequence[list[ChargedIteration]]) -> tuple[_Levels, int] | None:
@@ -529,8 +529,8 @@ class PipelineGroup:
         """The account of the run with its present estimates as final figures."""
         only, *others = self.controls.values()
         closed = self.account.closed() if others else closed_session_account(only.session)
-        lost, bound = JobLoss(closed.closed_lost, closed.closed_bound).plus(self.losses.elsewhere)
-        return replace(closed, closed_lost=lost, closed_bound=bound)
+        loss = JobLoss(closed.closed_lost, closed.closed_bound).plus(self.losses.elsewhere)
+        return closed.final(*loss)
 
     @property
     def running_account(self) -> tuple[SlowdownAccount, JobLoss]:
@@ -556,16 +556,18 @@ def _charged(
 ) -> PipelineGroup:
     """The group after the charge of each control's latest iterations."""
     if losses.elsewhere != next(iter(controls.values())).session.elsewhere:
-        controls = {
-            name: replace(one, session=replace(one.session, elsewhere=losses.elsewhere))
-            for name, one in controls.items()
-        }
-    if len(controls) < 2:
-        return PipelineGroup(controls, account, losses)
-    sessions = [one.session for one in controls.values()]
-    account = account.add([one.charged for one in controls.values()], sessions)
-    loss = account.loss
-    lossy = {
-        name: replace(one, session=replace(one.session, job=loss)) for name, one in controls.items()
+        controls = _with_loss(controls, elsewhere=losses.elsewhere)
+    if len(controls) > 1:
+        sessions = [one.session for one in controls.values()]
+        account = account.add([one.charged for one in controls.values()], sessions)
+        controls = _with_loss(controls, job=account.loss)
+    return PipelineGroup(controls, account, losses)
+
+
+def _with_loss(
+    controls: Mapping[str, PipelineControl], **loss: Any
+) -> Mapping[str, PipelineControl]:
+    """The controls whose sessions know a loss of the job."""
+    return {
+        name: replace(one, session=replace(one.session, **loss)) for name, one in controls.items()
     }
-    return PipelineGroup(lossy, account, losses)
