@@ -459,15 +459,10 @@ def prospect(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> Prospect:
 
 def _doubt(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], best: int) -> float:
     """Two standard errors of the relative difference of the best and the default size."""
-
-    def count(size: int) -> int:
-        return sum(
-            one.batch_size == size and one.outcome is TrialOutcome.CONVERGED for one in trials
-        )
-
     if best == policy.default:
         return math.inf
-    error = math.sqrt(1 / max(1, count(best)) + 1 / max(1, count(policy.default)))
+    reached = Counter(one.batch_size for one in trials if _converged(one))
+    error = math.sqrt(1 / max(1, reached[best]) + 1 / max(1, reached[policy.default]))
     return 2 * variation(policy, trials) * error
 
 
@@ -490,9 +485,7 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
     costs, found = mean_costs(policy, trials), prospect(terms, runs)
     energies = mean_energies(terms, runs)
     tried = Counter(one.batch_size for one in trials)
-    lost = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.LOST)
-    running = Counter(one.batch_size for one in runs if one.outcome is None)
-    reached = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.CONVERGED)
+    count = Counter((one.batch_size, one.outcome) for one in runs)
     return {
         "job": terms.name,
         "gpus": job.gpus,
@@ -505,9 +498,9 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
             {
                 "batch_size": size,
                 "runs": tried[size],
-                "reached": reached[size],
-                "running": running[size],
-                "lost": lost[size],
+                "reached": count[size, TrialOutcome.CONVERGED],
+                "running": count[size, None],
+                "lost": count[size, TrialOutcome.LOST],
                 "cost_joules": costs.get(size),
                 "energy_joules": energies.get(size),
             }

@@ -168,14 +168,8 @@ def ask_agent(
     name: str, body: Mapping[str, Any], directories: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The answer to ``POST /v1/recurring/NAME``. MeasurementError."""
-    return request_json(
-        f"/v1/recurring/{name}",
-        {},
-        method="POST",
-        body=body,
-        margin=15.0,  # the file may be locked by another run
-        directories=directories,
-    )
+    path, margin = f"/v1/recurring/{name}", 15.0  # the file may be locked by another run
+    return request_json(path, {}, method="POST", body=body, margin=margin, directories=directories)
 
 
 class AgentRuns:
@@ -355,18 +349,13 @@ class BatchSizeOptimizer:
         dear = self._run.stop_cost is not None and cost > self._run.stop_cost
         if not (ended or dear):
             return
-        outcome = TrialOutcome.MISSED
-        if reached:
-            outcome = TrialOutcome.CONVERGED
-        elif dear:
-            outcome = TrialOutcome.STOPPED
+        missed = TrialOutcome.STOPPED if dear else TrialOutcome.MISSED
+        outcome = TrialOutcome.CONVERGED if reached else missed
         run, self._run = self._run, None
         self.training_finished = True
+        figures = energy, seconds, self._power, self._epochs
         try:
-            self._runs.end(
-                run.key,
-                TrainingRun(run.batch_size, outcome, energy, seconds, self._power, self._epochs),
-            )
+            self._runs.end(run.key, TrainingRun(run.batch_size, outcome, *figures))
         except MeasurementError as error:
             self._fail(f"This run is not recorded. {error}")
 
