@@ -36,7 +36,11 @@ from wattspan.tuning.pipeline.iterations import (
     observed,
     require_same,
 )
-from wattspan.tuning.pipeline.online_profile import next_probe, probe_completed, probe_iterations
+from wattspan.tuning.pipeline.online_profile import (
+    PipelineProbes,
+    probe_completed,
+    probe_iterations,
+)
 from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
@@ -231,8 +235,8 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
             return state
         state = with_measured_run(state)
     budget = state.policy.max_slowdown
-    clocks = state.policy.clocks
-    probe = next_probe(state.profile, dag, clocks, budget, TARGET_PART * budget)
+    probes = PipelineProbes(state.profile, dag, state.policy.clocks)
+    probe = probes.next(budget, TARGET_PART * budget)
     if probe is None:
         state = request_original(state, DecisionReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
@@ -360,7 +364,7 @@ def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> Pipelin
     )
     relative = straggler / state.original_seconds
     slowdown = relative * (1 - STRAGGLER_MARGIN) - 1
-    probe = next_probe(state.profile, dag, state.policy.clocks, slowdown, slowdown)
+    probe = PipelineProbes(state.profile, dag, state.policy.clocks).next(slowdown, slowdown)
     if probe is None or probe.slowdown > slowdown:
         return request_plan(state, dag, slowdown, relative)
     state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
