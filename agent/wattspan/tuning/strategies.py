@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from wattspan.model import (
     SECOND,
@@ -108,22 +109,16 @@ class SearchStrategy:
     def begin(self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool) -> Decision | None:
         now, tenants = host.now.mono, self._job.tenants
         alone = not tenants and self._job.turns is None
-        self.state = begin(
-            _policy(self._job, ranges, apply=apply),
-            ranges,
-            now=now,
+
+        def begun(job: TuningJob, **more: Any) -> TunerState:
+            policy = _policy(job, ranges, apply=apply)
+            return begin(policy, ranges, now=now, account=job.recalled_account(), **more)
+
+        self.state = begun(
+            self._job,
             remembered=self._recall(host) if alone else None,
-            account=self._job.recalled_account(),
             searches=self._fruitless,
-            tenants=[
-                begin(
-                    _policy(one, ranges, apply=apply),
-                    ranges,
-                    now=now,
-                    account=one.recalled_account(),
-                )
-                for one in tenants
-            ],
+            tenants=list(map(begun, tenants)),
         )
         return None
 

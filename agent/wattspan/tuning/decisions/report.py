@@ -309,11 +309,10 @@ def refused_decision(
     state: TrackingState, knob: Knob, before: int, reason: DecisionReason, cause: str = ""
 ) -> Decision:
     """Restore the original, or leave it, for an external reason; ``before`` was the setting."""
-    clause = cause or cause_text(reason)
-    if before:
-        name = level_text(knob, state.policy.settings[before])
-        return Decision(Move.RELEASE, reason, f"Release {name}: {clause}.")
-    return Decision(Move.DECLINE, reason, f"Keep the original setting: {clause}.")
+    if not before:
+        return decline_decision(reason, cause)
+    name = level_text(knob, state.policy.settings[before])
+    return Decision(Move.RELEASE, reason, f"Release {name}: {cause or cause_text(reason)}.")
 
 
 def _load_text(figures: LoadFigures) -> str:
