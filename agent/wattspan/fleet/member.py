@@ -32,13 +32,7 @@ from wattspan.fleet.coordination import (
     RevisionCondition,
     read_key,
 )
-from wattspan.fleet.records import (
-    MAX_LIFETIME,
-    FleetKeys,
-    Presence,
-    decode,
-    encode,
-)
+from wattspan.fleet.records import MAX_LIFETIME, FleetKeys, Presence, decode, encode
 from wattspan.model import SECOND
 from wattspan.ports import CapsError, Clock, ConfigError
 from wattspan.util.files import FileLock, LockHeldError, replace_file
