@@ -200,14 +200,7 @@ class TrainingSession:
         if declaration is not None:
             self._log_decision(declaration)
         self._finish = weakref.finalize(
-            self,
-            _finish,
-            self._tracker,
-            self._spans,
-            declaration,
-            before_end,
-            shutdown,
-            self._pid,
+            self, _finish, self._tracker, self._spans, declaration, before_end, shutdown, self._pid
         )
 
     @property

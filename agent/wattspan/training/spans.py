@@ -52,9 +52,7 @@ class AgentSpanExporter(SpanExporter):
     """
 
     def __init__(
-        self,
-        encode: Encoder,
-        directories: Callable[[], Iterable[str]] = run_directories,
+        self, encode: Encoder, directories: Callable[[], Iterable[str]] = run_directories
     ) -> None:
         self._encode = encode
         self._directories = directories
