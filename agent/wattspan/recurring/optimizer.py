@@ -47,13 +47,7 @@ from wattspan.recurring.run_book import (
     UnknownRunError,
 )
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import (
-    Device,
-    DeviceReader,
-    read_devices,
-    read_measurement,
-    request_json,
-)
+from wattspan.sdk.client import Device, DeviceReader, read_devices, read_measurement, request_json
 
 READ_TIMEOUT = 5.0
 """Seconds to wait for the readings of a period that has just ended."""
