@@ -204,10 +204,7 @@ def _milliwatts(watts: float | None) -> int:
 
 
 def operator_terms(
-    settings: AutotuneSettings,
-    job: TunedJobSettings | None,
-    refusal: str = "",
-    condition: str = "",
+    settings: AutotuneSettings, job: TunedJobSettings | None, refusal: str = "", condition: str = ""
 ) -> OperatorTerms:
     """The operator's word on ``job``; None for a job that the configuration does not name."""
     mode: str = settings.mode

@@ -462,9 +462,7 @@ def _lower(state: TrackingState, now: int, setting: int, *, trial: bool) -> Trac
     reason = DecisionReason.CERTIFYING if trial else DecisionReason.CERTIFIED
     state = _set(state, now, setting, reason)
     return state._replace(
-        trial=trial,
-        alarm=_new_alarm(state, trial=trial),
-        may_lower_at=now + state.dwell,
+        trial=trial, alarm=_new_alarm(state, trial=trial), may_lower_at=now + state.dwell
     )
 
 

@@ -220,9 +220,7 @@ def _by_rank(spans: Iterable[InstructionSpan]) -> Mapping[int, list[InstructionS
     return ranks
 
 
-def _orders(
-    ranks: Mapping[int, Sequence[InstructionSpan]],
-) -> list[list[PipelineInstruction]]:
+def _orders(ranks: Mapping[int, Sequence[InstructionSpan]]) -> list[list[PipelineInstruction]]:
     return [
         [span.instruction for span in sorted(ranks[rank], key=lambda one: (one.start, one.end))]
         for rank in sorted(ranks)

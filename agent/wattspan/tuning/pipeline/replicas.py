@@ -35,11 +35,7 @@ from wattspan.model import SECOND, JobPartner
 from wattspan.tuning.decisions.blocks import LevelTime
 from wattspan.tuning.decisions.budget import SlowdownAccount, lost_part
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence
-from wattspan.tuning.pipeline.control import (
-    ChargedIteration,
-    PipelineControl,
-    PipelineObservation,
-)
+from wattspan.tuning.pipeline.control import ChargedIteration, PipelineControl, PipelineObservation
 from wattspan.tuning.pipeline.iterations import MOST_AHEAD, IterationTimes
 from wattspan.tuning.pipeline.session import without_straggler
 from wattspan.tuning.pipeline.session_state import (
@@ -353,9 +349,7 @@ class ReplicaAccount:
         return cls(((),) * pipelines, account, slower=({},) * pipelines)
 
     def add(
-        self,
-        charged: Sequence[Sequence[ChargedIteration]],
-        sessions: Sequence[PipelineState],
+        self, charged: Sequence[Sequence[ChargedIteration]], sessions: Sequence[PipelineState]
     ) -> ReplicaAccount:
         """Add the latest iterations of each pipeline, and use the estimates of its session."""
         waiting = [[*of, *new] for of, new in zip(self.waiting, charged, strict=True)]
@@ -450,9 +444,7 @@ class PipelineGroup:
         return cls(controls, ReplicaAccount.begin(len(controls), account or SlowdownAccount()))
 
     def step(
-        self,
-        observations: Mapping[str, PipelineObservation],
-        partners: JobPartners = NO_PARTNERS,
+        self, observations: Mapping[str, PipelineObservation], partners: JobPartners = NO_PARTNERS
     ) -> PipelineGroup:
         """Add an observation of each pipeline, and every complete iteration to its session."""
         received = {
