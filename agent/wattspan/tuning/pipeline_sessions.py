@@ -191,15 +191,13 @@ class PipelineSessions:
         self, name: str, control: PipelineControl, clock_of: Callable[[KnobRange], int | None]
     ) -> PipelineFigures:
         session, statistics = control.session, control.statistics
-        found, by_rank = session.decision, self._pipelines[name]
+        by_rank = self._pipelines[name]
         plan = session.straggler_plan or session.plan
         planned = session.settings[plan - 1] if plan else ()
         saved = statistics.saved(session.policy.original)
         return PipelineFigures(
             name,
-            found.move,
-            found.reason,
-            found.sentence,
+            *session.decision[:3],
             _nanoseconds(statistics.seconds),
             _nanoseconds(session.original_seconds if session.baseline else None),
             _nanoseconds(session.straggler or None),

@@ -366,20 +366,15 @@ class Tuner:
     def _update_accounts(self) -> None:
         jobs = self._jobs.values()
         totals = self._caps.totals if self._caps is not None else CapTotals()
+        counts = totals.writes, totals.restores, totals.resets
+        answers = None if self._caps is None else self._trouble is None
         rows = [one.row() for one in jobs]
         missing = self._missing.rows(rows, self._declarations.values(), self._clock.now())
         self._accounts = TuningAccounts(
             mode=self._settings.mode,
             rows=(*rows, *missing),
             caps=tuple(self._rows.values()),
-            capper=CapperFigures(
-                None if self._caps is None else self._trouble is None,
-                self._trouble_text,
-                totals.shared,
-                totals.writes,
-                totals.restores,
-                totals.resets,
-            ),
+            capper=CapperFigures(answers, self._trouble_text, totals.shared, *counts),
             ceiling=totals.ceiling,
         )
 
