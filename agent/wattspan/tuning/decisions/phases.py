@@ -123,11 +123,19 @@ def relearn(state: TunerState) -> TunerState:
     """Restart, because the job may have changed; only noise and power are kept."""
     known, blocks = state.estimates, search.MIN_BASELINE_BLOCKS - 2
     estimates = Estimates(variance=known.variance, blocks=blocks, power=known.power)
-    return tenants.each(state, relearn)._replace(
-        account=search.closed_account(state),
-        search=state.search.restarted(ProbePlan(state.top, 1)),
-        estimates=estimates,
-        evidence=LevelEvidence(),
+    account, resumed = search.closed_account(state), state.search.resume_level
+    state = tenants.each(state, relearn)
+    state = state._replace(account=account, estimates=estimates, evidence=LevelEvidence())
+    return state.searching(
+        ladder=state.ladder.plain(),
+        plan=ProbePlan(state.top, 1),
+        phase=TunerPhase.LEARN,
+        candidate=None,
+        recertifying=False,
+        failed_candidates=0,
+        refinements=0,
+        certified=None,
+        resume_level=None if resumed is None else state.ladder.base(resumed),
     )
 
 

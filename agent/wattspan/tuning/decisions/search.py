@@ -70,21 +70,6 @@ class SearchProgress(NamedTuple):
     rest_until: int = 0
     releases: tuple[int, ...] = ()
 
-    def restarted(self, plan: ProbePlan) -> SearchProgress:
-        """The beginning of another search, of a job that has changed."""
-        resume_level = self.resume_level
-        return self._replace(
-            ladder=self.ladder.plain(),
-            plan=plan,
-            phase=TunerPhase.LEARN,
-            candidate=None,
-            recertifying=False,
-            failed_candidates=0,
-            refinements=0,
-            certified=None,
-            resume_level=None if resume_level is None else self.ladder.base(resume_level),
-        )
-
 
 class LevelEvidence(NamedTuple):
     """Results of comparisons beside the estimates; they are invalid after the job has changed."""
