@@ -405,7 +405,8 @@ class TrackingStrategy:
             return decision, tracking_figures(self._tracking)
         self._tracking = state = track(state, observation)
         if now - self._stored_at >= EVIDENCE_INTERVAL:
-            self._store_evidence(now)
+            self._stored_at = now
+            self.store(None)
         load = self._load
         if self._apply:
             decision = tracking_decision(state, job.knob, ladder, load)
@@ -433,12 +434,8 @@ class TrackingStrategy:
 
     def store(self, decision: Decision | None) -> None:
         """Store the evidence of load bins at the end, which a restarted agent continues."""
-        if decision is None:
-            self._store_evidence(self._stored_at)
-
-    def _store_evidence(self, now: int) -> None:
-        self._stored_at, state = now, self._tracking
-        if state is not None and self._apply and self._job.ranks:
+        state = self._tracking
+        if decision is None and state is not None and self._apply and self._job.ranks:
             self._store(state, collected_evidence(state))
 
     def _store(self, state: TrackingState | None, evidence: TrackingEvidence) -> None:
