@@ -60,9 +60,8 @@ class Loop:
         declare: Declare = declare,
     ) -> None:
         """``first_step``: the optimizer steps before a checkpoint that this run continues."""
-        request = TuningRequest(
-            max_slowdown, objective, eta, knobs, first_watts, floor_watts
-        ).check()
+        wanted = max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        request = TuningRequest(*wanted).check()
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r} is no number of batches: give 1 or more")
         self._accumulate = accumulate
@@ -191,9 +190,8 @@ class TrainingCallback:
         declare: Declare = declare,
     ) -> None:
         super().__init__()
-        self._request = TuningRequest(
-            max_slowdown, objective, eta, knobs, first_watts, floor_watts
-        ).check()
+        wanted = max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        self._request = TuningRequest(*wanted).check()
         self._service = service
         self._provider = provider
         self._declare = declare
