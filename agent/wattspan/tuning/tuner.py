@@ -229,18 +229,10 @@ class Tuner:
             from wattspan.tuning.host_turns import HostTurns
 
             turns = HostTurns(name, terms.job.hosts, self._context.records)
+        named, context = (name, service, span, terms), self._context
+        savings = previous.savings if previous is not None else None
         self._jobs[name] = TuningJob(
-            name,
-            service,
-            span,
-            terms,
-            self._context,
-            strategy,
-            kind=kind,
-            now=now,
-            owner=owner,
-            turns=turns,
-            savings=previous.savings if previous is not None else None,
+            *named, context, strategy, kind=kind, now=now, owner=owner, turns=turns, savings=savings
         )
 
     def _free_name(self, service: str, span: str, owner: JobOwner) -> str:
