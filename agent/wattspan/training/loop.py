@@ -64,15 +64,13 @@ class Loop:
         request = TuningRequest(*wanted).check()
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r} is no number of batches: give 1 or more")
+        if declares is None:
+            declares = is_local_rank_zero()
         self._accumulate = accumulate
         self._pending = 0  # batches since the optimizer last moved
         self._batches: Iterator[Any] | None = None  # of the newest epoch
         self._session = start_session(
-            request,
-            service=service,
-            declares=is_local_rank_zero() if declares is None else declares,
-            provider=provider,
-            declare=declare,
+            request, service=service, declares=declares, provider=provider, declare=declare
         )
         self._session.continue_after(first_step)
 
