@@ -217,14 +217,8 @@ class SpreadPlanner:
         """Use the account of the run, which the planning host keeps."""
         known = self._job.account
         if known is None or plan.elapsed > known.elapsed:
-            self._job.keep_account(
-                SlowdownAccount(
-                    elapsed=plan.elapsed,
-                    units=plan.units,
-                    closed_lost=plan.lost,
-                    closed_bound=plan.lost_bound,
-                )
-            )
+            account = SlowdownAccount(elapsed=plan.elapsed, units=plan.units)
+            self._job.keep_account(account.final(plan.lost, plan.lost_bound))
 
     # ---------------------------------------------------------------------------- records
 

@@ -355,13 +355,8 @@ def _plan_decision(state: PipelineState) -> tuple[Move, DecisionReason, str]:
 
 def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> PipelineState:
     """Measure lower clocks as far as the straggler's iteration permits, then plan for it."""
-    state = replace(
-        state,
-        phase=PipelinePhase.STRAGGLE,
-        straggler=straggler,
-        straggler_plan=0,
-        watch=StragglerWatch(),
-    )
+    state = replace(state, phase=PipelinePhase.STRAGGLE, watch=StragglerWatch())
+    state = replace(state, straggler=straggler, straggler_plan=0)
     relative = straggler / state.original_seconds
     slowdown = relative * (1 - STRAGGLER_MARGIN) - 1
     probe = PipelineProbes(state.profile, dag, state.policy.clocks).next(slowdown, slowdown)
@@ -374,15 +369,8 @@ def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> Pipelin
 def without_straggler(state: PipelineState) -> PipelineState:
     """Restore the original clocks because nothing shows that another pipeline is slower."""
     comparison = replace(state.comparison, before=IterationRun(), held=IterationRun())
-    state = replace(
-        state,
-        phase=PipelinePhase.HOLD,
-        straggler=0.0,
-        task=None,
-        comparison=comparison,
-        partner="",
-        watch=StragglerWatch(),
-    )
+    state = replace(state, phase=PipelinePhase.HOLD, watch=StragglerWatch())
+    state = replace(state, comparison=comparison, straggler=0.0, task=None, partner="")
     return request_original(state, DecisionReason.SENTINEL)
 
 
