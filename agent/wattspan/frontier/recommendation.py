@@ -104,18 +104,13 @@ def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommen
     objective = _objective(estimates, constraints)
     best = min(kept, key=lambda number: objective.value(number).value)
     time, energy = estimates.time, estimates.energy
-    return Recommendation(
-        estimates.settings[best],
-        time.value(best),
-        energy.value(best),
-        time.ratio(best, 0),
-        energy.ratio(best, 0),
-        tuple(
-            estimates.settings[number]
-            for number in kept
-            if number != best and objective.probability_of_chance(best, number) > SIGNIFICANCE
-        ),
+    ties = tuple(
+        estimates.settings[number]
+        for number in kept
+        if number != best and objective.probability_of_chance(best, number) > SIGNIFICANCE
     )
+    figures = time.value(best), energy.value(best), time.ratio(best, 0), energy.ratio(best, 0)
+    return Recommendation(estimates.settings[best], *figures, ties)
 
 
 def _keeping(estimates: SettingEstimates, constraints: Constraints) -> list[int]:
