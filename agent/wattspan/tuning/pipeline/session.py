@@ -174,16 +174,9 @@ def _observe(state: PipelineState, iteration: PipelineIteration) -> PipelineStat
     profile = state.profile
     for one in kept:
         profile = profile.add(one)
-    state = replace(
-        state,
-        phase=PipelinePhase.PROFILE,
-        seen=(),
-        dag=dag,
-        first=kept[0].number,
-        profile=profile,
-        baseline=tuple(math.log(one.seconds) for one in kept),
-    )
-    return _profile(state, dag)
+    baseline = tuple(math.log(one.seconds) for one in kept)
+    state = replace(state, phase=PipelinePhase.PROFILE, seen=(), dag=dag, first=kept[0].number)
+    return _profile(replace(state, profile=profile, baseline=baseline), dag)
 
 
 def _time(iteration: PipelineIteration, level: int) -> LevelTime:
