@@ -282,8 +282,8 @@ class BatchSizeOptimizer:
         runs: AgentRuns | FileRuns | None = None,
     ) -> None:
         """ValueError for terms that make no sense."""
-        target = target_metric, higher_is_better_metric, max_epochs
-        search = eta_knob, beta_knob, num_pruning_rounds, window_size, seed
+        target = target_metric, higher_is_better_metric, max_epochs, eta_knob
+        search = beta_knob, num_pruning_rounds, window_size, seed
         named = NamedTerms(list(batch_sizes), default_batch_size, *target, *search)
         self._terms = named.terms(job)
         if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
