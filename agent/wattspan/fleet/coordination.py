@@ -114,11 +114,9 @@ class Changes(Protocol):
 
     def wait(self, seconds: float) -> tuple[KeyChange, ...]:
         """The next changes; empty if there are none within ``seconds``. WatchEndedError."""
-        ...
 
     def close(self) -> None:
         """End the stream. Idempotent."""
-        ...
 
 
 class Coordination(Protocol):
@@ -130,7 +128,6 @@ class Coordination(Protocol):
 
     def read(self, prefix: str) -> PrefixState:
         """All keys that begin with ``prefix``, as of a moment between call and return."""
-        ...
 
     def commit(
         self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
@@ -140,27 +137,21 @@ class Coordination(Protocol):
         ConflictError if a condition does not hold, LeaseEndedError if a lease has ended,
         OutcomeUnknownError if the connection broke. At most one write per key, MAX_CHANGES in all.
         """
-        ...
 
     def grant(self, seconds: int) -> int:
         """A new lease that ends ``seconds`` after its last renewal, or a little later."""
-        ...
 
     def renew(self, lease: int) -> None:
         """Renew a lease; LeaseEndedError."""
-        ...
 
     def revoke(self, lease: int) -> None:
         """End a lease and its keys now. Idempotent."""
-        ...
 
     def watch(self, prefix: str, after: int) -> Changes:
         """The changes of ``prefix`` with a revision above ``after``."""
-        ...
 
     def close(self) -> None:
         """End all connections. Idempotent."""
-        ...
 
 
 def check_commit(writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition]) -> None:

@@ -322,13 +322,11 @@ class _StoredPair(msgspec.Struct):
     lease: int = 0
 
 
-class _RangeAnswer(msgspec.Struct):
+class _KeysAnswer(msgspec.Struct):
+    """The answer to a read or a commit, or to the end of a lease."""
+
     header: _ResponseHeader
     kvs: list[_StoredPair] = []
-
-
-class _CommitAnswer(msgspec.Struct):
-    header: _ResponseHeader
     succeeded: bool = False
 
 
@@ -372,7 +370,7 @@ class EtcdCoordination:
         self._gateway, self._clock = EtcdGateway(settings, clock), clock
 
     def read(self, prefix: str) -> PrefixState:
-        answer = self._gateway.call("/v3/kv/range", _range_of(prefix), _RangeAnswer)
+        answer = self._gateway.call("/v3/kv/range", _range_of(prefix), _KeysAnswer)
         return PrefixState(tuple(map(_stored, answer.kvs)), answer.header.revision)
 
     def commit(
@@ -392,7 +390,7 @@ class EtcdCoordination:
             "success": list(map(_operation, writes)),
         }
         try:
-            answer = self._gateway.call("/v3/kv/txn", request, _CommitAnswer, repeatable=False)
+            answer = self._gateway.call("/v3/kv/txn", request, _KeysAnswer, repeatable=False)
         except KeyError as error:
             raise LeaseEndedError(f"etcd refuses a key: {error.args[0]}.") from None
         if not answer.succeeded:
@@ -410,7 +408,7 @@ class EtcdCoordination:
 
     def revoke(self, lease: int) -> None:
         with suppress(KeyError):  # it has ended
-            self._gateway.call("/v3/lease/revoke", {"ID": str(lease)}, _RangeAnswer)
+            self._gateway.call("/v3/lease/revoke", {"ID": str(lease)}, _KeysAnswer)
 
     def watch(self, prefix: str, after: int) -> EtcdChanges:
         create = _range_of(prefix) | {"start_revision": str(after + 1)}

@@ -32,13 +32,7 @@ from wattspan.fleet.coordination import (
     RevisionCondition,
     read_key,
 )
-from wattspan.fleet.records import (
-    MAX_LIFETIME,
-    FleetKeys,
-    Presence,
-    decode,
-    encode,
-)
+from wattspan.fleet.records import MAX_LIFETIME, FleetKeys, Presence, decode, encode
 from wattspan.model import SECOND
 from wattspan.ports import CapsError, Clock, ConfigError
 from wattspan.util.files import FileLock, LockHeldError, replace_file
@@ -51,11 +45,9 @@ class AllottedCapper(Protocol):
 
     def allotment(self) -> AllotmentRow:
         """The allotment in force, and the range of the host's limits."""
-        ...
 
     def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
         """Put an allotment in force until a time since boot; the state afterwards."""
-        ...
 
 
 class FleetMember:

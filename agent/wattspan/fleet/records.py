@@ -155,16 +155,10 @@ def read_state(keys: FleetKeys, stored: PrefixState) -> FleetState:
         except RecordError as error:
             if host is not None:
                 invalid[host] = str(error)
-    leader = written.get(keys.leader)
-    return FleetState(
-        decode_book(written.get(keys.book)),
-        reports,
-        allotments,
-        invalid,
-        leader.value.decode("utf-8", "replace") if leader else "",
-        written,
-        terms,
-    )
+    held = written.get(keys.leader)
+    leader = held.value.decode("utf-8", "replace") if held else ""
+    book = decode_book(written.get(keys.book))
+    return FleetState(book, reports, allotments, invalid, leader, written, terms)
 
 
 def read_terms(keys: FleetKeys, stored: PrefixState) -> tuple[FleetTerms, dict[str, str]]:

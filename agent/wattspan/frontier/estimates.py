@@ -239,10 +239,7 @@ def dominated(estimates: SettingEstimates, significance: float = SIGNIFICANCE) -
     time, energy = estimates.time, estimates.energy
     tests = sorted(
         (
-            max(
-                time.probability_of_chance(by, setting),
-                energy.probability_of_chance(by, setting),
-            ),
+            max(time.probability_of_chance(by, setting), energy.probability_of_chance(by, setting)),
             setting,
             by,
         )

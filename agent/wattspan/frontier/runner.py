@@ -55,11 +55,9 @@ class TrialMeter(Protocol):
 
     def begin(self, command: Consumer) -> None:
         """The command has started."""
-        ...
 
     def read(self, command: Consumer, window: SteadyWindow) -> WindowEnergy:
         """The energy of the window. MeasurementError."""
-        ...
 
 
 class HeldLimits(Protocol):
@@ -70,7 +68,6 @@ class HeldLimits(Protocol):
 
     def watts(self) -> Mapping[str, float]:
         """The enforced power limit of each device."""
-        ...
 
 
 HoldSetting = Callable[[Setting], AbstractContextManager[HeldLimits]]

@@ -362,10 +362,7 @@ class TrialSchedule:
             yield study.settings[one.setting], f"slower and more energy than {better}"
 
     def _end_of(
-        self,
-        chain: Sequence[Setting],
-        means: Mapping[Setting, _SettingMean],
-        base: _SettingMean,
+        self, chain: Sequence[Setting], means: Mapping[Setting, _SettingMean], base: _SettingMean
     ) -> Iterator[tuple[Setting, str]]:
         """The settings of one knob's descent that lie behind its end."""
         least: _SettingMean | None = None

@@ -102,34 +102,26 @@ class BatchSizeChoice:
     stop_cost: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Pruned:
-    """The result of the pruning phase: the next size to try, or None, and the survivors."""
-
-    wanted: int | None
-    survivors: tuple[int, ...]
-
-
 def choose(
     policy: SearchPolicy, trials: Sequence[BatchSizeTrial], rng: Random, running: Iterable[int] = ()
 ) -> BatchSizeChoice:
     """The batch size of the next run, while runs of the sizes ``running`` have not ended."""
     stop = stop_cost(policy, trials)
-    pruned = _prune(policy, trials)
-    if pruned.wanted is not None:
-        if pruned.wanted not in running:
-            return BatchSizeChoice(pruned.wanted, SearchPhase.PRUNING, stop)
+    wanted, survivors = _prune(policy, trials)
+    if wanted is not None:
+        if wanted not in running:
+            return BatchSizeChoice(wanted, SearchPhase.PRUNING, stop)
         return BatchSizeChoice(_best(policy, trials), SearchPhase.CONCURRENT, stop)
-    if not pruned.survivors:
+    if not survivors:
         return BatchSizeChoice(policy.default, SearchPhase.FALLBACK, None)
     spread, by_size = variation(policy, trials), recent_trials(policy, trials)
-    means = {size: _draw(by_size[size], spread, rng) for size in pruned.survivors}
+    means = {size: _draw(by_size[size], spread, rng) for size in survivors}
     return BatchSizeChoice(min(means, key=means.__getitem__), SearchPhase.SAMPLING, stop)
 
 
 def is_pruning(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> bool:
     """True if some sizes have to be tried yet."""
-    return _prune(policy, trials).wanted is not None
+    return _prune(policy, trials)[0] is not None
 
 
 def stop_cost(policy: SearchPolicy, trials: Iterable[BatchSizeTrial]) -> float | None:
@@ -151,8 +143,10 @@ def mean_costs(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> dict[i
 # ---------------------------------------------------------------------------------------- pruning
 
 
-def _prune(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> _Pruned:
-    """Replay the pruning rounds over the trials in their order.
+def _prune(
+    policy: SearchPolicy, trials: Sequence[BatchSizeTrial]
+) -> tuple[int | None, tuple[int, ...]]:
+    """Replay the pruning rounds over the trials: the next size to try, or None, and the survivors.
 
     A trial of another size than the wanted one was a concurrent run: it does not count here.
     """
@@ -163,16 +157,16 @@ def _prune(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> _Pruned:
             for size in direction:
                 trial = _take(left, size)
                 if trial is None:
-                    return _Pruned(size, survivors)
+                    return size, survivors
                 if not _converged(trial):
                     break
                 kept[size] = trial.cost
         if not kept:
-            return _Pruned(None, ())
+            return None, ()
         most = FAR_WORSE * min(kept.values())
         survivors = tuple(sorted(size for size, cost in kept.items() if cost <= most))
         centre = min(kept, key=kept.__getitem__)
-    return _Pruned(None, survivors)
+    return None, survivors
 
 
 def outward(sizes: Sequence[int], centre: int) -> tuple[Sequence[int], ...]:
@@ -459,15 +453,10 @@ def prospect(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> Prospect:
 
 def _doubt(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], best: int) -> float:
     """Two standard errors of the relative difference of the best and the default size."""
-
-    def count(size: int) -> int:
-        return sum(
-            one.batch_size == size and one.outcome is TrialOutcome.CONVERGED for one in trials
-        )
-
     if best == policy.default:
         return math.inf
-    error = math.sqrt(1 / max(1, count(best)) + 1 / max(1, count(policy.default)))
+    reached = Counter(one.batch_size for one in trials if _converged(one))
+    error = math.sqrt(1 / max(1, reached[best]) + 1 / max(1, reached[policy.default]))
     return 2 * variation(policy, trials) * error
 
 
@@ -490,9 +479,7 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
     costs, found = mean_costs(policy, trials), prospect(terms, runs)
     energies = mean_energies(terms, runs)
     tried = Counter(one.batch_size for one in trials)
-    lost = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.LOST)
-    running = Counter(one.batch_size for one in runs if one.outcome is None)
-    reached = Counter(one.batch_size for one in trials if one.outcome is TrialOutcome.CONVERGED)
+    count = Counter((one.batch_size, one.outcome) for one in runs)
     return {
         "job": terms.name,
         "gpus": job.gpus,
@@ -505,9 +492,9 @@ def job_facts(job: JobRuns) -> dict[str, Any]:
             {
                 "batch_size": size,
                 "runs": tried[size],
-                "reached": reached[size],
-                "running": running[size],
-                "lost": lost[size],
+                "reached": count[size, TrialOutcome.CONVERGED],
+                "running": count[size, None],
+                "lost": count[size, TrialOutcome.LOST],
                 "cost_joules": costs.get(size),
                 "energy_joules": energies.get(size),
             }

@@ -47,13 +47,7 @@ from wattspan.recurring.run_book import (
     UnknownRunError,
 )
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import (
-    Device,
-    DeviceReader,
-    read_devices,
-    read_measurement,
-    request_json,
-)
+from wattspan.sdk.client import Device, DeviceReader, read_devices, read_measurement, request_json
 
 READ_TIMEOUT = 5.0
 """Seconds to wait for the readings of a period that has just ended."""
@@ -168,14 +162,8 @@ def ask_agent(
     name: str, body: Mapping[str, Any], directories: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The answer to ``POST /v1/recurring/NAME``. MeasurementError."""
-    return request_json(
-        f"/v1/recurring/{name}",
-        {},
-        method="POST",
-        body=body,
-        margin=15.0,  # the file may be locked by another run
-        directories=directories,
-    )
+    path, margin = f"/v1/recurring/{name}", 15.0  # the file may be locked by another run
+    return request_json(path, {}, method="POST", body=body, margin=margin, directories=directories)
 
 
 class AgentRuns:
@@ -294,18 +282,10 @@ class BatchSizeOptimizer:
         runs: AgentRuns | FileRuns | None = None,
     ) -> None:
         """ValueError for terms that make no sense."""
-        self._terms = NamedTerms(
-            list(batch_sizes),
-            default_batch_size,
-            target_metric,
-            higher_is_better_metric,
-            max_epochs,
-            eta_knob,
-            beta_knob,
-            num_pruning_rounds,
-            window_size,
-            seed,
-        ).terms(job)
+        target = target_metric, higher_is_better_metric, max_epochs, eta_knob
+        search = beta_knob, num_pruning_rounds, window_size, seed
+        named = NamedTerms(list(batch_sizes), default_batch_size, *target, *search)
+        self._terms = named.terms(job)
         if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
             raise ValueError(f"max_power {max_power} is not a positive number of watts")
         self._meter = meter or AgentMeter(max_power)
@@ -355,18 +335,13 @@ class BatchSizeOptimizer:
         dear = self._run.stop_cost is not None and cost > self._run.stop_cost
         if not (ended or dear):
             return
-        outcome = TrialOutcome.MISSED
-        if reached:
-            outcome = TrialOutcome.CONVERGED
-        elif dear:
-            outcome = TrialOutcome.STOPPED
+        missed = TrialOutcome.STOPPED if dear else TrialOutcome.MISSED
+        outcome = TrialOutcome.CONVERGED if reached else missed
         run, self._run = self._run, None
         self.training_finished = True
+        figures = energy, seconds, self._power, self._epochs
         try:
-            self._runs.end(
-                run.key,
-                TrainingRun(run.batch_size, outcome, energy, seconds, self._power, self._epochs),
-            )
+            self._runs.end(run.key, TrainingRun(run.batch_size, outcome, *figures))
         except MeasurementError as error:
             self._fail(f"This run is not recorded. {error}")
 

@@ -136,11 +136,8 @@ class RunBook:
         try:
             # SQLite gives its own permissions to the journal, too.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise self._error(error) from None
-        try:
             self._database = connect(path, timeout=LOCK_TIMEOUT, isolation_level=None)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise self._error(error) from None
         try:
             self._prepare()

@@ -60,20 +60,17 @@ class Loop:
         declare: Declare = declare,
     ) -> None:
         """``first_step``: the optimizer steps before a checkpoint that this run continues."""
-        request = TuningRequest(
-            max_slowdown, objective, eta, knobs, first_watts, floor_watts
-        ).check()
+        wanted = max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        request = TuningRequest(*wanted).check()
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r} is no number of batches: give 1 or more")
+        if declares is None:
+            declares = is_local_rank_zero()
         self._accumulate = accumulate
         self._pending = 0  # batches since the optimizer last moved
         self._batches: Iterator[Any] | None = None  # of the newest epoch
         self._session = start_session(
-            request,
-            service=service,
-            declares=is_local_rank_zero() if declares is None else declares,
-            provider=provider,
-            declare=declare,
+            request, service=service, declares=declares, provider=provider, declare=declare
         )
         self._session.continue_after(first_step)
 
@@ -191,9 +188,8 @@ class TrainingCallback:
         declare: Declare = declare,
     ) -> None:
         super().__init__()
-        self._request = TuningRequest(
-            max_slowdown, objective, eta, knobs, first_watts, floor_watts
-        ).check()
+        wanted = max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        self._request = TuningRequest(*wanted).check()
         self._service = service
         self._provider = provider
         self._declare = declare

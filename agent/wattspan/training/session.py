@@ -142,18 +142,11 @@ class StepSpans:
         if ended.name != event.name:
             ended.span.update_name(event.name)
         # All attributes at once: each call of the SDK costs as much as several attributes.
-        number, work = ended.number, event.work
+        name, work = EPOCH_ATTRIBUTE if ended.name == EPOCH else STEP_ATTRIBUTE, event.work
+        attributes: dict[str, float | str] = {name: ended.number}
         if work is not None:
-            ended.span.set_attributes(
-                {
-                    STEP_ATTRIBUTE: number,
-                    WORK_ATTRIBUTE: work.amount,
-                    WORK_UNIT_ATTRIBUTE: work.kind,
-                }
-            )
-        else:
-            name = EPOCH_ATTRIBUTE if ended.name == EPOCH else STEP_ATTRIBUTE
-            ended.span.set_attributes({name: number})
+            attributes |= {WORK_ATTRIBUTE: work.amount, WORK_UNIT_ATTRIBUTE: work.kind}
+        ended.span.set_attributes(attributes)
         ended.span.end(end)
         self._restore()
 
@@ -200,14 +193,7 @@ class TrainingSession:
         if declaration is not None:
             self._log_decision(declaration)
         self._finish = weakref.finalize(
-            self,
-            _finish,
-            self._tracker,
-            self._spans,
-            declaration,
-            before_end,
-            shutdown,
-            self._pid,
+            self, _finish, self._tracker, self._spans, declaration, before_end, shutdown, self._pid
         )
 
     @property

@@ -52,9 +52,7 @@ class AgentSpanExporter(SpanExporter):
     """
 
     def __init__(
-        self,
-        encode: Encoder,
-        directories: Callable[[], Iterable[str]] = run_directories,
+        self, encode: Encoder, directories: Callable[[], Iterable[str]] = run_directories
     ) -> None:
         self._encode = encode
         self._directories = directories
@@ -170,9 +168,18 @@ class LightSpan(trace.Span):
         """End the span now, or at this Unix time in nanoseconds. Idempotent."""
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
-            tracer.export(
-                self, self._name, self._attributes, self._status, self._start, end_time or time_ns()
+            ended = ReadableSpan(
+                self._name,
+                self.context,
+                self.parent,
+                tracer.resource,
+                self._attributes,
+                status=self._status,
+                start_time=self._start,
+                end_time=end_time or time_ns(),
+                instrumentation_scope=_SCOPE,
             )
+            tracer.export(self, ended)
 
 
 class LightTracer:
@@ -184,7 +191,7 @@ class LightTracer:
     def __init__(
         self, provider: TracerProvider, exporting: BatchSpanProcessor, ring: otel.SpanProcessor
     ) -> None:
-        self._provider, self._exporting = provider, exporting
+        self.resource, self._exporting = provider.resource, exporting
         self._ring: Any = ring  # which reads the ids of a span only
         self._ids = UnseededIdGenerator()
 
@@ -199,27 +206,7 @@ class LightTracer:
         self._ring.on_start(span, context)
         return span
 
-    def export(
-        self,
-        span: LightSpan,
-        name: str,
-        attributes: Mapping[str, Any],
-        status: Status,
-        start: int,
-        end: int,
-    ) -> None:
+    def export(self, span: LightSpan, ended: ReadableSpan) -> None:
         """Send a span that has ended."""
         self._ring.record_end(span)
-        self._exporting.on_end(
-            ReadableSpan(
-                name,
-                span.context,
-                span.parent,
-                self._provider.resource,
-                attributes,
-                status=status,
-                start_time=start,
-                end_time=end,
-                instrumentation_scope=_SCOPE,
-            )
-        )
+        self._exporting.on_end(ended)

@@ -25,6 +25,7 @@ from wattspan.model import (
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.report import report
+from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.search import TunerState, closed_account
 from wattspan.tuning.decisions.tenants import follow
 from wattspan.tuning.decisions.values import KnobRange, WorkloadKind
@@ -436,6 +437,18 @@ class TuningJob:
         if self.terms.may_apply and self.applied and host.trouble is not None:
             vetoes.add(host.trouble)
         return vetoes
+
+    def external_reason(
+        self, host: HostView, requested_at: int, *, in_force: bool
+    ) -> DecisionReason | None:
+        """An external reason for the original setting; the wanted one was requested at a time."""
+        if self.ended:
+            return DecisionReason.ENDED
+        if vetoes := self.vetoes(host):
+            return min(vetoes)
+        since = max(requested_at, self.devices.sampler.changed)
+        late = not in_force and host.now.mono - since > ENFORCEMENT_TIMEOUT
+        return DecisionReason.FOREIGN_WRITER if late else None
 
     def _explain_advice(self, advice: Decision, host: HostView) -> Decision:
         """The advice with its cause, where the configuration asks for more than advice."""

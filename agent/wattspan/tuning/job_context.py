@@ -116,23 +116,18 @@ class Strategy(Protocol):
 
     def begin(self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool) -> Decision | None:
         """Begin with these ranges of the job's devices; or the decision against it."""
-        ...
 
     def step(self, host: HostView, *, may_explore: bool) -> tuple[Decision, TuningFigures]:
         """Take one step; a strategy that cannot continue stops itself, and decides why."""
-        ...
 
     def stop(self, *, forget: bool = False) -> None:
         """Drop the present state; ``forget`` what the next one would continue with, too."""
-        ...
 
     def describe(self, row: TuningRow) -> TuningRow:
         """The job's row with the figures of this strategy."""
-        ...
 
     def store(self, decision: Decision | None) -> None:
         """Store for the next run what a new ``decision`` reports; all of it for None."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------ devices

@@ -236,12 +236,7 @@ class JobRequests:
         elif between is None and not any(self._between) and first is not None and gaps > 0:
             between = max(0, span.end - span.start - first) // gaps
         return RequestTimes(
-            span.start,
-            span.end,
-            first,
-            between,
-            span.tokens_in or None,
-            span.tokens_out or None,
+            span.start, span.end, first, between, span.tokens_in or None, span.tokens_out or None
         )
 
     def _add_child(self, consumer: Consumer, span: Span) -> None:

@@ -204,23 +204,15 @@ def _milliwatts(watts: float | None) -> int:
 
 
 def operator_terms(
-    settings: AutotuneSettings,
-    job: TunedJobSettings | None,
-    refusal: str = "",
-    condition: str = "",
+    settings: AutotuneSettings, job: TunedJobSettings | None, refusal: str = "", condition: str = ""
 ) -> OperatorTerms:
     """The operator's word on ``job``; None for a job that the configuration does not name."""
     mode: str = settings.mode
     if mode != "off":
         chosen = job is not None or settings.apply_found
         mode = (job.mode if job is not None else "") or (mode if chosen else "advise")
-    terms = TuningTerms(
-        mode,
-        settings.max_slowdown if job is None else slowdown_budget(settings, job),
-        settings.objective,
-        settings.eta,
-        settings.knobs,
-    )
+    budget = settings.max_slowdown if job is None else slowdown_budget(settings, job)
+    terms = TuningTerms(mode, budget, settings.objective, settings.eta, settings.knobs)
     named = job is not None
     return OperatorTerms(settings.declared, settings.mode, named, terms, refusal, condition)
 

@@ -21,7 +21,6 @@ from wattspan.model import (
 )
 from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.report import cause_text
-from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.values import KnobRange
 from wattspan.tuning.host_view import DeviceSampler, HostView
 from wattspan.tuning.job import TuningJob
@@ -192,15 +191,13 @@ class PipelineSessions:
         self, name: str, control: PipelineControl, clock_of: Callable[[KnobRange], int | None]
     ) -> PipelineFigures:
         session, statistics = control.session, control.statistics
-        found, by_rank = session.decision, self._pipelines[name]
+        by_rank = self._pipelines[name]
         plan = session.straggler_plan or session.plan
         planned = session.settings[plan - 1] if plan else ()
         saved = statistics.saved(session.policy.original)
         return PipelineFigures(
             name,
-            found.move,
-            found.reason,
-            found.sentence,
+            *session.decision[:3],
             _nanoseconds(statistics.seconds),
             _nanoseconds(session.original_seconds if session.baseline else None),
             _nanoseconds(session.straggler or None),
@@ -267,19 +264,8 @@ class OwnRanks:
 
     def refusal(self, host: HostView) -> DecisionReason | None:
         """An external reason for the original clocks."""
-        if self._job.ended:
-            return DecisionReason.ENDED
-        vetoes = self._job.vetoes(host)
-        if vetoes:
-            return min(vetoes)
-        if not self.apply:
-            return None
-        sampler = self._job.devices.sampler
-        since = max(self._requested_at, sampler.changed)
-        late = host.now.mono - since > ENFORCEMENT_TIMEOUT
-        return (
-            DecisionReason.FOREIGN_WRITER if late and self.requested != sampler.in_force else None
-        )
+        in_force = not self.apply or self.requested == self._job.devices.sampler.in_force
+        return self._job.external_reason(host, self._requested_at, in_force=in_force)
 
     def request(self, caps: Mapping[str, int], now: int) -> None:
         """Note the clocks that are requested from now on, by device."""

@@ -47,43 +47,35 @@ _ONLY: Final = ""
 class LocalPlanner:
     """Plans the pipelines of this host; if they are named, other hosts may have further ones."""
 
-    def __init__(self, job: TuningJob) -> None:
-        self._job = job
-        self.sessions: PipelineSessions | None = None
+    def __init__(self, job: TuningJob, ranks: OwnRanks) -> None:
+        self._job, self.ranks = job, ranks
+        self.sessions = PipelineSessions(job, ranks.pipelines, apply=ranks.apply)
         self._partners = NO_PARTNERS
+
+    @staticmethod
+    def refusal(job: TuningJob, ranks: OwnRanks) -> tuple[DecisionReason, str] | None:
+        """The reason and the sentence against planning these ranks; None for none."""
+        for name, by_rank in ranks.pipelines.items():
+            if trouble := pipeline_trouble(tuple(by_rank.values())):
+                subject = f"pipeline {name}" if name else "the pipeline"
+                sentence = f"{job.name} is not tuned: {subject} has {trouble}"
+                return DecisionReason.NO_DEVICE, sentence
+        return None
 
     @property
     def partners(self) -> tuple[JobPartner, ...]:
         """The figures of the other hosts."""
-        return () if self.sessions is None else self._partners.beside(self.sessions.group.followed)
+        return self._partners.beside(self.sessions.group.followed)
 
     @property
     def explores(self) -> bool:
         """True if this host measures lower clocks, or wants to."""
-        return self.sessions is not None and self.sessions.group.explores
+        return self.sessions.group.explores
 
-    def begin(self, ranks: OwnRanks) -> Decision | None:
-        """Begin with the ranks of this host; or the decision against it."""
-        job = self._job
-        for name, by_rank in ranks.pipelines.items():
-            trouble = pipeline_trouble(tuple(by_rank.values()))
-            if trouble:
-                subject = f"pipeline {name}" if name else "the pipeline"
-                sentence = f"{job.name} is not tuned: {subject} has {trouble}"
-                return job.decline(DecisionReason.NO_DEVICE, sentence)
-        self.sessions = PipelineSessions(job, ranks.pipelines, apply=ranks.apply)
-        return None
-
-    def step(
-        self,
-        host: HostView,
-        ranks: OwnRanks,
-        observations: Mapping[str, PipelineObservation],
-        refusal: DecisionReason | None,
-    ) -> tuple[Decision, JobRecord | None]:
+    def step(self, host: HostView) -> tuple[Decision, JobRecord | None]:
         """The clocks of this host's ranks, and the record for the other hosts."""
-        job, sessions, now = self._job, self.sessions, host.now.mono
-        assert sessions is not None  # noqa: S101 - it has begun
+        job, ranks, sessions, now = self._job, self.ranks, self.sessions, host.now.mono
+        observations, refusal = ranks.observe(host), ranks.refusal(host)
         named = REPLICA_KEY in job.settings.pipeline
         records = job.context.records if named and ranks.apply and not job.ended else None
         self._partners = NO_PARTNERS
@@ -93,12 +85,9 @@ class LocalPlanner:
         decision = sessions.step(observations, refusal, partners=self._partners)
         return decision, sessions.group.record(ranks.session, now) if records is not None else None
 
-    def clock_of(self, one: KnobRange, ranks: OwnRanks) -> int | None:
+    def clock_of(self, one: KnobRange) -> int | None:
         """The clock of a rank's device in MHz."""
-        return ranks.clock_of(one)
-
-    def stop(self) -> None:
-        self.sessions, self._partners = None, NO_PARTNERS
+        return self.ranks.clock_of(one)
 
 
 class SpreadPlanner:
@@ -110,8 +99,9 @@ class SpreadPlanner:
 
     explores = True
 
-    def __init__(self, job: TuningJob) -> None:
-        self._job = job
+    def __init__(self, job: TuningJob, ranks: OwnRanks) -> None:
+        self._job, self.ranks, self._own = job, ranks, ranks.pipelines[_ONLY]
+        self._session = f"{ranks.session}-{job.context.seed}"  # no other host has the same
         self._history = RankHistory()
         self.partners: tuple[JobPartner, ...] = ()
         # Of the host that plans, for the ranks of all hosts; ``_ordered`` are the lower clocks.
@@ -119,38 +109,32 @@ class SpreadPlanner:
         self._gathered: GatheredRanks | None = None
         self._ordered: Mapping[str, int] = {}
 
-    def begin(self, ranks: OwnRanks) -> Decision | None:
-        """Begin with the ranks of this host; or the decision against it."""
-        job = self._job
+    @staticmethod
+    def refusal(job: TuningJob, ranks: OwnRanks) -> tuple[DecisionReason, str] | None:
+        """The reason and the sentence against planning these ranks; None for none."""
         if not job.terms.may_apply:
-            return job.decline(DecisionReason.ADVICE, _ADVICE)
+            return DecisionReason.ADVICE, _ADVICE
         if job.context.records is None:
-            return job.decline(DecisionReason.WAITING, f"{job.name} is not tuned: {_ALONE}.")
+            return DecisionReason.WAITING, f"{job.name} is not tuned: {_ALONE}."
         return None
 
-    def step(
-        self,
-        host: HostView,
-        ranks: OwnRanks,
-        observations: Mapping[str, PipelineObservation],
-        refusal: DecisionReason | None,
-    ) -> tuple[Decision, JobRecord | None]:
+    def step(self, host: HostView) -> tuple[Decision, JobRecord | None]:
         """The clocks of this host's ranks, and its plan or its ranks as a record."""
         job, records, now = self._job, self._job.context.records, host.now.mono
         assert records is not None  # noqa: S101 - it does not begin without
-        view, own = records.view(job.name), ranks.pipelines[_ONLY]
-        session = f"{ranks.session}-{job.context.seed}"  # no other host has the same
-        self._history = self._history.add(observations[_ONLY])
-        if refusal is None and not ranks.apply:
+        view, observation = records.view(job.name), self.ranks.observe(host)[_ONLY]
+        refusal = self.ranks.refusal(host)
+        self._history = self._history.add(observation)
+        if refusal is None and not self.ranks.apply:
             refusal = host.trouble or DecisionReason.NO_PERMISSION
         if view.contact and view.may_explore and not job.ended:
-            decision = self._plan(host, view, own, observations[_ONLY], refusal)
-            record = JobRecord(session=session, sent=now, plan=self._host_plan(decision))
+            decision = self._plan(host, view, observation, refusal)
+            record = JobRecord(session=self._session, sent=now, plan=self._host_plan(decision))
         else:
             self._end_plan()
-            decision = self._use_plan(view, ranks, session, refusal, now)
-            stages = self._history.record(own, host.now, refusal)
-            record = JobRecord(session=session, sent=now, stages=stages)
+            decision = self._use_plan(view, refusal, now)
+            stages = self._history.record(self._own, host.now, refusal)
+            record = JobRecord(session=self._session, sent=now, stages=stages)
         if job.ended:
             self.partners = ()
             return decision, None
@@ -158,15 +142,11 @@ class SpreadPlanner:
         self.partners = view.figures(problems, _does, now)
         return decision, record
 
-    def clock_of(self, one: KnobRange, ranks: OwnRanks) -> int | None:
+    def clock_of(self, one: KnobRange) -> int | None:
         """The clock of a rank's device in MHz, also on another host."""
         if self._gathered is not None and one.rank in self._gathered.ranges:
             return self._gathered.clocks.get(one.device)
-        return ranks.clock_of(one)
-
-    def stop(self) -> None:
-        self.sessions = self._gathered = None
-        self._history, self.partners = RankHistory(), ()
+        return self.ranks.clock_of(one)
 
     # ------------------------------------------------------------------- the host that plans
 
@@ -174,7 +154,6 @@ class SpreadPlanner:
         self,
         host: HostView,
         view: JobView,
-        own: Mapping[int, KnobRange],
         observation: PipelineObservation,
         refusal: DecisionReason | None,
     ) -> Decision:
@@ -189,9 +168,8 @@ class SpreadPlanner:
         sessions = self.sessions
         if gathered is None or sessions is None:
             gathered = GatheredRanks.begin(view.records)
-            ranges = {**own, **gathered.ranges}
-            trouble = pipeline_trouble(tuple(ranges.values()))
-            if trouble:
+            ranges = {**self._own, **gathered.ranges}
+            if trouble := pipeline_trouble(tuple(ranges.values())):
                 sentence = f"{job.name} is not tuned: the pipeline has {trouble}"
                 return Decision(Move.DECLINE, DecisionReason.NO_DEVICE, sentence)
             sessions = PipelineSessions(job, {_ONLY: ranges}, apply=True, lag=EXCHANGE_LAG)
@@ -213,12 +191,10 @@ class SpreadPlanner:
 
     # -------------------------------------------------------------------- the other hosts
 
-    def _use_plan(
-        self, view: JobView, ranks: OwnRanks, session: str, refusal: DecisionReason | None, now: int
-    ) -> Decision:
+    def _use_plan(self, view: JobView, refusal: DecisionReason | None, now: int) -> Decision:
         """The clocks of this host's ranks by the plan of another host."""
         if refusal is not None:
-            move = Move.RELEASE if ranks.requested else Move.DECLINE
+            move = Move.RELEASE if self.ranks.requested else Move.DECLINE
             if self._job.decision.reason is refusal:
                 move = self._job.decision.move
             sentence = f"The ranks have the original clocks: {cause_text(refusal)}."
@@ -226,13 +202,13 @@ class SpreadPlanner:
         plan = _plan_of(view, now)
         if plan is None:
             return Decision(Move.DECLINE, DecisionReason.WAITING, _keep(_why_none(view)))
-        clocks, sentence = plan.clocks(session), f"{view.explorer} plans: {plan.sentence}"
+        clocks, sentence = plan.clocks(self._session), f"{view.explorer} plans: {plan.sentence}"
         if clocks is None:  # it does not know this host's ranks yet
             return Decision(Move.DECLINE, DecisionReason.WAITING, sentence)
         self._continue_account(plan)
         caps = {
             one.device: max(clocks[rank], one.floor)
-            for rank, one in ranks.pipelines[_ONLY].items()
+            for rank, one in self._own.items()
             if clocks.get(rank, one.original) < one.original
         }
         return Decision(plan.move, plan.reason, sentence, caps)
@@ -241,14 +217,8 @@ class SpreadPlanner:
         """Use the account of the run, which the planning host keeps."""
         known = self._job.account
         if known is None or plan.elapsed > known.elapsed:
-            self._job.keep_account(
-                SlowdownAccount(
-                    elapsed=plan.elapsed,
-                    units=plan.units,
-                    closed_lost=plan.lost,
-                    closed_bound=plan.lost_bound,
-                )
-            )
+            account = SlowdownAccount(elapsed=plan.elapsed, units=plan.units)
+            self._job.keep_account(account.final(plan.lost, plan.lost_bound))
 
     # ---------------------------------------------------------------------------- records
 
@@ -325,21 +295,20 @@ class PipelineStrategy:
 
     def __init__(self, job: TuningJob) -> None:
         self._job = job
-        self._planner = SpreadPlanner(job) if job.settings.hosts > 1 else LocalPlanner(job)
-        self._ranks: OwnRanks | None = None
+        self._planner: LocalPlanner | SpreadPlanner | None = None  # while it runs
 
     @property
     def running(self) -> bool:
-        return self._ranks is not None
+        return self._planner is not None
 
     @property
     def applied(self) -> bool:
-        return self._ranks is not None and self._ranks.apply
+        return self._planner is not None and self._planner.ranks.apply
 
     @property
     def account(self) -> SlowdownAccount | None:
         """The account of the run; of another host's plan, as it was published last."""
-        sessions = self._planner.sessions
+        sessions = None if self._planner is None else self._planner.sessions
         planned = None if sessions is None else sessions.group.closed_account
         return planned or self._job.account
 
@@ -359,10 +328,14 @@ class PipelineStrategy:
         for one in sorted(ranges, key=lambda one: (replicas[one.rank], one.rank)):
             pipelines.setdefault(replicas[one.rank], {})[one.rank] = one
         ranks = OwnRanks(job, host, pipelines, apply=apply)
-        declined = self._planner.begin(ranks)
-        if declined is None:
-            self._ranks = ranks
-        return declined
+        kind: type[LocalPlanner | SpreadPlanner] = LocalPlanner
+        if job.settings.hosts > 1:
+            kind = SpreadPlanner
+        refused = kind.refusal(job, ranks)
+        if refused is not None:
+            return job.decline(*refused)
+        self._planner = kind(job, ranks)
+        return None
 
     @property
     def _replicas(self) -> Mapping[int, str]:
@@ -372,36 +345,34 @@ class PipelineStrategy:
         return dict.fromkeys(self._job.ranks.values(), _ONLY)
 
     def step(self, host: HostView, *, may_explore: bool) -> tuple[Decision, TuningFigures]:
-        job, ranks, planner = self._job, self._ranks, self._planner
-        assert ranks is not None  # noqa: S101 - it is running
-        if not job.ended and self._is_regrouped(ranks):
+        job, planner = self._job, self._planner
+        assert planner is not None  # noqa: S101 - it is running
+        if not job.ended and self._is_regrouped(planner.ranks):
             job.stop()
-            declined = self.begin(host, job.ranges, apply=ranks.apply)
+            declined = self.begin(host, job.ranges, apply=planner.ranks.apply)
             if declined is not None:
                 job.discard_work()
                 return declined, job.report
-            ranks = self._ranks or ranks
-        decision, record = planner.step(host, ranks, ranks.observe(host), ranks.refusal(host))
+            planner = self._planner or planner
+        decision, record = planner.step(host)
         if record is None:
             self._withdraw()
         elif job.context.records is not None:
             job.context.records.publish(job.name, record, explores=planner.explores)
-        ranks.request(decision.caps, host.now.mono)
+        planner.ranks.request(decision.caps, host.now.mono)
         sessions = planner.sessions
         return decision, TuningFigures() if sessions is None else sessions.figures()
 
     def stop(self, *, forget: bool = False) -> None:
-        self._ranks = None
-        self._planner.stop()
+        self._planner = None
         self._withdraw()
 
     def describe(self, row: TuningRow) -> TuningRow:
-        planner, ranks = self._planner, self._ranks
-        if ranks is None or self._job.ended:
+        planner, pipelines = self._planner, row.pipelines
+        if planner is None or self._job.ended:
             return row
-        pipelines = row.pipelines
         if planner.sessions is not None:
-            pipelines = planner.sessions.row_figures(lambda one: planner.clock_of(one, ranks))
+            pipelines = planner.sessions.row_figures(planner.clock_of)
         return replace(row, pipelines=pipelines, partners=planner.partners)
 
     def store(self, decision: Decision | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from wattspan.model import (
     SECOND,
@@ -45,7 +46,6 @@ from wattspan.tuning.decisions.report import (
     tracking_decision,
     tracking_figures,
 )
-from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.search import (
     TunerPhase,
     TunerState,
@@ -109,22 +109,16 @@ class SearchStrategy:
     def begin(self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool) -> Decision | None:
         now, tenants = host.now.mono, self._job.tenants
         alone = not tenants and self._job.turns is None
-        self.state = begin(
-            _policy(self._job, ranges, apply=apply),
-            ranges,
-            now=now,
+
+        def begun(job: TuningJob, **more: Any) -> TunerState:
+            policy = _policy(job, ranges, apply=apply)
+            return begin(policy, ranges, now=now, account=job.recalled_account(), **more)
+
+        self.state = begun(
+            self._job,
             remembered=self._recall(host) if alone else None,
-            account=self._job.recalled_account(),
             searches=self._fruitless,
-            tenants=[
-                begin(
-                    _policy(one, ranges, apply=apply),
-                    ranges,
-                    now=now,
-                    account=one.recalled_account(),
-                )
-                for one in tenants
-            ],
+            tenants=list(map(begun, tenants)),
         )
         return None
 
@@ -411,7 +405,8 @@ class TrackingStrategy:
             return decision, tracking_figures(self._tracking)
         self._tracking = state = track(state, observation)
         if now - self._stored_at >= EVIDENCE_INTERVAL:
-            self._store_evidence(now)
+            self._stored_at = now
+            self.store(None)
         load = self._load
         if self._apply:
             decision = tracking_decision(state, job.knob, ladder, load)
@@ -428,14 +423,8 @@ class TrackingStrategy:
     ) -> tuple[DecisionReason, str] | None:
         """An external reason for the original setting, with its clause where it is not usual."""
         job = self._job
-        if job.ended:
-            return DecisionReason.ENDED, ""
-        vetoes = job.vetoes(host)
-        if vetoes:
-            return min(vetoes), ""
-        since = max(changed_at, job.devices.sampler.changed)
-        if not in_force and host.now.mono - since > ENFORCEMENT_TIMEOUT:
-            return DecisionReason.FOREIGN_WRITER, ""
+        if (reason := job.external_reason(host, changed_at, in_force=in_force)) is not None:
+            return reason, ""
         announced = job.work.in_flight.announced
         if not announced:
             cause = _TOO_FEW if announced is None else _NOT_ANNOUNCED
@@ -445,12 +434,8 @@ class TrackingStrategy:
 
     def store(self, decision: Decision | None) -> None:
         """Store the evidence of load bins at the end, which a restarted agent continues."""
-        if decision is None:
-            self._store_evidence(self._stored_at)
-
-    def _store_evidence(self, now: int) -> None:
-        self._stored_at, state = now, self._tracking
-        if state is not None and self._apply and self._job.ranks:
+        state = self._tracking
+        if decision is None and state is not None and self._apply and self._job.ranks:
             self._store(state, collected_evidence(state))
 
     def _store(self, state: TrackingState | None, evidence: TrackingEvidence) -> None:

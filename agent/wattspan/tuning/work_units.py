@@ -154,8 +154,8 @@ class UnitSearch:
     """
 
     def __init__(self) -> None:
-        self._detectors: OrderedDict[_DetectorKey, UnitDetector] = OrderedDict()
-        self._detected_at: dict[_DetectorKey, int] = {}
+        # with the time of the latest result
+        self._detectors: OrderedDict[_DetectorKey, tuple[UnitDetector, int]] = OrderedDict()
         self._cleared_at = 0
         self.jobs: OrderedDict[tuple[str, str], WorkloadKind] = OrderedDict()
 
@@ -172,7 +172,6 @@ class UnitSearch:
         """
         if now - self._cleared_at > DETECTOR_LIFETIME:
             self._detectors.clear()
-            self._detected_at.clear()
             self._cleared_at = now
         service = received.service
         for name in set(received.spans.name):
@@ -186,7 +185,7 @@ class UnitSearch:
         if self._detect((service, "", received.consumer), received.spans, now) is not None:
             found = majority_result(
                 one.result().found
-                for (known, name, _), one in self._detectors.items()
+                for (known, name, _), (one, _) in self._detectors.items()
                 if known == service and not name
             )
             if found is not None:
@@ -210,16 +209,15 @@ class UnitSearch:
 
     def _detect(self, key: _DetectorKey, spans: Sequence[Span], now: int) -> DetectionResult | None:
         """Observe spans; returns a result once in an interval, because it takes a while."""
-        detector = self._detectors.setdefault(key, UnitDetector())
-        self._detectors.move_to_end(key)
+        new = UnitDetector(), -DETECTION_INTERVAL
+        detector, detected_at = self._detectors.pop(key, new)
+        is_due = now - detected_at >= DETECTION_INTERVAL
+        self._detectors[key] = detector, now if is_due else detected_at
         if len(self._detectors) > MAX_DETECTORS:
-            self._detected_at.pop(self._detectors.popitem(last=False)[0], None)
+            self._detectors.popitem(last=False)
         for span in spans:
             detector.add(span.name, span.start, span.end)
-        if now - self._detected_at.get(key, -DETECTION_INTERVAL) < DETECTION_INTERVAL:
-            return None
-        self._detected_at[key] = now
-        return detector.result()
+        return detector.result() if is_due else None
 
     def _set_kind(self, service: str, span: str, kind: WorkloadKind) -> None:
         self.jobs[service, span] = kind

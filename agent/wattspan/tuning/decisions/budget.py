@@ -144,6 +144,10 @@ class SlowdownAccount:
         compared = use.compared.add(time, power, use.energy - use.compared.energy)
         return replace(self, levels={**self.levels, level: use._replace(compared=compared)})
 
+    def final(self, lost: float, bound: float) -> SlowdownAccount:
+        """The account with these losses in nanoseconds as final figures."""
+        return replace(self, levels={}, closed_lost=lost, closed_bound=bound)
+
     def close(
         self,
         likely: Callable[[int], float],
@@ -153,10 +157,7 @@ class SlowdownAccount:
         """Close the account because the job changed: losses at levels are unknown from now on."""
         low, middle, high = self.closed_saved
         return replace(
-            self,
-            levels={},
-            closed_lost=self.lost(likely),
-            closed_bound=self.bound(bound),
+            self.final(self.lost(likely), self.bound(bound)),
             closed_explored=self.explored(likely),
             closed_saved=(low + saved[0], middle + saved[1], high + saved[2]),
         )

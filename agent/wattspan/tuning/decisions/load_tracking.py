@@ -12,8 +12,7 @@ restore the original and double the dwell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -65,14 +64,6 @@ class TrackingPolicy:
     by_length: bool = False
     dwell: int = LOWERING_TIME
     every_bin: bool = False
-
-
-class LoadAlarm(Enum):
-    """A reason to restore the original at once."""
-
-    MISSES = DecisionReason.TAIL
-    GROWTH = DecisionReason.CHANGED
-    SILENCE = DecisionReason.PAUSED
 
 
 class LoadObservation(NamedTuple):
@@ -193,15 +184,9 @@ def begin_tracking(
     near = max((high / low for high, low in steps), default=1.0) ** _STRETCH
     each = gates(policy.objectives, by_length=policy.by_length, near=near)
     zeros = (0,) * len(policy.objectives)
-    cells, failed, doublings = (
-        LoadCells(each, 1 - policy.confidence),
-        dict[tuple[int, int], int](),
-        0,
-    )
-    if evidence is not None:
-        cells = replace(cells, cells=evidence.cells, certified=evidence.certified)
-        failed = dict(evidence.failed)
-        doublings = min(evidence.doublings, _MAX_DOUBLINGS)
+    known = evidence or TrackingEvidence({}, {}, {}, 0)
+    cells = LoadCells(each, 1 - policy.confidence, known.cells, known.certified)
+    doublings = min(known.doublings, _MAX_DOUBLINGS)
     return TrackingState(
         policy,
         LoadTracker(policy.period),
@@ -212,7 +197,7 @@ def begin_tracking(
         doublings=doublings,
         alarmed_at=now if doublings else 0,
         quiet_since=now,
-        failed=failed,
+        failed=known.failed,
         tallied_at=now,
         totals=TrackingTotals(misses=zeros, counted=zeros),
         committed=Nanoseconds(0) if any(cells.certified.values()) else None,
@@ -374,33 +359,29 @@ def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingS
 # ---------------------------------------------------------------------------------- decision
 
 
-def _alarm(state: TrackingState, now: int) -> LoadAlarm | None:
+def _alarm(state: TrackingState, now: int) -> DecisionReason | None:
+    """A reason to restore the original at once: misses, a growing queue, or silence."""
     if not state.setting:
         return None
     if state.alarm is not None and state.alarm.alarmed:
-        return LoadAlarm.MISSES
+        return DecisionReason.TAIL
     if state.load.growing:
-        return LoadAlarm.GROWTH
-    return LoadAlarm.SILENCE if state.load.silent(now) else None
+        return DecisionReason.CHANGED
+    return DecisionReason.PAUSED if state.load.silent(now) else None
 
 
-def _restore(state: TrackingState, now: int, alarm: LoadAlarm) -> TrackingState:
+def _restore(state: TrackingState, now: int, alarm: DecisionReason) -> TrackingState:
     """Restore the original; a setting that has failed must be certified anew."""
-    failed, cells = dict(state.failed), state.cells
-    dwell = state.dwell
-    if alarm is LoadAlarm.MISSES:
-        number = state.load.usual_bin
-        cells = cells.without(number, state.setting)
-        failed[number, state.setting] = now + (dwell << 2)
-    if alarm is not LoadAlarm.MISSES or state.setting <= state.cells.lowest(state.bin):
+    failed, cells, missed = state.failed, state.cells, alarm is DecisionReason.TAIL
+    if missed:
+        place = state.load.usual_bin, state.setting
+        cells, failed = cells.without(*place), {**failed, place: now + (state.dwell << 2)}
+    if not missed or state.setting <= state.cells.lowest(state.bin):
         state = state._replace(doublings=min(state.doublings + 1, _MAX_DOUBLINGS))
-    state = _set(state, now, 0, alarm.value)
+    state = _set(state, now, 0, alarm)
+    wait = now + state.dwell
     return state._replace(
-        cells=cells,
-        failed=failed,
-        alarmed_at=now,
-        may_lower_at=now + state.dwell,
-        quiet_since=now,
+        cells=cells, failed=failed, alarmed_at=now, may_lower_at=wait, quiet_since=now
     )
 
 
@@ -418,12 +399,8 @@ def _choose(state: TrackingState, now: int) -> TrackingState:
         committed = state.committed
         if committed is None:
             committed = Nanoseconds(now - state.begun)
-        state = state._replace(
-            trial=False,
-            reason=DecisionReason.CERTIFIED,
-            committed=committed,
-            alarm=_new_alarm(state, trial=False),
-        )
+        state = state._replace(trial=False, reason=DecisionReason.CERTIFIED, committed=committed)
+        state = state._replace(alarm=_new_alarm(state, trial=False))
     quiet = now - state.quiet_since >= QUIET_PERIODS * state.policy.period
     if not quiet or (now < state.may_lower_at and not state.before_surge):
         return state
@@ -481,9 +458,7 @@ def _lower(state: TrackingState, now: int, setting: int, *, trial: bool) -> Trac
     reason = DecisionReason.CERTIFYING if trial else DecisionReason.CERTIFIED
     state = _set(state, now, setting, reason)
     return state._replace(
-        trial=trial,
-        alarm=_new_alarm(state, trial=trial),
-        may_lower_at=now + state.dwell,
+        trial=trial, alarm=_new_alarm(state, trial=trial), may_lower_at=now + state.dwell
     )
 
 

@@ -52,35 +52,31 @@ _LOST_BLOCKS = 4
 
 def decide(state: TunerState, observation: Observation) -> TunerState:
     """The state after the decision of its phase."""
-    if state.search.phase is TunerPhase.REST:
+    if state.phase is TunerPhase.REST:
         rested = observation.now >= state.search.rest_until
-        return (
-            relearn(state) if rested and state.last_unit_end > state.search.requested_at else state
-        )
-    if state.search.phase is TunerPhase.LEARN:
+        worked = state.last_unit_end > state.search.requested_at
+        return relearn(state) if rested and worked else state
+    if state.phase is TunerPhase.LEARN:
         return _learn(state, observation)
-    if state.search.phase is not TunerPhase.HOLD:
+    if state.phase is not TunerPhase.HOLD:
         if not observation.may_explore:
             return _return_to_original(state, observation)
         cause = _comparison_impossible(state, observation.now)
         if cause is not None:
             return decline_and_pause(state, observation.now, *cause)
-    if state.search.phase is TunerPhase.SCREEN:
+    if state.phase is TunerPhase.SCREEN:
         return _screen(state, observation)
-    if state.search.phase is TunerPhase.PROVE:
+    if state.phase is TunerPhase.PROVE:
         return _certify(state, observation)
     return _hold(state, observation)
 
 
 def _request_level(state: TunerState, now: int, level: int, blocks: int) -> TunerState:
-    search = state.search
-    plan, previous = ProbePlan(level, blocks), search.plan.level
+    plan, previous = ProbePlan(level, blocks), state.level
     if level == previous:
-        return state._replace(search=search._replace(plan=plan))
-    return state._replace(
-        search=search._replace(plan=plan, previous_level=previous, requested_at=now),
-        latency=state.latency.change(now),
-    )
+        return state.searching(plan=plan)
+    state = state.searching(plan=plan, previous_level=previous, requested_at=now)
+    return state._replace(latency=state.latency.change(now))
 
 
 def plan_ends(state: TunerState) -> int | None:
@@ -89,12 +85,8 @@ def plan_ends(state: TunerState) -> int | None:
     Units are known seconds after their end, because exporters send batches. Waiting for them
     would lengthen every block. Blocks of requests are periods of time anyway.
     """
-    if (
-        state.policy.kind is not WorkloadKind.STEPS
-        or state.samples.level != state.search.plan.level
-    ):
-        return None
-    if not state.account.units:
+    in_force = state.samples.level == state.level
+    if state.policy.kind is not WorkloadKind.STEPS or not in_force or not state.account.units:
         return None
     lasts = search.block_time(state) * state.search.plan.blocks + search.unit_time(state)
     return state.samples.periods[-1].since + state.policy.settle_time + round(lasts)
@@ -105,7 +97,7 @@ def _plan_complete(state: TunerState, now: int) -> bool:
 
 
 def _blocks_complete(state: TunerState, now: int) -> bool:
-    if state.samples.level != state.search.plan.level:
+    if state.samples.level != state.level:
         return False
     ends = plan_ends(state)
     return state.samples.full_blocks >= state.search.plan.blocks or (
@@ -129,17 +121,15 @@ def _return_to_original(state: TunerState, observation: Observation) -> TunerSta
 
 def relearn(state: TunerState) -> TunerState:
     """Restart, because the job may have changed; only noise and power are kept."""
-    estimates = Estimates(
-        variance=state.estimates.variance,
-        blocks=search.MIN_BASELINE_BLOCKS - 2,
-        power=state.estimates.power,
-    )
-    return tenants.each(state, relearn)._replace(
-        account=search.closed_account(state),
-        search=state.search.restarted(ProbePlan(state.top, 1)),
-        estimates=estimates,
-        evidence=LevelEvidence(),
-    )
+    known, blocks = state.estimates, search.MIN_BASELINE_BLOCKS - 2
+    estimates = Estimates(variance=known.variance, blocks=blocks, power=known.power)
+    account, ladder, resumed = search.closed_account(state), state.ladder, state.search.resume_level
+    state = tenants.each(state, relearn)
+    state = state._replace(account=account, estimates=estimates, evidence=LevelEvidence())
+    state = state.searching(phase=TunerPhase.LEARN, ladder=ladder.plain(), failed_candidates=0)
+    state = state.searching(plan=ProbePlan(state.top, 1), refinements=0, recertifying=False)
+    base = None if resumed is None else ladder.base(resumed)
+    return state.searching(candidate=None, certified=None, resume_level=base)
 
 
 def _learn(state: TunerState, observation: Observation) -> TunerState:
@@ -147,7 +137,7 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
     everyone = tenants.everyone(state)
     if not all(map(_has_units, everyone)):
         return state
-    if state.search.ladder.rungs < 1 or min(one.policy.max_slowdown for one in everyone) <= 0:
+    if state.ladder.rungs < 1 or min(one.policy.max_slowdown for one in everyone) <= 0:
         return decline_and_pause(state, now, DecisionReason.NO_ROOM)
     cause = _comparison_impossible(state, now)
     if cause is not None:
@@ -179,17 +169,16 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
     if not observation.may_explore:
         return _return_to_original(state, observation)
     if state.search.resume_level is not None:
-        again = state._replace(search=state.search._replace(recertifying=True))
+        again = state.searching(recertifying=True)
         return _begin_certification(again, observation, state.search.resume_level)
-    level = search.start_level(state)
-    progress = state.search._replace(phase=TunerPhase.SCREEN, probe_level=level)
-    progress = progress._replace(wanted_pairs=tenants.screening_pairs(state))
-    return _screen(state._replace(search=progress), observation)
+    level, wanted = search.start_level(state), tenants.screening_pairs(state)
+    state = state.searching(phase=TunerPhase.SCREEN, probe_level=level, wanted_pairs=wanted)
+    return _screen(state, observation)
 
 
 def _draw_text(state: TunerState) -> str:
     cause = cause_text(DecisionReason.NOT_BINDING)
-    highest, lowest = max(state.estimates.draws) / 1000, state.search.ladder.bottom / 1000
+    highest, lowest = max(state.estimates.draws) / 1000, state.ladder.bottom / 1000
     return f"{cause}, {highest:.0f} W at most of {lowest:.0f} W"
 
 
@@ -208,7 +197,7 @@ def _comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason,
 
 def _screen(state: TunerState, observation: Observation) -> TunerState:
     level, now = state.search.probe_level, observation.now
-    if state.search.plan.level == level:
+    if state.level == level:
         if not _plan_complete(state, now):
             return state
         return _probe(_request_level(state, now, state.top, 1), DecisionReason.SCREENING, level)
@@ -216,9 +205,8 @@ def _screen(state: TunerState, observation: Observation) -> TunerState:
         following = tenants.next_level(state)
         if following is None:
             return _choose_candidate(state, observation)
-        wanted = tenants.screening_pairs(state)
-        progress = state.search._replace(probe_level=following, wanted_pairs=wanted)
-        state, level = state._replace(search=progress), following
+        level, wanted = following, tenants.screening_pairs(state)
+        state = state.searching(probe_level=level, wanted_pairs=wanted)
     elif not _compared(state, now):
         shown = state.decision.reason in (DecisionReason.SCREENING, DecisionReason.BASELINE)
         return state if shown else _probe(state, DecisionReason.SCREENING, level)
@@ -271,35 +259,26 @@ def _monotone(state: TunerState) -> bool:
 
 
 def _begin_certification(state: TunerState, observation: Observation, level: int) -> TunerState:
-    progress = state.search._replace(
+    state = tenants.fresh_comparison(state).knowing(judged_pairs=tenants.pairs(state, level))
+    state = state.searching(
         phase=TunerPhase.PROVE,
         candidate=level,
         resume_level=None,
         recertifying=state.search.recertifying and state.search.candidate is None,
     )
-    pairs = tenants.pairs(state, level)
-    state = _with_judged_pairs(tenants.fresh_comparison(state), pairs)._replace(search=progress)
     return _alternate(state, observation, level)
-
-
-def _with_judged_pairs(state: TunerState, pairs: int) -> TunerState:
-    return state._replace(evidence=state.evidence._replace(judged_pairs=pairs))
-
-
-def _with_refined_pairs(state: TunerState, pairs: int) -> TunerState:
-    return state._replace(evidence=state.evidence._replace(refined_pairs=pairs))
 
 
 def _refined(state: TunerState) -> TunerState:
     """The state after one more try of a lower level."""
-    return state._replace(search=state.search._replace(refinements=state.search.refinements + 1))
+    return state.searching(refinements=state.search.refinements + 1)
 
 
 def _alternate(state: TunerState, observation: Observation, level: int) -> TunerState:
     """Alternate the level with the original, with as many blocks as the account permits."""
-    if not _plan_complete(state, observation.now) and state.search.plan.level in (level, state.top):
+    if not _plan_complete(state, observation.now) and state.level in (level, state.top):
         return _show_certification(state)
-    if state.search.plan.level != state.top:
+    if state.level != state.top:
         return _show_certification(
             _request_level(state, observation.now, state.top, search.free_blocks(state))
         )
@@ -315,11 +294,8 @@ def _alternate(state: TunerState, observation: Observation, level: int) -> Tuner
 def _show_certification(state: TunerState) -> TunerState:
     level, decision = state.chosen, state.decision
     reason = DecisionReason.RECERTIFYING if state.search.recertifying else DecisionReason.CERTIFYING
-    if (
-        decision.reason is reason
-        and decision.caps == state.search.ladder.caps(state.search.plan.level)
-        and decision.shown.get("pairs") == state.estimates.at(level).time.n
-    ):
+    unchanged = decision.reason is reason and decision.caps == state.ladder.caps(state.level)
+    if unchanged and decision.shown.get("pairs") == state.estimates.at(level).time.n:
         return state
     return _probe(state, reason, level)
 
@@ -332,9 +308,8 @@ def _safety_release(state: TunerState, observation: Observation) -> TunerState |
         return _release_over_budget(state, slow, observation)
     if any(map(safety.latency_missed, everyone)):
         return release_and_pause(state, observation.now, DecisionReason.TAIL)
-    if state.search.phase is TunerPhase.HOLD and any(
-        one.evidence.level_shift.changed for one in everyone
-    ):
+    changed = any(one.evidence.level_shift.changed for one in everyone)
+    if changed and state.phase is TunerPhase.HOLD:
         return _restart_for_changed_job(state, observation)
     if slack_outdated(state):
         return _equalize_ranks(state, observation)
@@ -349,7 +324,7 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
     pairs = tenants.pairs(state, level)
     if pairs == state.evidence.judged_pairs:
         return _alternate(state, observation, level)
-    state = _with_judged_pairs(state, pairs)
+    state = state.knowing(judged_pairs=pairs)
     certain = tenants.certain(state, level) and tenants.latency_holds(state, level)
     if certain and step_time_certified(state, level):
         return _certified(state, observation, level)
@@ -373,12 +348,10 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
     saves = value + 2 * error <= -0.001 and saves_energy(state, level)
     if not saves or _is_worse(state, level, value):
         return _fall_back(state, observation, DecisionReason.NO_SAVING)
-    state = _with_refined_pairs(state, estimate.time.n)._replace(
-        search=state.search._replace(phase=TunerPhase.HOLD, certified=level, retries=0),
-        committed=Nanoseconds(observation.now - state.begun)
-        if state.committed is None
-        else state.committed,
-    )
+    state = state.knowing(refined_pairs=estimate.time.n)
+    state = state.searching(phase=TunerPhase.HOLD, certified=level, retries=0)
+    if state.committed is None:
+        state = state._replace(committed=Nanoseconds(observation.now - state.begun))
     return _hold(state, observation)
 
 
@@ -393,18 +366,14 @@ def _is_worse(state: TunerState, level: int, value: float) -> bool:
 
 def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
     """The candidate failed: certify a higher one, or return to the certified one."""
-    level = state.chosen
-    progress = state.search
-    progress = progress._replace(failed_candidates=progress.failed_candidates + 1)
-    state = state._replace(search=progress)
-    following = None
+    level, step = state.chosen, state.ladder.step
+    state = state.searching(failed_candidates=state.search.failed_candidates + 1)
+    following, judged = None, state.evidence.judged_pairs
     if state.search.certified is None and state.search.failed_candidates < search.MAX_CANDIDATES:
-        above = (
-            level + max(state.search.ladder.step, round(0.012 * level)) - state.search.ladder.step
-        )
-        judged = state.evidence.judged_pairs
         following = tenants.candidate(
-            state, lambda one: max(search.first_pairs(one), judged), above
+            state,
+            lambda one: max(search.first_pairs(one), judged),
+            level + max(step, round(0.012 * level)) - step,
         )
     if following is None:
         return _fall_back(state, observation, DecisionReason.TOO_NOISY)
@@ -413,13 +382,12 @@ def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
 
 def _fall_back(state: TunerState, observation: Observation, reason: DecisionReason) -> TunerState:
     """Return to the level that was certified before, if there is one."""
-    if state.search.certified is None:
+    level = state.search.certified
+    if level is None:
         return decline_and_pause(state, observation.now, reason)
-    pairs = max(state.estimates.at(state.search.certified).time.n, state.evidence.refined_pairs)
-    state = _with_refined_pairs(tenants.empty_comparison(state), pairs)._replace(
-        search=state.search._replace(phase=TunerPhase.HOLD, candidate=state.search.certified)
-    )
-    return _hold(state, observation)
+    pairs = max(state.estimates.at(level).time.n, state.evidence.refined_pairs)
+    state = tenants.empty_comparison(state).knowing(refined_pairs=pairs)
+    return _hold(state.searching(phase=TunerPhase.HOLD, candidate=level), observation)
 
 
 def _release_over_budget(
@@ -430,10 +398,9 @@ def _release_over_budget(
     recent = slow.estimates.at(level).pairs[-3:]
     slowdown = max(sum(max(one.busy, one.span) for one in recent) / len(recent), slow.budget)
     share = min(0.7 * slow.budget / slowdown, 0.9)
-    higher = state.search.ladder.level(state.top - (search.origin(state) - level) * share)
+    higher = state.ladder.level(state.top - (search.origin(state) - level) * share)
     state = release_and_pause(state, observation.now, DecisionReason.OVER_BUDGET)
-    resumed = higher if higher < state.top else None
-    return state._replace(search=state.search._replace(resume_level=resumed, certified=None))
+    return state.searching(resume_level=higher if higher < state.top else None, certified=None)
 
 
 # --------------------------------------------------------------------------------------- hold
@@ -442,9 +409,9 @@ def _release_over_budget(
 def _equalize_ranks(state: TunerState, observation: Observation) -> TunerState:
     """Set the same cap on all ranks again: their waiting has changed."""
     decision = release_decision(state, DecisionReason.CHANGED, state.chosen)
-    progress = state.search._replace(certified=state.search.ladder.base(state.chosen))
-    state = _fall_back(state._replace(search=progress), observation, DecisionReason.CHANGED)
-    return state._replace(decision=decision) if state.search.plan.level == state.top else state
+    state = state.searching(certified=state.ladder.base(state.chosen))
+    state = _fall_back(state, observation, DecisionReason.CHANGED)
+    return state._replace(decision=decision) if state.level == state.top else state
 
 
 def _hold(state: TunerState, observation: Observation) -> TunerState:
@@ -456,22 +423,22 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
     if observation.may_explore and _held_long(state, now):
         lower = tenants.lower_level(state, _lower_candidate)
         if lower is not None:
-            state = _refined(_with_refined_pairs(state, estimate.time.n))
+            state = _refined(state.knowing(refined_pairs=estimate.time.n))
             return _begin_certification(state, observation, lower)
         lowered = None if state.tenants else lower_waiting_ranks(state)
         if lowered is not None and lowered.evidence.slack.lowered is not None:
             return _begin_certification(lowered, observation, lowered.evidence.slack.lowered)
     complete = _plan_complete(state, now)
-    if state.search.plan.level == state.top != level:
+    if state.level == state.top != level:
         if not complete:
             return state
         state, extra = search.random_choice(state, 4)
         blocks = min(map(_hold_blocks, tenants.everyone(state)))
         state = _request_level(state, now, level, blocks + extra)
         return state._replace(decision=_hold_decision(state, level, estimate))
-    suspected = any(map(_suspicious, tenants.everyone(state)))
+    suspected = any(one.suspicious for one in tenants.everyone(state))
     soon = suspected and state.samples.full_blocks >= 6 and state.samples.level == level
-    if state.search.plan.level != level or complete or soon:
+    if state.level != level or complete or soon:
         state = _request_level(state, now, state.top, search.free_blocks(state))
         return _probe(state, DecisionReason.SENTINEL, level)
     if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == estimate.time.n:
@@ -479,20 +446,16 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
     return state._replace(decision=_hold_decision(state, level, estimate))
 
 
-def _suspicious(state: TunerState) -> bool:
-    return state.evidence.level_shift.suspected or state.evidence.cusum.suspicious
-
-
 def _held_long(state: TunerState, now: int) -> bool:
     """True if the level was in force long enough since the last comparison to try another one."""
-    held = state.samples.level == state.search.plan.level == state.chosen
+    held = state.samples.level == state.level == state.chosen
     lasts = _BLOCKS_BEFORE_REFINEMENT * search.block_time(state)
     return held and now - state.samples.periods[-1].since >= lasts
 
 
 def _hold_blocks(state: TunerState) -> int:
     """Blocks until the next comparison: fewer where the level is less certain or new."""
-    if state.evidence.cusum.suspicious or state.evidence.level_shift.suspected:
+    if state.suspicious:
         return 6
     time = state.estimates.at(state.chosen).time
     margin = (state.budget - time.upper(state.error)) / state.budget
@@ -502,17 +465,13 @@ def _hold_blocks(state: TunerState) -> int:
 
 def _lower_candidate(state: TunerState) -> int | None:
     """A lower level worth certifying, now that more is known."""
-    level = state.search.certified
-    if level is None or level <= state.search.ladder.bottom or level in state.search.ladder.lowered:
+    progress, level = state.search, state.search.certified
+    if level is None or level <= state.ladder.bottom or level in state.ladder.lowered:
         return None
-    if (
-        state.search.failed_candidates >= search.MAX_CANDIDATES
-        or state.search.refinements >= _MAX_REFINEMENTS
-    ):
+    tried = progress.failed_candidates >= search.MAX_CANDIDATES
+    if tried or progress.refinements >= _MAX_REFINEMENTS or state.suspicious:
         return None
     time = state.estimates.at(level).time
-    if state.evidence.cusum.suspicious or state.evidence.level_shift.suspected:
-        return None
     target = search.certifiable_slowdown(state, max(2.0 * time.n, 32.0))
     gain = max(_LEAST_GAIN * state.budget, 0.0015)
     if target - time.mean < gain:
@@ -526,10 +485,9 @@ def _lower_candidate(state: TunerState) -> int | None:
 
 def _restart_for_changed_job(state: TunerState, observation: Observation) -> TunerState:
     """The job has changed, so that nothing known of it holds: learn and certify again."""
-    level = state.search.ladder.base(state.chosen)
-    state = relearn(state)
-    progress = state.search._replace(plan=ProbePlan(level, 1), resume_level=level)
-    state = _request_level(state._replace(search=progress), observation.now, state.top, 1)
+    level = state.ladder.base(state.chosen)
+    state = relearn(state).searching(plan=ProbePlan(level, 1), resume_level=level)
+    state = _request_level(state, observation.now, state.top, 1)
     return state._replace(decision=release_decision(state, DecisionReason.CHANGED, level))
 
 
@@ -544,7 +502,7 @@ def _hold_decision(state: TunerState, level: int, estimate: LevelEstimate) -> De
         f"{100 * state.policy.max_slowdown:g} % budget, {saving_text(estimate.energy)}, "
         f"{estimate.time.n} pairs."
     )
-    caps = state.search.ladder.caps(level)
+    caps = state.ladder.caps(level)
     return Decision(
         Move.HOLD, DecisionReason.CERTIFIED, sentence, caps, level_figures(state, level)
     )
@@ -561,7 +519,7 @@ def probe_decision(state: TunerState, reason: DecisionReason, level: int) -> Dec
         DecisionReason.RECERTIFYING: f"Certify {name} again: {so_far}.",
         DecisionReason.SENTINEL: f"Compare {name} with the original setting: {so_far}.",
     }[reason]
-    caps = state.search.ladder.caps(state.search.plan.level)
+    caps = state.ladder.caps(state.level)
     return Decision(Move.PROBE, reason, sentence, caps, level_figures(state, level))
 
 

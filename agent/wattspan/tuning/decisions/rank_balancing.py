@@ -51,14 +51,13 @@ def observe_steps(state: TunerState, steps: Sequence[SynchronousStep]) -> TunerS
     for one in steps:
         if one.start >= last.since + state.policy.settle_time:
             waiting = waiting.add(one)
-    slack = slack._replace(waiting=waiting, level=level)
-    return state._replace(evidence=state.evidence._replace(slack=slack))
+    return state.knowing(slack=slack._replace(waiting=waiting, level=level))
 
 
 def lower_waiting_ranks(state: TunerState) -> TunerState | None:
     """The state with a lowered level for ranks with slack, ``slack.lowered``; None without."""
     base, slack = state.search.certified, state.evidence.slack
-    if base is None or base != slack.level or state.search.ladder.base(base) != base:
+    if base is None or base != slack.level or state.ladder.base(base) != base:
         return None
     if slack.tries >= BALANCING_TRIES:
         return None
@@ -73,13 +72,13 @@ def lower_waiting_ranks(state: TunerState) -> TunerState | None:
         return math.exp(shape.time(setting))
 
     floor = round(BALANCING_DEPTH * base)
-    ranges = [replace(one, floor=max(one.floor, floor)) for one in state.search.ladder.ranges]
-    levels = state.search.ladder.caps(base)
+    ranges = [replace(one, floor=max(one.floor, floor)) for one in state.ladder.ranges]
+    levels = state.ladder.caps(base)
     settings = propose_rank_settings(levels, ranges, slack.waiting, step_time)
     if settings == levels:
         return None
     try:
-        ladder, level = state.search.ladder.with_lowered(base, settings)
+        ladder, level = state.ladder.with_lowered(base, settings)
     except LookupError:
         return None
     critical = slack.waiting.critical
@@ -89,15 +88,12 @@ def lower_waiting_ranks(state: TunerState) -> TunerState | None:
         remaining=remaining_slack(levels, settings, ranges, slack.waiting, step_time),
         tries=slack.tries + 1,
     )
-    return state._replace(
-        search=state.search._replace(ladder=ladder),
-        evidence=state.evidence._replace(slack=balanced),
-    )
+    return state.searching(ladder=ladder).knowing(slack=balanced)
 
 
 def step_time_certified(state: TunerState, level: int) -> bool:
     """True if a step is certainly hardly longer than under the common cap."""
-    base = state.search.ladder.base(level)
+    base = state.ladder.base(level)
     if base == level:
         return True
     error = state.error / 2
@@ -107,7 +103,7 @@ def step_time_certified(state: TunerState, level: int) -> bool:
 
 def saves_energy(state: TunerState, level: int) -> bool:
     """True if a lowered level saves more than the common cap; True for other levels."""
-    base = state.search.ladder.base(level)
+    base = state.ladder.base(level)
     if base == level:
         return True
     now, before = state.estimates.at(level), state.estimates.at(base)

@@ -24,7 +24,7 @@ from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.estimates import LevelEstimate
 from wattspan.tuning.decisions.load import BIN_RATIO, bin_bound
 from wattspan.tuning.decisions.load_cells import LoadCell
-from wattspan.tuning.decisions.load_tracking import LoadAlarm, TrackingState, headroom
+from wattspan.tuning.decisions.load_tracking import TrackingState, headroom
 from wattspan.tuning.decisions.search import TunerPhase, TunerState
 from wattspan.tuning.decisions.values import CertifiedLevels, LevelLadder
 
@@ -38,17 +38,15 @@ def report(state: TunerState) -> TuningFigures:
 
     lost = account.lost(likely_slowdown)
     bound = account.bound(lambda level: search.slowdown_bound(state, level, shape))
-    held = (
-        state.estimates.at(state.search.candidate)
-        if state.search.phase is TunerPhase.HOLD and state.search.candidate
-        else None
-    )
+    level = state.search.candidate if state.phase is TunerPhase.HOLD else None
+    held = state.estimates.at(level) if level else None
     saved = zip(search.saved_energy(state), account.closed_saved, strict=True)
     low, likely, high = (
         Microjoules(round(now + before)) if account.metered else None for now, before in saved
     )
     unit_time = (account.elapsed - lost) / account.units if account.units else None
     watched = unit_time is not None and state.estimates.energies > 0
+    unit_energy = state.estimates.power * (unit_time or 0) / 1e6  # milliwatts and nanoseconds
     return TuningFigures(
         slowdown=account.slowdown(lost) if account.elapsed else None,
         slowdown_bound=account.slowdown(bound) if account.elapsed else None,
@@ -62,16 +60,11 @@ def report(state: TunerState) -> TuningFigures:
         pairs=sum(one.time.n for one in state.estimates.levels.values()),
         units=account.units,
         committed=state.committed,
-        tried=tuple(
-            _result(state, level) for level in sorted(state.estimates.levels, reverse=True)
-        ),
+        tried=tuple(_result(state, one) for one in sorted(state.estimates.levels, reverse=True)),
         lost=Nanoseconds(round(lost)) if account.elapsed else None,
         allowance=Nanoseconds(round(allowance(state.policy.max_slowdown, account.elapsed))),
         unit_time=None if unit_time is None else Nanoseconds(round(unit_time)),
-        # milliwatts and nanoseconds
-        unit_energy=Microjoules(round(state.estimates.power * (unit_time or 0) / 1e6))
-        if watched
-        else None,
+        unit_energy=Microjoules(round(unit_energy)) if watched else None,
     )
 
 
@@ -100,13 +93,13 @@ def certified_levels(state: TunerState) -> CertifiedLevels | None:
         return None
     estimate = state.estimates.at(level)
     return CertifiedLevels(
-        level=state.search.ladder.base(level),
+        level=state.ladder.base(level),
         original=state.top,
         slowdown=math.expm1(estimate.time.mean),
         saving=-math.expm1(estimate.energy),
         pairs=estimate.time.n,
         noise=state.estimates.noise,
-        levels=state.search.ladder.caps(level),
+        levels=state.ladder.caps(level),
     )
 
 
@@ -148,8 +141,8 @@ def cause_text(reason: DecisionReason) -> str:
 def setting_text(state: TunerState, level: int) -> str:
     """``"320 W"``, ``"1410 MHz"``; the lowest setting too where settings differ."""
     knob = state.policy.knob
-    if knob is not Knob.GPU_CLOCK and level in state.search.ladder.lowered:
-        base, settings = state.search.ladder.lowered[level]
+    if knob is not Knob.GPU_CLOCK and level in state.ladder.lowered:
+        base, settings = state.ladder.lowered[level]
         lowest = level_text(knob, min(settings.values()))
         return f"{level_text(knob, base)}, {lowest} where ranks wait"
     return level_text(knob, level)
@@ -216,9 +209,9 @@ _LEAST_RATIO = 0.9  # of the last setting to the one above
 _MAX_SETTINGS = 8
 
 _ALARMS = {
-    LoadAlarm.MISSES.value: "too many requests exceed a latency limit",
-    LoadAlarm.GROWTH.value: "more requests arrive than end",
-    LoadAlarm.SILENCE.value: "no request has begun or ended for a long time",
+    DecisionReason.TAIL: "too many requests exceed a latency limit",
+    DecisionReason.CHANGED: "more requests arrive than end",
+    DecisionReason.PAUSED: "no request has begun or ended for a long time",
 }
 
 
@@ -316,11 +309,10 @@ def refused_decision(
     state: TrackingState, knob: Knob, before: int, reason: DecisionReason, cause: str = ""
 ) -> Decision:
     """Restore the original, or leave it, for an external reason; ``before`` was the setting."""
-    clause = cause or cause_text(reason)
-    if before:
-        name = level_text(knob, state.policy.settings[before])
-        return Decision(Move.RELEASE, reason, f"Release {name}: {clause}.")
-    return Decision(Move.DECLINE, reason, f"Keep the original setting: {clause}.")
+    if not before:
+        return decline_decision(reason, cause)
+    name = level_text(knob, state.policy.settings[before])
+    return Decision(Move.RELEASE, reason, f"Release {name}: {cause or cause_text(reason)}.")
 
 
 def _load_text(figures: LoadFigures) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from wattspan.model import SECOND, Decision, DecisionReason
 from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.report import decline_decision, release_decision
-from wattspan.tuning.decisions.search import ProbePlan, SearchProgress, TunerPhase, TunerState
+from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
 from wattspan.tuning.decisions.sequential_test import LevelShift, MissAlarm
 from wattspan.tuning.decisions.serving import ServingComparison, latency_limit, units_to_learn
 from wattspan.tuning.decisions.values import Observation, WorkloadKind
@@ -32,14 +32,14 @@ _SAMPLE_FACTOR = 4
 
 def check_safety(state: TunerState, observation: Observation) -> TunerState | None:
     """The state after an external reason to stop; None to continue."""
-    if state.search.phase is TunerPhase.ENDED:
+    if state.phase is TunerPhase.ENDED:
         return state
     if observation.ended:
         return _end(state)
     now = observation.now
     if observation.vetoes:
         return _refuse(state, now, min(observation.vetoes))
-    if state.search.plan.level == state.top:
+    if state.level == state.top:
         return None
     if any(_is_silent(one, now) for one in (state, *state.tenants)):
         return _pause(state, now, DecisionReason.PAUSED, rest_until=now)
@@ -61,13 +61,13 @@ def _end(state: TunerState) -> TunerState:
     if state.committed is None and state.account.units < state.policy.least_units:
         decision = decline_decision(DecisionReason.TOO_SHORT)
     else:
-        decision = release_decision(state, DecisionReason.ENDED, state.search.plan.level)
-    ended = state.search._replace(phase=TunerPhase.ENDED, plan=ProbePlan(state.top, 1))
-    return state._replace(search=ended, decision=decision)
+        decision = release_decision(state, DecisionReason.ENDED, state.level)
+    ended = state.searching(phase=TunerPhase.ENDED, plan=ProbePlan(state.top, 1))
+    return ended._replace(decision=decision)
 
 
 def _refuse(state: TunerState, now: int, reason: DecisionReason) -> TunerState:
-    if state.search.plan.level != state.top:
+    if state.level != state.top:
         return release_and_pause(state, now, reason)
     if state.decision.reason is reason:
         return state
@@ -78,43 +78,32 @@ def release_and_pause(state: TunerState, now: int, reason: DecisionReason) -> Tu
     """Release, and pause; the pause doubles with each release within an hour."""
     releases = (*(one for one in state.search.releases if now - one < _HOUR), now)
     pause = state.policy.dwell << min(len(releases) - 1, _MAX_PAUSE_DOUBLINGS)
-    state = state._replace(search=state.search._replace(releases=releases[-8:]))
-    return _pause(state, now, reason, rest_until=now + pause)
+    return _pause(state.searching(releases=releases[-8:]), now, reason, rest_until=now + pause)
 
 
 def _pause(state: TunerState, now: int, reason: DecisionReason, rest_until: int) -> TunerState:
     """Release until ``rest_until``; a certified level is certified again afterwards."""
-    level = state.search.plan.level
+    level, search = state.level, state.search
     released = level if level != state.top else state.held or level
     decision = release_decision(state, reason, released)
-    resume_level = (
-        state.search.certified if state.search.certified is not None else state.search.resume_level
-    )
-    return _rest(state, now, rest_until, decision, state.search._replace(resume_level=resume_level))
+    resumed = search.certified if search.certified is not None else search.resume_level
+    return _rest(state.searching(resume_level=resumed), now, rest_until, decision)
 
 
 def decline_and_pause(
     state: TunerState, now: int, reason: DecisionReason, cause: str = ""
 ) -> TunerState:
     """End the search for a long time, because the reason will hardly change soon."""
-    pause = state.policy.dwell << min(state.search.retries + 1, _MAX_PAUSE_DOUBLINGS)
-    progress = state.search._replace(
-        retries=state.search.retries + 1, resume_level=None, candidate=None, certified=None
-    )
-    return _rest(state, now, now + pause, decline_decision(reason, cause), progress)
+    retries = state.search.retries + 1
+    pause = state.policy.dwell << min(retries, _MAX_PAUSE_DOUBLINGS)
+    failed = state.searching(retries=retries, resume_level=None, candidate=None, certified=None)
+    return _rest(failed, now, now + pause, decline_decision(reason, cause))
 
 
-def _rest(
-    state: TunerState, now: int, until: int, decision: Decision, progress: SearchProgress
-) -> TunerState:
-    progress = progress._replace(
-        phase=TunerPhase.REST,
-        plan=ProbePlan(state.top, 1),
-        previous_level=state.search.plan.level,
-        requested_at=now,
-        rest_until=until,
-    )
-    return state._replace(search=progress, decision=decision)
+def _rest(state: TunerState, now: int, until: int, decision: Decision) -> TunerState:
+    state = state._replace(decision=decision)
+    state = state.searching(phase=TunerPhase.REST, previous_level=state.level, rest_until=until)
+    return state.searching(plan=ProbePlan(state.top, 1), requested_at=now)
 
 
 # ----------------------------------------------------------------------------------- requests
@@ -124,10 +113,8 @@ def comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason, 
     """The reason why the arriving requests do not permit to compare settings, if any."""
     if state.policy.kind is WorkloadKind.STEPS:
         return None
-    if state.evidence.unmatched >= _MAX_UNMATCHED and state.search.phase in (
-        TunerPhase.SCREEN,
-        TunerPhase.PROVE,
-    ):
+    compares = state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
+    if state.evidence.unmatched >= _MAX_UNMATCHED and compares:
         return DecisionReason.TOO_NOISY, "the load is hardly ever the same twice"
     elapsed, units = state.account.elapsed, state.account.units
     if state.latency_limit is None:
@@ -139,8 +126,7 @@ def comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason, 
 
 def latency_holds(state: TunerState, level: int) -> bool:
     """True if the latency certainly holds at a level; always for jobs without requests."""
-    serving = state.evidence.serving.get(level, ServingComparison())
-    return state.policy.kind is WorkloadKind.STEPS or serving.passes(state.policy)
+    return state.policy.kind is WorkloadKind.STEPS or _serving(state, level).passes(state.policy)
 
 
 def latency_missed(state: TunerState) -> bool:
@@ -149,7 +135,11 @@ def latency_missed(state: TunerState) -> bool:
         return False
     if state.evidence.miss_alarm is not None and state.evidence.miss_alarm.alarmed:
         return True
-    return state.evidence.serving.get(state.held, ServingComparison()).fails(state.policy)
+    return _serving(state, state.held).fails(state.policy)
+
+
+def _serving(state: TunerState, level: int) -> ServingComparison:
+    return state.evidence.serving.get(level, ServingComparison())
 
 
 def learn_latency_limit(state: TunerState, observation: Observation) -> TunerState:
@@ -163,12 +153,11 @@ def learn_latency_limit(state: TunerState, observation: Observation) -> TunerSta
         if len(latencies) < _SAMPLE_FACTOR * units_to_learn(state.policy):
             return state._replace(latencies=latencies)
         return state._replace(latencies=(), latency_limit=latency_limit(state.policy, latencies))
-    held = state.held is not None and state.samples.level == state.search.plan.level != state.top
+    held = state.held is not None and state.samples.level == state.level != state.top
     if state.evidence.miss_alarm is None or not held:
         return state
     late = sum(unit.end - unit.start > state.latency_limit for unit in units)
-    alarm = state.evidence.miss_alarm.add(len(units), late)
-    return state._replace(evidence=state.evidence._replace(miss_alarm=alarm))
+    return state.knowing(miss_alarm=state.evidence.miss_alarm.add(len(units), late))
 
 
 def compare_latency(state: TunerState, block: Block) -> TunerState:
@@ -176,14 +165,11 @@ def compare_latency(state: TunerState, block: Block) -> TunerState:
     level = state.held if state.held is not None else state.search.probe_level
     if not level or block.level not in (level, state.top):
         return state
-    serving = state.evidence.serving.get(level, ServingComparison()).add(
-        block, block.level != state.top
-    )
+    serving = _serving(state, level).add(block, block.level != state.top)
     alarm = state.evidence.miss_alarm
     if alarm is None or state.held is None:
         alarm = MissAlarm(serving.allowed(state.policy))
-    compared = {**state.evidence.serving, level: serving}
-    return state._replace(evidence=state.evidence._replace(serving=compared, miss_alarm=alarm))
+    return state.knowing(serving={**state.evidence.serving, level: serving}, miss_alarm=alarm)
 
 
 def shifted_load(shift: LevelShift, state: TunerState, block: Block) -> LevelShift:

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wattspan.model import Decision, DecisionReason, Knob, ModelEnum, Nanoseconds
 from wattspan.tuning.decisions.blocks import CapLatency, SampleBuffer, meter_error
@@ -20,10 +20,7 @@ from wattspan.tuning.decisions.estimates import (
     ResponsePoint,
     fit_curve,
 )
-from wattspan.tuning.decisions.ranks import (
-    Lockstep,
-    RankSlack,
-)
+from wattspan.tuning.decisions.ranks import Lockstep, RankSlack
 from wattspan.tuning.decisions.sequential_test import Cusum, LevelShift, MissAlarm, half_width
 from wattspan.tuning.decisions.serving import ServingComparison
 from wattspan.tuning.decisions.values import LevelLadder, Objective, TunerPolicy, WorkUnit
@@ -73,21 +70,6 @@ class SearchProgress(NamedTuple):
     rest_until: int = 0
     releases: tuple[int, ...] = ()
 
-    def restarted(self, plan: ProbePlan) -> SearchProgress:
-        """The beginning of another search, of a job that has changed."""
-        resume_level = self.resume_level
-        return self._replace(
-            ladder=self.ladder.plain(),
-            plan=plan,
-            phase=TunerPhase.LEARN,
-            candidate=None,
-            recertifying=False,
-            failed_candidates=0,
-            refinements=0,
-            certified=None,
-            resume_level=None if resume_level is None else self.ladder.base(resume_level),
-        )
-
 
 class LevelEvidence(NamedTuple):
     """Results of comparisons beside the estimates; they are invalid after the job has changed."""
@@ -123,9 +105,35 @@ class TunerState(NamedTuple):
     committed: Nanoseconds | None = None
     random_state: int = 1
 
+    def searching(self, **changes: Any) -> TunerState:
+        """The state with other values in its ``search``."""
+        return self._replace(search=self.search._replace(**changes))
+
+    def knowing(self, **changes: Any) -> TunerState:
+        """The state with other values in its ``evidence``."""
+        return self._replace(evidence=self.evidence._replace(**changes))
+
+    @property
+    def ladder(self) -> LevelLadder:
+        return self.search.ladder
+
+    @property
+    def phase(self) -> TunerPhase:
+        return self.search.phase
+
+    @property
+    def level(self) -> int:
+        """The requested level."""
+        return self.search.plan.level
+
+    @property
+    def suspicious(self) -> bool:
+        """True if the next comparison should be early."""
+        return self.evidence.cusum.suspicious or self.evidence.level_shift.suspected
+
     @property
     def top(self) -> int:
-        return self.search.ladder.top
+        return self.ladder.top
 
     @property
     def budget(self) -> float:
@@ -156,18 +164,14 @@ class TunerState(NamedTuple):
     def exploring(self) -> bool:
         """True if it needs permission to explore."""
         learned = self.estimates.blocks >= MIN_BASELINE_BLOCKS
-        return self.search.phase in (TunerPhase.SCREEN, TunerPhase.PROVE) or (
-            self.search.phase is TunerPhase.LEARN and learned
-        )
+        searches = self.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
+        return searches or (self.phase is TunerPhase.LEARN and learned)
 
     @property
     def held(self) -> int | None:
         """The level that is certified or held now."""
-        return (
-            self.search.candidate
-            if self.search.phase in (TunerPhase.PROVE, TunerPhase.HOLD)
-            else None
-        )
+        judged = self.phase in (TunerPhase.PROVE, TunerPhase.HOLD)
+        return self.search.candidate if judged else None
 
 
 def random_choice(state: TunerState, sides: int) -> tuple[TunerState, int]:
@@ -214,22 +218,19 @@ def start_level(state: TunerState) -> int:
     For power caps of GPUs it is the one with the usual slowdown of a first candidate, by published
     curves. For other knobs it is just above the power that is rarely exceeded.
     """
-    top = state.top
+    top, ladder = state.top, state.ladder
     if state.policy.knob is Knob.GPU_POWER:
-        shape, level = (
-            fitted_curve(state),
-            state.search.ladder.level((1 - STEP / 2) * origin(state)),
-        )
-        lowest = state.search.ladder.level((1 - _MAX_FIRST_DEPTH) * origin(state))
+        shape, level = fitted_curve(state), ladder.level((1 - STEP / 2) * origin(state))
+        lowest = ladder.level((1 - _MAX_FIRST_DEPTH) * origin(state))
         while level > lowest and shape.time(level) < _FIRST_AIM * state.budget:
-            level -= state.search.ladder.step
-        return min(level, state.search.ladder.level((1 - STEP / 2) * top))
+            level -= ladder.step
+        return min(level, ladder.level((1 - STEP / 2) * top))
     draws = sorted(state.estimates.draws)
     if state.policy.knob is not Knob.GPU_CLOCK and draws:
         peak = draws[min(len(draws) * 95 // 100, len(draws) - 1)]
         if 1.03 * peak < (1 - STEP / 2) * top:
-            return state.search.ladder.level(1.03 * peak)
-    return state.search.ladder.level((1 - STEP) * top)
+            return ladder.level(1.03 * peak)
+    return ladder.level((1 - STEP) * top)
 
 
 def origin(state: TunerState) -> float:
@@ -246,12 +247,8 @@ def cap_binds(state: TunerState) -> bool:
     True while its power is hardly known, and for clocks, which always have an effect on work that
     they limit.
     """
-    known = len(state.estimates.draws) >= _MIN_DRAWS
-    return (
-        not known
-        or state.policy.knob is Knob.GPU_CLOCK
-        or origin(state) > state.search.ladder.bottom
-    )
+    unknown = len(state.estimates.draws) < _MIN_DRAWS or state.policy.knob is Knob.GPU_CLOCK
+    return unknown or origin(state) > state.ladder.bottom
 
 
 def searches_without_result(state: TunerState) -> int:
@@ -266,18 +263,12 @@ def fitted_curve(state: TunerState) -> ResponseCurve:
     levels = state.estimates.levels
     least, meter = pair_deviation(state), meter_error(block_time(state)) if levels else 0.0
     for level, estimate in levels.items():
-        if estimate.time.n and state.search.ladder.base(level) == level:
-            deviation = max(estimate.time.deviation, least)
+        if estimate.time.n and state.ladder.base(level) == level:
             time, power = estimate.time, estimate.power
-            points.append(
-                ResponsePoint(
-                    level,
-                    time.mean,
-                    power.mean,
-                    deviation**2 / time.n,
-                    (max(power.deviation, deviation) ** 2 + 1.5 * meter**2) / max(power.n, 1),
-                )
-            )
+            deviation = max(time.deviation, least)
+            of_power = (max(power.deviation, deviation) ** 2 + 1.5 * meter**2) / max(power.n, 1)
+            variances = deviation**2 / time.n, of_power
+            points.append(ResponsePoint(level, time.mean, power.mean, *variances))
     prior = POWER_CAP_PRIOR if state.policy.knob is Knob.GPU_POWER else None
     return fit_curve(points, origin(state), prior)
 
@@ -310,7 +301,7 @@ def free_blocks(state: TunerState) -> int:
     A held setting is rarely compared, so that the comparison is longer where units differ.
     """
     free = comparison_blocks(state)[0]
-    if state.search.phase is not TunerPhase.HOLD:
+    if state.phase is not TunerPhase.HOLD:
         return free
     deviation = state.estimates.deviation(0.6 / state.policy.block_units)
     return max(free, 1 if deviation <= _SMALL_NOISE else 2 if deviation <= 2 * _SMALL_NOISE else 4)
@@ -318,9 +309,9 @@ def free_blocks(state: TunerState) -> int:
 
 def reach(state: TunerState) -> int:
     """Capped blocks on each side of the next comparison."""
-    if state.search.phase is TunerPhase.SCREEN:
+    if state.phase is TunerPhase.SCREEN:
         return 1
-    if state.search.phase is TunerPhase.HOLD:
+    if state.phase is TunerPhase.HOLD:
         return 2 if drift_dominates(state) else 6
     return comparison_blocks(state)[1]
 
@@ -408,28 +399,25 @@ def screening_pairs(state: TunerState) -> int:
 
 def next_level(state: TunerState) -> int | None:
     """The next lower level to screen; None if screening has ended."""
-    ladder, level = state.search.ladder, state.search.probe_level
+    ladder, level = state.ladder, state.search.probe_level
     if level <= ladder.bottom:
         return None
+    power_cap = state.policy.knob is Knob.GPU_POWER
+    last, most = (0.65, 0.8) if power_cap else (0.9, 1.7)
     shape = fitted_curve(state)
     slowdown = shape.time(level)
-    if slowdown >= (0.65 if state.policy.knob is Knob.GPU_POWER else 0.9) * state.budget:
+    if slowdown >= last * state.budget:
         return None
     estimate = state.estimates.at(level)
     upper = [one for at, one in state.estimates.levels.items() if at > level]
     if upper:
         best = min(objective_value(state, one.time.mean, one.power.mean) for one in upper)
-        worse = objective_value(state, shape.time(level), estimate.power.mean) - best
+        worse = objective_value(state, slowdown, estimate.power.mean) - best
         if slowdown > 0.4 * state.budget and worse > 0.01 + pair_deviation(state):
             return None
     step = STEP if slowdown > 0.1 * state.budget or level == state.top else 1.5 * STEP
-    down = ladder.level((1 - step) * level)
-    if state.policy.knob is Knob.GPU_POWER:
-        down = ladder.level((1 - _MAX_JUMP) * level)
-    while (
-        down < level
-        and shape.time(down) > (0.8 if state.policy.knob is Knob.GPU_POWER else 1.7) * state.budget
-    ):
+    down = ladder.level((1 - (_MAX_JUMP if power_cap else step)) * level)
+    while down < level and shape.time(down) > most * state.budget:
         down += ladder.step
     return down if down < level else None
 
@@ -452,7 +440,7 @@ def candidate(
     state: TunerState, target: float, above: int = 0, shape: ResponseCurve | None = None
 ) -> int | None:
     """The best level with a predicted log ratio of at most ``target``, higher than ``above``."""
-    shape, ladder, value = shape or fitted_curve(state), state.search.ladder, objective(state)
+    shape, ladder, value = shape or fitted_curve(state), state.ladder, objective(state)
     caution = _CAUTION if state.search.certified is None else 0.0
     best, least = None, -0.004  # the smallest saving worth a search
     stride = max(ladder.rungs // 400, 1) * ladder.step

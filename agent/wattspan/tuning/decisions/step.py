@@ -129,7 +129,7 @@ def _observe_units(state: TunerState, observation: Observation) -> TunerState:
     level = _enforced_level(state, observation)
     samples = state.samples
     last = samples.periods[-1]
-    if last.level is not None and last.level != state.search.plan.level:
+    if last.level is not None and last.level != state.level:
         samples = set_level(samples, None, state.search.requested_at)
         last = samples.periods[-1]
     if level != last.level or observation.since > last.since:
@@ -146,23 +146,18 @@ def _observe_units(state: TunerState, observation: Observation) -> TunerState:
             samples, state.policy, units, observation.energy, observation.now
         )
     if samples is not state.samples:
-        last_unit_end = (
-            max(state.last_unit_end, samples.last_end) if observation.units else state.last_unit_end
-        )
-        state = observe_steps(state._replace(samples=samples, last_unit_end=last_unit_end), steps)
+        latest = max(state.last_unit_end, samples.last_end if observation.units else 0)
+        state = observe_steps(state._replace(samples=samples, last_unit_end=latest), steps)
     if observation.energy and not state.latency.measured:
         state = _measure_latency(state, observation.energy)
     if observation.draw and level == state.top and len(state.estimates.draws) < _MAX_DRAWS:
         draws = (*state.estimates.draws, max(observation.draw.values()))
         state = state._replace(estimates=replace(state.estimates, draws=draws))
     account = state.account
+    between = min(state.level, state.search.previous_level)
     for time in times:
-        charged = (
-            time.level
-            if time.level is not None
-            else min(state.search.plan.level, state.search.previous_level)
-        )
-        held = state.search.phase is TunerPhase.HOLD and charged == state.search.candidate
+        charged = time.level if time.level is not None else between
+        held = state.phase is TunerPhase.HOLD and charged == state.search.candidate
         account = account.add_time(time, charged, state.top, held=held)
     for block in blocks:
         account = account.add_energy(block, state.top)
@@ -184,11 +179,8 @@ def _measure_latency(state: TunerState, points: Sequence[EnergyPoint]) -> TunerS
     if not latency.measured or settle <= state.policy.settle_time:
         return state
     if settle > _MUCH_LONGER * state.policy.settle_time:
-        estimates = replace(state.estimates, levels={})
-        state = state._replace(
-            estimates=estimates,
-            evidence=state.evidence._replace(pairing=Pairing(), judged_pairs=0),
-        )
+        state = state._replace(estimates=replace(state.estimates, levels={}))
+        state = state.knowing(pairing=Pairing(), judged_pairs=0)
     return state._replace(policy=replace(state.policy, settle_time=settle))
 
 
@@ -210,41 +202,37 @@ def _enforced_level(state: TunerState, observation: Observation) -> int | None:
     The previous level does not count after the request: the time of the change, between request
     and read-back, is unknown.
     """
-    level = state.search.plan.level
+    level = state.level
     if not observation.in_force and level == state.top:
         return level
-    return level if state.search.ladder.is_in_force(level, observation.in_force) else None
+    return level if state.ladder.is_in_force(level, observation.in_force) else None
 
 
 def _update_estimates(state: TunerState, block: Block) -> TunerState:
     estimates = with_block(state.estimates, block, state.top)
-    screening = state.search.phase is TunerPhase.SCREEN
-    evidence = state.evidence
-    level_shift, before = evidence.level_shift, evidence.pairing
-    if state.search.phase is TunerPhase.HOLD and block.level == state.search.candidate:
+    screening = state.phase is TunerPhase.SCREEN
+    level_shift, before = state.evidence.level_shift, state.evidence.pairing
+    if state.phase is TunerPhase.HOLD and block.level == state.search.candidate:
         if block.arrived:
             level_shift = shifted_load(level_shift, state, block)
         else:
             level_shift = level_shift.add(block, estimates.deviation(1 / block.units))
     pairing, pair = add_block(before, block, state.top, reach=reach(state), screening=screening)
-    evidence = evidence._replace(level_shift=level_shift, pairing=pairing)
-    state = state._replace(estimates=estimates, evidence=evidence)
+    state = state._replace(estimates=estimates).knowing(level_shift=level_shift, pairing=pairing)
     if block.arrived:
         state = compare_latency(state, block)
         ended = pairing.compared and (not before.compared or pairing.middle is not before.middle)
         if ended:
-            unmatched = 0 if pair is not None else state.evidence.unmatched + 1
-            state = state._replace(evidence=state.evidence._replace(unmatched=unmatched))
+            state = state.knowing(unmatched=0 if pair is not None else state.evidence.unmatched + 1)
     return _compare(state, pair) if pair is not None else state
 
 
 def _compare(state: TunerState, pair: Pair) -> TunerState:
-    evidence, cusum = state.evidence, state.evidence.cusum
+    cusum = state.evidence.cusum
     expected_side_ratio = state.estimates.deviation(2 * pair.weight)
     if abs(pair.side_ratio) > max(0.04, 4 * expected_side_ratio):
         # The job changed between the two sides, so that settings cannot be compared.
-        cusum = replace(cusum, inconclusive=True)
-        return state._replace(evidence=evidence._replace(cusum=cusum))
+        return state.knowing(cusum=replace(cusum, inconclusive=True))
     if pair.level == state.held:
         usual = state.estimates.at(pair.level).time
         ratio = pair.span if state.estimates.at(pair.level).misleading else pair.busy
@@ -254,8 +242,7 @@ def _compare(state: TunerState, pair: Pair) -> TunerState:
     if pair.power is not None:
         time = pair.span if estimates.at(pair.level).misleading else pair.busy
         account = account.add_comparison(pair.level, time, pair.power)
-    evidence = evidence._replace(cusum=cusum)
-    return state._replace(estimates=estimates, account=account, evidence=evidence)
+    return state._replace(estimates=estimates, account=account).knowing(cusum=cusum)
 
 
 def _add_request_units(

@@ -42,8 +42,7 @@ def fresh_comparison(state: TunerState) -> TunerState:
 
     def begin(one: TunerState) -> TunerState:
         pairing = Pairing(present=one.evidence.pairing.present)
-        evidence = one.evidence._replace(cusum=Cusum(), miss_alarm=None, pairing=pairing)
-        return one._replace(evidence=evidence)
+        return one.knowing(cusum=Cusum(), miss_alarm=None, pairing=pairing)
 
     return begin(each(state, begin))
 
@@ -52,7 +51,7 @@ def empty_comparison(state: TunerState) -> TunerState:
     """Begin the comparison of a level from which another one was compared, for every tenant."""
 
     def empty(one: TunerState) -> TunerState:
-        return one._replace(evidence=one.evidence._replace(cusum=Cusum(), pairing=Pairing()))
+        return one.knowing(cusum=Cusum(), pairing=Pairing())
 
     return empty(each(state, empty))
 
@@ -78,8 +77,7 @@ def screening_pairs(state: TunerState) -> int:
 
 def next_level(state: TunerState) -> int | None:
     """The next lower level to screen; None if screening has ended for any tenant."""
-    levels = [search.next_level(one) for one in everyone(state)]
-    return _highest(levels)
+    return lower_level(state, search.next_level)
 
 
 def candidate(
@@ -89,19 +87,16 @@ def candidate(
 
     None if any tenant has none. It is higher than ``above``.
     """
-    found = []
-    for one in everyone(state):
-        target = search.certifiable_slowdown(one, expected(one))
-        found.append(search.candidate(one, target, above))
-    return _highest(found)
+
+    def certifiable(one: TunerState) -> int | None:
+        return search.candidate(one, search.certifiable_slowdown(one, expected(one)), above)
+
+    return lower_level(state, certifiable)
 
 
 def lower_level(state: TunerState, lower: Callable[[TunerState], int | None]) -> int | None:
     """The highest of the lower levels of all tenants; None if any has none."""
-    return _highest([lower(one) for one in everyone(state)])
-
-
-def _highest(levels: list[int | None]) -> int | None:
+    levels = [lower(one) for one in everyone(state)]
     known = [level for level in levels if level is not None]
     return max(known) if len(known) == len(levels) else None
 
@@ -141,7 +136,7 @@ def over_budget(state: TunerState) -> TunerState | None:
     for one in everyone(state):
         time = one.estimates.at(one.chosen).time
         broken = time.lower(1 - one.policy.confidence) > one.budget
-        if one.evidence.cusum.alarmed or (one.search.phase is TunerPhase.HOLD and broken):
+        if one.evidence.cusum.alarmed or (one.phase is TunerPhase.HOLD and broken):
             return one
     return None
 

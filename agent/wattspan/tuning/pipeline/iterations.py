@@ -220,9 +220,7 @@ def _by_rank(spans: Iterable[InstructionSpan]) -> Mapping[int, list[InstructionS
     return ranks
 
 
-def _orders(
-    ranks: Mapping[int, Sequence[InstructionSpan]],
-) -> list[list[PipelineInstruction]]:
+def _orders(ranks: Mapping[int, Sequence[InstructionSpan]]) -> list[list[PipelineInstruction]]:
     return [
         [span.instruction for span in sorted(ranks[rank], key=lambda one: (one.start, one.end))]
         for rank in sorted(ranks)
@@ -269,6 +267,11 @@ class RankInstruction(NamedTuple):
     instruction: PipelineInstruction
     start: int
     end: int
+
+    def span(self, iteration: int, rank: int) -> InstructionSpan:
+        """The same in seconds, with the numbers of its iteration and of its rank in that."""
+        start, end = self.start / SECOND, self.end / SECOND
+        return InstructionSpan(iteration, rank, self.instruction, start, end)
 
 
 class AssembledIteration(NamedTuple):
@@ -392,18 +395,14 @@ def finished(
     """
     ranks = [unit.rank for unit in iteration.units]
     numbers = {rank: number for number, rank in enumerate(ranks)}
-    spans = tuple(
-        InstructionSpan(
-            iteration.number,
-            numbers[one.rank],
-            one.instruction,
-            one.start / SECOND,
-            one.end / SECOND,
-        )
-        for one in iteration.instructions
-    )
+    spans = (one.span(iteration.number, numbers[one.rank]) for one in iteration.instructions)
     steady = [_steady(clocks.get(rank, ()), iteration) for rank in ranks]
     known = _complete(steady)
+    periods: list[RankEnergy] = []
+    for number, (rank, change) in enumerate(zip(ranks, steady, strict=True)):
+        if known is not None and change is not None:
+            since, until = after.get(rank, iteration.start), iteration.end
+            periods += _periods(number, energy.get(rank, ()), change.since, since, until)
     computed = iteration.computed
     latest = max(
         (other.computed for other in others if other.coincides(iteration.start, iteration.end)),
@@ -414,25 +413,9 @@ def finished(
         last = partner.finishes(iteration.start, iteration.end)
         if last > max(latest, computed):
             latest, slowest = last, name
-    return PipelineIteration(
-        spans,
-        known,
-        tuple(
-            period
-            for number, (rank, change) in enumerate(zip(ranks, steady, strict=True))
-            if known is not None and change is not None
-            for period in _periods(
-                number,
-                energy.get(rank, ()),
-                change.since,
-                after.get(rank, iteration.start),
-                iteration.end,
-            )
-        ),
-        max(latest - computed, 0) / SECOND,
-        slowest,
-        (iteration.end - iteration.start) / SECOND,
-    )
+    waited, lasted = max(latest - computed, 0), iteration.end - iteration.start
+    figures = waited / SECOND, slowest, lasted / SECOND
+    return PipelineIteration(tuple(spans), known, tuple(periods), *figures)
 
 
 def steady_clocks(

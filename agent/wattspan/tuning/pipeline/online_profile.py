@@ -270,18 +270,6 @@ class PipelineProbe(NamedTuple):
     slowdown: float
 
 
-def next_probe(
-    profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int], limit: float, free: float
-) -> PipelineProbe | None:
-    """The next lower clocks of ranks for which an iteration longer by ``limit`` has a use.
-
-    ``clocks`` are those that may be measured, from the original one downwards. Those of the ranks
-    with the most slack come first, as many as together make the iteration longer by ``free`` at
-    most; only then those of all remaining ranks. None if no rank has any.
-    """
-    return _Probes(profile, dag, clocks).next(limit, free)
-
-
 def probe_iterations(dag: PipelineDag) -> int:
     """The iterations of a probe, that in which the clocks change included."""
     return 1 + math.ceil(_PROBE_EXECUTIONS / dag.microbatch_count)
@@ -295,8 +283,11 @@ def probe_completed(profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[i
     )
 
 
-class _Probes:
-    """The measured clocks of each rank, and the iterations that are expected at lower ones."""
+class PipelineProbes:
+    """The measured clocks of each rank, and the iterations that are expected at lower ones.
+
+    ``clocks`` are those that may be measured, from the original one downwards.
+    """
 
     def __init__(self, profile: OnlineProfile, dag: PipelineDag, clocks: Sequence[int]) -> None:
         self._dag, self._profile, self._original = dag, profile, clocks[0]
@@ -312,11 +303,13 @@ class _Probes:
         self._usual = self._makespan({})
 
     def next(self, limit: float, free: float) -> PipelineProbe | None:
-        alone = {
-            rank: self._makespan({rank: (self._deepest[rank], 1.0)}) / self._usual - 1
-            for rank in self._lower
-        }
-        useful = [rank for rank, slowdown in alone.items() if slowdown < limit]
+        """The next lower clocks of ranks for which an iteration longer by ``limit`` has a use.
+
+        Those of the ranks with the most slack come first, as many as together make the iteration
+        longer by ``free`` at most; only then those of all remaining ranks. None if no rank has any.
+        """
+        now = {rank: {rank: (self._deepest[rank], 1.0)} for rank in self._lower}
+        useful = [rank for rank, of in now.items() if self._makespan(of) / self._usual - 1 < limit]
         useful.sort(key=lambda rank: (self._slowdown([rank]), rank))
         cheap: list[int] = []
         for rank in useful:

@@ -25,12 +25,7 @@ from wattspan.model import MILLISECOND, SECOND, DecisionReason, Instant
 from wattspan.tuning.decisions.values import EnergyPoint, KnobRange, WorkUnit
 from wattspan.tuning.pipeline.control import PipelineObservation, RemoteRank, with_clock
 from wattspan.tuning.pipeline.dag import MAX_INSTRUCTIONS, InstructionKind, PipelineInstruction
-from wattspan.tuning.pipeline.iterations import (
-    MAX_SKEW,
-    ClockChange,
-    RankInstruction,
-    take_inside,
-)
+from wattspan.tuning.pipeline.iterations import MAX_SKEW, ClockChange, RankInstruction, take_inside
 
 EXCHANGE_LAG: Final = 15 * SECOND
 """Time from the last iteration that a decision needs to the iterations at other clocks.

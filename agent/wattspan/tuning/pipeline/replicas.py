@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from wattspan.fleet.job_records import (
     JobRecord,
@@ -35,11 +35,7 @@ from wattspan.model import SECOND, JobPartner
 from wattspan.tuning.decisions.blocks import LevelTime
 from wattspan.tuning.decisions.budget import SlowdownAccount, lost_part
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence
-from wattspan.tuning.pipeline.control import (
-    ChargedIteration,
-    PipelineControl,
-    PipelineObservation,
-)
+from wattspan.tuning.pipeline.control import ChargedIteration, PipelineControl, PipelineObservation
 from wattspan.tuning.pipeline.iterations import MOST_AHEAD, IterationTimes
 from wattspan.tuning.pipeline.session import without_straggler
 from wattspan.tuning.pipeline.session_state import (
@@ -353,9 +349,7 @@ class ReplicaAccount:
         return cls(((),) * pipelines, account, slower=({},) * pipelines)
 
     def add(
-        self,
-        charged: Sequence[Sequence[ChargedIteration]],
-        sessions: Sequence[PipelineState],
+        self, charged: Sequence[Sequence[ChargedIteration]], sessions: Sequence[PipelineState]
     ) -> ReplicaAccount:
         """Add the latest iterations of each pipeline, and use the estimates of its session."""
         waiting = [[*of, *new] for of, new in zip(self.waiting, charged, strict=True)]
@@ -409,7 +403,7 @@ class ReplicaAccount:
                 known = self.slower[pipeline].get(one.level, one.slower)
                 lost += one.lasted * max(lost_part(known.mean), 0.0)
                 bound += one.lasted * max(lost_part(known.likely(DEVIATIONS)), 0.0)
-        return replace(self.account, levels={}, closed_lost=lost, closed_bound=bound)
+        return self.account.final(lost, bound)
 
 
 def _next_levels(waiting: Sequence[list[ChargedIteration]]) -> tuple[_Levels, int] | None:
@@ -450,9 +444,7 @@ class PipelineGroup:
         return cls(controls, ReplicaAccount.begin(len(controls), account or SlowdownAccount()))
 
     def step(
-        self,
-        observations: Mapping[str, PipelineObservation],
-        partners: JobPartners = NO_PARTNERS,
+        self, observations: Mapping[str, PipelineObservation], partners: JobPartners = NO_PARTNERS
     ) -> PipelineGroup:
         """Add an observation of each pipeline, and every complete iteration to its session."""
         received = {
@@ -529,8 +521,8 @@ class PipelineGroup:
         """The account of the run with its present estimates as final figures."""
         only, *others = self.controls.values()
         closed = self.account.closed() if others else closed_session_account(only.session)
-        lost, bound = JobLoss(closed.closed_lost, closed.closed_bound).plus(self.losses.elsewhere)
-        return replace(closed, closed_lost=lost, closed_bound=bound)
+        loss = JobLoss(closed.closed_lost, closed.closed_bound).plus(self.losses.elsewhere)
+        return closed.final(*loss)
 
     @property
     def running_account(self) -> tuple[SlowdownAccount, JobLoss]:
@@ -556,16 +548,18 @@ def _charged(
 ) -> PipelineGroup:
     """The group after the charge of each control's latest iterations."""
     if losses.elsewhere != next(iter(controls.values())).session.elsewhere:
-        controls = {
-            name: replace(one, session=replace(one.session, elsewhere=losses.elsewhere))
-            for name, one in controls.items()
-        }
-    if len(controls) < 2:
-        return PipelineGroup(controls, account, losses)
-    sessions = [one.session for one in controls.values()]
-    account = account.add([one.charged for one in controls.values()], sessions)
-    loss = account.loss
-    lossy = {
-        name: replace(one, session=replace(one.session, job=loss)) for name, one in controls.items()
+        controls = _with_loss(controls, elsewhere=losses.elsewhere)
+    if len(controls) > 1:
+        sessions = [one.session for one in controls.values()]
+        account = account.add([one.charged for one in controls.values()], sessions)
+        controls = _with_loss(controls, job=account.loss)
+    return PipelineGroup(controls, account, losses)
+
+
+def _with_loss(
+    controls: Mapping[str, PipelineControl], **loss: Any
+) -> Mapping[str, PipelineControl]:
+    """The controls whose sessions know a loss of the job."""
+    return {
+        name: replace(one, session=replace(one.session, **loss)) for name, one in controls.items()
     }
-    return PipelineGroup(lossy, account, losses)

@@ -36,7 +36,11 @@ from wattspan.tuning.pipeline.iterations import (
     observed,
     require_same,
 )
-from wattspan.tuning.pipeline.online_profile import next_probe, probe_completed, probe_iterations
+from wattspan.tuning.pipeline.online_profile import (
+    PipelineProbes,
+    probe_completed,
+    probe_iterations,
+)
 from wattspan.tuning.pipeline.plan import ClockPlan, RankClocks
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
@@ -170,16 +174,9 @@ def _observe(state: PipelineState, iteration: PipelineIteration) -> PipelineStat
     profile = state.profile
     for one in kept:
         profile = profile.add(one)
-    state = replace(
-        state,
-        phase=PipelinePhase.PROFILE,
-        seen=(),
-        dag=dag,
-        first=kept[0].number,
-        profile=profile,
-        baseline=tuple(math.log(one.seconds) for one in kept),
-    )
-    return _profile(state, dag)
+    baseline = tuple(math.log(one.seconds) for one in kept)
+    state = replace(state, phase=PipelinePhase.PROFILE, seen=(), dag=dag, first=kept[0].number)
+    return _profile(replace(state, profile=profile, baseline=baseline), dag)
 
 
 def _time(iteration: PipelineIteration, level: int) -> LevelTime:
@@ -231,8 +228,8 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
             return state
         state = with_measured_run(state)
     budget = state.policy.max_slowdown
-    clocks = state.policy.clocks
-    probe = next_probe(state.profile, dag, clocks, budget, TARGET_PART * budget)
+    probes = PipelineProbes(state.profile, dag, state.policy.clocks)
+    probe = probes.next(budget, TARGET_PART * budget)
     if probe is None:
         state = request_original(state, DecisionReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
@@ -351,16 +348,11 @@ def _plan_decision(state: PipelineState) -> tuple[Move, DecisionReason, str]:
 
 def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> PipelineState:
     """Measure lower clocks as far as the straggler's iteration permits, then plan for it."""
-    state = replace(
-        state,
-        phase=PipelinePhase.STRAGGLE,
-        straggler=straggler,
-        straggler_plan=0,
-        watch=StragglerWatch(),
-    )
+    state = replace(state, phase=PipelinePhase.STRAGGLE, watch=StragglerWatch())
+    state = replace(state, straggler=straggler, straggler_plan=0)
     relative = straggler / state.original_seconds
     slowdown = relative * (1 - STRAGGLER_MARGIN) - 1
-    probe = next_probe(state.profile, dag, state.policy.clocks, slowdown, slowdown)
+    probe = PipelineProbes(state.profile, dag, state.policy.clocks).next(slowdown, slowdown)
     if probe is None or probe.slowdown > slowdown:
         return request_plan(state, dag, slowdown, relative)
     state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
@@ -370,15 +362,8 @@ def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> Pipelin
 def without_straggler(state: PipelineState) -> PipelineState:
     """Restore the original clocks because nothing shows that another pipeline is slower."""
     comparison = replace(state.comparison, before=IterationRun(), held=IterationRun())
-    state = replace(
-        state,
-        phase=PipelinePhase.HOLD,
-        straggler=0.0,
-        task=None,
-        comparison=comparison,
-        partner="",
-        watch=StragglerWatch(),
-    )
+    state = replace(state, phase=PipelinePhase.HOLD, watch=StragglerWatch())
+    state = replace(state, comparison=comparison, straggler=0.0, task=None, partner="")
     return request_original(state, DecisionReason.SENTINEL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -158,12 +159,7 @@ class IterationRun(NamedTuple):
         return run._replace(metered=self.metered + 1, energy=energy)
 
     def plus(self, other: IterationRun) -> IterationRun:
-        return IterationRun(
-            self.iterations + other.iterations,
-            self.time + other.time,
-            self.metered + other.metered,
-            self.energy + other.energy,
-        )
+        return IterationRun(*map(operator.add, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,21 +352,14 @@ class PipelineState:
 def begin_session(policy: PipelinePolicy, account: SlowdownAccount | None = None) -> PipelineState:
     """The state before the first iteration, with the closed ``account`` of the run so far."""
     wanted = WARM_UP_ITERATIONS + VERIFIED_ITERATIONS
-    return PipelineState(
-        policy,
-        PipelineDecision(
-            Move.DECLINE,
-            DecisionReason.NO_SIGNAL,
-            f"The tuner waits for {wanted} iterations of the pipeline at the original clocks.",
-        ),
-        account=account or SlowdownAccount(),
-    )
+    sentence = f"The tuner waits for {wanted} iterations of the pipeline at the original clocks."
+    decision = PipelineDecision(Move.DECLINE, DecisionReason.NO_SIGNAL, sentence)
+    return PipelineState(policy, decision, account=account or SlowdownAccount())
 
 
 def closed_session_account(state: PipelineState) -> SlowdownAccount:
     """The account of the run on this host with its present estimates as final figures."""
-    lost, bound = state.own_loss
-    return replace(state.account, levels={}, closed_lost=lost, closed_bound=bound)
+    return state.account.final(*state.own_loss)
 
 
 def decline(state: PipelineState, reason: DecisionReason, sentence: str) -> PipelineState:
