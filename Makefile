@@ -18,7 +18,8 @@ EACH = $(MAKE) --no-print-directory -k
 BOTH = $(EACH) -j2 --output-sync=target
 # Flow tests wait for processes, timers and sockets half of their time.
 FLOW_WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
-FAST := --hypothesis-profile=fixed -m 'not slow and not exhaustive'
+QUICK := not slow and not exhaustive
+FAST := --hypothesis-profile=fixed -m '$(QUICK)'
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 
@@ -27,8 +28,9 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner \
-	covered uncovered slow flow flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
+.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit \
+	affected inner covered uncovered slow flow flow-and-slow coverage thorough exhaustive alone search soak docs bench \
+	fuzz lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,9 +47,8 @@ test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of
 	@$(BOTH) soak exhaustive
 	@$(EACH) thorough search alone
 
-check: environment ## the inner loop: every check that takes seconds (two minutes on 2 cores)
-	@$(BOTH) lint types contracts structure
-	@$(MAKE) --no-print-directory unit
+check: environment ## the inner loop: every check, and the tests nearest to the change (a minute on 2 cores)
+	@$(BOTH) affected lint types contracts structure
 
 environment:
 	@scripts/environment dev
@@ -78,7 +79,12 @@ format: ## rewrite the sources in the project's style
 	$(BIN)/ruff format
 
 unit: ## unit, property and contract tests, the slow ones left out
-	$(PYTEST) -q -m 'not slow and not exhaustive' $(INNER)
+	$(PYTEST) -q -m '$(QUICK)' $(RECORD) $(INNER)
+
+# Pytest ends with 5 if all tests of the files are slow.
+affected: ## the unit, property and contract tests that import what differs from HEAD, for a minute
+	@tests=$$($(BIN)/python scripts/affected.py) || exit; test -z "$$tests" || \
+		$(PYTEST) -q -m '$(QUICK)' $(RECORD) $$tests || test $$? = 5
 
 # Coverage triples the CPU time of calculations: it is measured in the tests of the modules that need it.
 inner: covered uncovered
