@@ -29,8 +29,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit \
-	affected inner covered uncovered slow flow flow-and-slow coverage thorough exhaustive alone search soak docs bench \
-	fuzz lock clean
+	affected inner covered uncovered slow flow flow-and-calculations calculations coverage thorough exhaustive alone search \
+	soak docs bench fuzz lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, not
 
 test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
 	@$(BOTH) tools lint types contracts structure
-	@$(EACH) inner flow-and-slow coverage
+	@$(EACH) uncovered flow-and-calculations coverage
 
 test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of ten minutes (over an hour)
 	@$(BOTH) soak exhaustive
@@ -97,11 +97,14 @@ uncovered:
 	$(PYTEST) $(FAST) $(RECORD) $(COVERED:%=--ignore=%) $(filter-out $(COVERED), $(INNER))
 
 slow:
-	nice $(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
+	$(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
 
-# Simulations take the time in which flow tests wait.
-flow-and-slow:
-	@$(BOTH) flow slow
+# Simulations and other calculations take the time in which flow tests wait.
+flow-and-calculations:
+	@$(BOTH) flow calculations
+
+calculations:
+	@+nice $(EACH) covered slow
 
 flow:
 	$(PYTEST) -n $(FLOW_WORKERS) -m 'not exhaustive' $(RECORD) tests/flow
