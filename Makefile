@@ -4,10 +4,13 @@
 PURE := $(shell sed -n '/^name = "Arithmetic is pure"/,/^]/s|^  "\(.*\)",.*|\1|p' pyproject.toml | paste -sd,)
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract tests/field
-# Tests of pure modules. Those of whole tuners are simulations.
-COVERED = tests/property $(wildcard $(addprefix tests/unit/, advice attribution fleet footprint frontier inference \
-	model recurring sharing spans training tuning/pipeline util)) \
-	$(filter-out tests/unit/tuning/test_tuner%, $(wildcard tests/unit/tuning/test_*.py))
+# Tests of pure modules. Those of whole tuners, fleets and trainings are simulations.
+PROPERTIES := attribution_ capper.py capper_ramps config forward_enrich inference_ model_ pipelines sampling_intervals \
+	sharing_ spans_ tuning
+COVERED := $(wildcard $(foreach name, $(PROPERTIES), tests/property/test_$(name)*)) \
+	$(filter-out tests/unit/tuning/test_tuner% $(addprefix %/test_, busy_start.py owners.py participant.py \
+	replayed_trainings.py), $(wildcard $(addsuffix /test_*.py, $(addprefix tests/unit/, advice attribution fleet \
+	footprint frontier inference model recurring sharing spans training tuning tuning/pipeline util))))
 # To collect all files takes each worker half a minute.
 WITH_SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' $(INNER))
 # By file: tests of one file share simulated worlds and running programs.
@@ -18,7 +21,8 @@ EACH = $(MAKE) --no-print-directory -k
 BOTH = $(EACH) -j2 --output-sync=target
 # Flow tests wait for processes, timers and sockets half of their time.
 FLOW_WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
-FAST := --hypothesis-profile=fixed -m 'not slow and not exhaustive'
+QUICK := not slow and not exhaustive
+FAST := --hypothesis-profile=fixed -m '$(QUICK)'
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 
@@ -27,8 +31,9 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit inner \
-	covered uncovered slow flow flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
+.PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit \
+	affected inner covered uncovered slow flow flow-and-calculations calculations coverage thorough exhaustive alone search \
+	soak docs bench fuzz lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,15 +44,14 @@ demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, not
 
 test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
 	@$(BOTH) tools lint types contracts structure
-	@$(EACH) inner flow-and-slow coverage
+	@$(EACH) uncovered flow-and-calculations coverage
 
 test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of ten minutes (over an hour)
 	@$(BOTH) soak exhaustive
 	@$(EACH) thorough search alone
 
-check: environment ## the inner loop: every check that takes seconds (two minutes on 2 cores)
-	@$(BOTH) lint types contracts structure
-	@$(MAKE) --no-print-directory unit
+check: environment ## the inner loop: every check, and the tests nearest to the change (a minute on 2 cores)
+	@$(BOTH) affected lint types contracts structure
 
 environment:
 	@scripts/environment dev
@@ -78,7 +82,12 @@ format: ## rewrite the sources in the project's style
 	$(BIN)/ruff format
 
 unit: ## unit, property and contract tests, the slow ones left out
-	$(PYTEST) -q -m 'not slow and not exhaustive' $(INNER)
+	$(PYTEST) -q -m '$(QUICK)' $(RECORD) $(INNER)
+
+# Pytest ends with 5 if all tests of the files are slow.
+affected: ## the unit, property and contract tests that import what differs from HEAD, for a minute
+	@tests=$$($(BIN)/python scripts/affected.py) || exit; test -z "$$tests" || \
+		$(PYTEST) -q -m '$(QUICK)' $(RECORD) $$tests || test $$? = 5
 
 # Coverage triples the CPU time of calculations: it is measured in the tests of the modules that need it.
 inner: covered uncovered
@@ -91,11 +100,14 @@ uncovered:
 	$(PYTEST) $(FAST) $(RECORD) $(COVERED:%=--ignore=%) $(filter-out $(COVERED), $(INNER))
 
 slow:
-	nice $(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
+	$(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(WITH_SLOW)
 
-# Simulations take the time in which flow tests wait.
-flow-and-slow:
-	@$(BOTH) flow slow
+# Simulations and other calculations take the time in which flow tests wait.
+flow-and-calculations:
+	@$(BOTH) flow calculations
+
+calculations:
+	@+nice $(EACH) covered slow
 
 flow:
 	$(PYTEST) -n $(FLOW_WORKERS) -m 'not exhaustive' $(RECORD) tests/flow

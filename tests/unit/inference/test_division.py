@@ -21,7 +21,7 @@ from wattspan.inference.division import (
     RequestEnergy,
 )
 from wattspan.inference.requests import InferenceRequest
-from wattspan.inference.token_power import TokenPowerModel
+from wattspan.inference.token_power import TokenPowerModel, TokenWork
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.spans.interval_pool import CounterStep
 
@@ -474,7 +474,8 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     division.add_steps({"a": _steps(0, 3, 100), "b": _steps(0, 0.1, 100)})
     assert division.settle(3 * S).requests == []
     for number in range(8):
-        _learn_another(model, str(number), seconds=70)
+        for _ in range(7):
+            model.learn({str(number): TokenWork(0, 0, 9, 0, 9, 10)}, 1e9, 10 * S)
 
     (settled,) = division.settle(3 * S + BOARD_TIMEOUT).requests
 
@@ -528,16 +529,6 @@ def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
     learned, rest = division.settle(S).requests
 
     assert (learned.energy, rest.energy) == (watts * 1_000_000, 0)
-
-
-def _learn_another(model: TokenPowerModel, name: str, *, seconds: int) -> None:
-    division = _division(
-        [_request(1, 0, 0, seconds, decode=9)._replace(model=name)],
-        S,
-        _steps(0, seconds, 100, 10 * S),
-        model=model,
-    )
-    division.settle(seconds * S)
 
 
 def test_uncertainty_of_a_request_alone_is_that_of_its_edges() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from wattspan.model import service_label
 from wattspan.model.consumers import Principal, parse_principal, principal_text
 
 
@@ -23,3 +24,8 @@ def test_text_of_a_principal_is_stable(principal: Principal, text: str) -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not the text of a principal"):
         parse_principal(text)
+
+
+def test_label_of_a_service_has_its_owner_if_there_is_one() -> None:
+    assert service_label("chat", "ann") == "chat@ann"
+    assert service_label("chat", "") == "chat"
