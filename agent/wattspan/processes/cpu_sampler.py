@@ -31,6 +31,7 @@ MAX_FAST_PROCESSES = 16
 
 _LONG = SECOND
 _TURNS = 8
+_FEW = 4  # processes that often all pause together
 
 MAX_SAMPLES = 1024
 """Limit of waiting samples of a process: 10 s at the default period."""
@@ -107,7 +108,7 @@ class CpuSampler:
         self._series: dict[Consumer, _CpuSeries] = {}  # in order of their leases
         self._active: list[_CpuSeries] = []
         self._idle_groups: list[list[_CpuSeries]] = [[] for _ in range(_TURNS)]
-        self._sweeps = 0
+        self._sweeps = self._version = 0
         self._wanted = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -131,6 +132,7 @@ class CpuSampler:
 
     def stop(self) -> None:
         self._stop.set()
+        self._version += 1
         self._wanted.set()
         if self._thread is not None:
             self._thread.join()
@@ -138,6 +140,7 @@ class CpuSampler:
     def watch(self, consumer: Consumer) -> bool:
         """Sample the CPU time of ``consumer``; False if ``most`` processes are watched."""
         with self._lock:
+            self._version += 1
             series = self._series.pop(consumer, None)
             if series is None:
                 if len(self._series) >= self._most and not self._evict_exited():
@@ -218,6 +221,7 @@ class CpuSampler:
             self._drop(series)
 
     def _forget(self, consumer: Consumer) -> None:
+        self._version += 1
         series = self._series.pop(consumer, None)
         if series is not None:
             self._drop(series)
@@ -237,16 +241,41 @@ class CpuSampler:
         return True
 
     def _run(self) -> None:
-        due = self._clock.monotonic()
-        used = self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
+        used, swept = self._clock.read_cpu_clock(OWN_THREAD_CLOCK), self._sweeps
         while not self._stop.is_set():
             if not self._wanted.is_set():
                 self._wanted.wait()
-                due = self._clock.monotonic()
-                used = self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
+                used, swept = self._clock.read_cpu_clock(OWN_THREAD_CLOCK), self._sweeps
             self.sweep()
-            if self._sweeps % _TURNS == 0:
+            if self._sweeps - swept >= _TURNS:
                 before, used = used, self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
-                self._cost += ((used - before) / _TURNS - self._cost) / 2
-            due = max(due + self.period, self._clock.monotonic())
-            self._clock.sleep_until(due)
+                self._cost += ((used - before) / (self._sweeps - swept) - self._cost) / 2
+                swept = self._sweeps
+            self._rest()
+
+    def _rest(self) -> None:
+        """Sleep until the next sweep has something to do: a period, and on while no clock moves.
+
+        A process rarely works in each period. Without work, two calls in C and no lock are a sweep.
+        """
+        with self._lock:
+            version = self._version
+            few = len(self._active) <= _FEW and not any(self._idle_groups)
+            quiet = tuple(self._active) if few else ()
+            until = next((one.until for one in self._series.values()), 0)
+        clocks, values = [one.clock for one in quiet], [one.cpu for one in quiet]
+        monotonic, read, period = self._clock.monotonic, self._clock.read_cpu_clock, self.period
+        now = monotonic()
+        while True:
+            self._clock.sleep_until(now + period)
+            now = monotonic()
+            if not quiet or self._version != version or now >= until:
+                return
+            try:
+                if list(map(read, clocks)) != values:
+                    return
+            except OSError:
+                return
+            self._sweeps += 1
+            for one in quiet:
+                one.idle = now

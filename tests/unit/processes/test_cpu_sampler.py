@@ -255,6 +255,46 @@ def test_thread_sleeps_from_the_end_of_the_last_lease_until_its_renewal(clock: C
         fine.stop()
 
 
+def test_rest_of_the_thread_ends_with_the_next_work(clock: Clocks) -> None:
+    fine = CpuSampler(clock)
+    watch(fine, clock, A, B)
+    began = clock.monotonic()
+    clock.on_sleep = lambda now: clock.works(B, MS * (now == began + 50 * MS))
+    fine._rest()
+    fine.sweep()
+    assert fine.take(A) == [(began, 0), (began + 50 * MS, 0)]
+    assert fine.take(B) == [(began, 0), (began + 40 * MS, 0), (began + 50 * MS, MS)]
+
+
+@pytest.mark.parametrize("change", ["exit", "unwatch", "watch", "lease", "stop"])
+def test_rest_of_the_thread_ends_with_a_change_of_the_processes(clock: Clocks, change: str) -> None:
+    fine = CpuSampler(clock, lease=60 * MS if change == "lease" else SECOND)
+    watch(fine, clock, A)
+    began = clock.monotonic()
+
+    def change_it(now: int) -> None:
+        assert now <= began + 60 * MS
+        if now == began + 60 * MS:
+            if change == "exit":
+                clock.cpu.clear()
+            elif change == "stop":
+                fine.stop()
+            elif change != "lease":
+                (fine.watch if change == "watch" else fine.unwatch)(A)
+
+    clock.on_sleep = change_it
+    fine._rest()
+    assert clock.monotonic() == began + 60 * MS
+
+
+def test_many_processes_are_swept_in_each_period(clock: Clocks) -> None:
+    fine = CpuSampler(clock)
+    watch(fine, clock, *(Consumer(pid, 1) for pid in range(100, 110)))
+    began, reads = clock.monotonic(), clock.reads
+    fine._rest()
+    assert (clock.monotonic(), clock.reads) == (began + 10 * MS, reads)
+
+
 def test_period_grows_with_the_cost_of_a_sweep(fine: CpuSampler, clock: Clocks) -> None:
     assert fine.period == PERIOD
     fine._cost = 800_000
