@@ -241,17 +241,13 @@ class CpuSampler:
         return True
 
     def _run(self) -> None:
-        used, swept = self._clock.read_cpu_clock(OWN_THREAD_CLOCK), self._sweeps
         while not self._stop.is_set():
-            if not self._wanted.is_set():
-                self._wanted.wait()
-                used, swept = self._clock.read_cpu_clock(OWN_THREAD_CLOCK), self._sweeps
+            self._wanted.wait()
+            began, swept = self._clock.read_cpu_clock(OWN_THREAD_CLOCK), self._sweeps
             self.sweep()
-            if self._sweeps - swept >= _TURNS:
-                before, used = used, self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
-                self._cost += ((used - before) / (self._sweeps - swept) - self._cost) / 2
-                swept = self._sweeps
             self._rest()
+            cost = self._clock.read_cpu_clock(OWN_THREAD_CLOCK) - began
+            self._cost += (cost / (self._sweeps - swept) - self._cost) / _TURNS
 
     def _rest(self) -> None:
         """Sleep until the next sweep has something to do: a period, and on while no clock moves.

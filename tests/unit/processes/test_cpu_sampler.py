@@ -287,14 +287,6 @@ def test_rest_of_the_thread_ends_with_a_change_of_the_processes(clock: Clocks, c
     assert clock.monotonic() == began + 60 * MS
 
 
-def test_many_processes_are_swept_in_each_period(clock: Clocks) -> None:
-    fine = CpuSampler(clock)
-    watch(fine, clock, *(Consumer(pid, 1) for pid in range(100, 110)))
-    began, reads = clock.monotonic(), clock.reads
-    fine._rest()
-    assert (clock.monotonic(), clock.reads) == (began + 10 * MS, reads)
-
-
 def test_period_grows_with_the_cost_of_a_sweep(fine: CpuSampler, clock: Clocks) -> None:
     assert fine.period == PERIOD
     fine._cost = 800_000
