@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from wattspan.clock import OWN_THREAD_CLOCK, SystemClock
@@ -255,23 +256,19 @@ class CpuSampler:
         A process rarely works in each period. Without work, two calls in C and no lock are a sweep.
         """
         with self._lock:
-            version = self._version
-            few = len(self._active) <= _FEW and not any(self._idle_groups)
-            quiet = tuple(self._active) if few else ()
+            version, quiet = self._version, tuple(self._active)
             until = next((one.until for one in self._series.values()), 0)
+            if not 0 < len(quiet) <= _FEW or any(self._idle_groups):
+                until = 0
         clocks, values = [one.clock for one in quiet], [one.cpu for one in quiet]
         monotonic, read, period = self._clock.monotonic, self._clock.read_cpu_clock, self.period
         now = monotonic()
-        while True:
-            self._clock.sleep_until(now + period)
-            now = monotonic()
-            if not quiet or self._version != version or now >= until:
-                return
-            try:
-                if list(map(read, clocks)) != values:
+        with suppress(OSError):  # of a process that has ended
+            while True:
+                self._clock.sleep_until(now + period)
+                now = monotonic()
+                if self._version != version or now >= until or list(map(read, clocks)) != values:
                     return
-            except OSError:
-                return
-            self._sweeps += 1
-            for one in quiet:
-                one.idle = now
+                self._sweeps += 1
+                for one in quiet:
+                    one.idle = now

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from testbed.waiting import eventually
@@ -272,17 +273,10 @@ def test_rest_of_the_thread_ends_with_a_change_of_the_processes(clock: Clocks, c
     watch(fine, clock, A)
     began = clock.monotonic()
 
-    def change_it(now: int) -> None:
-        assert now <= began + 60 * MS
-        if now == began + 60 * MS:
-            if change == "exit":
-                clock.cpu.clear()
-            elif change == "stop":
-                fine.stop()
-            elif change != "lease":
-                (fine.watch if change == "watch" else fine.unwatch)(A)
-
-    clock.on_sleep = change_it
+    changes: dict[str, Callable[[], object]] = {"lease": lambda: None, "stop": fine.stop}
+    changes |= {"watch": lambda: fine.watch(A), "unwatch": lambda: fine.unwatch(A)}
+    changes["exit"] = clock.cpu.clear
+    clock.on_sleep = lambda now: changes[change]() if now >= began + 60 * MS else None
     fine._rest()
     assert clock.monotonic() == began + 60 * MS
 
