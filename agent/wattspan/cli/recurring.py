@@ -13,7 +13,6 @@ import click
 
 from wattspan.cli.formatting import TableColumn, joules_text, table_lines
 from wattspan.cli.options import FILE, echo_result, json_option
-from wattspan.model import Consumer
 from wattspan.ports import WattspanError
 from wattspan.sdk.client import request_json
 from wattspan.util.text import printable
@@ -208,9 +207,11 @@ def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]
     from wattspan.clock import SystemClock
     from wattspan.http.messages import HttpRequest
     from wattspan.http.sockets import Peer
+    from wattspan.processes.metadata import HostProcesses
+    from wattspan.processes.procfs import ProcFs
 
     handler = RecurringHandler(
-        store, _LocalProcesses(), lambda _: FILE_OWNER, SystemClock(), host=this_host()
+        store, HostProcesses(ProcFs()), lambda _: FILE_OWNER, SystemClock(), host=this_host()
     )
     peer = Peer(pid=os.getpid(), uid=FILE_OWNER.user, principal=FILE_OWNER)
     query, body = (facts, b"") if reads else ({}, json.dumps(facts).encode())
@@ -221,16 +222,3 @@ def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]
     except ProblemError as problem:
         raise WattspanError(str(problem)) from None
     return answer
-
-
-class _LocalProcesses:
-    """The processes of this host."""
-
-    def identify(self, pid: int) -> Consumer | None:
-        from wattspan.processes.procfs import ProcFs
-
-        stat = ProcFs().stat(pid)
-        return None if stat is None else Consumer(pid, stat.started)
-
-    def describe(self, consumer: Consumer) -> None:
-        """Nothing: the file holds no names of processes."""
