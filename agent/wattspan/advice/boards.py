@@ -42,7 +42,7 @@ from wattspan.model import (
     Tick,
 )
 from wattspan.sharing.fair_pool import FairPool, Overflow, share_path
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import Period, SpanColumns, merged_periods
 
 WINDOW = 4 * SECOND
 """Longer than most steps: a window has a part of a step at each edge, which is noise."""
@@ -82,8 +82,8 @@ class _WaitingProcess:
     """
 
     works: bool = False
-    waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
-    spans: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
+    waits: deque[Period] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
+    spans: deque[Period] = field(default_factory=lambda: deque(maxlen=_MAX_WAITS))
 
     def expire(self, before: int) -> bool:
         """Forget earlier periods; True if no waiting time is left."""
@@ -91,17 +91,6 @@ class _WaitingProcess:
             while periods and periods[0][1] < before:
                 periods.popleft()
         return not self.waits
-
-
-def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The time in any of the spans, in order."""
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        elif end > start:
-            merged.append((start, end))
-    return merged
 
 
 class _BoardInterval(NamedTuple):
@@ -190,8 +179,8 @@ class StaticPowerLearner:
             if waits:
                 self._active_until = now + ACTIVE_TIME
                 known.works = known.works or len(waits) < len(received)
-            known.waits.extend(_merged(waits))
-            known.spans.extend(_merged(period for _, period in received))
+            known.waits.extend(merged_periods(waits))
+            known.spans.extend(merged_periods(period for _, period in received))
 
     def _known(self, process: Consumer) -> _WaitingProcess | None:
         """The recent time of a process; None for one that is no user of a board."""
@@ -395,11 +384,7 @@ def _static_power(board: _Board, account: DomainAccount | None) -> StaticPower |
     return None
 
 
-def _covered(spans: Iterable[tuple[int, int]], start: int, end: int) -> int:
-    """The nanoseconds of a period inside any of the spans."""
-    covered, until = 0, start
-    for begin, stop in sorted(spans):
-        begin, stop = max(begin, until), min(stop, end)
-        if stop > begin:
-            covered, until = covered + stop - begin, stop
-    return covered
+def _covered(periods: Iterable[Period], start: int, end: int) -> int:
+    """The nanoseconds from ``start`` to ``end`` that are inside any of the periods."""
+    parts = ((max(begin, start), min(stop, end)) for begin, stop in merged_periods(periods))
+    return sum(stop - begin for begin, stop in parts if stop > begin)

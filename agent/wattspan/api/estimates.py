@@ -8,7 +8,7 @@ from typing import Any
 
 from wattspan.advice.rules import Advice, BoardFacts, NoAdvice, advise, reasons_for_none
 from wattspan.advice.static_power import StaticPowerFit
-from wattspan.api.requests import PROCESS_PARAMETERS, Parameter, ProblemError
+from wattspan.api.requests import PROCESS_PARAMETERS, Parameter, ProblemError, whole_number
 from wattspan.inference.estimate import RequestEstimate
 from wattspan.inference.requests import InferenceRequest
 from wattspan.model import Consumer, Provenance
@@ -100,12 +100,7 @@ EstimateRequest = Callable[[Consumer, InferenceRequest], RequestEstimate | None]
 _MOST_TOKENS = 10**7
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= _MOST_TOKENS):
-        raise ValueError(f"that is no whole number from 0 to {_MOST_TOKENS}")
-    return int(text)
-
-
+_count = whole_number(_MOST_TOKENS, least=0)
 INFERENCE_PARAMETERS = {
     **PROCESS_PARAMETERS,
     "model": Parameter(lambda text: text[:_LONGEST_NAME], "Write the name that spans have."),

@@ -142,13 +142,13 @@ class Parameter(NamedTuple):
     remedy: str
 
 
-def whole_number(most: int) -> Callable[[str], int]:
-    """The parser of numbers from 1 to ``most``."""
+def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
+    """The parser of numbers from ``least`` to ``most``."""
 
     def parse(text: str) -> int:
-        if text.isascii() and text.isdecimal() and len(text) <= 19 and 0 < int(text) <= most:
+        if text.isascii() and text.isdecimal() and len(text) <= 19 and least <= int(text) <= most:
             return int(text)
-        raise ValueError(f"that is no whole number from 1 to {most}")
+        raise ValueError(f"that is no whole number from {least} to {most}")
 
     return parse
 

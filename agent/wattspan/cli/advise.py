@@ -27,8 +27,7 @@ from wattspan.cli.options import (
 )
 from wattspan.model import StaticBasis
 from wattspan.ports import WattspanError
-from wattspan.sdk.client import request_json
-from wattspan.service.configuration import agent_directories
+from wattspan.service.configuration import ask_agent
 from wattspan.util.text import printable
 
 _REFUSALS = {
@@ -52,7 +51,7 @@ def command(service: str, configuration: ConfigurationOptions, as_json: bool) ->
     """
     config = configuration.load(client=True).config
     parameters = {"service": service} if service else {}
-    found = request_json(ADVICE_PATH, parameters, directories=agent_directories(config))
+    found = ask_agent(config, ADVICE_PATH, parameters)
     if service and service not in found["services"] and not found["advice"]:
         near = difflib.get_close_matches(service, found["services"], n=1)
         known = ", ".join(map(printable, found["services"])) or "none"

@@ -31,8 +31,7 @@ from wattspan.config import AgentSettings, Config
 from wattspan.model import CapRow, Knob
 from wattspan.ports import CapsError, Clock, ConfigError
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import request_json
-from wattspan.service.configuration import agent_directories, capper_client
+from wattspan.service.configuration import ask_agent, capper_client
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def status(configuration: ConfigurationOptions, socket: Path | None, as_json: bo
 def _asked_by_agent(config: Config, error: CapsError) -> AskedCapper | None:
     """The capper, asked by the running agent; None if none runs, ``error`` if that fails."""
     try:
-        found = request_json(CAPS_PATH, {}, patience=10.0, directories=agent_directories(config))
+        found = ask_agent(config, CAPS_PATH, patience=10.0)
         if (facts := found["capper"]) is None:
             return None
         state = msgspec.convert(facts["state"], StateReply)

@@ -240,6 +240,9 @@ def _unknown_host(book: AllotmentBook, host: str) -> RefusedChangeError:
 
 # ------------------------------------------------------------------------------------- facts
 
+_SUMS = ("demand", "allotted", "enforceable", "safe")
+"""Milliwatts of all hosts at a place."""
+
 
 def fleet_facts(state: FleetState) -> dict[str, Any]:
     """The state of a fleet in watts."""
@@ -250,7 +253,6 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
     for name in sorted({*book.hosts, *reports}):
         entry, report = book.hosts.get(name), reports.get(name)
         newest = report or book.hosts[name]
-        waiting = plan.waiting.get(name) or state.invalid.get(name, "")
         bounds = None if entry is None else power_bounds(entry, report)
         hosts.append(
             {
@@ -262,10 +264,10 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
                 "floor": _watts(newest.floor),
                 "demand": None if report is None else _watts(report.demand),
                 "allotment": None if entry is None else _watts(entry.allotment.limit),
-                "enforceable": None if bounds is None else _watts(bounds.limit),
-                "safe": None if bounds is None else _watts(bounds.safe),
+                "enforceable": _watts(bounds and bounds.limit),
+                "safe": _watts(bounds and bounds.safe),
                 "acknowledged": bool(entry and report and is_acknowledged(entry, report)),
-                "waiting": waiting,
+                "waiting": plan.waiting.get(name) or state.invalid.get(name, ""),
             }
         )
     places = [
@@ -273,10 +275,7 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
             "place": place,
             "budget": _watts(node.budget),
             "hosts": node.hosts,
-            "demand": _watts(node.demand),
-            "allotted": _watts(node.allotted),
-            "enforceable": _watts(node.enforceable),
-            "safe": _watts(node.safe),
+            **{key: _watts(getattr(node, key)) for key in _SUMS},
         }
         for place, node in sorted(plan.nodes.items())
     ]

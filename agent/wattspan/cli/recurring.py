@@ -13,12 +13,12 @@ import click
 
 from wattspan.cli.formatting import TableColumn, joules_text, table_lines
 from wattspan.cli.options import FILE, echo_result, json_option
-from wattspan.model import Consumer
 from wattspan.ports import WattspanError
 from wattspan.sdk.client import request_json
 from wattspan.util.text import printable
 
 _OUTCOMES = {"reached": "converged", "missed": "missed"}
+_AMOUNT = click.FloatRange(min=0)
 
 store_option = click.option(
     "--store",
@@ -35,8 +35,10 @@ def command() -> None:
 @command.command("next")
 @click.argument("job")
 @click.option("--batch-sizes", metavar="N,N,...", help="The batch sizes to choose from.")
-@click.option("--default", "default", type=int, help="The batch size without an optimizer.")
-@click.option("--target", type=float, help="The target metric.")
+@click.option(
+    "--default", "default_batch_size", type=int, help="The batch size without an optimizer."
+)
+@click.option("--target", "target_metric", type=float, help="The target metric.")
 @click.option("--lower-is-better", is_flag=True, help="The metric falls towards the target.")
 @click.option("--max-epochs", type=click.IntRange(min=1), help="The last epoch of a run.")
 @click.option("--eta", type=float, default=0.5, help="Weight of energy.")
@@ -48,16 +50,13 @@ def command() -> None:
 @json_option
 def next_(
     job: str,
-    batch_sizes: str | None,
-    default: int | None,
-    target: float | None,
     lower_is_better: bool,
-    max_epochs: int | None,
     eta: float,
     beta: float,
     gpus: str,
     store: Path | None,
     as_json: bool,
+    **terms: Any,
 ) -> None:
     """Begin a run of JOB and print its batch size.
 
@@ -65,25 +64,18 @@ def next_(
     them out. The run belongs to the calling process, usually a shell: if that ends without
     `wattspan recurring report`, the run is lost and does not count.
     """
-    terms = None
-    given = (batch_sizes, default, target, max_epochs)
-    if any(one is not None for one in given):
-        if batch_sizes is None or default is None or target is None or max_epochs is None:
+    body: dict[str, Any] = {"job": job, "gpus": gpus, "pid": os.getppid()}
+    given = [term is not None for term in terms.values()]
+    if any(given):
+        if not all(given):
             raise click.UsageError(
                 "The terms of a job are --batch-sizes, --default, --target and --max-epochs: "
                 "give all of them or none."
             )
-        terms = {
-            "batch_sizes": _sizes(batch_sizes),
-            "default_batch_size": default,
-            "target_metric": target,
-            "higher_is_better_metric": not lower_is_better,
-            "max_epochs": max_epochs,
-            "eta_knob": eta,
-            "beta_knob": beta,
-        }
-    body = {"job": job, "gpus": gpus, "pid": os.getppid()}
-    found = _ask(store, "next", body if terms is None else {**body, "terms": terms})
+        sizes = {"batch_sizes": _sizes(terms["batch_sizes"])}
+        knobs = {"eta_knob": eta, "beta_knob": beta}
+        body["terms"] = terms | sizes | knobs | {"higher_is_better_metric": not lower_is_better}
+    found = _ask(store, "next", body)
     echo_result(found, [str(found["batch_size"])], as_json=as_json)
 
 
@@ -93,34 +85,20 @@ def next_(
 @click.option(
     "--epochs", type=click.IntRange(min=0), default=0, show_default=False, help="Epochs of the run."
 )
-@click.option("--joules", type=click.FloatRange(min=0), required=True, help="Energy of the run.")
-@click.option("--seconds", type=click.FloatRange(min=0), required=True, help="Time of the run.")
+@click.option("--joules", "energy_joules", type=_AMOUNT, required=True, help="Energy of the run.")
+@click.option("--seconds", type=_AMOUNT, required=True, help="Time of the run.")
 @click.option(
-    "--power", type=click.FloatRange(min=0), required=True, help="Highest power of the devices, W."
-)
+    "--power", "power_watts", type=_AMOUNT, required=True,
+    help="Highest power of the devices, W.",
+)  # fmt: skip
 @click.option("--run", type=click.IntRange(min=1), help="The run. [default: the newest of JOB]")
 @store_option
 @json_option
 def report(
-    job: str,
-    outcome: str,
-    epochs: int,
-    joules: float,
-    seconds: float,
-    power: float,
-    run: int | None,
-    store: Path | None,
-    as_json: bool,
+    job: str, outcome: str, run: int | None, store: Path | None, as_json: bool, **figures: Any
 ) -> None:
     """Record the end of a run of JOB: its target metric was reached or missed."""
-    ended = {
-        "run": run or _newest(store, job),
-        "outcome": _OUTCOMES[outcome],
-        "energy_joules": joules,
-        "seconds": seconds,
-        "power_watts": power,
-        "epochs": epochs,
-    }
+    ended = {"run": run or _newest(store, job), "outcome": _OUTCOMES[outcome], **figures}
     found = _ask(store, "report", ended)
     sentence = "Recorded." if found["recorded"] else "This run had been recorded before."
     echo_result(found, [sentence], as_json=as_json)
@@ -229,9 +207,11 @@ def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]
     from wattspan.clock import SystemClock
     from wattspan.http.messages import HttpRequest
     from wattspan.http.sockets import Peer
+    from wattspan.processes.metadata import HostProcesses
+    from wattspan.processes.procfs import ProcFs
 
     handler = RecurringHandler(
-        store, _LocalProcesses(), lambda _: FILE_OWNER, SystemClock(), host=this_host()
+        store, HostProcesses(ProcFs()), lambda _: FILE_OWNER, SystemClock(), host=this_host()
     )
     peer = Peer(pid=os.getpid(), uid=FILE_OWNER.user, principal=FILE_OWNER)
     query, body = (facts, b"") if reads else ({}, json.dumps(facts).encode())
@@ -242,16 +222,3 @@ def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]
     except ProblemError as problem:
         raise WattspanError(str(problem)) from None
     return answer
-
-
-class _LocalProcesses:
-    """The processes of this host."""
-
-    def identify(self, pid: int) -> Consumer | None:
-        from wattspan.processes.procfs import ProcFs
-
-        stat = ProcFs().stat(pid)
-        return None if stat is None else Consumer(pid, stat.started)
-
-    def describe(self, consumer: Consumer) -> None:
-        """Nothing: the file holds no names of processes."""

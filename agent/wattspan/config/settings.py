@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_type_hints
 
 import msgspec
 
@@ -290,20 +290,6 @@ class EmulationSettings(Table, frozen=True):
     counters: Annotated[Duration, about(least="1ms", most="1s")] = Duration.parse("10ms")
 
 
-TABLES: Mapping[str, type[Table]] = {
-    "agent": AgentSettings,
-    "processes": ProcessesSettings,
-    "store": StoreSettings,
-    "spans": SpansSettings,
-    "autotune": AutotuneSettings,
-    "caps": CapsSettings,
-    "cost": CostSettings,
-    "carbon": CarbonSettings,
-    "fleet": FleetSettings,
-    "emulation": EmulationSettings,
-}
-"""The agent's own tables. ``[sources.*]`` and ``[exporters.*]`` belong to plugins."""
-
 FAMILIES = ("sources", "exporters")
 
 
@@ -396,6 +382,13 @@ class Config:
         """Every table by its dotted name, in plain TOML-like values."""
         return {where: to_plain(table) for where, table in self.tables.items()}
 
+
+TABLES: Mapping[str, type[Table]] = {
+    name: kind
+    for name, kind in get_type_hints(Config).items()
+    if isinstance(kind, type) and issubclass(kind, Table)
+}
+"""The agent's own tables. ``[sources.*]`` and ``[exporters.*]`` belong to plugins."""
 
 _ZONE = re.compile(r"(rapl:)?package-\d+(-die-\d+)?|intel-rapl:[0-9a-f]+")
 _ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.division import fair_parts, split
 from wattspan.inference.estimate import RequestEstimator, SharingMeans
-from wattspan.inference.requests import DecodeProgress, InferenceRequest, merged_periods, work_in
+from wattspan.inference.requests import DecodeProgress, InferenceRequest, work_in
 from wattspan.inference.token_power import (
     NO_TOKEN_ENERGY,
     NO_WORK,
@@ -37,6 +37,7 @@ from wattspan.inference.token_power import (
 )
 from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
 from wattspan.spans.interval_pool import CounterStep
+from wattspan.spans.values import merged_periods
 from wattspan.spans.waiting_spans import ReceiptDelay
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from wattspan.inference.token_power import NO_WORK, TokenWork
 from wattspan.model import SECOND
-from wattspan.spans.values import InferenceDetails
+from wattspan.spans.values import InferenceDetails, Period
 from wattspan.util.linear_systems import non_negative_solution
 
 
@@ -196,20 +196,6 @@ def _work(
     begin = max(start, request.first)
     shared = (parts[until][1] - parts[begin][1]) / (until - begin) if until > begin else 0.0
     return TokenWork(prefill, attention, decode, context, decode * shared, active)
-
-
-Period = tuple[int, int]
-
-
-def merged_periods(*periods: Sequence[Period]) -> list[Period]:
-    """The union of some lists of periods: disjoint, in order."""
-    found: list[Period] = []
-    for start, end in sorted(chain.from_iterable(periods)):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return found
 
 
 _MEMORY = 1000.0  # requests to which older ones fade

@@ -12,7 +12,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import wattspan
@@ -36,12 +36,16 @@ _PLAIN = re.compile(r"(?:/[A-Za-z0-9_.+@-]+)+")
 
 @dataclass(frozen=True, slots=True)
 class PathComponent:
-    """One file, directory or link of a path; ``mode`` is None if it does not exist."""
+    """One file, directory or link; ``mode`` is None if it does not exist.
+
+    ``tree`` is the installation that a file of the program belongs to, "" outside of it.
+    """
 
     path: str
     mode: int | None
     uid: int = 0
     gid: int = 0
+    tree: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,6 @@ class RequiredFile:
     path: str
     steps: tuple[PathComponent, ...]
     run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramFile:
-    """A file or directory of the program; ``tree`` is its installation, "" outside of it."""
-
-    step: PathComponent
-    tree: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +78,13 @@ def requirement_faults(
 
 
 def writable_by_others(
-    parts: Iterable[ProgramFile], trusted: TrustedOwners = TrustedOwners()
+    parts: Iterable[PathComponent], trusted: TrustedOwners = TrustedOwners()
 ) -> tuple[str, ...]:
     """Return a sentence about files that other users can change; empty without such files."""
     found: dict[str, tuple[str, str]] = {}
     for part in parts:
-        if part.step.mode is not None and (writer := _writer(part.step, trusted)):
-            found.setdefault(part.step.path, (writer, part.tree))
+        if part.mode is not None and (writer := _writer(part, trusted)):
+            found.setdefault(part.path, (writer, part.tree))
     if not found:
         return ()
     path, (writer, tree) = next(iter(found.items()))
@@ -262,7 +258,7 @@ def _modules(root: Path, interpreter: str) -> Iterator[RequiredFile]:
         yield _required_file(root, "its package", str(Path(wattspan.__file__).parent))
 
 
-def program_files(root: Path, program: str) -> Iterator[ProgramFile]:
+def program_files(root: Path, program: str) -> Iterator[PathComponent]:
     """Yield every file and directory of the program, and the components of each link target.
 
     Only the virtual environment is known of a program other than the running one.
@@ -279,7 +275,7 @@ def program_files(root: Path, program: str) -> Iterator[ProgramFile]:
     yield from _walk(root, virtual, [p for p in imported if Path(p).is_dir()])
 
 
-def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator[ProgramFile]:
+def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator[PathComponent]:
     """Yield all files below ``whole``, and those below ``imported`` of no other environment."""
     waiting = [(tree, False) for tree in reversed(imported)]
     waiting += [(tree, True) for tree in reversed(whole)]
@@ -287,7 +283,7 @@ def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator
     while waiting:
         tree, complete = waiting.pop()
         components = list(path_components(root, tree))
-        yield from map(ProgramFile, components)
+        yield from components
         tree = components[-1].path  # without links
         for place, folders, files in os.walk(path_below(root, tree), onerror=_refuse_unreadable):
             folder = f"/{os.path.relpath(place, root)}"
@@ -298,10 +294,10 @@ def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator
             for name in (*folders, *files):
                 step = _component(root, f"{folder}/{name}")
                 if not stat.S_ISLNK(step.mode or 0):
-                    yield ProgramFile(step, tree)
+                    yield replace(step, tree=tree)
                     continue
                 components = list(path_components(root, step.path))
-                yield from map(ProgramFile, components)
+                yield from components
                 target = components[-1]
                 reached = complete and _below(target.path, (tree,))
                 if stat.S_ISDIR(target.mode or 0) and not reached:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -75,6 +75,16 @@ def agent_directories(config: Config) -> tuple[str, ...]:
     if os.environ.get("WATTSPAN_RUN_DIR"):
         return defaults
     return tuple(dict.fromkeys((config.agent.run_dir, *defaults)))
+
+
+def ask_agent(
+    config: Config, path: str, parameters: Mapping[str, str] | None = None, patience: float = 0.0
+) -> dict[str, Any]:
+    """The document at ``path`` of the running agent. MeasurementError, as of ``request_json``."""
+    from wattspan.sdk.client import request_json  # http.client is not needed by `run`
+
+    directories = agent_directories(config)
+    return request_json(path, parameters or {}, patience=patience, directories=directories)
 
 
 def capper_client(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import chain, repeat
@@ -258,6 +258,21 @@ class SpanEnd(NamedTuple):
     at: int
     thread: int
     cpu: int
+
+
+Period = tuple[int, int]
+"""Begin and end in monotonic nanoseconds."""
+
+
+def merged_periods(*periods: Iterable[Period]) -> list[Period]:
+    """The time in any of some lists of periods: disjoint, in order, without empty ones."""
+    found: list[Period] = []
+    for start, end in sorted(chain.from_iterable(periods)):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > start:
+            found.append((start, end))
+    return found
 
 
 class IntervalEnergy(NamedTuple):

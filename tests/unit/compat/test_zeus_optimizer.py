@@ -24,7 +24,7 @@ from wattspan.compat.zeus.optimizer import (
     ZeusCost,
     tuning_request,
 )
-from wattspan.training.session import TrainingSession, TuningRequest, start_session
+from wattspan.training.session import TuningRequest
 
 MONITOR: Any = SimpleNamespace(gpu_indices=[0, 1])
 
@@ -34,12 +34,7 @@ class Recorded(GlobalPowerLimitOptimizer):
 
     def __init__(self, training: RecordedTraining, *args: Any, **options: Any) -> None:
         super().__init__(MONITOR, *args, **options)
-        self._training = training
-
-    def _start(self, request: TuningRequest | None) -> TrainingSession:
-        return start_session(
-            request or TuningRequest(), declares=request is not None, **self._training.options
-        )
+        self._provider, self._declare = training.options.values()
 
 
 @pytest.fixture

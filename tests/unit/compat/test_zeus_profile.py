@@ -32,7 +32,7 @@ from wattspan.compat.zeus.profile import (
 )
 from wattspan.frontier.trials import StudyFile
 from wattspan.model import Knob, Microjoules, Nanoseconds, TuningAccounts, TuningRow
-from wattspan.training.session import TuningRequest, start_session
+from wattspan.training.session import TuningRequest
 from wattspan.tuning.serialization import row_to_json
 
 MONITOR: Any = SimpleNamespace(gpu_indices=[0])
@@ -189,18 +189,9 @@ class Trained:
         self.training = RecordedTraining(FakeDeclaration())
 
     def optimizer(self, path: Path) -> GlobalPowerLimitOptimizer:
-        training = self.training
-
-        class Recorded(GlobalPowerLimitOptimizer):
-            def _start(self, request: TuningRequest | None) -> Any:
-                export = self._export
-                return start_session(
-                    request or TuningRequest(),
-                    before_end=None if export is None else export.write,
-                    **training.options,
-                )
-
-        return Recorded(MONITOR, profile_path=path, profile_steps=40)
+        optimizer = GlobalPowerLimitOptimizer(MONITOR, profile_path=path, profile_steps=40)
+        optimizer._provider, optimizer._declare = self.training.options.values()
+        return optimizer
 
 
 def test_new_profile_is_written_at_the_end_of_an_epoch_and_of_the_training(

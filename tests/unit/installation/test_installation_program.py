@@ -14,7 +14,6 @@ from wattspan.installation.files import service_files, service_files_directory
 from wattspan.installation.program import (
     REMEDY,
     PathComponent,
-    ProgramFile,
     RequiredFile,
     TrustedOwners,
     program_files,
@@ -234,20 +233,18 @@ def test_environment_of_this_host_is_checked(root: Path) -> None:
     deep = inside.parents[1] / "lib/python3.11/site-packages/msgspec/__init__.py"
     deep.parent.mkdir(parents=True)
     deep.write_text("")
-    found = {part.step.path for part in program_files(Path("/"), str(inside))}
+    found = {part.path for part in program_files(Path("/"), str(inside))}
     assert {str(deep), str(deep.parent), str(inside), str(inside.parents[1])} <= found
 
 
 def test_foreign_files_are_named_once_and_counted() -> None:
-    parts = [
-        ProgramFile(PathComponent(f"/opt/v/{name}", FILE, uid=65534), "/opt/v") for name in "aabc"
-    ]
-    (sentence,) = writable_by_others([ProgramFile(PathComponent("/opt", FOLDER)), *parts])
+    parts = [PathComponent(f"/opt/v/{name}", FILE, uid=65534, tree="/opt/v") for name in "aabc"]
+    (sentence,) = writable_by_others([PathComponent("/opt", FOLDER), *parts])
     assert "user 65534 can change /opt/v/a and 2 more files" in sentence
 
 
 def test_parent_directory_remedy_is_not_recursive() -> None:
-    (sentence,) = writable_by_others([ProgramFile(PathComponent("/srv", FOLDER, uid=1000))])
+    (sentence,) = writable_by_others([PathComponent("/srv", FOLDER, uid=1000)])
     assert "`chown root: /srv` and `chmod go-w /srv`" in sentence
 
 

@@ -26,8 +26,7 @@ from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import request_json
-from wattspan.service.configuration import agent_directories, run_directory
+from wattspan.service.configuration import ask_agent, run_directory
 
 _CAPABILITIES = {
     2: "CAP_DAC_READ_SEARCH",
@@ -145,7 +144,7 @@ def examine_agent(config: Config) -> Iterator[Finding]:
         yield declared("agent-not-examined")
         return
     try:
-        facts = request_json(SNAPSHOT_PATH, {}, directories=agent_directories(config))
+        facts = ask_agent(config, SNAPSHOT_PATH)
         snapshot = decode_snapshot(msgspec.json.encode(facts))
     except MeasurementError as error:
         yield note(name, str(error).partition(". ")[0])

@@ -26,8 +26,7 @@ from wattspan.config.settings import ineffective_settings
 from wattspan.model import CapKey, CapRow, DecisionReason, Domain, HwType, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, SourceContext
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import request_json
-from wattspan.service.configuration import agent_directories, capper_client
+from wattspan.service.configuration import ask_agent, capper_client
 from wattspan.sources.hwmon.sensors import NAME as HWMON
 from wattspan.util.text import printable
 
@@ -133,7 +132,7 @@ def _jobs_without_units(config: Config) -> Iterator[Finding]:
     if not config.autotune.job or config.autotune.mode == "off":
         return
     try:
-        facts = request_json("/v1/tuning", {}, directories=agent_directories(config))
+        facts = ask_agent(config, "/v1/tuning")
     except MeasurementError:
         return
     for row in facts.get("jobs", ()):

@@ -324,17 +324,13 @@ def process_identity(pid: int) -> Consumer:
     """A process of this program by pid and start time; works for a child until it is reaped."""
     from wattspan.processes.procfs import ProcFs
 
-    procfs = ProcFs()
-    try:
-        stat = procfs.stat(pid)
-    finally:
-        procfs.close()
-    if stat is None:
+    found = ProcFs().identify(pid)
+    if found is None:
         raise WattspanError(
             "Cannot tell one process from another: /proc is not mounted here, or hides it. "
             "Mount it for the user that calls wattspan."
         )
-    return Consumer(pid, stat.started)
+    return found
 
 
 def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:

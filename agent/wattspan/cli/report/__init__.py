@@ -28,8 +28,7 @@ from wattspan.model import SECOND, GroupKind, HwType
 from wattspan.model.settings import Duration
 from wattspan.ports import StoreError, WattspanError
 from wattspan.sdk import AgentUnavailableError
-from wattspan.sdk.client import request_json
-from wattspan.service.configuration import agent_directories
+from wattspan.service.configuration import ask_agent
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN
 
 if TYPE_CHECKING:
@@ -263,11 +262,8 @@ def _shared_history(
     if not _is_closed(state_dir):
         return None
     parameters = {"start": str(start), "end": str(end), "kinds": ",".join(kinds)}
-    directories = agent_directories(config)
     try:
-        facts = request_json(
-            REPORT_PATH, parameters, patience=_READ_TIMEOUT, directories=directories
-        )
+        facts = ask_agent(config, REPORT_PATH, parameters, _READ_TIMEOUT)
         return Path(facts["store"]), extract_from_json(facts["found"])
     except AgentUnavailableError as error:
         cause = f"no agent answers that would read it for this user. {error}"

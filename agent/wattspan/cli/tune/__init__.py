@@ -31,8 +31,7 @@ from wattspan.model import Instant, TuningAccounts, TuningRow
 from wattspan.model.settings import Duration
 from wattspan.ports import WattspanError
 from wattspan.sdk import AgentUnavailableError
-from wattspan.sdk.client import request_json
-from wattspan.service.configuration import agent_directories
+from wattspan.service.configuration import ask_agent
 from wattspan.tuning.serialization import (
     TuningDocument,
     recorded_decision_from_json,
@@ -150,7 +149,7 @@ def history(
         if job:
             _, accounts = _tuning(config)
             parameters["job"] = _unambiguous(job, [row.job for row in accounts.rows])
-        answer = _ask("/v1/tuning/history", config, parameters)
+        answer = ask_agent(config, "/v1/tuning/history", parameters)
     except AgentUnavailableError as error:
         answer = _stored_history(config, error, parameters, job)
     if as_json:
@@ -167,13 +166,9 @@ def history(
 # ----------------------------------------------------------------------------------- requests
 
 
-def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
-    return request_json(path, parameters or {}, directories=agent_directories(config))
-
-
 def _tuning(config: Config) -> tuple[dict[str, Any], TuningAccounts]:
     """The tuning of the agent's snapshot, with the fields of GET /v1/tuning."""
-    snapshot = _ask(SNAPSHOT_PATH, config)
+    snapshot = ask_agent(config, SNAPSHOT_PATH)
     with _known_version():
         answer = {
             "host_name": snapshot["host_name"],

@@ -24,7 +24,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from time import monotonic_ns, sleep
 from typing import Any, NamedTuple
@@ -152,7 +152,7 @@ def visible_boards(
     if entries[0].startswith("GPU-"):
         return _divided(_distinct(_boards_by_uuid(boards, entries, environment)), instances)
     numbers = _numbers(entries)
-    chosen = _boards_by_number(boards, numbers, environment) if numbers else ()
+    chosen = _numbered(_in_cuda_order(boards, environment), numbers) if numbers else ()
     return _divided(_distinct(chosen), instances)
 
 
@@ -206,12 +206,7 @@ def _hip_boards(boards: Sequence[Device], environment: CudaEnvironment) -> tuple
                 f"The board of {entries[0]} is not known: ROCm's UUIDs are not those of the "
                 "driver. List indices in ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES."
             )
-        chosen = []
-        for number in _numbers(entries):
-            if number >= len(usable):
-                break
-            chosen.append(usable[number])
-        usable = list(_distinct(chosen))
+        usable = list(_distinct(_numbered(usable, _numbers(entries))))
     return tuple(usable)
 
 
@@ -243,16 +238,9 @@ def _numbers(entries: Sequence[str]) -> list[int]:
     return numbers
 
 
-def _boards_by_number(
-    boards: Sequence[Device], numbers: Sequence[int], environment: CudaEnvironment
-) -> list[Device]:
-    ordered = _in_cuda_order(boards, environment)
-    found = []
-    for number in numbers:
-        if number >= len(ordered):
-            break
-        found.append(ordered[number])
-    return found
+def _numbered(boards: _Devices, numbers: Sequence[int]) -> list[Device]:
+    """The boards with these numbers, up to the first that does not exist."""
+    return [boards[number] for number in takewhile(lambda one: one < len(boards), numbers)]
 
 
 def _distinct(boards: Sequence[Device]) -> tuple[Device, ...]:

@@ -12,7 +12,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wattspan.compat.zeus.profile import (
     Energy,
@@ -26,12 +26,8 @@ from wattspan.compat.zeus.profile import (
 )
 from wattspan.integrations import lazy_class
 from wattspan.integrations.huggingface import TrainerHooks
-from wattspan.training.session import (
-    TrainingSession,
-    TuningRequest,
-    is_local_rank_zero,
-    start_session,
-)
+from wattspan.training.loop import TrainingCallback
+from wattspan.training.session import TrainingSession, TuningRequest, is_local_rank_zero
 
 __all__ = [
     "Callback",
@@ -142,21 +138,16 @@ def tuning_request(selector: OptimumSelector) -> TuningRequest | None:
 _KNOWN: tuple[type[OptimumSelector], ...] = (MaxSlowdownConstraint, ZeusCost, Time, Energy)
 
 
-class _Preparation(NamedTuple):
-    """Terms from the options of an optimizer; ``request`` None is not tuned."""
-
-    selector: OptimumSelector
-    request: TuningRequest | None
-    export: ProfileExport | None
-
-
 def _prepare(
     monitor: GpuMonitor,
     selector: OptimumSelector | None,
     profile_path: str | Path | None,
     **steps: int,
-) -> _Preparation:
-    """ValueError for the values that Zeus refuses, and for a file that is no profile."""
+) -> tuple[OptimumSelector, TuningRequest | None, ProfileExport | None]:
+    """The selector of an optimizer, its request, None if the job is not tuned, and its export.
+
+    ValueError for the values that Zeus refuses, and for a file that is no profile.
+    """
     for name, value in steps.items():
         least = 1 if name in ("profile_steps", "pl_step") else 0
         if value < least:
@@ -172,20 +163,16 @@ def _prepare(
         if request is None:
             _log.warning("%s", CUSTOM_SELECTOR)
         export = None if path is None else ProfileExport(path, steps["profile_steps"])
-        return _Preparation(selector, request, export)
+        return selector, request, export
     watts = selector.select(read_profile(path))
     _log.info("%d W is the choice from %s. The agent certifies it before it is held.", watts, path)
     if request is None:  # the selector decides, as far as the operator's budget permits
         request = TuningRequest(objective="energy", floor_watts=watts)
-    return _Preparation(selector, request._replace(first_watts=watts).check(), None)
+    return selector, request._replace(first_watts=watts).check(), None
 
 
-class GlobalPowerLimitOptimizer(Callback):
-    """Reports each step, and asks the agent to tune the power limit for the selector.
-
-    A unit of work lasts from one ``on_step_begin`` to the next, and ends at ``on_step_end`` if an
-    evaluation, or the end of an epoch, follows. The default selector is ``ZeusCost(0.5)``.
-    """
+class _PowerLimitOptimizer(TrainingCallback):
+    """The options of Zeus's optimizers, and the request that follows from them."""
 
     def __init__(
         self,
@@ -204,7 +191,7 @@ class GlobalPowerLimitOptimizer(Callback):
         has tried, at the end of each epoch and of the training.
         """
         self.monitor = monitor
-        self.optimum_selector, self._request, self._export = _prepare(
+        self.optimum_selector, request, self._export = _prepare(
             monitor,
             optimum_selector,
             profile_path,
@@ -213,14 +200,22 @@ class GlobalPowerLimitOptimizer(Callback):
             profile_steps=profile_steps,
             pl_step=pl_step,
         )
-        self._session: TrainingSession | None = None
+        super().__init__(**(request or TuningRequest())._asdict())
+        self._declares = request is not None
+        self._before_end = None if self._export is None else self._export.write
 
     @property
     def declined(self) -> str | None:
-        """The reason if the job is not tuned as asked; None before the first hook."""
-        if self._request is None:
-            return CUSTOM_SELECTOR
-        return None if self._session is None else self._session.declined
+        """The reason if the job is not tuned as asked; None before the training."""
+        return super().declined if self._declares else CUSTOM_SELECTOR
+
+
+class GlobalPowerLimitOptimizer(_PowerLimitOptimizer, Callback):
+    """Reports each step, and asks the agent to tune the power limit for the selector.
+
+    A unit of work lasts from one ``on_step_begin`` to the next, and ends at ``on_step_end`` if an
+    evaluation, or the end of an epoch, follows. The default selector is ``ZeusCost(0.5)``.
+    """
 
     def on_train_begin(self) -> None:
         """Before the first step of training; the other hooks do it too."""
@@ -230,7 +225,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """After the training; the end of the process does it too."""
         if self._session is not None:
             self._session.complete_step()
-            self._session.stop()
+            self._stop()
             self._session = None
 
     def on_epoch_begin(self) -> None:
@@ -261,54 +256,17 @@ class GlobalPowerLimitOptimizer(Callback):
 
     def _started(self) -> TrainingSession:
         if self._session is None:
-            self._session = self._start(self._request)
+            return self._start(declares=is_local_rank_zero(), steps=0, epochs=0)
         return self._session
 
-    def _start(self, request: TuningRequest | None) -> TrainingSession:
-        return start_session(
-            request or TuningRequest(),
-            declares=request is not None and is_local_rank_zero(),
-            before_end=None if self._export is None else self._export.write,
-        )
 
-
-class HFOptimizerHooks(TrainerHooks):
+class HFOptimizerHooks(_PowerLimitOptimizer, TrainerHooks):
     """The hooks of ``HFGlobalPowerLimitOptimizer`` without the base class of transformers."""
-
-    def __init__(
-        self,
-        monitor: GpuMonitor,
-        optimum_selector: OptimumSelector | None = None,
-        wait_steps: int = 1,
-        warmup_steps: int = 10,
-        profile_steps: int = 40,
-        pl_step: int = 25,
-        profile_path: str | Path | None = None,
-    ) -> None:
-        """As ``GlobalPowerLimitOptimizer``."""
-        self.monitor = monitor
-        self.optimum_selector, request, self._export = _prepare(
-            monitor,
-            optimum_selector,
-            profile_path,
-            wait_steps=wait_steps,
-            warmup_steps=warmup_steps,
-            profile_steps=profile_steps,
-            pl_step=pl_step,
-        )
-        super().__init__(**(request or TuningRequest())._asdict())
-        self._declares = request is not None
-        self._before_end = None if self._export is None else self._export.write
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
         super().on_epoch_end(args, state, control, **options)
         if self._export is not None and (session := self._session_of(state)):
             self._export.write(session.declaration)
-
-    @property
-    def declined(self) -> str | None:
-        """The reason if the job is not tuned as asked; None before the training."""
-        return super().declined if self._declares else CUSTOM_SELECTOR
 
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ A profile is in Zeus's JSON, from the tuner or a frontier.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
+from wattspan.util.files import replace_file
 
 if TYPE_CHECKING:
     from wattspan.sdk.jobs import JobDeclaration
@@ -150,14 +150,8 @@ def write_profile(path: Path, measurements: Iterable[PowerLimitMeasurement]) -> 
         {"power_limit": one.power_limit, "energy": one.energy, "time": one.time}
         for one in measurements
     ]
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_text(json.dumps({_MEASUREMENTS: facts}, indent=4) + "\n", encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+    content = json.dumps({_MEASUREMENTS: facts}, indent=4) + "\n"
+    replace_file(path, content.encode(), path.with_name(f".{path.name}.draft"), 0o666)
 
 
 def tried_settings(job: Mapping[str, Any], steps: int) -> list[PowerLimitMeasurement]:
