@@ -254,7 +254,7 @@ class NvmlDevice(GpuDevice):
         architecture = self.library.optional("nvmlDeviceGetArchitecture", self.calls.handle)
         self._usage_is_instant = usage_is_instant(architecture, self.identity.model)
         self._windowed = WINDOWED.search(self.identity.model) is not None
-        self._static_power = settings.static_power(self.identity.model)
+        self.static_power = settings.static_power(self.identity.model)
         self._virtualisation: int | None = None  # not asked yet
         processes = GpuProcesses(self.calls, self.clock, context.directory, nested=vendor.nested)
         self.usage: NvmlUsage = NvmlUsage(
@@ -281,10 +281,6 @@ class NvmlDevice(GpuDevice):
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return WINDOW_DUTY if self._windowed or gauges.average is None else 1.0
-
-    @property
-    def static_power(self) -> Milliwatts | None:
-        return self._static_power
 
     @property
     def virtual(self) -> tuple[str, str] | None:
