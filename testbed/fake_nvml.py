@@ -222,7 +222,9 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda _n, g: g.limits[189],
     "nvmlDeviceGetPowerManagementLimit": lambda _n, g: g.limits[192],
     "nvmlDeviceGetEnforcedPowerLimit": lambda _n, g: g.limits[190],
-    "nvmlDeviceGetMemoryInfo": lambda _n, _g: SimpleNamespace(total=80 << 30, used=5 << 30, free=0),
+    "nvmlDeviceGetMemoryInfo": lambda _n, g: SimpleNamespace(
+        total=80 << 30, used=(5 + len(g.running) + len(g.clients)) << 30, free=0
+    ),
     "nvmlDeviceGetVirtualizationMode": lambda _n, g: g.virtualisation,
     "nvmlDeviceGetMigMode": lambda _n, g: [g.mig, g.mig],
     "nvmlDeviceGetClockInfo": lambda _n, _g, kind: {1: 1980, 2: 2619}[kind],

@@ -251,7 +251,7 @@ class GpuDevice(ABC):
 
     @abstractmethod
     def gauges(self) -> GpuGauges:
-        """Power and utilisation now."""
+        """Power and utilisation now, or as a status has just read them with the rest."""
 
     @abstractmethod
     def status(self, at: Instant) -> GpuStatus:
