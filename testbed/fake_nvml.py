@@ -190,16 +190,8 @@ class FakeNvml:
         return int(joules * 1000)
 
 
-def _processes(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.running]
-
-
-def _clients(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.clients]
-
-
-def _nobody(_nvml: FakeNvml, _gpu: FakeGpu) -> list[SimpleNamespace]:
-    return []
+def _entries(pids: list[int]) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids]
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
@@ -215,9 +207,9 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
         gpu=g.utilisation[0], memory=g.utilisation[1]
     ),
     "nvmlDeviceGetProcessUtilization": FakeNvml.process_utilisation,
-    "nvmlDeviceGetComputeRunningProcesses": _processes,
-    "nvmlDeviceGetGraphicsRunningProcesses": _nobody,
-    "nvmlDeviceGetMPSComputeRunningProcesses": _clients,
+    "nvmlDeviceGetComputeRunningProcesses": lambda _n, g: _entries(g.running),
+    "nvmlDeviceGetGraphicsRunningProcesses": lambda _n, _g: [],
+    "nvmlDeviceGetMPSComputeRunningProcesses": lambda _n, g: _entries(g.clients),
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda _n, g: [g.limits[187], g.limits[188]],
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda _n, g: g.limits[189],
     "nvmlDeviceGetPowerManagementLimit": lambda _n, g: g.limits[192],
