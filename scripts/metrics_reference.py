@@ -281,7 +281,4 @@ def _server() -> str:
 
 
 def _own_series() -> Iterator[tuple[str, str]]:
-    for family in SelfMetrics("").registry.collect():
-        if family.name.startswith("wattspan"):
-            suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
-            yield f"{family.name}{suffix}", family.documentation
+    return ((metric.series, metric.help) for metric in SelfMetrics("").metrics)

@@ -190,16 +190,8 @@ class FakeNvml:
         return int(joules * 1000)
 
 
-def _processes(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.running]
-
-
-def _clients(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.clients]
-
-
-def _nobody(_nvml: FakeNvml, _gpu: FakeGpu) -> list[SimpleNamespace]:
-    return []
+def _entries(pids: list[int]) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids]
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
@@ -215,14 +207,16 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
         gpu=g.utilisation[0], memory=g.utilisation[1]
     ),
     "nvmlDeviceGetProcessUtilization": FakeNvml.process_utilisation,
-    "nvmlDeviceGetComputeRunningProcesses": _processes,
-    "nvmlDeviceGetGraphicsRunningProcesses": _nobody,
-    "nvmlDeviceGetMPSComputeRunningProcesses": _clients,
+    "nvmlDeviceGetComputeRunningProcesses": lambda _n, g: _entries(g.running),
+    "nvmlDeviceGetGraphicsRunningProcesses": lambda _n, _g: [],
+    "nvmlDeviceGetMPSComputeRunningProcesses": lambda _n, g: _entries(g.clients),
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda _n, g: [g.limits[187], g.limits[188]],
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda _n, g: g.limits[189],
     "nvmlDeviceGetPowerManagementLimit": lambda _n, g: g.limits[192],
     "nvmlDeviceGetEnforcedPowerLimit": lambda _n, g: g.limits[190],
-    "nvmlDeviceGetMemoryInfo": lambda _n, _g: SimpleNamespace(total=80 << 30, used=5 << 30, free=0),
+    "nvmlDeviceGetMemoryInfo": lambda _n, g: SimpleNamespace(
+        total=80 << 30, used=(5 + len(g.running) + len(g.clients)) << 30, free=0
+    ),
     "nvmlDeviceGetVirtualizationMode": lambda _n, g: g.virtualisation,
     "nvmlDeviceGetMigMode": lambda _n, g: [g.mig, g.mig],
     "nvmlDeviceGetClockInfo": lambda _n, _g, kind: {1: 1980, 2: 2619}[kind],

@@ -19,6 +19,7 @@ from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Provenance
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.prometheus.exporter import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.needs_prometheus
     ids=["full", "busy", "emulated"],
 )
 def test_promtool_accepts_the_scrape(snapshot: Any) -> None:
-    scrape = Renderer().render(
-        snapshot, ExpositionFormat.TEXT, SelfMetrics("1.2.3").render(ExpositionFormat.TEXT)
-    )
+    itself, form = SelfMetrics("1.2.3"), ExpositionFormat.TEXT
+    renderer = Renderer((*CATALOGUE, *itself.metrics))
+    scrape = renderer.render(snapshot, form, itself.render(form))
     promtool = find_program("promtool")
     assert promtool
     checked = subprocess.run(

@@ -185,7 +185,7 @@ def _partition_mode(gpu: CalledGpu) -> str:
 
 def _energy(gpu: CalledGpu) -> dict[str, Any]:
     gpu.refuse_if(FAULT_NO_COUNTER)
-    moment = gpu.snapshot()
+    moment = gpu.snapshot
     return {
         "energy_accumulator": energy_accumulator(gpu.record, moment),
         "counter_resolution": ENERGY_UNIT / 1_000_000,

@@ -19,6 +19,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -393,7 +394,9 @@ class CalledGpu:
         self.record = file.record(index)
         self.identity: Identity = self.record.identity
 
+    @cached_property
     def snapshot(self) -> GpuSnapshot:
+        """The state that the whole call sees."""
         try:
             return self.file.read(self.index, self.clock.monotonic)
         except TornStateError:
@@ -401,7 +404,7 @@ class CalledGpu:
 
     @property
     def live(self) -> Live:
-        return self.snapshot().live
+        return self.snapshot.live
 
     def refuse_if(self, fault: int, code: int | None = None) -> None:
         """Refuse the call with ``code``, "not supported" by default, if there is the fault."""

@@ -295,7 +295,7 @@ def _energy(gpu: CalledGpu) -> int:
     gpu.refuse_if(FAULT_NO_COUNTER)
     if not gpu.identity.counter_step:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return counter_energy(gpu.identity, gpu.snapshot()) // 1000
+    return counter_energy(gpu.identity, gpu.snapshot) // 1000
 
 
 def _average_power(gpu: CalledGpu) -> int:

@@ -81,9 +81,9 @@ def _fields_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {one.name: getattr(checkpoint, one.name) for one in fields(checkpoint)}
 
 
-def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return ``checkpoint`` as bytes, without momentary figures: power and pending energy."""
-    return zlib.compress(checkpoint_to_json(checkpoint), 1)
+def pack_checkpoint(checkpoint: Checkpoint, text: bytes | None = None) -> bytes:
+    """Return ``checkpoint`` as bytes, without power and pending energy; ``text`` is its JSON."""
+    return zlib.compress(text or checkpoint_to_json(checkpoint), 1)
 
 
 def unpack_checkpoint(blob: bytes) -> Checkpoint:
@@ -172,6 +172,7 @@ class AlternatingCheckpointFiles:
             raise
         self._sequence, self._previous = max(found, key=lambda one: one[0])
         self._failed = False
+        self.written: tuple[Checkpoint | None, bytes] = None, b""  # the last one and its JSON
 
     def previous(self) -> Checkpoint | None:
         """Return the newest checkpoint of the previous run, or None."""
@@ -180,6 +181,7 @@ class AlternatingCheckpointFiles:
     def write(self, checkpoint: Checkpoint) -> None:
         """Write the checkpoint. Logs the first of consecutive errors."""
         text = checkpoint_to_json(checkpoint)
+        self.written = checkpoint, text
         sequence = self._sequence + 1
         numbers = (sequence, len(text), _checksum(sequence, text))
         header = b"".join(number.to_bytes(8, "little") for number in numbers)

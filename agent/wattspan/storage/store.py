@@ -75,7 +75,7 @@ class Store:
         corrupt file is renamed and reported to ``log``. StoreError if the store is in use, not
         writable, or of a newer version of wattspan.
         """
-        self._path = path = store_path(state_dir, emulated=emulated)
+        self.path = path = store_path(state_dir, emulated=emulated)
         self._clock = clock
         self._log = log
         self._settings = settings
@@ -106,10 +106,6 @@ class Store:
             # The history starts there and does not count all earlier energy as new.
             self._last = self.previous
 
-    @property
-    def path(self) -> Path:
-        return self._path
-
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the last written checkpoint, of this or an earlier run, or None."""
         return self._last
@@ -123,7 +119,7 @@ class Store:
             try:
                 (self._opened or self._attach()).database.execute("DELETE FROM books")
             except (*DAMAGE_ERRORS, OSError, SchemaError) as error:
-                raise StoreError(store_failure(error, self._path, "write")) from None
+                raise StoreError(store_failure(error, self.path, "write")) from None
             self._last = since
 
     def write(self, checkpoint: Checkpoint) -> bool:
@@ -163,7 +159,7 @@ class Store:
     def health(self) -> SourceHealth:
         """Result of the last write, a hanging disk, and every corrupt file renamed in this run."""
         hangs = self._writer.overdue() >= HANG_AFTER
-        failures = (store_hang_failure(self._path) if hangs else None, self._failure, self._loss)
+        failures = (store_hang_failure(self.path) if hangs else None, self._failure, self._loss)
         return SourceHealth(
             source=STORE_SOURCE,
             up=self._failure is None and not hangs,
@@ -192,7 +188,7 @@ class Store:
 
     def _write(self, checkpoint: Checkpoint) -> None:
         """Write to the file at the path; create a new one if it is missing or corrupt."""
-        if self._opened is not None and self._opened.inode != _inode(self._path):
+        if self._opened is not None and self._opened.inode != _inode(self.path):
             self._detach()
             self._report_loss("it was deleted or replaced", "The agent created a new one.")
         try:
@@ -205,7 +201,9 @@ class Store:
 
     def _commit(self, checkpoint: Checkpoint) -> None:
         database, history, _ = self._opened or self._attach()
-        delta, packed = delta_between(self._last, checkpoint), pack_checkpoint(checkpoint)
+        latest, text = self._latest.written
+        packed = pack_checkpoint(checkpoint, text if latest is checkpoint else None)
+        delta = delta_between(self._last, checkpoint)
         try:
             with transaction(database):
                 record_rates(database, checkpoint, self._last)
@@ -224,7 +222,7 @@ class Store:
     def _fail(self, error: Exception) -> None:
         self._failed += 1
         first = self._failure is None
-        self._failure = store_failure(error, self._path, "write", BUFFERED_MEANWHILE)
+        self._failure = store_failure(error, self.path, "write", BUFFERED_MEANWHILE)
         self._backoff.failed(self._clock.monotonic())
         self._detach()
         if first:
@@ -245,12 +243,12 @@ class Store:
 
         A failed commit that nevertheless reached the disk is thereby counted once.
         """
-        database = connect(self._path, self._clock)
+        database = connect(self.path, self._clock)
         try:
             found = database.execute("SELECT packed FROM books").fetchone()
             self._last = self._last if found is None else unpack_checkpoint(found[0])
             history = HistoryWriter(database, self._settings)
-            self._opened = opened = _OpenDatabase(database, history, _inode(self._path))
+            self._opened = opened = _OpenDatabase(database, history, _inode(self.path))
         except BaseException:
             database.close()
             raise
@@ -265,7 +263,7 @@ class Store:
     def _replace(self, error: Exception) -> None:
         """Rename a corrupt file and create a new one."""
         self._detach()
-        aside = quarantine_database(self._path)
+        aside = quarantine_database(self.path)
         self._report_loss(
             f"it is corrupt ({error})",
             f"The agent renamed it to {aside} and created a new one;"
@@ -275,7 +273,7 @@ class Store:
 
     def _report_loss(self, cause: str, remedy: str) -> None:
         self._failed += 1
-        self._loss = _unusable_failure(self._path, cause, remedy)
+        self._loss = _unusable_failure(self.path, cause, remedy)
         self._log(str(self._loss))
 
 

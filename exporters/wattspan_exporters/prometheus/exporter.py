@@ -11,23 +11,13 @@ import gzip
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
 import msgspec
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Info,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.metrics_core import Metric as PrometheusMetric
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.registry import Collector
 
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
@@ -38,7 +28,7 @@ from wattspan.http.sockets import listen_tcp
 from wattspan.model import MILLISECOND, SECOND, Snapshot, SpanRow
 from wattspan.ports import Clock, ExporterContext, ExporterError, ListenError, SnapshotView
 from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.catalogue.definition import Metric, sanitize
+from wattspan_exporters.catalogue.definition import Instrument, Metric, sanitize, single
 from wattspan_exporters.catalogue.gpu import DCGM
 from wattspan_exporters.page.site import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
 from wattspan_exporters.prometheus import PrometheusSettings
@@ -48,58 +38,48 @@ from wattspan_exporters.prometheus.renderer import (
     Renderer,
 )
 
-# Prometheus does not detect resets by them.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
 PROCESS_METRICS_EVERY = 5 * SECOND
 """The period of reads of the process's own metrics: with the open files, a sixth of a scrape."""
 
 
-class SelfMetrics(Collector):
+class SelfMetrics:
     """Metrics of the exporter and of its process, which are not in the catalogue.
 
-    The standard metrics of the process are read at most once in `PROCESS_METRICS_EVERY`.
+    The standard metrics of the process are rendered at most once in `PROCESS_METRICS_EVERY`.
     """
 
     def __init__(self, version: str) -> None:
-        self.registry = registry = CollectorRegistry(auto_describe=False)
-        build = Info("wattspan_build", "The version of wattspan.", registry=registry)
-        build.info({"version": version})
-        scrapes = Counter(
-            "wattspan_scrapes",
-            "Number of scrapes answered before this one.",
-            ["format"],
-            registry=registry,
-        )
-        self.scrapes = {form: scrapes.labels(form.name.lower()) for form in ExpositionFormat}
-        self.refused = Counter(
-            "wattspan_scrape_connections_refused",
-            "Connections refused because too many were open.",
-            registry=registry,
-        )
-        self.render_seconds = Gauge(
-            "wattspan_scrape_duration_seconds",
-            "Duration of the rendering of the previous scrape.",
-            registry=registry,
-        )
+        self.scrapes = dict.fromkeys(ExpositionFormat, 0)
+        self.refused = 0  # connections
+        self.duration = 0  # of the last rendering, in nanoseconds
+        self.metrics = (
+            Metric("wattspan.build.info", Instrument.INFO, "", "The version of wattspan.",
+                   ("version",), lambda _: (((version,), 1),)),
+            Metric("wattspan.scrapes", Instrument.COUNTER, "",
+                   "Number of scrapes answered before this one.", ("format",),
+                   lambda _: (((form.name.lower(),), n) for form, n in self.scrapes.items())),
+            Metric("wattspan.scrape.connections.refused", Instrument.COUNTER, "",
+                   "Connections refused because too many were open.",
+                   (), single(lambda _: self.refused)),
+            Metric("wattspan.scrape.duration", Instrument.GAUGE, "s",
+                   "Duration of the rendering of the previous scrape.",
+                   (), single(lambda _: self.duration)),
+        )  # fmt: skip
+        """Those of the exporter, which any snapshot draws."""
         self._process = ProcessCollector(registry=None)
-        self._process_metrics: Sequence[PrometheusMetric] = ()
+        self._texts: dict[ExpositionFormat, str] = {}
         self._read = -PROCESS_METRICS_EVERY
-        registry.register(self)
-
-    def collect(self) -> Iterable[PrometheusMetric]:
-        """The standard metrics of the process."""
-        return self._process_metrics
 
     def render(self, form: ExpositionFormat, now: int = 0) -> str:
-        """All metrics at a monotonic time in one format, without OpenMetrics' closing line."""
+        """Those of the process at a monotonic time, without OpenMetrics' closing line."""
         if now - self._read >= PROCESS_METRICS_EVERY:
-            self._read, self._process_metrics = now, tuple(self._process.collect())
-        if form is ExpositionFormat.TEXT:
-            return generate_latest(self.registry).decode()
-        document: bytes = generate_openmetrics(self.registry)  # type: ignore[no-untyped-call]
-        return document.decode().removesuffix(OPENMETRICS_END)
+            self._read = now
+            self._texts.clear()
+        if form not in self._texts:
+            render = generate_latest if form is ExpositionFormat.TEXT else generate_openmetrics
+            text = render(self._process).decode()
+            self._texts[form] = text.removesuffix(OPENMETRICS_END)
+        return self._texts[form]
 
 
 _PARAMETER = re.compile(r';\s*([^=;\s]+)\s*=\s*"?([^";]*)')
@@ -204,7 +184,7 @@ class MetricsPages:
         self._view, self._clock = view, clock
         self._version, self._self_metrics = version, self_metrics
         self._site = site
-        self._renderer = Renderer((*CATALOGUE, *aliases))
+        self._renderer = Renderer((*CATALOGUE, *aliases, *self_metrics.metrics))
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._bodies: dict[tuple[str, bool], bytes] = {}
@@ -245,14 +225,15 @@ class MetricsPages:
 
     def _metrics(self, form: ExpositionFormat, zipped: bool) -> HttpResponse:
         body = self._body(form, zipped, partial(self._render, form))
-        self._self_metrics.scrapes[form].inc()
+        with self._lock:
+            self._self_metrics.scrapes[form] += 1
         return _negotiated(form.value, body, zipped)
 
     def _render(self, form: ExpositionFormat, snapshot: Snapshot) -> bytes:
         began = self._clock.monotonic()
         body = self._renderer.render(snapshot, form, self._self_metrics.render(form, began))
         self._duration = self._clock.monotonic() - began
-        self._self_metrics.render_seconds.set(self._duration / SECOND)
+        self._self_metrics.duration = self._duration
         return body
 
     def _json(
@@ -419,5 +400,5 @@ class PrometheusExporter:
     def _count(self, reason: str) -> None:
         if reason == RejectionReason.CROWDED:
             self.drops += 1
-            self._self_metrics.refused.inc()
+            self._self_metrics.refused += 1
         self._rejected(reason)

@@ -330,13 +330,12 @@ class AmdSmiDevice(GpuDevice):
         self._invalid_step = False
         self._answered = False  # energy or power was read
         self._mode: str | None = None
-        self._changed = False
         self.usage = ProcessListUsage(self, settings, METHOD, self._list_processes)
 
     def rebind(self, board: GpuBoard) -> None:
         super().rebind(board)
         self._partitions = self._bind(board.handles)
-        self._changed, self._mode = False, None
+        self.changed, self._mode = False, None
 
     def _bind(self, handles: Sequence[Any]) -> list[GpuCalls]:
         others = (GpuCalls(self.library, handle, self.clock) for handle in handles[1:])
@@ -355,10 +354,6 @@ class AmdSmiDevice(GpuDevice):
     def partitions(self) -> str:
         count = len(self._partitions)
         return f" in {count} partitions ({self._mode or UNDIVIDED})" if count > 1 else ""
-
-    @property
-    def changed(self) -> bool:
-        return self._changed
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return SAMPLE_DUTY if gauges.average is None else 1.0
@@ -422,7 +417,7 @@ class AmdSmiDevice(GpuDevice):
             except GpuLostError:
                 if partition is self.calls:
                     raise
-                self._changed = True
+                self.changed = True
                 answers.append(None)
         return answers
 
@@ -479,7 +474,7 @@ class AmdSmiDevice(GpuDevice):
         mode = self.calls.ask("partition mode", "amdsmi_get_gpu_compute_partition")
         if mode is None:
             return
-        self._changed = self._changed or self._mode not in {None, mode}
+        self.changed = self.changed or self._mode not in {None, mode}
         self._mode = str(mode)
 
 

@@ -221,6 +221,15 @@ class GpuDevice(ABC):
     processor: Thing | None = None
     """The processor with the GPU in it, if the figures are those of both."""
 
+    changed: bool = False
+    """True if the handles are no longer those of its partitions.
+
+    Only a library that finds boards at its initialisation alone needs to tell.
+    """
+
+    static_power: Milliwatts | None = None
+    """The configured power of a blocked board."""
+
     usage: GpuUsage
 
     def __init__(self, vendor: GpuVendor, board: GpuBoard) -> None:
@@ -242,7 +251,7 @@ class GpuDevice(ABC):
 
     @abstractmethod
     def gauges(self) -> GpuGauges:
-        """Power and utilisation now."""
+        """Power and utilisation now, or as a status has just read them with the rest."""
 
     @abstractmethod
     def status(self, at: Instant) -> GpuStatus:
@@ -267,19 +276,6 @@ class GpuDevice(ABC):
     def partitions(self) -> str:
         """A clause on the partitions of a divided board; "" of an undivided one."""
         return ""
-
-    @property
-    def changed(self) -> bool:
-        """True if the handles are no longer those of its partitions.
-
-        Only a library that finds boards at its initialisation alone needs to tell.
-        """
-        return False
-
-    @property
-    def static_power(self) -> Milliwatts | None:
-        """The configured power of a blocked board."""
-        return None
 
     @property
     def virtual(self) -> tuple[str, str] | None:

@@ -141,17 +141,14 @@ class GpuSampler:
         status_due = self._status_pace.begin(at.mono)
         counted = energy is not None and self._meter.derived is False
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
-        if looks:
-            self._look(at, energy)
+        status = self._look(at, energy, status_due=status_due) if looks else None
         self._count(at, energy, self._gauges.draw if looks else None, into)
         self._take_used(into)
         into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
-        if status_due:
-            with self._status_pace:
-                status = self._status(at)
+        if status is not None:
             self._ceiling = status.limits.maximum or self._ceiling
             into.usages += usage.follow(at)
-            into.gpus.append(status)
+            into.gpus.append(self._completed(status))
         self._follow_facts()
 
     def flush_usage(self, into: GpuFindings) -> None:
@@ -165,12 +162,19 @@ class GpuSampler:
 
     # -------------------------------------------------------------------- energy
 
-    def _look(self, at: Instant, energy: Microjoules | None) -> None:
-        """Read power and utilisation, just after the energy."""
+    def _look(
+        self, at: Instant, energy: Microjoules | None, *, status_due: bool = False
+    ) -> GpuStatus | None:
+        """Read power and utilisation, just after the energy, and the status if it is due."""
+        status: GpuStatus | None = None
         with self._gauge_pace:
+            if status_due:
+                with self._status_pace:
+                    status = self.device.status(at)
             self._gauges = self.device.gauges()
         if self._gauges.module is not None:
             self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
+        return status
 
     @property
     def _max_power(self) -> Milliwatts:
@@ -274,12 +278,12 @@ class GpuSampler:
             self._edges.observe(at.mono, energy)
         self._awaits_sample = energy is None and not looks  # the read is due until it succeeds
 
-    def _status(self, at: Instant) -> GpuStatus:
-        """The status at ``at``, of which power and utilisation were read before."""
+    def _completed(self, status: GpuStatus) -> GpuStatus:
+        """The status with the power and utilisation that were read after it."""
         integrated, counted = self._meter.comparison
         gauges, identity = self._gauges, self.identity
         return replace(
-            self.device.status(at),
+            status,
             power_average=gauges.average,
             power_instant=gauges.instant,
             utilisation=None if gauges.busy is None else gauges.busy / 100,

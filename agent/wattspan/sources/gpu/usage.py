@@ -179,17 +179,13 @@ class ProcessListUsage:
         self.pace = CallInterval(settings.usage_interval, device.clock, MAX_USAGE_INTERVAL)
         self._device, self._method, self._processes = device, method, processes
         self._meter: ActivityMeter | None = None
-        self._held = False
+        self.held = False
         self._unlisted = 0  # records in a row with a busy device and no process
 
     @property
     def refusal(self) -> int | None:
         """The code with which the driver refused to list processes; None if it did not."""
         return self._device.calls.refused(PROCESSES)
-
-    @property
-    def held(self) -> bool:
-        return self._held
 
     @property
     def method(self) -> str:
@@ -207,7 +203,7 @@ class ProcessListUsage:
             return ()
         with self.pace:
             processes = self._processes()
-        self._held = bool(processes)
+        self.held = bool(processes)
         unlisted = processes == [] and (busy or 0) >= _BUSY
         self._unlisted = self._unlisted + 1 if unlisted else 0
         usage = self._meter.usage(at, processes)

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from wattspan.model import (
+    SECOND,
     Failure,
     GpuStatus,
     Instant,
@@ -29,6 +31,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, about, quoted
 from wattspan.ports import Clock, SourceContext
+from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.gpu.calls import FIELD_ERRORS, DriverError, GpuCalls
 from wattspan.sources.gpu.port import (
     BoardPlace,
@@ -69,6 +72,10 @@ _TEMPERATURE_GPU = 0
 _HERTZ_PER_MHZ = 1_000_000
 _IMPLAUSIBLE_POWER = 100_000_000  # mW; 4294967 W is a blank, not a measurement
 
+_POWERS = (nvml.POWER_AVERAGE, nvml.POWER_INSTANT)
+UNUSED_INTERVAL = 5 * SECOND
+"""The interval of calls that tell little of a board without work, processes and a change."""
+
 _ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"
 _THROTTLE_REASONS = "throttle reasons"
 _REASON_BITS = {
@@ -89,7 +96,10 @@ class NvmlSettings(GpuSettings, frozen=True):
 
     process_interval: Annotated[
         Duration,
-        about("Interval of process lists, which are slow on some drivers; at least 1s."),
+        about(
+            "Interval of process lists, which are slow on some drivers; at least 1s. An unused "
+            "board is asked for them, clocks and throttling every 5s."
+        ),
     ] = _SECOND
     static_watts: Annotated[
         Literal["auto"] | dict[str, float],
@@ -254,8 +264,12 @@ class NvmlDevice(GpuDevice):
         architecture = self.library.optional("nvmlDeviceGetArchitecture", self.calls.handle)
         self._usage_is_instant = usage_is_instant(architecture, self.identity.model)
         self._windowed = WINDOWED.search(self.identity.model) is not None
-        self._static_power = settings.static_power(self.identity.model)
+        self.static_power = settings.static_power(self.identity.model)
         self._virtualisation: int | None = None  # not asked yet
+        self._gauges: GpuGauges | None = None  # that a status has just read
+        self._memory_used: int | None = None
+        self._details = GpuStatus(self.identity.domain_id, self.clock.now())  # seldom read
+        self._details_pace = CallInterval(UNUSED_INTERVAL, self.clock)
         processes = GpuProcesses(self.calls, self.clock, context.directory, nested=vendor.nested)
         self.usage: NvmlUsage = NvmlUsage(
             self.identity.domain_id,
@@ -272,7 +286,11 @@ class NvmlDevice(GpuDevice):
         return None if millijoules is None else Microjoules(int(millijoules) * 1000), at
 
     def gauges(self) -> GpuGauges:
-        average, instant, draw = read_power(self.calls, self._usage_is_instant)
+        gauges, self._gauges = self._gauges, None
+        return gauges or self._gauges_of(nvml.read_fields(self.calls, _POWERS))
+
+    def _gauges_of(self, values: Mapping[int, int]) -> GpuGauges:
+        average, instant, draw = read_power(self.calls, values, self._usage_is_instant)
         rates = self.calls.ask("utilisation", "nvmlDeviceGetUtilizationRates")
         busy = memory = None
         if rates is not None and 0 <= rates.gpu <= 100 and 0 <= rates.memory <= 100:
@@ -281,10 +299,6 @@ class NvmlDevice(GpuDevice):
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return WINDOW_DUTY if self._windowed or gauges.average is None else 1.0
-
-    @property
-    def static_power(self) -> Milliwatts | None:
-        return self._static_power
 
     @property
     def virtual(self) -> tuple[str, str] | None:
@@ -296,41 +310,63 @@ class NvmlDevice(GpuDevice):
         )
 
     def status(self, at: Instant) -> GpuStatus:
-        """The slowly changing part of a status, read once a second."""
+        """All but the energy: one call for all field values, and few calls on an unused board.
+
+        A process with a context takes memory, and a board that turns MIG on has no utilisation.
+        """
         calls = self.calls
+        values = nvml.read_fields(calls, tuple(nvml.FIELDS))
+        gauges = self._gauges_of(values)
         memory = calls.ask("memory", "nvmlDeviceGetMemoryInfo")
-        throttled = nvml.read_fields(calls, tuple(nvml.THROTTLE_FIELDS))
+        before, self._memory_used = self._memory_used, None if memory is None else int(memory.used)
+        same = before is not None and before == self._memory_used
+        unused = same and gauges.busy == 0 and not self.usage.held
+        if due := self._details_pace.begin(at.mono, forced=not unused):
+            with self._details_pace:
+                self._details = self._read_details(at)
+        virtual = self._virtualisation == _VGPU_HOST
+        self.usage.see_status(mig=bool(self._details.mig), vgpu_host=virtual, unused=not due)
+        self._gauges = gauges
+        throttled = {
+            one: values[field] for field, one in nvml.THROTTLE_FIELDS.items() if field in values
+        }
+        return replace(
+            self._details,
+            at=at,
+            limits=read_limits(calls, values),
+            temperature_celsius=calls.ask(
+                "temperature", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
+            ),
+            memory_used=self._memory_used,
+            memory_total=None if memory is None else int(memory.total),
+            throttled=throttled,
+        )
+
+    def _read_details(self, at: Instant) -> GpuStatus:
+        """The part of a status that is read less often of an unused board."""
+        calls = self.calls
         mig = calls.ask("MIG mode", "nvmlDeviceGetMigMode")
         if self._virtualisation is None:
             mode = calls.ask("virtualisation", "nvmlDeviceGetVirtualizationMode")
             self._virtualisation = int(mode or 0)
-        self.usage.see_mode(mig=bool(mig and mig[0]), vgpu_host=self._virtualisation == _VGPU_HOST)
         return GpuStatus(
             self.identity.domain_id,
             at,
-            limits=read_limits(calls),
             sm_clock_hz=_clock_hertz(calls, "SM clock", _CLOCK_SM),
             memory_clock_hz=_clock_hertz(calls, "memory clock", _CLOCK_MEMORY),
-            temperature_celsius=calls.ask(
-                "temperature", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
-            ),
-            memory_used=None if memory is None else int(memory.used),
-            memory_total=None if memory is None else int(memory.total),
-            throttled={nvml.THROTTLE_FIELDS[one]: value for one, value in throttled.items()},
             throttling=_throttle_reasons(calls),
             mig=None if mig is None else bool(mig[0]),
         )
 
 
 def read_power(
-    calls: GpuCalls, usage_is_instant: bool | None
+    calls: GpuCalls, values: Mapping[int, int], usage_is_instant: bool | None
 ) -> tuple[Milliwatts | None, Milliwatts | None, Milliwatts | None]:
     """Average and instant power, and the one to integrate, by the best means of the driver.
 
     For integration the average is better than the instant: the sensors of A100 and H100 measure a
     quarter of the time only, while the average covers all of it.
     """
-    values = nvml.read_fields(calls, (nvml.POWER_AVERAGE, nvml.POWER_INSTANT))
     average = _drawn_power(values.get(nvml.POWER_AVERAGE))
     instant = _drawn_power(values.get(nvml.POWER_INSTANT))
     if average is not None:
@@ -345,12 +381,11 @@ def read_power(
 
 def read_module_power(calls: GpuCalls) -> Milliwatts | None:
     """Power of the superchip around a GPU; None of another GPU."""
-    wanted = (nvml.POWER_AVERAGE, nvml.POWER_INSTANT)
     try:
-        values = nvml.read_fields(calls, wanted, nvml.MODULE_SCOPE)
+        values = nvml.read_fields(calls, _POWERS, nvml.MODULE_SCOPE)
     except TypeError:  # an old binding, or an imitation of one, has no scopes
         return None
-    average, instant = (_plausible_power(values.get(field)) for field in wanted)
+    average, instant = (_plausible_power(values.get(field)) for field in _POWERS)
     # A scope that the board lacks is refused, or it is 0.
     return (instant if average is None else average) or None
 
@@ -373,18 +408,8 @@ def _plausible_power(value: Any) -> Milliwatts | None:
     return Milliwatts(int(value))
 
 
-def read_limits(calls: GpuCalls) -> PowerLimits:
-    """All limits, in one call if the driver supports it, else one by one."""
-    values = nvml.read_fields(
-        calls,
-        (
-            nvml.LIMIT_MINIMUM,
-            nvml.LIMIT_MAXIMUM,
-            nvml.LIMIT_DEFAULT,
-            nvml.LIMIT_ENFORCED,
-            nvml.LIMIT_REQUESTED,
-        ),
-    )
+def read_limits(calls: GpuCalls, values: Mapping[int, int]) -> PowerLimits:
+    """All limits, from the field values if the driver supports them, else one by one."""
     minimum = _plausible_power(values.get(nvml.LIMIT_MINIMUM))
     maximum = _plausible_power(values.get(nvml.LIMIT_MAXIMUM))
     if minimum is None or maximum is None:

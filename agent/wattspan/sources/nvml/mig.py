@@ -417,7 +417,7 @@ MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
 class NvmlUsage:
     """The GpuUsage of one board: by utilisation samples, or by MIG instances while it is divided.
 
-    ``see_mode`` tells the modes that the newest status shows.
+    ``see_status`` tells what the newest status shows.
     """
 
     def __init__(
@@ -438,11 +438,16 @@ class NvmlUsage:
         self._meter: UsageMeter | None = None
         self._present: frozenset[Payer] = frozenset()
         self._mig = self._vgpu_host = False
+        self._unused: bool | None = None  # in all statuses since the last list
         self.division: object = ()
 
-    def see_mode(self, *, mig: bool, vgpu_host: bool) -> None:
-        """``vgpu_host``: the board is divided among virtual machines."""
+    def see_status(self, *, mig: bool, vgpu_host: bool, unused: bool) -> None:
+        """``vgpu_host``: the board is divided among virtual machines.
+
+        ``unused``: no process has come since the last one, and those in the list are none.
+        """
         self._mig, self._vgpu_host = mig, vgpu_host
+        self._unused = unused and self._unused is not False
 
     @property
     def method(self) -> str:
@@ -463,7 +468,9 @@ class NvmlUsage:
     ) -> Iterable[Usage]:
         if self._list_pace.begin(at.mono):
             with self._list_pace:
-                self._list_processes()
+                if not self._unused:
+                    self._list_processes()
+            self._unused = None
         if self._division.instances:
             return self._of_instances(at) if self._activity_pace.begin(at.mono) else ()
         return self._of_processes(at, busy, settle=settle) if looked else ()

@@ -154,15 +154,10 @@ class PowercapSource(RaplSource):
         super().__init__(sysfs, clock, emulated=emulated, resolution=resolution, model=model)
         self._counters: dict[str, CounterFile] = {}  # by directory
         self._counter_of: dict[str, CounterFile] = {}  # by domain id
-        self._topology = ZoneTopology((), {})
+        self.topology = ZoneTopology((), {})  # the zones and their domains at the last scan
         self._epochs: dict[str, int] = {}  # by domain id; outlives the zone
         self._vanished: dict[str, Failure] = {}  # by domain id
         self._standing: tuple[Failure, ...] = ()  # in force until the next discovery
-
-    @property
-    def topology(self) -> ZoneTopology:
-        """The zones and their domains at the last scan."""
-        return self._topology
 
     def read(self) -> Batch:
         if self.is_due():
@@ -177,7 +172,7 @@ class PowercapSource(RaplSource):
         for counter in self._counters.values():
             counter.close()
         self._counters.clear()
-        self._topology = ZoneTopology((), {})
+        self.topology = ZoneTopology((), {})
         self._due = 0
 
     # ------------------------------------------------------------------------- every tick
@@ -210,7 +205,7 @@ class PowercapSource(RaplSource):
             else:  # sysfs never answers with nothing: the file was emptied under the descriptor
                 failed.append(self._failure(VANISHED, counter))
                 intact = counter.close_with(failed[-1])
-        return Batch(self._topology.domains, tuple(readings), tuple(failed)), intact
+        return Batch(self.topology.domains, tuple(readings), tuple(failed)), intact
 
     def _failure(self, problem: ZoneProblem, counter: CounterFile, **values: object) -> Failure:
         return problem.failure(counter.path, counter.domain_id, **values)
@@ -231,7 +226,7 @@ class PowercapSource(RaplSource):
         for name, error in closed.items():
             counter = self._counters[name]
             counter.failure = access_failure(counter.path, error, counter.domain_id or None)
-        for name in self._topology.orphans:
+        for name in self.topology.orphans:
             self._counters[name].close_with(ORPHAN.failure(self._counters[name].path))
         if found.masked:
             names = ", ".join(found.masked[:4]) + (" and more" if len(found.masked) > 4 else "")
@@ -240,7 +235,7 @@ class PowercapSource(RaplSource):
             wrong.append(NO_ZONES.failure(self._sysfs / POWERCAP_CLASS))
         wrong += (
             WITHOUT_CPUS.failure(self._counter_of[one].path, one)
-            for one in sorted(self._topology.without_cpus)
+            for one in sorted(self.topology.without_cpus)
             if one in self._counter_of
         )
         self._standing = (*wrong, *self._vanished.values())
@@ -277,7 +272,7 @@ class PowercapSource(RaplSource):
 
         ``moved``: CPUs were taken on- or offline, which may change the numbers of sockets.
         """
-        before = self._topology
+        before = self.topology
         known = before.domain_of.keys() | before.orphans
         changed = fresh or any(counter.readable_now for counter in self._counters.values())
         if known == self._counters.keys() and not changed and not moved:
@@ -292,7 +287,7 @@ class PowercapSource(RaplSource):
             self._counter_of[domain_id] = counter
         # Unchanged domains stay the same object: callers compare.
         same = before.domains == after.domains
-        self._topology = replace(after, domains=before.domains) if same else after
+        self.topology = replace(after, domains=before.domains) if same else after
         self._remember_vanished(before)
 
     def _sampled(self) -> list[Zone]:
@@ -309,7 +304,7 @@ class PowercapSource(RaplSource):
         ]
 
     def _remember_vanished(self, before: ZoneTopology) -> None:
-        present = {domain.id for domain in self._topology.domains}
+        present = {domain.id for domain in self.topology.domains}
         gone = {
             domain.id: VANISHED.failure(self._counter_of[domain.id].path, domain.id)
             for domain in before.domains

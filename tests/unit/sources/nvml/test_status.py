@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from testbed.fake_nvml import FakeGpu
-from testbed.nvml_bench import Bench
+from testbed.nvml_bench import TRAIN, Bench
 
 from wattspan.model import PowerLimits, Trouble
+from wattspan.model.settings import Duration
+from wattspan.sources.nvml.device import NvmlSettings
 
 NO_FIELDS = {"nvmlDeviceGetFieldValues": 13}
 
@@ -30,18 +32,34 @@ def test_status_contains_the_readings_of_the_gpu() -> None:
     assert (status.model, status.driver) == ("NVIDIA H100 80GB HBM3", "570.86.15")
 
 
-def test_status_is_read_once_a_second() -> None:
+def test_unused_board_is_asked_for_details_and_processes_every_five_seconds() -> None:
     bench = Bench()
     bench.turn()
-    bench.run(10)
-    assert len(bench.statuses) == 11
+    bench.run(2)
+    bench.nvml.calls.clear()
+    bench.gpu.limits[192] = 300_000
+    bench.run(1)
+    assert bench.statuses[-1].limits.requested == 300_000
+    bench.run(9)
+    assert len(bench.statuses) == 13  # one a second
+    names = ("GetMigMode", "GetComputeRunningProcesses", "GetMemoryInfo", "GetTemperature")
+    assert [bench.nvml.calls.count(f"nvmlDevice{name}") for name in names] == [2, 2, 10, 10]
+    bench.gpu.utilisation, bench.gpu.reasons = (50, 0), 0x4
+    bench.run(1)
+    assert bench.statuses[-1].throttling == ("power_cap",)
 
 
-def test_status_distinguishes_enforced_and_requested_limits() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("status_interval", ["100ms", "1s", "5s"])
+def test_process_without_work_is_known_soon(status_interval: str) -> None:
+    bench = Bench(settings=NvmlSettings(status_interval=Duration.parse(status_interval)))
     bench.turn()
-    limits = bench.statuses[0].limits
-    assert (limits.requested, limits.enforced) == (700_000, 500_000)
+    bench.run(7.4)
+    bench.gpu.running = [TRAIN.pid]
+    bench.run(1.6)  # a list, and the next record of usage
+    assert bench.usages[-1].present == {TRAIN}
+    bench.nvml.calls.clear()
+    bench.run(5)
+    assert bench.nvml.calls.count("nvmlDeviceGetComputeRunningProcesses") == 5
 
 
 def test_driver_without_field_values_is_read_call_by_call() -> None:
