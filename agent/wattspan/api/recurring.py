@@ -108,7 +108,7 @@ class RecurringHandler:
             "status": self._status,
         }[request.path.rpartition("/")[2]]
         with suppress(OSError):  # a host without a store may have no state directory yet
-            self._path.parent.mkdir(exist_ok=True)
+            self._path.parent.mkdir(mode=0o750, exist_ok=True)
         try:
             with closing(RunBook(self._path, self._limits)) as book:
                 book.tidy(self._wall())

@@ -317,8 +317,8 @@ class Ledger:
         self._charges = {}
         for payer, kind in self._missing.take((*self._rows.rows, *infos)):
             self._rows.bound(payer, kind)
-            if (info := infos.get(payer)) is not None:
-                self._groups.bound(info.groups, kind)
+            info = infos.get(payer)
+            self._groups.bound(info.groups if info is not None else (), kind)
 
     # ------------------------------------------------------------------------------- reports
 

@@ -239,6 +239,16 @@ class _GroupAccount:
     shown: GroupRow | None = None  # in the last snapshot; None after a change
 
 
+def _with_user(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The groups of a payer, with ``UNKNOWN_USER`` if they name no user.
+
+    The energy of all users is therefore the energy of all consumers.
+    """
+    if any(group.kind is GroupKind.USER for group in groups):
+        return groups
+    return (*groups, UNKNOWN_USER)
+
+
 class GroupAccounts:
     """At most ``limit`` accounts, and one of each kind that all further groups share.
 
@@ -268,25 +278,20 @@ class GroupAccounts:
         now: int,
         principal: Principal | None = None,
     ) -> None:
-        """Charge all groups of payers; without a user among them also ``UNKNOWN_USER``.
-
-        The energy of all users is therefore the energy of all consumers. Groups belong to the first
-        ``principal`` that is known.
-        """
-        if all(group.kind is not GroupKind.USER for group in groups):
-            groups = (*groups, UNKNOWN_USER)
+        """Charge all groups of payers, which belong to the first ``principal`` that is known."""
         # New ones last: an old one is in use, and makes no room for them.
-        for group in sorted(groups, key=self._accounts.__contains__, reverse=True):
+        for group in sorted(_with_user(groups), key=self._accounts.__contains__, reverse=True):
             account = self._accounts.get(group)
             if account is None or now - account.used >= _USED_EVERY:
                 account = self._use(group, _owner(group, principal), now)
             account.energy[kind] = account.energy.get(kind, 0) + energy
             account.shown = None
 
-    def bound(self, groups: Iterable[Group], kind: HwType) -> None:
-        """Note that energy of ``kind`` is missing in the accounts of ``groups``."""
-        for group in groups:
-            if (account := self._accounts.get(group)) is not None:
+    def bound(self, groups: tuple[Group, ...], kind: HwType) -> None:
+        """Note that energy of ``kind`` is missing in the accounts that ``groups`` have or share."""
+        for group in _with_user(groups):
+            account = self._accounts.get(group) or self._accounts.get(Group(group.kind, OTHER))
+            if account is not None:
                 account.bounded.add(kind)
                 account.shown = None
 

@@ -6,8 +6,10 @@ the command runs.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
+import os
 import sys
 from typing import Any
 
@@ -61,6 +63,9 @@ order: see `wattspan config show --origin`."""
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+"""Errors of a write for want of room; without a name of a file it is the standard output."""
+
 
 class LazyGroup(click.Group):
     """Lists COMMANDS in their order, and imports the one that is called."""
@@ -84,12 +89,16 @@ class LazyGroup(click.Group):
         except (KeyboardInterrupt, click.Abort):
             raise click.exceptions.Exit(INTERRUPTED) from None
         except Exception as error:
-            if ctx.params.get("debug"):
+            if ctx.params.get("debug") or _is_full_output(error):
                 raise
             message, code = _message_and_code(error)
             for line in message.splitlines():
                 click.echo(f"wattspan: {printable(line)}", err=True)
             raise click.exceptions.Exit(code) from error
+
+
+def _is_full_output(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL and error.filename is None
 
 
 def _message_and_code(error: Exception) -> tuple[str, int]:
@@ -143,4 +152,11 @@ def main() -> None:
     """The ``wattspan`` program."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names of processes on an ASCII terminal
-    cli(prog_name="wattspan")
+    try:
+        cli(prog_name="wattspan")
+    except OSError as error:
+        if not _is_full_output(error):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes its rest there at exit
+        cause = os.strerror(error.errno or 0).lower()
+        sys.exit(f"wattspan: Cannot write the output: {cause}. Write it to another place.")

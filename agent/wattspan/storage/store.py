@@ -289,7 +289,7 @@ def _unusable_failure(path: Path, cause: str, remedy: str) -> Failure:
 
 def _take_lock(path: Path) -> FileLock:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         return lock_store(path.with_name(path.name + ".lock"))
     except OSError as error:
         raise StoreError(store_failure(error, path, "open")) from None

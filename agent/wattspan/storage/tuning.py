@@ -257,7 +257,7 @@ class CertificationStore:
         self._memory = memory
         new = self._path.with_suffix(f".{os.getpid()}.new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(self._path, json.dumps(to_json(memory)).encode(), new, 0o666)
         except OSError as error:
             if not self._logged:
@@ -421,7 +421,7 @@ class _RunningJobs(Generic[_EntryType]):
             del self._entries[next(iter(self._entries))]
         new = self._path.with_suffix(f".{os.getpid()}.new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(self._path, msgspec.json.encode(self._entries), new, 0o640)
         except (OSError, UnicodeEncodeError) as error:
             if not self._logged:

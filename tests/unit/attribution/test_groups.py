@@ -27,6 +27,19 @@ def test_energy_of_users_is_the_energy_of_all_payers() -> None:
     assert charged(()) == {UNKNOWN_USER: 7}
 
 
+def test_missing_energy_bounds_the_accounts_that_are_charged() -> None:
+    groups = GroupAccounts(1)  # of the four, one has an account of its own
+    charges = (UNIT, USER), (Group(GroupKind.UNIT, "test"),)
+    groups.bound(charges[0], HwType.CPU)
+    assert groups.rows() == ()
+    for one in charges:
+        groups.charge(one, HwType.CPU, 7, now=1)
+    for one in charges:
+        groups.bound(one, HwType.CPU)
+    assert len(groups.rows()) == 3
+    assert all(row.bounded == {HwType.CPU} for row in groups.rows())
+
+
 # -------------------------------------------------------------------------------- fair shares
 
 LIMIT = 40

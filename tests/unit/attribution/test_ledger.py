@@ -344,7 +344,7 @@ def test_energy_during_a_restart_is_counted_as_unattributed() -> None:
     assert imbalances(after) == []
 
 
-def test_withheld_energy_of_an_undescribed_process_bounds_its_row_only() -> None:
+def test_withheld_energy_of_an_undescribed_process_bounds_its_row_and_the_unknown_user() -> None:
     host = world()
     nobody = Consumer(99, 99)
     for _ in range(40):
@@ -356,8 +356,8 @@ def test_withheld_energy_of_an_undescribed_process_bounds_its_row_only() -> None
         host.apply(readings=host.readings(), usages=[used])
         snapshot = host.ledger.snapshot(host.clock.now(), "h")
     (row,) = [row for row in snapshot.processes if row.info.payer == nobody]
-    assert HwType.CPU in row.bounded
-    assert not any(group.bounded for group in snapshot.groups)
+    (group,) = snapshot.groups
+    assert HwType.CPU in row.bounded & group.bounded
 
 
 def test_lower_bounds_continue_after_a_restart() -> None:

@@ -178,6 +178,16 @@ def test_internal_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("words", [["--help"], ["config", "show"]])
+def test_full_output_is_named_and_no_internal_error(words: list[str]) -> None:
+    program = [sys.executable, "-m", "wattspan", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    cause = "no space left on device. Write it to another place."
+    assert done.stderr == f"wattspan: Cannot write the output: {cause}\n"
+    assert done.returncode == 1
+
+
 def test_debug_option_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyError("x"))
     assert isinstance(wattspan("--debug", "run").exception, KeyError)

@@ -142,6 +142,15 @@ def test_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
         assert index.stat().st_mode & 0o077 == 0
 
 
+def test_others_may_not_enter_a_new_state_directory(tmp_path: Path, host: Books) -> None:
+    umask = os.umask(0o022)
+    try:
+        Store(tmp_path / "state", Settings(), host.clock).close()
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o750
+
+
 def test_group_reader_sees_the_latest_write(
     state_dir: Path, host: Books, member: Callable[[], str]
 ) -> None:
