@@ -25,7 +25,7 @@ from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import capper_client, destinations, run_directory
 from wattspan.service.sampling_demand import QUERY_TIME, WINDOW_EXPIRY, Reason
 from wattspan.service.tuning_assembly import CAPPER_TIMEOUT, AgentCore, TuningAssembly
-from wattspan.util.text import MAX_COMMAND, clean_label
+from wattspan.util.text import MAX_USER, clean_label
 from wattspan.util.unix_sockets import user_name
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def stored_energy(
     path = store_path(Path(config.agent.state_dir), emulated=emulated)
     found = extract_history(path, start, end, kinds)
     if user is not None and isinstance(found, HistoryExtract):
-        found = own_extract(found, clean_label(user_name(user), MAX_COMMAND))
+        found = own_extract(found, clean_label(user_name(user), MAX_USER))
     return {"store": str(path), "found": extract_to_json(found)}
 
 

@@ -28,7 +28,7 @@ def printable(text: str, instead: str = "?") -> str:
 
 
 def clean_label(text: str, longest: int) -> str:
-    """``text`` as a label: printable, and no longer than ``longest`` characters.
+    """``text`` as the name of a process, group or user: printable, in ``longest`` characters.
 
     A longer text loses its middle, because both ends of a path are informative.
     """
@@ -40,7 +40,7 @@ def clean_label(text: str, longest: int) -> str:
 
 
 def cut_with_digest(text: str, longest: int, fit: str | None = None) -> str:
-    """``fit``, by default ``text`` itself, in at most ``longest`` characters.
+    """``fit``, by default ``text`` itself, in ``longest`` characters: for spans and exporters.
 
     A text that is changed ends in a digest of the whole, so that two names remain two.
     """
