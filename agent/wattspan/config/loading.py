@@ -185,10 +185,11 @@ def _read_file(path: Path | None, default: Path) -> TomlFile | None:
     if path is not None:
         return read_toml(path)
     try:
-        exists = default.exists()
-    except OSError:
-        exists = True  # the directory is not accessible: reading reports the cause
-    return read_toml(default) if exists else None
+        default.stat()  # `exists` is False from Python 3.14 on if the directory is not accessible
+    except OSError as error:  # reading reports the other ones
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return None
+    return read_toml(default)
 
 
 def _members(family: str, tables: Iterable[str]) -> list[str]:

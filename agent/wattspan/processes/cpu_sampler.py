@@ -258,7 +258,7 @@ class CpuSampler:
         with self._lock:
             version, quiet = self._version, tuple(self._active)
             until = next((one.until for one in self._series.values()), 0)
-            if not 0 < len(quiet) <= _FEW or any(self._idle_groups):
+            if self._stop.is_set() or not 0 < len(quiet) <= _FEW or any(self._idle_groups):
                 until = 0
         clocks, values = [one.clock for one in quiet], [one.cpu for one in quiet]
         monotonic, read, period = self._clock.monotonic, self._clock.read_cpu_clock, self.period

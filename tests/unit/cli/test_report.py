@@ -348,6 +348,7 @@ def test_closed_store_without_an_agent_is_refused_with_the_remedy(
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(Path, "exists", os.path.exists)  # as from Python 3.14 on
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)

@@ -281,6 +281,15 @@ def test_rest_of_the_thread_ends_with_a_change_of_the_processes(clock: Clocks, c
     assert clock.monotonic() == began + 60 * MS
 
 
+def test_rest_that_begins_after_a_stop_lasts_one_period(fine: CpuSampler, clock: Clocks) -> None:
+    watch(fine, clock, A)
+    fine.stop()
+    began = clock.monotonic()
+    clock.on_sleep = lambda now: clock.works(A, MS * (now > began + SECOND))
+    fine._rest()
+    assert clock.monotonic() == began + PERIOD
+
+
 def test_period_grows_with_the_cost_of_a_sweep(fine: CpuSampler, clock: Clocks) -> None:
     assert fine.period == PERIOD
     fine._cost = 800_000

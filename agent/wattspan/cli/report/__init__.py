@@ -277,11 +277,11 @@ def _shared_history(
 
 def _is_closed(state_dir: Path) -> bool:
     """True if this user may not read the store in a directory that exists."""
-    from wattspan.storage.database import store_path
+    from wattspan.storage.database import file_exists, store_path
 
     try:
         paths = [store_path(state_dir, emulated=emulated) for emulated in (False, True)]
-        found = [path for path in paths if path.exists()]
-    except PermissionError:
+        found = [path for path in paths if file_exists(path)]
+    except StoreError:
         return True
     return bool(found) and not any(os.access(path, os.R_OK, effective_ids=True) for path in found)

@@ -250,8 +250,8 @@ class GpuDevice(ABC):
         """
 
     @abstractmethod
-    def gauges(self) -> GpuGauges:
-        """Power and utilisation now, or as a status has just read them with the rest."""
+    def gauges(self, *, status: bool = False) -> GpuGauges:
+        """Power and utilisation now. ``status`` follows, and may use what the same call answers."""
 
     @abstractmethod
     def status(self, at: Instant) -> GpuStatus:

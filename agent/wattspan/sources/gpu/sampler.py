@@ -141,10 +141,17 @@ class GpuSampler:
         status_due = self._status_pace.begin(at.mono)
         counted = energy is not None and self._meter.derived is False
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
-        status = self._look(at, energy, status_due=status_due) if looks else None
+        if looks:
+            self._look(at, energy, status=status_due)
         self._count(at, energy, self._gauges.draw if looks else None, into)
         self._take_used(into)
-        into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
+        status: GpuStatus | None = None
+        try:
+            if status_due:
+                with self._status_pace:
+                    status = self.device.status(at)
+        finally:  # an error of a status costs neither energy nor usage
+            into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
         if status is not None:
             self._ceiling = status.limits.maximum or self._ceiling
             into.usages += usage.follow(at)
@@ -162,19 +169,12 @@ class GpuSampler:
 
     # -------------------------------------------------------------------- energy
 
-    def _look(
-        self, at: Instant, energy: Microjoules | None, *, status_due: bool = False
-    ) -> GpuStatus | None:
-        """Read power and utilisation, just after the energy, and the status if it is due."""
-        status: GpuStatus | None = None
+    def _look(self, at: Instant, energy: Microjoules | None, *, status: bool = False) -> None:
+        """Read power and utilisation, just after the energy. ``status`` is read next."""
         with self._gauge_pace:
-            if status_due:
-                with self._status_pace:
-                    status = self.device.status(at)
-            self._gauges = self.device.gauges()
+            self._gauges = self.device.gauges(status=status)
         if self._gauges.module is not None:
             self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
-        return status
 
     @property
     def _max_power(self) -> Milliwatts:
@@ -279,7 +279,7 @@ class GpuSampler:
         self._awaits_sample = energy is None and not looks  # the read is due until it succeeds
 
     def _completed(self, status: GpuStatus) -> GpuStatus:
-        """The status with the power and utilisation that were read after it."""
+        """The status with the power and utilisation that were read before it."""
         integrated, counted = self._meter.comparison
         gauges, identity = self._gauges, self.identity
         return replace(

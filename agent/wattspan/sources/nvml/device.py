@@ -266,7 +266,8 @@ class NvmlDevice(GpuDevice):
         self._windowed = WINDOWED.search(self.identity.model) is not None
         self.static_power = settings.static_power(self.identity.model)
         self._virtualisation: int | None = None  # not asked yet
-        self._gauges: GpuGauges | None = None  # that a status has just read
+        self._values: Mapping[int, int] = {}  # of the fields that were read last
+        self._busy: int | None = None
         self._memory_used: int | None = None
         self._details = GpuStatus(self.identity.domain_id, self.clock.now())  # seldom read
         self._details_pace = CallInterval(UNUSED_INTERVAL, self.clock)
@@ -285,16 +286,15 @@ class NvmlDevice(GpuDevice):
         millijoules, at = self.calls.stamped(self.messages.counter, _ENERGY_CALL)
         return None if millijoules is None else Microjoules(int(millijoules) * 1000), at
 
-    def gauges(self) -> GpuGauges:
-        gauges, self._gauges = self._gauges, None
-        return gauges or self._gauges_of(nvml.read_fields(self.calls, _POWERS))
-
-    def _gauges_of(self, values: Mapping[int, int]) -> GpuGauges:
+    def gauges(self, *, status: bool = False) -> GpuGauges:
+        asked = tuple(nvml.FIELDS) if status else _POWERS
+        self._values = values = nvml.read_fields(self.calls, asked)
         average, instant, draw = read_power(self.calls, values, self._usage_is_instant)
         rates = self.calls.ask("utilisation", "nvmlDeviceGetUtilizationRates")
         busy = memory = None
         if rates is not None and 0 <= rates.gpu <= 100 and 0 <= rates.memory <= 100:
             busy, memory = int(rates.gpu), int(rates.memory)
+        self._busy = busy
         return GpuGauges(average, instant, draw, busy, memory, read_module_power(self.calls))
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
@@ -310,23 +310,20 @@ class NvmlDevice(GpuDevice):
         )
 
     def status(self, at: Instant) -> GpuStatus:
-        """All but the energy: one call for all field values, and few calls on an unused board.
+        """The field values that the gauges have just read, and few calls on an unused board.
 
         A process with a context takes memory, and a board that turns MIG on has no utilisation.
         """
-        calls = self.calls
-        values = nvml.read_fields(calls, tuple(nvml.FIELDS))
-        gauges = self._gauges_of(values)
+        calls, values = self.calls, self._values
         memory = calls.ask("memory", "nvmlDeviceGetMemoryInfo")
         before, self._memory_used = self._memory_used, None if memory is None else int(memory.used)
         same = before is not None and before == self._memory_used
-        unused = same and gauges.busy == 0 and not self.usage.held
+        unused = same and self._busy == 0 and not self.usage.held
         if due := self._details_pace.begin(at.mono, forced=not unused):
             with self._details_pace:
                 self._details = self._read_details(at)
         virtual = self._virtualisation == _VGPU_HOST
         self.usage.see_status(mig=bool(self._details.mig), vgpu_host=virtual, unused=not due)
-        self._gauges = gauges
         throttled = {
             one: values[field] for field, one in nvml.THROTTLE_FIELDS.items() if field in values
         }

@@ -62,6 +62,17 @@ def test_process_without_work_is_known_soon(status_interval: str) -> None:
     assert bench.nvml.calls.count("nvmlDeviceGetComputeRunningProcesses") == 5
 
 
+def test_unexpected_error_of_a_status_costs_neither_energy_nor_usage() -> None:
+    bench = Bench(settings=NvmlSettings(status_interval=Duration.parse("100ms")))
+    bench.nvml.answers["nvmlDeviceGetTemperature"] = lambda *_: 1 / 0
+    bench.turn()
+    bench.run(10)
+    assert "ZeroDivisionError" in bench.failure("H100").cause
+    assert bench.statuses == []
+    assert len(bench.readings) == 101
+    assert bench.usages
+
+
 def test_driver_without_field_values_is_read_call_by_call() -> None:
     bench = Bench()
     bench.nvml.errors |= NO_FIELDS
