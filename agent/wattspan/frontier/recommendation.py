@@ -104,22 +104,29 @@ def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommen
     objective = _objective(estimates, constraints)
     best = min(kept, key=lambda number: objective.value(number).value)
     time, energy = estimates.time, estimates.energy
-    ties = tuple(
-        estimates.settings[number]
-        for number in kept
-        if number != best and objective.probability_of_chance(best, number) > SIGNIFICANCE
+    return Recommendation(
+        estimates.settings[best],
+        time.value(best),
+        energy.value(best),
+        time.ratio(best, 0),
+        energy.ratio(best, 0),
+        tuple(
+            estimates.settings[number]
+            for number in kept
+            if number != best and objective.probability_of_chance(best, number) > SIGNIFICANCE
+        ),
     )
-    figures = time.value(best), energy.value(best), time.ratio(best, 0), energy.ratio(best, 0)
-    return Recommendation(estimates.settings[best], *figures, ties)
 
 
 def _keeping(estimates: SettingEstimates, constraints: Constraints) -> list[int]:
     """The settings that keep the constraints with confidence."""
     time, energy = estimates.time, estimates.energy
     slowdown = constraints.max_slowdown
-    slowest = None if slowdown is None else 1 + slowdown
     limits: Sequence[tuple[float | None, Callable[[int], ConfidenceInterval]]] = (
-        (slowest, lambda number: time.ratio(number, 0, ONE_SIDED)),
+        (
+            None if slowdown is None else 1 + slowdown,
+            lambda number: time.ratio(number, 0, ONE_SIDED),
+        ),
         (constraints.deadline, lambda number: time.value(number, ONE_SIDED)),
         (constraints.energy_budget, lambda number: energy.value(number, ONE_SIDED)),
         (constraints.watts, lambda number: estimates.power.value(number, ONE_SIDED)),
@@ -205,9 +212,16 @@ class Frontier:
 
         NoSettingError if there is none, ValueError for an invalid constraint.
         """
-        max_watts = None if eta is None else self._max_watts()
-        limits = max_slowdown, deadline, energy_budget, watts, eta, max_watts
-        return recommend(self.estimates, Constraints(*limits, tolerance))
+        constraints = Constraints(
+            max_slowdown=max_slowdown,
+            deadline=deadline,
+            energy_budget=energy_budget,
+            watts=watts,
+            eta=eta,
+            max_watts=None if eta is None else self._max_watts(),
+            tolerance=tolerance,
+        )
+        return recommend(self.estimates, constraints)
 
     def _max_watts(self) -> float:
         """The sum of the devices' original limits, which weighs time in Zeus's cost."""

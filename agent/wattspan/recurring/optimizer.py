@@ -282,10 +282,18 @@ class BatchSizeOptimizer:
         runs: AgentRuns | FileRuns | None = None,
     ) -> None:
         """ValueError for terms that make no sense."""
-        target = target_metric, higher_is_better_metric, max_epochs, eta_knob
-        search = beta_knob, num_pruning_rounds, window_size, seed
-        named = NamedTerms(list(batch_sizes), default_batch_size, *target, *search)
-        self._terms = named.terms(job)
+        self._terms = NamedTerms(
+            list(batch_sizes),
+            default_batch_size,
+            target_metric,
+            higher_is_better_metric,
+            max_epochs,
+            eta_knob,
+            beta_knob,
+            num_pruning_rounds,
+            window_size,
+            seed,
+        ).terms(job)
         if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
             raise ValueError(f"max_power {max_power} is not a positive number of watts")
         self._meter = meter or AgentMeter(max_power)

@@ -60,8 +60,9 @@ class Loop:
         declare: Declare = declare,
     ) -> None:
         """``first_step``: the optimizer steps before a checkpoint that this run continues."""
-        wanted = max_slowdown, objective, eta, knobs, first_watts, floor_watts
-        request = TuningRequest(*wanted).check()
+        request = TuningRequest(
+            max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        ).check()
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r} is no number of batches: give 1 or more")
         if declares is None:
@@ -188,8 +189,9 @@ class TrainingCallback:
         declare: Declare = declare,
     ) -> None:
         super().__init__()
-        wanted = max_slowdown, objective, eta, knobs, first_watts, floor_watts
-        self._request = TuningRequest(*wanted).check()
+        self._request = TuningRequest(
+            max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        ).check()
         self._service = service
         self._provider = provider
         self._declare = declare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 from wattspan.model import (
     MILLISECOND,
@@ -144,9 +144,16 @@ class HostView:
         gpu = self.gpu(key.device)
         if key.knob is not Knob.GPU_POWER or gpu is None:
             return None
-        domain = self.domains.get(key.device)
-        name = domain.name if domain is not None else key.device
-        return KnobState(key, name, *astuple(gpu.limits))
+        limits, domain = gpu.limits, self.domains.get(key.device)
+        return KnobState(
+            key,
+            domain.name if domain is not None else key.device,
+            limits.minimum,
+            limits.default,
+            limits.maximum,
+            limits.requested,
+            limits.enforced,
+        )
 
     def imposed_limit(self, key: CapKey) -> int | None:
         """The limit that the operator or the host's power budget imposes, in the knob's unit."""

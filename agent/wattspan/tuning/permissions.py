@@ -211,8 +211,13 @@ def operator_terms(
     if mode != "off":
         chosen = job is not None or settings.apply_found
         mode = (job.mode if job is not None else "") or (mode if chosen else "advise")
-    budget = settings.max_slowdown if job is None else slowdown_budget(settings, job)
-    terms = TuningTerms(mode, budget, settings.objective, settings.eta, settings.knobs)
+    terms = TuningTerms(
+        mode,
+        settings.max_slowdown if job is None else slowdown_budget(settings, job),
+        settings.objective,
+        settings.eta,
+        settings.knobs,
+    )
     named = job is not None
     return OperatorTerms(settings.declared, settings.mode, named, terms, refusal, condition)
 

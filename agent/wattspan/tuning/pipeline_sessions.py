@@ -191,13 +191,15 @@ class PipelineSessions:
         self, name: str, control: PipelineControl, clock_of: Callable[[KnobRange], int | None]
     ) -> PipelineFigures:
         session, statistics = control.session, control.statistics
-        by_rank = self._pipelines[name]
+        found, by_rank = session.decision, self._pipelines[name]
         plan = session.straggler_plan or session.plan
         planned = session.settings[plan - 1] if plan else ()
         saved = statistics.saved(session.policy.original)
         return PipelineFigures(
             name,
-            *session.decision[:3],
+            found.move,
+            found.reason,
+            found.sentence,
             _nanoseconds(statistics.seconds),
             _nanoseconds(session.original_seconds if session.baseline else None),
             _nanoseconds(session.straggler or None),

@@ -217,8 +217,14 @@ class SpreadPlanner:
         """Use the account of the run, which the planning host keeps."""
         known = self._job.account
         if known is None or plan.elapsed > known.elapsed:
-            account = SlowdownAccount(elapsed=plan.elapsed, units=plan.units)
-            self._job.keep_account(account.final(plan.lost, plan.lost_bound))
+            self._job.keep_account(
+                SlowdownAccount(
+                    elapsed=plan.elapsed,
+                    units=plan.units,
+                    closed_lost=plan.lost,
+                    closed_bound=plan.lost_bound,
+                )
+            )
 
     # ---------------------------------------------------------------------------- records
 

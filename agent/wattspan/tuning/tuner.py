@@ -229,10 +229,18 @@ class Tuner:
             from wattspan.tuning.host_turns import HostTurns
 
             turns = HostTurns(name, terms.job.hosts, self._context.records)
-        named, context = (name, service, span, terms), self._context
-        savings = previous.savings if previous is not None else None
         self._jobs[name] = TuningJob(
-            *named, context, strategy, kind=kind, now=now, owner=owner, turns=turns, savings=savings
+            name,
+            service,
+            span,
+            terms,
+            self._context,
+            strategy,
+            kind=kind,
+            now=now,
+            owner=owner,
+            turns=turns,
+            savings=previous.savings if previous is not None else None,
         )
 
     def _free_name(self, service: str, span: str, owner: JobOwner) -> str:
@@ -358,15 +366,20 @@ class Tuner:
     def _update_accounts(self) -> None:
         jobs = self._jobs.values()
         totals = self._caps.totals if self._caps is not None else CapTotals()
-        counts = totals.writes, totals.restores, totals.resets
-        answers = None if self._caps is None else self._trouble is None
         rows = [one.row() for one in jobs]
         missing = self._missing.rows(rows, self._declarations.values(), self._clock.now())
         self._accounts = TuningAccounts(
             mode=self._settings.mode,
             rows=(*rows, *missing),
             caps=tuple(self._rows.values()),
-            capper=CapperFigures(answers, self._trouble_text, totals.shared, *counts),
+            capper=CapperFigures(
+                None if self._caps is None else self._trouble is None,
+                self._trouble_text,
+                totals.shared,
+                totals.writes,
+                totals.restores,
+                totals.resets,
+            ),
             ceiling=totals.ceiling,
         )
 

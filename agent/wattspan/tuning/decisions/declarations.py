@@ -77,9 +77,16 @@ def decide_terms(
         return TermsDecision(off, DeclarationOutcome.DECLINED, _no_knob(operator, requests))
     objective, eta, overruled = _objective(asked, operator, requests)
     limits = [*limits, *restricted, *overruled]
-    floor = max([one.floor_watts for one in requests if one.floor_watts is not None], default=None)
-    first = next((one.first_watts for one in requests if one.first_watts is not None), None)
-    given = TuningTerms(_mode(operator), budget, objective, eta, knobs, first, floor)
+    floors = [one.floor_watts for one in requests if one.floor_watts is not None]
+    given = TuningTerms(
+        _mode(operator),
+        budget,
+        objective,
+        eta,
+        knobs,
+        next((one.first_watts for one in requests if one.first_watts is not None), None),
+        max(floors, default=None),
+    )
     if not budget:
         given = replace(given, mode="off")
     result = _result(given, operator)

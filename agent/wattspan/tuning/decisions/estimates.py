@@ -235,13 +235,17 @@ def fit_curve(
     """The curve through ``points``; those at or above the origin are ignored."""
     used = sorted(point for point in points if point.level < origin)
     depths = [(origin - one.level) / origin for one in used]
-    of_time = [one.variance for one in used]
-    of_power = [one.power_variance or one.variance for one in used]
+    variances = [one.variance for one in used]
     return ResponseCurve(
         origin,
         (*(float(one.level) for one in used), origin),
-        _fit(depths, [one.time for one in used], of_time, prior and prior.slowdown),
-        _fit(depths, [-one.power for one in used], of_power, prior and prior.relief),
+        _fit(depths, [one.time for one in used], variances, prior and prior.slowdown),
+        _fit(
+            depths,
+            [-one.power for one in used],
+            [one.power_variance or one.variance for one in used],
+            prior and prior.relief,
+        ),
     )
 
 

@@ -399,8 +399,12 @@ def _choose(state: TrackingState, now: int) -> TrackingState:
         committed = state.committed
         if committed is None:
             committed = Nanoseconds(now - state.begun)
-        state = state._replace(trial=False, reason=DecisionReason.CERTIFIED, committed=committed)
-        state = state._replace(alarm=_new_alarm(state, trial=False))
+        state = state._replace(
+            trial=False,
+            reason=DecisionReason.CERTIFIED,
+            committed=committed,
+            alarm=_new_alarm(state, trial=False),
+        )
     quiet = now - state.quiet_since >= QUIET_PERIODS * state.policy.period
     if not quiet or (now < state.may_lower_at and not state.before_surge):
         return state

@@ -123,13 +123,20 @@ def relearn(state: TunerState) -> TunerState:
     """Restart, because the job may have changed; only noise and power are kept."""
     known, blocks = state.estimates, search.MIN_BASELINE_BLOCKS - 2
     estimates = Estimates(variance=known.variance, blocks=blocks, power=known.power)
-    account, ladder, resumed = search.closed_account(state), state.ladder, state.search.resume_level
+    account, resumed = search.closed_account(state), state.search.resume_level
     state = tenants.each(state, relearn)
     state = state._replace(account=account, estimates=estimates, evidence=LevelEvidence())
-    state = state.searching(phase=TunerPhase.LEARN, ladder=ladder.plain(), failed_candidates=0)
-    state = state.searching(plan=ProbePlan(state.top, 1), refinements=0, recertifying=False)
-    base = None if resumed is None else ladder.base(resumed)
-    return state.searching(candidate=None, certified=None, resume_level=base)
+    return state.searching(
+        ladder=state.ladder.plain(),
+        plan=ProbePlan(state.top, 1),
+        phase=TunerPhase.LEARN,
+        candidate=None,
+        recertifying=False,
+        failed_candidates=0,
+        refinements=0,
+        certified=None,
+        resume_level=None if resumed is None else state.ladder.base(resumed),
+    )
 
 
 def _learn(state: TunerState, observation: Observation) -> TunerState:

@@ -101,9 +101,13 @@ def decline_and_pause(
 
 
 def _rest(state: TunerState, now: int, until: int, decision: Decision) -> TunerState:
-    state = state._replace(decision=decision)
-    state = state.searching(phase=TunerPhase.REST, previous_level=state.level, rest_until=until)
-    return state.searching(plan=ProbePlan(state.top, 1), requested_at=now)
+    return state._replace(decision=decision).searching(
+        phase=TunerPhase.REST,
+        plan=ProbePlan(state.top, 1),
+        previous_level=state.level,
+        requested_at=now,
+        rest_until=until,
+    )
 
 
 # ----------------------------------------------------------------------------------- requests

@@ -233,9 +233,14 @@ def add_requests(
     )
     elapsed = [] if not units else [LevelTime(level, now - samples.served_to, len(units))]
     last_end = max([samples.last_end, *(unit.end for unit in units)])
-    served_to, periods = now if units else samples.served_to, samples.periods[-1:]
-    samples = samples._replace(periods=periods, windows=tuple(left), completed=completed)
-    samples = samples._replace(served_number=number, served_to=served_to, last_end=last_end)
+    samples = samples._replace(
+        periods=samples.periods[-1:],
+        windows=tuple(left),
+        completed=completed,
+        served_number=number,
+        served_to=now if units else samples.served_to,
+        last_end=last_end,
+    )
     return samples, finished, elapsed
 
 

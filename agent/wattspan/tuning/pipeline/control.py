@@ -207,9 +207,15 @@ class PipelineControl:
         for rank, remote in observation.remote.items():
             clocks[rank] = _with_changes(clocks.get(rank, ()), remote.clocks)
             energy[rank] = (*energy.get(rank, ()), *remote.energy)[-_KEPT_POINTS:]
-        recent, waiting = (*self.recent, *found)[-_KEPT_ITERATIONS:], (*self.waiting, *found)
-        received = replace(self, assembly=assembly, recent=recent, waiting=waiting)
-        return replace(received, clocks=clocks, energy=energy, stepped=observation.now)
+        return replace(
+            self,
+            assembly=assembly,
+            clocks=clocks,
+            energy=energy,
+            recent=(*self.recent, *found)[-_KEPT_ITERATIONS:],
+            stepped=observation.now,
+            waiting=(*self.waiting, *found),
+        )
 
     def decide(
         self,
@@ -239,8 +245,14 @@ class PipelineControl:
             for rank, points in self.energy.items():
                 used = [point.at for point in points if point.at <= one.end]
                 reported[rank] = max([reported.get(rank, one.start), *used[-1:]])
-        decided = replace(self, session=session, statistics=statistics, reported=reported)
-        return replace(decided, charged=tuple(charged), waiting=tuple(waiting))
+        return replace(
+            self,
+            session=session,
+            statistics=statistics,
+            charged=tuple(charged),
+            reported=reported,
+            waiting=tuple(waiting),
+        )
 
     def _ready(
         self,

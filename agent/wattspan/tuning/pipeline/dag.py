@@ -248,9 +248,14 @@ def scheduled(
                 f"Each rank has one stage in the schedule {schedule.value}, and there are {stages}"
                 f" stages and {ranks} ranks. The schedule interleaved has several."
             )
-        if schedule is PipelineSchedule.GPIPE:
-            return PipelineDag([_gpipe(stage, microbatches) for stage in range(stages)])
-        return PipelineDag([_one_f_one_b(stage, stages, microbatches) for stage in range(stages)])
+        return PipelineDag(
+            [
+                _gpipe(stage, microbatches)
+                if schedule is PipelineSchedule.GPIPE
+                else _one_f_one_b(stage, stages, microbatches)
+                for stage in range(stages)
+            ]
+        )
     if stages % ranks or microbatches % ranks:
         raise BadPipelineError(
             f"The schedule interleaved needs multiples of its {ranks} ranks, and there are {stages}"

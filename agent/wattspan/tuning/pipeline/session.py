@@ -174,9 +174,16 @@ def _observe(state: PipelineState, iteration: PipelineIteration) -> PipelineStat
     profile = state.profile
     for one in kept:
         profile = profile.add(one)
-    baseline = tuple(math.log(one.seconds) for one in kept)
-    state = replace(state, phase=PipelinePhase.PROFILE, seen=(), dag=dag, first=kept[0].number)
-    return _profile(replace(state, profile=profile, baseline=baseline), dag)
+    state = replace(
+        state,
+        phase=PipelinePhase.PROFILE,
+        seen=(),
+        dag=dag,
+        first=kept[0].number,
+        profile=profile,
+        baseline=tuple(math.log(one.seconds) for one in kept),
+    )
+    return _profile(state, dag)
 
 
 def _time(iteration: PipelineIteration, level: int) -> LevelTime:
@@ -348,8 +355,13 @@ def _plan_decision(state: PipelineState) -> tuple[Move, DecisionReason, str]:
 
 def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> PipelineState:
     """Measure lower clocks as far as the straggler's iteration permits, then plan for it."""
-    state = replace(state, phase=PipelinePhase.STRAGGLE, watch=StragglerWatch())
-    state = replace(state, straggler=straggler, straggler_plan=0)
+    state = replace(
+        state,
+        phase=PipelinePhase.STRAGGLE,
+        straggler=straggler,
+        straggler_plan=0,
+        watch=StragglerWatch(),
+    )
     relative = straggler / state.original_seconds
     slowdown = relative * (1 - STRAGGLER_MARGIN) - 1
     probe = PipelineProbes(state.profile, dag, state.policy.clocks).next(slowdown, slowdown)
@@ -362,8 +374,15 @@ def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> Pipelin
 def without_straggler(state: PipelineState) -> PipelineState:
     """Restore the original clocks because nothing shows that another pipeline is slower."""
     comparison = replace(state.comparison, before=IterationRun(), held=IterationRun())
-    state = replace(state, phase=PipelinePhase.HOLD, watch=StragglerWatch())
-    state = replace(state, comparison=comparison, straggler=0.0, task=None, partner="")
+    state = replace(
+        state,
+        phase=PipelinePhase.HOLD,
+        straggler=0.0,
+        task=None,
+        comparison=comparison,
+        partner="",
+        watch=StragglerWatch(),
+    )
     return request_original(state, DecisionReason.SENTINEL)
 
 

@@ -352,9 +352,15 @@ class PipelineState:
 def begin_session(policy: PipelinePolicy, account: SlowdownAccount | None = None) -> PipelineState:
     """The state before the first iteration, with the closed ``account`` of the run so far."""
     wanted = WARM_UP_ITERATIONS + VERIFIED_ITERATIONS
-    sentence = f"The tuner waits for {wanted} iterations of the pipeline at the original clocks."
-    decision = PipelineDecision(Move.DECLINE, DecisionReason.NO_SIGNAL, sentence)
-    return PipelineState(policy, decision, account=account or SlowdownAccount())
+    return PipelineState(
+        policy,
+        PipelineDecision(
+            Move.DECLINE,
+            DecisionReason.NO_SIGNAL,
+            f"The tuner waits for {wanted} iterations of the pipeline at the original clocks.",
+        ),
+        account=account or SlowdownAccount(),
+    )
 
 
 def closed_session_account(state: PipelineState) -> SlowdownAccount:
