@@ -64,7 +64,7 @@ INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-"""Errors of a write for want of room; without a name of a file it is the standard output."""
+"""Errors of a write for want of room."""
 
 
 class LazyGroup(click.Group):
@@ -98,7 +98,12 @@ class LazyGroup(click.Group):
 
 
 def _is_full_output(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in _FULL and error.filename is None
+    if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+        try:
+            sys.stdout.flush()  # it keeps what it could not write
+        except OSError:
+            return True
+    return False
 
 
 def _message_and_code(error: Exception) -> tuple[str, int]:

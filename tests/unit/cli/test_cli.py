@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -170,11 +171,12 @@ def test_error_classes_have_their_own_exit_codes(monkeypatch: pytest.MonkeyPatch
     assert (result.exit_code, result.stderr) == (5, "wattspan: Cannot write X: full. Free some.\n")
 
 
-def test_internal_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, KeyError("x"))
+@pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.ENOSPC, "of another file")])
+def test_internal_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    failing(monkeypatch, error)
     result = wattspan("run")
     assert result.exit_code == 70
-    assert "internal error of wattspan (KeyError: 'x')" in result.stderr
+    assert f"internal error of wattspan ({type(error).__name__}: {error})" in result.stderr
     assert "Traceback" not in result.stderr
 
 
