@@ -84,7 +84,9 @@ def mirror(path: str) -> Path:
 
 def main() -> None:
     new = git("ls-files", "--others", "--exclude-standard")
-    changed = git("diff", "--name-only", "HEAD") | new or git("show", "--name-only", "--format=")
+    changed = git("diff", "--name-only", "HEAD") | new or git(
+        "log", "-1", "-m", "--first-parent", "--name-only", "--format="
+    )
     sources = [one for one in git("ls-files") | new if one.endswith(".py") and Path(one).exists()]
     users = importers({module(one): Path(one).read_text(encoding="utf-8") for one in sources})
     far = distances({module(one) for one in changed}, users)
