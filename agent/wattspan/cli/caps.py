@@ -20,6 +20,7 @@ from wattspan.capper.protocol import CapperAddress, CapperClient, RefusalReason,
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
+    PATH,
     ConfigurationOptions,
     config_options,
     echo_error,
@@ -59,7 +60,7 @@ _SOURCES = {
 capper_option = click.option(
     "--capper",
     "socket",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="PATH",
     help="Ask the capper on this socket, as `wattspan caps status` names it, and no other one.",
 )

@@ -37,6 +37,7 @@ class DurationType(click.ParamType[Duration]):
 
 
 DURATION = DurationType()
+PATH = click.Path(path_type=Path, readable=False)  # the error of its reader has a remedy
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -119,7 +120,7 @@ _config_options = with_options(
         "--config",
         "-c",
         "config_file",
-        type=click.Path(path_type=Path),
+        type=PATH,
         envvar="WATTSPAN_CONFIG",
         help="Read this file instead of /etc/wattspan/config.toml.",
     ),

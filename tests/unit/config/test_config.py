@@ -219,7 +219,7 @@ def test_table_of_a_broken_plugin_is_not_an_error(tmp_path: Path) -> None:
 
 
 def test_directory_as_configuration_file_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a directory"):
+    with pytest.raises(ConfigError, match=r"it is a directory, .* Name the configuration"):
         load(tmp_path, environ={})
 
 

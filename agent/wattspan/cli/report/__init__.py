@@ -17,6 +17,7 @@ from wattspan.cli.formatting import local_time
 from wattspan.cli.options import (
     DURATION,
     FILE,
+    PATH,
     ConfigurationOptions,
     config_options,
     echo_error,
@@ -128,7 +129,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 @click.option("--emulated", is_flag=True, help="Read the store of an emulated host.")
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The directory of the store, instead of the configured one.",
 )
 @config_options
