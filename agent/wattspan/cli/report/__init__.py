@@ -166,6 +166,8 @@ def command(
     form = choose_format(form, output)
     if since is not None and start is not None:
         raise click.UsageError("--since and --from: choose one.")
+    if since is not None and since < SECOND:
+        raise click.UsageError("--since is below a second: give 1s at least.")
     if split and by != SPAN:
         raise click.UsageError("--split divides the energy of spans: add --by span.")
     now = SystemClock().now().wall // 10**9
