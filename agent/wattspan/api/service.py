@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from wattspan.api import energy
-from wattspan.api.authorization import Authorization, shown_user
+from wattspan.api.authorization import Authorization, problem_for, shown_user
 from wattspan.api.energy import TimeGrid
 from wattspan.api.estimates import (
     ADVICE_PARAMETERS,
@@ -152,9 +152,8 @@ class WatchList:
     ) -> None:
         self._energy_history, self._directory, self._clock = energy_history, directory, clock
         self._sampler = sampler
-        self._ended: dict[
-            Consumer, int | None
-        ] = {}  # in order of requests; time at which the end was seen
+        # In the order of requests, with the time at which the end was seen.
+        self._ended: dict[Consumer, int | None] = {}
         self._paths: dict[Consumer, SharePath] = {}  # of the owners
 
     def __len__(self) -> int:
@@ -326,7 +325,7 @@ class QueryService:
         try:
             return await self._handler(request)(request)
         except ProblemError as problem:
-            return problem.response()
+            return problem_for(request.peer, problem).response()
 
     def _handler(self, request: HttpRequest) -> Handler:
         named = f"{JOBS_PATH}/"
