@@ -84,7 +84,7 @@ def test_snapshot_document_holds_processes_and_groups_by_hardware_type() -> None
     assert (rest.pid, rest.name, rest.alive) == (None, "short-lived", False)
     assert [group.name for group in document.groups][:2] == ["trainer-7f9c", "serving"]
     assert document.other_joules == {CPU: 412.0}
-    assert document.ended_joules == {CPU: 95.0}
+    assert (document.ended_joules, document.bounded) == ({CPU: 95.0}, [GPU])
 
 
 def test_names_are_printable() -> None:

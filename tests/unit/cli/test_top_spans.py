@@ -38,7 +38,7 @@ def test_wide_terminal_shows_hardware_types_and_tokens() -> None:
 
 def test_energy_outside_spans_is_summed_below_the_rows() -> None:
     assert line_with("outside spans", drawn(serving_host(), width=120, by=ViewSection.SPAN)) == (
-        "outside spans: trainer 930 J, llm 12.0 J; 7 unknown process; 2 refused (invalid id)"
+        "outside spans: trainer ≥ 930 J, llm ≥ 12.0 J; 7 unknown process; 2 refused (invalid id)"
     )
 
 

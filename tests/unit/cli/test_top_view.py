@@ -170,7 +170,12 @@ def test_restricted_view_says_what_is_left_out() -> None:
 
 
 def test_unlisted_energy_is_summed_below_the_rows() -> None:
-    assert line_with("not listed", drawn(busy_host())) == (
+    host = busy_host()
+    assert line_with("not listed", drawn(host)) == (
+        "not listed: other ≥ 412 J, ended ≥ 95.0 J, idle ≥ 25.5 kJ, unattributed ≥ 455 J"
+    )
+    certain = replace(host, domains=tuple(replace(one, gaps={}) for one in host.domains))
+    assert line_with("not listed", drawn(certain)) == (
         "not listed: other 412 J, ended 95.0 J, idle 25.5 kJ, unattributed 455 J"
     )
 

@@ -535,12 +535,13 @@ def _joules_a_token(token_type: str, row: InferenceEntry) -> str:
     return energy_each(row.gpu_joules.get(token_type, 0.0) * 1e6, tokens) if tokens else ""
 
 
-def spans_remainder(spans: SpansEntry, options: ViewOptions) -> Text:
+def spans_remainder(document: SnapshotDocument, options: ViewOptions) -> Text:
     """The energy of services outside their spans, and the spans that no row counts."""
+    spans, bounded = document.spans, bool(document.bounded)
     outside = {service: sum(joules.values()) for service, joules in spans.outside_joules.items()}
     greatest = sorted(outside.items(), key=lambda one: -one[1])
     services = ", ".join(
-        f"{printable(service)} {formatting.joules_text(joules)}" for service, joules in greatest
+        f"{printable(name)} {formatting.least_joules(j, bounded=bounded)}" for name, j in greatest
     )
     parts = [f"outside spans: {services}"] if any(outside.values()) else []
     parts += [
