@@ -355,6 +355,7 @@ def restrict(
                 power_watts=coarse_watts.get(one.hw_id),
                 pending_joules=None,
                 counted_joules=None,
+                baseline_unknown_joules=None,
                 **_NO_ENERGIES,
             )
             for one in domains

@@ -178,6 +178,7 @@ def test_other_users_see_no_energy_of_devices_that_the_grid_hides() -> None:
     assert len(hidden) == 4
     for one in hidden:
         assert one.energy_joules is one.pending_joules is one.idle_joules is None
+        assert one.baseline_unknown_joules is None, "it rises with the energy of processes"
     assert document.host.energy_joules is None
     assert all(one.energy_joules for one in document.domains if one.hw_type is GPU)
     restricted = restrict(snapshot_document(busy_host(), "1"), lambda _: False, {"GPU-0": 5.0})

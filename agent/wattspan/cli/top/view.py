@@ -265,7 +265,7 @@ def _problems(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rend
         f"{domain.hw_name}: idle power {_UNSURE[domain.baseline]}, processes have a lower bound "
         f"({domain.baseline})"
         for domain in document.domains
-        if domain.baseline in _UNSURE and domain.baseline_unknown_joules
+        if domain.baseline in _UNSURE and (domain.baseline_unknown_joules or document.restricted)
     ]
     most = 3
     if options.height is None:
