@@ -121,16 +121,14 @@ class Authorization:
         return owner
 
 
+_SHARED = "it stands for every user without a number here, so no process is known to be yours"
+
+
 def problem_for(peer: Peer, problem: ProblemError) -> ProblemError:
     """``problem``; of user 65534, to whom nothing is known to belong, the cause of a refusal."""
     if problem.status != HTTPStatus.FORBIDDEN or (peer.uid, peer.principal) != (OVERFLOW_UID, None):
         return problem
-    return ProblemError(
-        problem.status,
-        f"user {OVERFLOW_UID}",
-        "it stands for every user without a number here, so no process is known to be yours",
-        "Ask as another user.",
-    )
+    return ProblemError(problem.status, f"user {OVERFLOW_UID}", _SHARED, "Ask as another user.")
 
 
 def shown_user(peer: Peer, *, privileged: bool) -> int | None:

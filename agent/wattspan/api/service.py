@@ -353,11 +353,7 @@ class QueryService:
             return await self._device_energy(request)
         values, start, end = self._period(request, {"wait": WAIT, **PROCESS_PARAMETERS})
         consumer = self._consumer(values, request.peer) if "pid" in values else None
-        grid = (
-            energy.UNQUANTIZED
-            if self._authorization.may_read_counters(request.peer)
-            else self._grid
-        )
+        grid = self._grid_for(request.peer)
         owner = request.peer.quota_owner
         if consumer is not None and (values["pid"] == SENDER or consumer in self._watches):
             self._registered(consumer, owner)
@@ -388,9 +384,7 @@ class QueryService:
             ),
             start,
             end,
-            energy.UNQUANTIZED
-            if self._authorization.may_read_counters(request.peer)
-            else self._grid,
+            self._grid_for(request.peer),
             values.get("timeline", False),
         )
         wait = values.get("wait", energy.DEFAULT_WAIT)
@@ -398,6 +392,11 @@ class QueryService:
             self._energy_history.expect(end)
         await self._wait_until(lambda: query.answerable, wait, request.peer.quota_owner)
         return json_response({"host_name": self._host, **query.response()})
+
+    def _grid_for(self, peer: Peer) -> TimeGrid:
+        """The grid of the energy of devices for ``peer``."""
+        may_read = self._authorization.may_read_counters(peer)
+        return energy.UNQUANTIZED if may_read else self._grid
 
     def _period(
         self, request: HttpRequest, known: Mapping[str, Parameter]

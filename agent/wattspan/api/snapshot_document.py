@@ -353,9 +353,7 @@ def restrict(
             else replace(
                 one,
                 power_watts=coarse_watts.get(one.hw_id),
-                pending_joules=None,
-                counted_joules=None,
-                baseline_unknown_joules=None,
+                **dict.fromkeys(("pending_joules", "counted_joules", "baseline_unknown_joules")),
                 **_NO_ENERGIES,
             )
             for one in domains
