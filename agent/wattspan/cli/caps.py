@@ -20,7 +20,6 @@ from wattspan.capper.protocol import CapperAddress, CapperClient, RefusalReason,
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
-    PATH,
     ConfigurationOptions,
     config_options,
     echo_error,
@@ -60,7 +59,7 @@ _SOURCES = {
 capper_option = click.option(
     "--capper",
     "socket",
-    type=PATH,
+    type=click.Path(path_type=Path, readable=False),
     metavar="PATH",
     help="Ask the capper on this socket, as `wattspan caps status` names it, and no other one.",
 )

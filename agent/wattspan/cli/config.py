@@ -13,7 +13,6 @@ import click
 from wattspan.cli.doctor.host import schedule_faults
 from wattspan.cli.doctor.network import access_error, inline_secrets, tcp_listeners
 from wattspan.cli.options import (
-    PATH,
     ConfigurationOptions,
     config_options,
     echo_error,
@@ -57,7 +56,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", type=PATH, required=False)
+@click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 @config_options
 @json_option
 def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool) -> None:

@@ -37,7 +37,6 @@ class DurationType(click.ParamType[Duration]):
 
 
 DURATION = DurationType()
-PATH = click.Path(path_type=Path, readable=False)  # the error of its reader has a remedy
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -120,7 +119,7 @@ _config_options = with_options(
         "--config",
         "-c",
         "config_file",
-        type=PATH,
+        type=click.Path(path_type=Path, readable=False),  # the reader's error has a remedy
         envvar="WATTSPAN_CONFIG",
         help="Read this file instead of /etc/wattspan/config.toml.",
     ),

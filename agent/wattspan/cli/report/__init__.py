@@ -17,7 +17,6 @@ from wattspan.cli.formatting import local_time
 from wattspan.cli.options import (
     DURATION,
     FILE,
-    PATH,
     ConfigurationOptions,
     config_options,
     echo_error,
@@ -129,7 +128,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 @click.option("--emulated", is_flag=True, help="Read the store of an emulated host.")
 @click.option(
     "--state-dir",
-    type=PATH,
+    type=click.Path(path_type=Path, readable=False),
     help="The directory of the store, instead of the configured one.",
 )
 @config_options
