@@ -96,7 +96,8 @@ def test_snapshot_document_holds_spans() -> None:
     spans = document_of(serving_host()).spans
     chat = spans.names[1]
     assert (chat.service, chat.calls, chat.tokens["output"]) == ("llm", 912, 118_404)
-    assert spans.outside_joules["trainer"] == {CPU: 31.0, GPU: 899.0}
+    assert (chat.energy_joules, chat.tokens["input"]) == ({CPU: 620.0, GPU: 3310.0}, 4 * 118_404)
+    assert spans.outside_joules == {"trainer": {CPU: 31.0, GPU: 899.0}, "llm": {CPU: 12.0}}
     assert (spans.received, spans.refused) == (54_540, {"invalid_id": 2})
 
 

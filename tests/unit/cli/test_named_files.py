@@ -83,7 +83,7 @@ def test_configuration_of_another_kind_is_refused(said: str, make: Maker, tmp_pa
     told = check("--config", str(path))
     assert f"Cannot read {path}: " in told
     assert said in told
-    assert told.rstrip().endswith(".")
+    assert told.rstrip().endswith("Name the configuration, or copy it into a file.")
 
 
 @pytest.mark.parametrize("words", [("--config",), ()])
