@@ -35,7 +35,7 @@ zero.
 **Certain, or said not to be.** A figure is known, a lower bound (a part of it is unknown) or
 unknown. `wattspan_host_certainty_info`, `wattspan_domain_certainty_info` and
 `wattspan_attribution_certainty_info` say so for the host, each domain, and the energy of processes,
-groups and spans. The counter of a device that gives no more readings stands still: its
+groups, spans and requests. The counter of a device without readings stands still: its
 `wattspan_domain_up` is 0, its power is absent, and `wattspan_gap_seconds_total` counts the time.
 A rate over such time is a lower bound too:
 

@@ -619,16 +619,17 @@ def test_language_models_have_joules_per_token(browser: Browser) -> None:
     }
     client = {"service": "shop", "model": "llama", "role": "client", "requests": 357, "tokens": {}}
     theirs = {**model, "owner": "eve"}
-    told["snapshot"]["spans"] = {"inference": [model, theirs], "unmetered": [client]}
+    spans = {"inference": [model, theirs], "unmetered": [client]}
+    told["snapshot"] |= {"spans": spans, "bounded": ["gpu"]}
     with PageServer(told) as server, opened(browser, server.url) as tab:
         cells = tab.texts("#models tbody td, #models tbody th")
     figures = [
         "<b>llama</b> vllm",
         "10",
-        "900\u00a0J",
-        "90.0\u00a0J",
-        "50.0\u00a0mJ",
-        "2.00\u00a0J",
+        "≥\u00a0900\u00a0J",
+        "≥\u00a090.0\u00a0J",
+        "≥\u00a050.0\u00a0mJ",
+        "≥\u00a02.00\u00a0J",
         "90\u00a0%",
     ]
     assert cells[:7] == figures

@@ -219,6 +219,8 @@ def test_empty_store_and_empty_range_have_messages(
     ("arguments", "complaint"),
     [
         (["--since", "soon"], "'--since'"),
+        (["--since", "0s"], "give 1s at least"),
+        (["--since", "999ms", "--to", "2025-01-01"], "give 1s at least"),
         (["--from", "yesterday"], "is not a time"),
         (["--from", "0001-01-01T00:00+14:00"], "is not a time"),
         (["--since", "1h", "--from", "2025-01-01"], "choose one"),

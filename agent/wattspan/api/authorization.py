@@ -17,7 +17,7 @@ from http import HTTPStatus
 from wattspan.api.requests import ProblemError
 from wattspan.http.sockets import Peer
 from wattspan.model import HOST_ROOT, Consumer, Principal
-from wattspan.processes.principals import PrincipalResolver
+from wattspan.processes.principals import OVERFLOW_UID, PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 
 PrincipalOf = Callable[[Consumer], Principal | None]
@@ -101,7 +101,7 @@ class Authorization:
                 "it is not known to be yours"
                 if owner in (None, NO_PRINCIPAL)
                 else "it belongs to another user, and energy reveals computations",
-                "Ask as its user or as root.",
+                "Ask as root." if owner == NO_PRINCIPAL else "Ask as its user or as root.",
             )
 
     def permits(self, peer: Peer, consumer: Consumer) -> bool:
@@ -119,6 +119,16 @@ class Authorization:
         if len(self._owners) > MAX_REMEMBERED:
             self._owners.popitem(last=False)
         return owner
+
+
+_SHARED = "it stands for every user without a number here, so no process is known to be yours"
+
+
+def problem_for(peer: Peer, problem: ProblemError) -> ProblemError:
+    """``problem``; of user 65534, to whom nothing is known to belong, the cause of a refusal."""
+    if problem.status != HTTPStatus.FORBIDDEN or (peer.uid, peer.principal) != (OVERFLOW_UID, None):
+        return problem
+    return ProblemError(problem.status, f"user {OVERFLOW_UID}", _SHARED, "Ask as another user.")
 
 
 def shown_user(peer: Peer, *, privileged: bool) -> int | None:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from wattspan.api import energy
-from wattspan.api.authorization import Authorization, shown_user
+from wattspan.api.authorization import Authorization, problem_for, shown_user
 from wattspan.api.energy import TimeGrid
 from wattspan.api.estimates import (
     ADVICE_PARAMETERS,
@@ -152,9 +152,8 @@ class WatchList:
     ) -> None:
         self._energy_history, self._directory, self._clock = energy_history, directory, clock
         self._sampler = sampler
-        self._ended: dict[
-            Consumer, int | None
-        ] = {}  # in order of requests; time at which the end was seen
+        # In the order of requests, with the time at which the end was seen.
+        self._ended: dict[Consumer, int | None] = {}
         self._paths: dict[Consumer, SharePath] = {}  # of the owners
 
     def __len__(self) -> int:
@@ -326,7 +325,7 @@ class QueryService:
         try:
             return await self._handler(request)(request)
         except ProblemError as problem:
-            return problem.response()
+            return problem_for(request.peer, problem).response()
 
     def _handler(self, request: HttpRequest) -> Handler:
         named = f"{JOBS_PATH}/"
@@ -354,11 +353,7 @@ class QueryService:
             return await self._device_energy(request)
         values, start, end = self._period(request, {"wait": WAIT, **PROCESS_PARAMETERS})
         consumer = self._consumer(values, request.peer) if "pid" in values else None
-        grid = (
-            energy.UNQUANTIZED
-            if self._authorization.may_read_counters(request.peer)
-            else self._grid
-        )
+        grid = self._grid_for(request.peer)
         owner = request.peer.quota_owner
         if consumer is not None and (values["pid"] == SENDER or consumer in self._watches):
             self._registered(consumer, owner)
@@ -389,9 +384,7 @@ class QueryService:
             ),
             start,
             end,
-            energy.UNQUANTIZED
-            if self._authorization.may_read_counters(request.peer)
-            else self._grid,
+            self._grid_for(request.peer),
             values.get("timeline", False),
         )
         wait = values.get("wait", energy.DEFAULT_WAIT)
@@ -399,6 +392,11 @@ class QueryService:
             self._energy_history.expect(end)
         await self._wait_until(lambda: query.answerable, wait, request.peer.quota_owner)
         return json_response({"host_name": self._host, **query.response()})
+
+    def _grid_for(self, peer: Peer) -> TimeGrid:
+        """The grid of the energy of devices for ``peer``."""
+        may_read = self._authorization.may_read_counters(peer)
+        return energy.UNQUANTIZED if may_read else self._grid
 
     def _period(
         self, request: HttpRequest, known: Mapping[str, Parameter]

@@ -235,7 +235,11 @@ class RateEntry(Struct, frozen=True):
 
 
 class SnapshotDocument(Struct, frozen=True, kw_only=True):
-    """One snapshot. ``restricted`` is true if the reader may not see other users' processes."""
+    """One snapshot. ``restricted`` is true if the reader may not see other users' processes.
+
+    ``bounded`` are the types of which the energy of all processes together is a lower bound, and so
+    that of unlisted and ended ones and outside of spans.
+    """
 
     schema_version: int = SCHEMA_VERSION
     agent_version: str
@@ -251,6 +255,7 @@ class SnapshotDocument(Struct, frozen=True, kw_only=True):
     processes: list[ListedProcess]
     other_joules: Joules  # of processes that are not listed
     ended_joules: Joules  # of processes that are no longer listed
+    bounded: list[HwType] = []
     groups: list[GroupEntry]
     spans: SpansEntry
     tuning: TuningDocument
@@ -285,7 +290,7 @@ def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
     """The document of ``snapshot``, for a reader who may see everything."""
     gpus = {gpu.domain_id: gpu for gpu in snapshot.gpus}
     host, bounded, lost = _host(snapshot), snapshot.bounded_powers, snapshot.lost
-    stats = snapshot.stats
+    stats, certain = snapshot.stats, snapshot.attribution_certainty
     return SnapshotDocument(
         agent_version=version,
         host_name=_text(snapshot.host),
@@ -302,6 +307,7 @@ def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
         processes=[_process(row, bounded) for row in snapshot.processes],
         other_joules=_joules_by_type(snapshot.other),
         ended_joules=_joules_by_type(snapshot.retired),
+        bounded=sorted(kind for kind in certain if certain[kind] is not Certainty.KNOWN),
         groups=[_group(row, bounded) for row in snapshot.groups],
         spans=_spans(snapshot.spans),
         tuning=tuning_document(snapshot.tuning),
@@ -347,8 +353,7 @@ def restrict(
             else replace(
                 one,
                 power_watts=coarse_watts.get(one.hw_id),
-                pending_joules=None,
-                counted_joules=None,
+                **dict.fromkeys(("pending_joules", "counted_joules", "baseline_unknown_joules")),
                 **_NO_ENERGIES,
             )
             for one in domains

@@ -59,7 +59,7 @@ _SOURCES = {
 capper_option = click.option(
     "--capper",
     "socket",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     metavar="PATH",
     help="Ask the capper on this socket, as `wattspan caps status` names it, and no other one.",
 )

@@ -56,7 +56,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 @config_options
 @json_option
 def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool) -> None:

@@ -45,6 +45,11 @@ def joules_text(joules_: float | None) -> str:
     return joules(None if joules_ is None else joules_ * 1e6)
 
 
+def least_joules(joules_: float | None, *, bounded: bool) -> str:
+    """As ``joules_text``, marked if it is a lower bound; a dash for a lower bound of 0."""
+    return at_least(joules_text(joules_ if joules_ or not bounded else None), bounded=bounded)
+
+
 def amount_text(total: float, unit: str, *, partial: bool) -> str:
     """``"0.0034 EUR"``, ``"12.3 kg CO2e"`` for grams; ``≥`` if ``partial``: a part is unknown."""
     if partial and not total:

@@ -119,7 +119,7 @@ _config_options = with_options(
         "--config",
         "-c",
         "config_file",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # the reader's error has a remedy
         envvar="WATTSPAN_CONFIG",
         help="Read this file instead of /etc/wattspan/config.toml.",
     ),

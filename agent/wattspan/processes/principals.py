@@ -1,7 +1,8 @@
 """The principals of processes and connections, by user id and by the owners of cgroup directories.
 
 A cgroup directory is root's name if root owns its parent and nobody else may write there. Subuids
-count as their owner's. A process of user 65534 may be of any unmapped user: it has no principal.
+count as their owner's. A process of user 65534 may be of any unmapped user: it has no principal but
+that of its pod.
 """
 
 from __future__ import annotations
@@ -322,11 +323,12 @@ class PrincipalResolver:
         return names_of(cgroup_text, self._authors(uid), label)
 
     def _principal(self, uid: int | None, names: CgroupNames) -> Principal | None:
-        if uid is None or uid == OVERFLOW_UID:
+        whole = names.pod and names.verified and not self._pods_by_user
+        if uid is None or (uid == OVERFLOW_UID and not whole):
             return None
         user = self.owner_of(uid)
         if names.pod and names.verified:
-            return Principal(user if self._pods_by_user else None, pod=names.pod)
+            return Principal(None if whole else user, pod=names.pod)
         if names.pod or names.container:
             # Names that are not verified divide the processes of one user, and join no others'.
             return Principal(user, names.container, names.pod)

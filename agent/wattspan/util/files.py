@@ -19,6 +19,7 @@ MAX_FILE_BYTES = 1 << 20
 """Default limit of the size of a file, in bytes."""
 
 _KINDS = {
+    stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -59,8 +60,6 @@ def read_regular(path: Path | str, most: int = MAX_FILE_BYTES) -> RegularFile:
 
 
 def _require_regular(status: os.stat_result) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     is_null = stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL_DEVICE
     if not stat.S_ISREG(status.st_mode) and not is_null:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")

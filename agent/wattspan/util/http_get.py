@@ -43,14 +43,8 @@ def http_get(
     """
     # Imported here: most agents query no server.
     from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+    from urllib import parse, request
     from urllib.error import HTTPError
-    from urllib.request import (
-        HTTPHandler,
-        HTTPRedirectHandler,
-        HTTPSHandler,
-        Request,
-        build_opener,
-    )
 
     deadline = monotonic() + timeout
 
@@ -71,19 +65,19 @@ def http_get(
         made._create_connection = connect  # type: ignore[attr-defined]  # noqa: SLF001
         return made
 
-    class Plain(HTTPHandler):
+    class Plain(request.HTTPHandler):
         """HTTP with a deadline."""
 
-        def http_open(self, req: Request) -> HTTPResponse:
+        def http_open(self, req: request.Request) -> HTTPResponse:
             return self.do_open(partial(connection, HTTPConnection), req)
 
-    class Encrypted(HTTPSHandler):
+    class Encrypted(request.HTTPSHandler):
         """HTTPS with a deadline."""
 
-        def https_open(self, req: Request) -> HTTPResponse:
+        def https_open(self, req: request.Request) -> HTTPResponse:
             return self.do_open(partial(connection, HTTPSConnection, context=trust), req)
 
-    class NoRedirect(HTTPRedirectHandler):
+    class NoRedirect(request.HTTPRedirectHandler):
         """Follows no redirect: the agent contacts only the configured server."""
 
         def redirect_request(self, *_: object) -> None:
@@ -91,8 +85,14 @@ def http_get(
 
     try:
         try:
-            opener = build_opener(NoRedirect, Plain, Encrypted)
-            with opener.open(Request(url, headers=dict(headers)), timeout=timeout) as answer:  # noqa: S310
+            host = parse.urlsplit(url).hostname or ""
+            here = host.startswith("127.") or host in ("localhost", "::1")
+            # Proxies of the environment are for other hosts: Docker lists 127.0.0.0/8 in no_proxy,
+            # which urllib does not understand.
+            direct = [request.ProxyHandler({})] if here else []
+            opener = request.build_opener(NoRedirect, Plain, Encrypted, *direct)
+            sent = request.Request(url, headers=dict(headers))  # noqa: S310
+            with opener.open(sent, timeout=timeout) as answer:
                 return HttpAnswer(answer.status, answer.read(most + 1))
         except HTTPError as error:
             with error:

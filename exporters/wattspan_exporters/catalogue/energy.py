@@ -327,9 +327,9 @@ ACCOUNTS = (
            "earlier run or the range of all devices contradicts it, or `baseline_unknown`.",
            (*TYPE_ATTRIBUTES, "quality"), baseline_quality),
     Metric("wattspan.attribution.certainty.info", INFO, "",
-           "Certainty of the energy of processes, groups and spans: `known`; `lower_bound` if a "
-           "part of a device's energy was not measured, or not divided without a known idle "
-           "power; `unknown` if no device of the type was ever measured.",
+           "Certainty of the energy of processes, groups, spans and requests: `known`; "
+           "`lower_bound` if a part of a device's energy was not measured, or not divided "
+           "without a known idle power; `unknown` if no device of the type was ever measured.",
            ("hw.type", "certainty"), attribution_certainty),
     Metric("wattspan.baseline_unknown.energy", COUNTER, "J",
            "Part of the unattributed energy that may be idle energy, from time with an unknown or "

@@ -192,6 +192,15 @@ def test_unverified_sender_has_no_access(asked: Asked) -> None:
     )
 
 
+@pytest.mark.parametrize("path", ["/v1/watch", "/v1/jobs"])
+def test_refusal_of_user_65534_names_the_cause_and_the_remedy(asked: Asked, path: str) -> None:
+    query = {"pid": "self"} if path == "/v1/watch" else {}
+    nobody = Peer(pid=OURS.pid, uid=65534)
+    told = asked.problem(403, path, method="POST", peer=nobody, **query)
+    assert told.startswith("user 65534: it stands for every user without a number here")
+    assert told.endswith("Ask as another user.")
+
+
 def test_process_with_several_users_is_readable_by_root_only(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
     asked.uids[OURS.pid] = authorization.NOBODY

@@ -206,13 +206,11 @@ def test_principal_of_a_tcp_connection_is_refused(host: Host) -> None:
 @pytest.mark.parametrize(
     ("terms", "cause"),
     [
-        ({"default_batch_size": 5}, "default_batch_size 5"),
-        ({"eta_knob": 2}, "eta_knob 2"),
-        ({"beta_knob": 1}, "beta_knob 1"),
-        ({"max_epochs": 0}, "max_epochs 0"),
+        ({"default_batch_size": 5}, "default_batch_size 5"), ({"eta_knob": 2}, "eta_knob 2"),
+        ({"beta_knob": 1}, "beta_knob 1"), ({"max_epochs": 0}, "max_epochs 0"),
         ({"batch_sizes": [0, 32]}, "each of 1 or more"),
     ],
-)
+)  # fmt: skip
 def test_terms_that_make_no_sense_are_refused(host: Host, terms: Mapping, cause: str) -> None:
     assert cause in host.refused(400, "next", {**NEXT, "terms": {**TERMS, **terms}})
 

@@ -84,7 +84,7 @@ def test_snapshot_document_holds_processes_and_groups_by_hardware_type() -> None
     assert (rest.pid, rest.name, rest.alive) == (None, "short-lived", False)
     assert [group.name for group in document.groups][:2] == ["trainer-7f9c", "serving"]
     assert document.other_joules == {CPU: 412.0}
-    assert document.ended_joules == {CPU: 95.0}
+    assert (document.ended_joules, document.bounded) == ({CPU: 95.0}, [GPU])
 
 
 def test_names_are_printable() -> None:
@@ -96,7 +96,8 @@ def test_snapshot_document_holds_spans() -> None:
     spans = document_of(serving_host()).spans
     chat = spans.names[1]
     assert (chat.service, chat.calls, chat.tokens["output"]) == ("llm", 912, 118_404)
-    assert spans.outside_joules["trainer"] == {CPU: 31.0, GPU: 899.0}
+    assert (chat.energy_joules, chat.tokens["input"]) == ({CPU: 620.0, GPU: 3310.0}, 4 * 118_404)
+    assert spans.outside_joules == {"trainer": {CPU: 31.0, GPU: 899.0}, "llm": {CPU: 12.0}}
     assert (spans.received, spans.refused) == (54_540, {"invalid_id": 2})
 
 
@@ -178,6 +179,7 @@ def test_other_users_see_no_energy_of_devices_that_the_grid_hides() -> None:
     assert len(hidden) == 4
     for one in hidden:
         assert one.energy_joules is one.pending_joules is one.idle_joules is None
+        assert one.baseline_unknown_joules is None, "it rises with the energy of processes"
     assert document.host.energy_joules is None
     assert all(one.energy_joules for one in document.domains if one.hw_type is GPU)
     restricted = restrict(snapshot_document(busy_host(), "1"), lambda _: False, {"GPU-0": 5.0})

@@ -180,6 +180,15 @@ def test_agent_that_does_not_run_is_a_note(agents: Config) -> None:
     assert "No wattspan agent answers" in finding.detail
 
 
+def test_agent_that_answers_elsewhere_is_a_warning_with_the_remedy(agents: Config) -> None:
+    with serving() as agent:
+        listen = Listen(f"127.0.0.1:{agent.port}")
+        (finding,) = examine_agent(replace(agents, exporters={"p": plugin.settings(listen=listen)}))
+    assert finding.mark is Severity.WARN
+    assert finding.detail.endswith(f", but one answers at {listen}")
+    assert "another [agent] run_dir" in finding.remedy
+
+
 def test_agent_findings_show_version_uptime_and_failing_sources(
     agents: Config, tmp_path: Path
 ) -> None:

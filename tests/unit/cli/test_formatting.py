@@ -14,20 +14,12 @@ def test_watts_have_one_decimal_and_unknown_is_a_dash(watts: float | None, text:
 @pytest.mark.parametrize(
     ("microjoules", "text"),
     [
-        (None, "-"),
-        (0, "0.00 J"),
-        (7, "7.00 µJ"),
-        (4_300, "4.30 mJ"),
-        (-1_230, "-1.23 mJ"),
-        (-2_500_000_000, "-2.50 kJ"),
-        (9_994_999, "9.99 J"),
-        (9_996_000, "10.0 J"),
-        (999_400_000, "999 J"),
-        (999_600_000, "1.00 kJ"),
-        (12_345_000_000, "12.3 kJ"),
+        (None, "-"), (0, "0.00 J"), (7, "7.00 µJ"), (4_300, "4.30 mJ"), (-1_230, "-1.23 mJ"),
+        (-2_500_000_000, "-2.50 kJ"), (9_994_999, "9.99 J"), (9_996_000, "10.0 J"),
+        (999_400_000, "999 J"), (999_600_000, "1.00 kJ"), (12_345_000_000, "12.3 kJ"),
         (5 * 10**24, "5000 PJ"),
     ],
-)
+)  # fmt: skip
 def test_joules_have_three_digits_and_a_prefix(microjoules: int | None, text: str) -> None:
     assert formatting.joules(microjoules) == text
 
@@ -35,15 +27,10 @@ def test_joules_have_three_digits_and_a_prefix(microjoules: int | None, text: st
 @pytest.mark.parametrize(
     ("value", "prefix", "factor"),
     [
-        (0.0, "", 1.0),
-        (0.213, "m", 1e-3),
-        (3.2e-5, "µ", 1e-6),
-        (1e-9, "µ", 1e-6),
-        (42.0, "", 1.0),
-        (12_345.0, "k", 1e3),
-        (1e20, "P", 1e15),
+        (0.0, "", 1.0), (0.213, "m", 1e-3), (3.2e-5, "µ", 1e-6), (1e-9, "µ", 1e-6),
+        (42.0, "", 1.0), (12_345.0, "k", 1e3), (1e20, "P", 1e15),
     ],
-)
+)  # fmt: skip
 def test_unit_prefix_leaves_one_to_three_digits(value: float, prefix: str, factor: float) -> None:
     assert formatting.unit_prefix(value) == (prefix, pytest.approx(factor))
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 from testbed.certificates import Authority
-from testbed.program import in_process, options
+from testbed.program import UNPRIVILEGED, in_process, options, wattspan
 
 from wattspan.footprint.price_and_carbon import NumberError, read_number
 from wattspan.util.files import MAX_FILE_BYTES
@@ -83,7 +83,16 @@ def test_configuration_of_another_kind_is_refused(said: str, make: Maker, tmp_pa
     told = check("--config", str(path))
     assert f"Cannot read {path}: " in told
     assert said in told
-    assert told.rstrip().endswith(".")
+    assert told.rstrip().endswith("Name the configuration, or copy it into a file.")
+
+
+@pytest.mark.parametrize("words", [("--config",), ()])
+def test_unreadable_configuration_has_the_remedy(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.touch(mode=0)
+    done = wattspan("config", "check", *words, str(path), within=UNPRIVILEGED)
+    assert done.returncode == 2
+    assert "Make it readable for the user that runs wattspan." in done.stderr
 
 
 @kinds

@@ -29,15 +29,11 @@ def by_name(name: str, form: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("week.csv", "csv"),
-        ("week.CSV", "csv"),
-        ("week.jsonl", "jsonl"),
-        ("week.parquet", "parquet"),
-        ("week.txt", "table"),
-        ("week", "table"),
+        ("week.csv", "csv"), ("week.CSV", "csv"), ("week.jsonl", "jsonl"),
+        ("week.parquet", "parquet"), ("week.txt", "table"), ("week", "table"),
         ("/dev/stdout", "table"),
     ],
-)
+)  # fmt: skip
 def test_format_is_chosen_by_the_suffix(name: str, form: str) -> None:
     assert by_name(name) == form
 

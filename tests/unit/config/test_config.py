@@ -218,11 +218,6 @@ def test_table_of_a_broken_plugin_is_not_an_error(tmp_path: Path) -> None:
     assert "rapl" not in config.sources
 
 
-def test_directory_as_configuration_file_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a directory"):
-        load(tmp_path, environ={})
-
-
 def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b"[agent]\n# caf\xe9\n")

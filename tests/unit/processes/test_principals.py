@@ -61,6 +61,7 @@ PRINCIPALS = {
     "container within a container": (f"/docker/{ID}/docker/{VICTIM}", 0, Principal(0, ID)),
     "container within a pod": (f"{POD_PATH}/docker/{VICTIM}", 0, Principal(None, pod=POD)),
     "unmapped user": ("/system.slice/x.service", UNMAPPED, None),
+    "unmapped user of a pod": (POD_PATH, UNMAPPED, Principal(None, pod=POD)),
     "rootless container": (f"{MANAGER}/user.slice/libpod-{ID}.scope", ALICE, Principal(ALICE)),
     "forged docker scope": (f"{MANAGER}/docker-{VICTIM}.scope", ALICE, Principal(ALICE)),
     "forged pod": (f"{MANAGER}{POD_PATH}", ALICE, Principal(ALICE)),
@@ -126,6 +127,7 @@ def test_roots_name_in_one_hierarchy_outranks_a_claim_in_another() -> None:
 def test_pod_by_user_separates_users_of_a_pod() -> None:
     names = resolver(pods_by_user=True)
     assert names.principal(f"0::{POD_PATH}", 0) != names.principal(f"0::{POD_PATH}", 1000)
+    assert names.principal(f"0::{POD_PATH}", UNMAPPED) is None
 
 
 def test_unverified_names_divide_one_user_only() -> None:

@@ -50,3 +50,10 @@ def dripping(first: bytes, then: bytes) -> Iterator[str]:
 def test_dripping_answer_ends_at_the_deadline(first: bytes, then: bytes) -> None:
     with dripping(first, then) as url, pytest.raises(FetchError):
         http_get(url, timeout=0.3, most=1 << 20)
+
+
+def test_server_of_this_host_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "*.example.com,127.0.0.0/8")  # as Docker's documentation has it
+    with dripping(HEAD + b"Content-Length: 2\r\n\r\nok", b"") as url:
+        assert http_get(url, timeout=10, most=9) == (200, b"ok")

@@ -15,6 +15,7 @@ from wattspan import __version__
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
 from wattspan.capper.protocol import has_capper_unit
 from wattspan.cli.doctor import Finding, declared, failure, note, ok, warning
+from wattspan.cli.doctor.network import answering_agents
 from wattspan.cli.formatting import duration_text
 from wattspan.clock import SystemClock
 from wattspan.config import Config
@@ -25,7 +26,7 @@ from wattspan.http.sockets import directory_fault
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
-from wattspan.sdk import MeasurementError
+from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.service.configuration import ask_agent, run_directory
 
 _CAPABILITIES = {
@@ -147,7 +148,9 @@ def examine_agent(config: Config) -> Iterator[Finding]:
         facts = ask_agent(config, SNAPSHOT_PATH)
         snapshot = decode_snapshot(msgspec.json.encode(facts))
     except MeasurementError as error:
-        yield note(name, str(error).partition(". ")[0])
+        detail, absent = str(error).partition(". ")[0], isinstance(error, AgentUnavailableError)
+        at = next(answering_agents(config), None) if absent else None
+        yield declared("agent-elsewhere", detail=detail, at=at) if at else note(name, detail)
         return
     except SnapshotSchemaError as error:
         yield declared("agent-schema", error=str(error))

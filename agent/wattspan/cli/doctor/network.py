@@ -82,6 +82,12 @@ def tcp_listeners(config: Config) -> Iterator[tuple[str, AccessSettings, list[Li
             yield f"exporters.{name}", cast("AccessSettings", table), [listen]
 
 
+def answering_agents(config: Config) -> Iterator[Listen]:
+    """The addresses of exporters at which a running agent answers."""
+    for name, table, listens in tcp_listeners(config):
+        yield from (one for one in listens if name != "spans" and _is_local_agent(one, table))
+
+
 def access_error(name: str, settings: AccessSettings) -> str | None:
     """Fault of the tokens or certificates of the table ``name``; None without one."""
     try:

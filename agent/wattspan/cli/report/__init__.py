@@ -128,7 +128,7 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
 @click.option("--emulated", is_flag=True, help="Read the store of an emulated host.")
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="The directory of the store, instead of the configured one.",
 )
 @config_options
@@ -165,6 +165,8 @@ def command(
     form = choose_format(form, output)
     if since is not None and start is not None:
         raise click.UsageError("--since and --from: choose one.")
+    if since is not None and since < SECOND:
+        raise click.UsageError("--since is below a second: give 1s at least.")
     if split and by != SPAN:
         raise click.UsageError("--split divides the energy of spans: add --by span.")
     now = SystemClock().now().wall // 10**9

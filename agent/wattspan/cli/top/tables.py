@@ -500,14 +500,15 @@ def model_columns(document: SnapshotDocument) -> list[TableColumn]:
     tokens; the others were divided by their numbers of tokens. Of requests without known energy it
     is the role, for which there is no room beside a name.
     """
+    mark = partial(at_least, bounded=HwType.GPU in document.bounded)
     return [
         TableColumn("MODEL", lambda row: Text(printable(row.model)), left=True, ratio=3),
         TableColumn("service", partial(_service, document), left=True, ratio=2),
         TableColumn("requests", lambda row: count(_requests(row))),
-        TableColumn("gpu J", lambda row: Text(_joules_cell(_gpu_joules(row)), style="bold")),
-        TableColumn("J/request", _joules_a_request),
-        TableColumn("J/token in", partial(_joules_a_token, "input")),
-        TableColumn("J/token out", partial(_joules_a_token, "output")),
+        TableColumn("gpu J", lambda row: Text(mark(_joules_cell(_gpu_joules(row))), style="bold")),
+        TableColumn("J/request", lambda row: mark(_joules_a_request(row))),
+        TableColumn("J/token in", lambda row: mark(_joules_a_token("input", row))),
+        TableColumn("J/token out", lambda row: mark(_joules_a_token("output", row))),
         TableColumn("learned", _learned),
     ]
 
@@ -517,7 +518,7 @@ def _requests(row: InferenceEntry) -> int:
 
 
 def _gpu_joules(row: InferenceEntry) -> float | None:
-    return sum(row.gpu_joules.values()) if row.gpu_joules else None
+    return sum(row.gpu_joules.values()) or None  # no request needs 0 J
 
 
 def _joules_a_request(row: InferenceEntry) -> str:
@@ -535,12 +536,13 @@ def _joules_a_token(token_type: str, row: InferenceEntry) -> str:
     return energy_each(row.gpu_joules.get(token_type, 0.0) * 1e6, tokens) if tokens else ""
 
 
-def spans_remainder(spans: SpansEntry, options: ViewOptions) -> Text:
+def spans_remainder(document: SnapshotDocument, options: ViewOptions) -> Text:
     """The energy of services outside their spans, and the spans that no row counts."""
+    spans, bounded = document.spans, bool(document.bounded)
     outside = {service: sum(joules.values()) for service, joules in spans.outside_joules.items()}
     greatest = sorted(outside.items(), key=lambda one: -one[1])
     services = ", ".join(
-        f"{printable(service)} {formatting.joules_text(joules)}" for service, joules in greatest
+        f"{printable(name)} {formatting.least_joules(j, bounded=bounded)}" for name, j in greatest
     )
     parts = [f"outside spans: {services}"] if any(outside.values()) else []
     parts += [

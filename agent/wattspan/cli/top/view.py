@@ -101,7 +101,7 @@ def _body(
     if space.spans != 0:
         yield Text()
         yield table(span_columns(document, options), spans, space.spans)
-        yield spans_remainder(document.spans, options)
+        yield spans_remainder(document, options)
     if space.models != 0:
         yield Text()
         yield table(model_columns(document), models, space.models)
@@ -240,15 +240,16 @@ def _notices(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rende
 
 
 def _remainder(document: SnapshotDocument, options: ViewOptions) -> Text:
-    """The energy of no row, without which the rows would not add up."""
-    host = document.host
-    parts = {
-        "other": sum(document.other_joules.values()),
-        "ended": sum(document.ended_joules.values()),
-        "idle": host.idle_joules,
-        "unattributed": host.unattributed_joules,
-    }
-    texts = [f"{name} {formatting.joules_text(joules)}" for name, joules in parts.items() if joules]
+    """The energy of no row, without which the rows would not add up; lower bounds are marked."""
+    host, bounded = document.host, bool(document.bounded)
+    missing = host.energy_certainty is not Certainty.KNOWN
+    parts: tuple[tuple[str, float | None, bool], ...] = (
+        ("other", sum(document.other_joules.values()), bounded),
+        ("ended", sum(document.ended_joules.values()), bounded),
+        ("idle", host.idle_joules, bounded or missing),
+        ("unattributed", host.unattributed_joules, missing),
+    )
+    texts = [f"{name} {formatting.least_joules(j, bounded=b)}" for name, j, b in parts if j]
     return one_line(Text("not listed: " + ", ".join(texts) if texts else "", "dim"), options)
 
 
@@ -264,7 +265,7 @@ def _problems(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rend
         f"{domain.hw_name}: idle power {_UNSURE[domain.baseline]}, processes have a lower bound "
         f"({domain.baseline})"
         for domain in document.domains
-        if domain.baseline in _UNSURE and domain.baseline_unknown_joules
+        if domain.baseline in _UNSURE and (domain.baseline_unknown_joules or document.restricted)
     ]
     most = 3
     if options.height is None:

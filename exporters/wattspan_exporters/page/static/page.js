@@ -40,7 +40,7 @@ function drawHead() {
 
 /** Hosts without requests to language models have no section for them. */
 function drawModels() {
-  const rows = modelsOf(data.snapshot.spans ?? {});
+  const rows = modelsOf(data.snapshot);
   byId("models-section").hidden = rows.length === 0;
   models.draw(rows);
 }

@@ -120,22 +120,22 @@ export function spansTable(parent) {
 }
 
 /** The models with energy, and those of requests without known energy, by role. */
-export function modelsOf({ inference = [], unmetered = [] }) {
+export function modelsOf({ spans: { inference = [], unmetered = [] } = {}, bounded = [] }) {
   const unknown = unmetered.map((row) => ({
     ...row, model: `${row.model} (${row.role})`, requests: { [row.role]: row.requests }, gpu_joules: {}, tokens: {},
   }));
   return [...inference, ...unknown].map((row) => (
-    { ...row, service: row.owner ? `${row.service}@${row.owner}` : row.service }));
+    { ...row, bounded: bounded.includes("gpu"), service: row.owner ? `${row.service}@${row.owner}` : row.service }));
 }
 
 export function modelsTable(parent) {
   return new Table(parent, "Requests to language models since the start of the agent", [
     { title: "Model", draw: modelName },
     { title: "Requests", number: true, text: (m) => figures.count(requests(m)) },
-    { title: "GPU energy", number: true, text: (m) => figures.joules(gpuJoules(m)) },
-    { title: "Per request", number: true, text: (m) => figures.joules(each(gpuJoules(m), requests(m))) },
-    { title: "Per input token", number: true, text: (m) => figures.joules(each(m.gpu_joules.input, m.tokens.input)) },
-    { title: "Per output token", number: true, text: (m) => figures.joules(each(m.gpu_joules.output, m.tokens.output)) },
+    { title: "GPU energy", number: true, text: (m) => figures.leastJoules(gpuJoules(m), m.bounded) },
+    { title: "Per request", number: true, text: (m) => figures.leastJoules(each(gpuJoules(m), requests(m)), m.bounded) },
+    { title: "Per input token", number: true, text: (m) => figures.leastJoules(each(m.gpu_joules.input, m.tokens.input), m.bounded) },
+    { title: "Per output token", number: true, text: (m) => figures.leastJoules(each(m.gpu_joules.output, m.tokens.output), m.bounded) },
     { title: "By learned energy", number: true, text: (m) => figures.share(gpuJoules(m) === null ? null : m.requests.model ?? 0, requests(m)) },
   ], (m) => `${m.service}\u0000${m.model}`, "No request has its energy yet.");
 }
