@@ -15,6 +15,11 @@ from wattspan.model import MILLISECOND, SECOND, Instant, Microjoules, Milliwatts
 MAX_GAP = 2 * SECOND
 """Over a longer period without a sample, the power is unknown."""
 
+LEAST_JUMP = 1_000_000_000
+"""A counter jumps if a step of it has more microjoules than this and the energy of ten seconds. One
+jump tells nothing of a counter; the second one in a row tells that it does not fit the power.
+"""
+
 
 class PowerIntegral:
     """Ever-increasing microjoules from milliwatts, and a counter's energy over the same periods.
@@ -27,6 +32,7 @@ class PowerIntegral:
         self._halves = 0
         self._counted = 0
         self._compared_halves = 0
+        self._jumped = False  # in the last step
 
     def feed(self, at: Instant, power: int, counter: int | None) -> bool:
         """Add one sample, with the value of the energy counter at that time, if there is one.
@@ -44,8 +50,11 @@ class PowerIntegral:
         halves = (before + power) * elapsed
         self._halves += halves
         if counter is not None and counter_before is not None and counter >= counter_before:
-            self._compared_halves += halves
-            self._counted += counter - counter_before
+            step, again = counter - counter_before, self._jumped
+            self._jumped = step > LEAST_JUMP + energy_at(before + power, 5 * SECOND)
+            if again or not self._jumped:
+                self._compared_halves += halves
+                self._counted += step
         elif counter_before is not None:  # a value of a moment, or a restart: nothing begins there
             self._last = (at.mono, power, None)
         return True
@@ -145,7 +154,8 @@ class EnergyMeter:
         ``refused``: there is no counter. After a single failure the next value of a counter is
         awaited. A counter that is not ``trusted`` is compared, and counts only without any power.
         """
-        bridged = power is None or self.integral.feed(at, power, counter)
+        # What a frozen counter has missed, and what it catches up with, is not compared.
+        bridged = power is None or self.integral.feed(at, power, None if self.frozen else counter)
         self._powered |= power is not None
         if counter is not None:
             self.step.observe(at.mono, counter)

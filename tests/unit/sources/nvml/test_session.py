@@ -44,18 +44,6 @@ def test_lost_gpu_stays_a_domain() -> None:
     assert {domain.id for domain in bench.batch.domains} == {"gpu:GPU-a", "gpu:GPU-b"}
 
 
-def test_returning_gpu_starts_a_new_epoch() -> None:
-    bench = two()
-    bench.turn()
-    bench.run(1)
-    bench.nvml.errors["GPU-a"] = LOST
-    bench.run(20)
-    bench.nvml.errors.clear()
-    bench.run(31)
-    assert bench.epochs("GPU-a") == [0, 1]
-    assert bench.batch.failures == ()
-
-
 def test_usage_of_a_lost_gpu_is_reported_up_to_its_loss() -> None:
     bench = two()
     bench.turn()
