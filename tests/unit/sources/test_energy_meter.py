@@ -56,14 +56,18 @@ def test_readings_are_stamped_half_way_through_the_call() -> None:
     assert reading.at.wall - began.wall == 5 * MILLISECOND
 
 
-def test_power_is_integrated_without_an_energy_counter() -> None:
+@pytest.mark.parametrize(("code", "joules", "found"), [(3, 5000, []), (10, 2500, [Trouble.RETRY])])
+def test_power_is_integrated_without_an_energy_counter(
+    code: int, joules: float, found: list[Trouble]
+) -> None:
+    """A counter that always times out is awaited for ten seconds."""
     bench = Bench(FakeGpu("GPU-a", watts=250))
-    bench.nvml.errors |= NO_COUNTER
+    bench.nvml.errors["nvmlDeviceGetTotalEnergyConsumption"] = code
     bench.turn()
-    bench.run(10)
-    assert bench.joules() == pytest.approx(2500)
+    bench.run(20)
+    assert bench.joules() == pytest.approx(joules)
     assert bench.domain().provenance is Provenance.DERIVED
-    assert bench.batch.failures == ()
+    assert [failure.trouble for failure in bench.batch.failures] == found
 
 
 def test_step_is_not_taken_for_the_interval_of_seldom_reads() -> None:
