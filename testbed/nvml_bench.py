@@ -24,14 +24,13 @@ class Bench:
         self,
         *gpus: FakeGpu,
         nested: bool = False,
-        emulated: bool = False,
         settings: NvmlSettings | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.gpus = gpus or (FakeGpu("GPU-a"),)
         self.nvml = FakeNvml(self.clock, *self.gpus)
         self.directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
-        context = SourceContext(self.clock, self.directory, emulated=emulated)
+        context = SourceContext(self.clock, self.directory)
         settings = settings or NvmlSettings()
         self.session = nvml_session(self.nvml, settings, context, nested=nested)
         self.batch = Batch(())

@@ -82,8 +82,8 @@ class Batch:
         if not isinstance(batch, Batch):
             raise TypeError(f"read() returns {type(batch).__name__}, no Batch")
         for one in batch.readings:
-            if type(one.counter) is not int:
-                raise TypeError(f"{one.counter!r} of {one.domain_id} is no whole number")
+            if type(one.counter) is not int or not isinstance(one.at, Instant):
+                raise TypeError(f"{one.counter!r} of {one.domain_id} at {one.at!r} is no reading")
         return batch
 
 

@@ -202,8 +202,9 @@ class DeviceHistory:
         if device is None or device.status is status:
             return
         device.status = status
-        if status.temperature_celsius is not None:
-            device.temperatures.append(status.at.mono, status.temperature_celsius)
+        celsius = status.temperature_celsius
+        if isinstance(celsius, int) and abs(celsius) < 1 << 15:  # a plugin may tell any number
+            device.temperatures.append(status.at.mono, celsius)
 
     def pin(self, time: int) -> bool:
         """Keep the energies up to ``time`` exact for a late reader; False without room for it.

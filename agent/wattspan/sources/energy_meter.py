@@ -15,6 +15,11 @@ from wattspan.model import MILLISECOND, SECOND, Instant, Microjoules, Milliwatts
 MAX_GAP = 2 * SECOND
 """Over a longer period without a sample, the power is unknown."""
 
+LEAST_JUMP = 1_000_000_000
+"""A counter jumps if a step of it has more microjoules than this and the energy of ten seconds. One
+jump tells nothing of a counter; the second one in a row tells that it does not fit the power.
+"""
+
 
 class PowerIntegral:
     """Ever-increasing microjoules from milliwatts, and a counter's energy over the same periods.
@@ -27,6 +32,7 @@ class PowerIntegral:
         self._halves = 0
         self._counted = 0
         self._compared_halves = 0
+        self._jumped = False  # in the last step
 
     def feed(self, at: Instant, power: int, counter: int | None) -> bool:
         """Add one sample, with the value of the energy counter at that time, if there is one.
@@ -44,8 +50,11 @@ class PowerIntegral:
         halves = (before + power) * elapsed
         self._halves += halves
         if counter is not None and counter_before is not None and counter >= counter_before:
-            self._compared_halves += halves
-            self._counted += counter - counter_before
+            step, again = counter - counter_before, self._jumped
+            self._jumped = step > LEAST_JUMP + energy_at(before + power, 5 * SECOND)
+            if again or not self._jumped:
+                self._compared_halves += halves
+                self._counted += step
         elif counter_before is not None:  # a value of a moment, or a restart: nothing begins there
             self._last = (at.mono, power, None)
         return True
@@ -74,6 +83,8 @@ FROZEN_AFTER = 5 * SECOND
 MOTIONLESS_AFTER = 60 * SECOND
 """The same without a power: a board that draws a milliwatt moves a counter of millijoules."""
 FROZEN_POWER = 1_000_000  # uJ: a counter that missed a whole joule does not count
+SILENT_AFTER = 10 * SECOND
+"""A counter that fails for as long is replaced by the power: the time is a gap by then."""
 
 
 class CounterPeriod:
@@ -127,6 +138,7 @@ class EnergyMeter:
         self.derived: bool | None = None  # None: nothing was read yet
         self.frozen = self._repeats = False
         self._powered = False  # a power was read
+        self._answered: int | None = None  # when the counter did so last, or was asked first
         self._moved: tuple[int, int, int] | None = None  # counter, when it moved, integral then
 
     def compare(
@@ -142,10 +154,14 @@ class EnergyMeter:
 
         None if the energy is unknown.
 
-        ``refused``: there is no counter. After a single failure the next value of a counter is
-        awaited. A counter that is not ``trusted`` is compared, and counts only without any power.
+        ``refused``: there is no counter. After a failure, its next value is awaited for a while. A
+        counter that is not ``trusted`` is compared, and counts only without any power.
         """
-        bridged = power is None or self.integral.feed(at, power, counter)
+        if counter is not None or self._answered is None:
+            self._answered = at.mono
+        silent = at.mono - self._answered >= SILENT_AFTER
+        # What a frozen counter has missed, and what it catches up with, is not compared.
+        bridged = power is None or self.integral.feed(at, power, None if self.frozen else counter)
         self._powered |= power is not None
         if counter is not None:
             self.step.observe(at.mono, counter)
@@ -155,7 +171,7 @@ class EnergyMeter:
                 return None
             self._choose(derived=False)
             return None if self._repeats else False
-        if power is None or not (refused or self.frozen or not trusted):
+        if power is None or not (refused or silent or self.frozen or not trusted):
             return None
         self._choose(derived=True)
         if not bridged:
@@ -166,7 +182,7 @@ class EnergyMeter:
         """The board is not read from now on, because it is suspended: its counter may restart."""
         self.epoch += self.derived is not None
         self.integral.pause()
-        self._moved, self.frozen = None, False
+        self._moved, self._answered, self.frozen = None, None, False
 
     @property
     def unmeasured(self) -> bool:

@@ -282,6 +282,7 @@ def test_temperatures_are_kept_within_bounds() -> None:
         newest = GpuStatus(GPU.id, Instant(START + i * SECOND, 0), temperature_celsius=40 + i % 9)
         host.run(1, gpus=(newest, GpuStatus("unlisted", newest.at)))
         host.run(1, gpus=(newest,))
+    host.run(1, gpus=(replace(newest, temperature_celsius=644_245_923),))  # dcgm-exporter#312
     host.run(1, gpus=(replace(newest, temperature_celsius=None),))
     kept = host.devices.temperatures(GPU.id, 0, 2**62)
     assert len(kept) == MAX_TEMPERATURES + 5

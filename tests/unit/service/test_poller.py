@@ -198,8 +198,9 @@ def test_source_that_raises_is_down_and_others_continue() -> None:
     [
         (None, "NoneType, no Batch"),
         (Batch((PACKAGE,), (Reading(PACKAGE.id, Instant(5, 5), 1.5),)), "1.5 of rapl:package-0"),
+        (Batch((PACKAGE,), (Reading(PACKAGE.id, 5, 5),)), "at 5 is no reading"),
     ],
-    ids=["nothing", "fraction"],
+    ids=["nothing", "fraction", "number"],
 )
 def test_plugin_that_returns_no_batch_is_down_and_others_continue(
     returned: Any, cause: str

@@ -141,7 +141,7 @@ _ADDRESS = re.compile(r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.([0-7])")
 _MICROWATTS = 1000  # in a milliwatt
 _MILLIWATTS = 1000  # in a watt
 _MIN_POWER, _MAX_POWER = 1_000_000, 100_000_000_000  # uW; others are blanks, or in another unit
-_MAX_WATTS = 0xFFFE  # 0xFFFF is a blank
+_MAX_WATTS, _MAX_PROCESSOR_WATTS = 5_000, 1_500  # more is a blank, or an APU's milliwatts
 _MAX_MEMORY = 1 << 60
 _MAX_CELSIUS = 1000
 _HERTZ_PER_MHZ = 1_000_000
@@ -377,13 +377,13 @@ class AmdSmiDevice(GpuDevice):
         """
         del status
         answer = self.calls.ask(POWER, "amdsmi_get_power_info") or {}
+        most = _MAX_WATTS if self.processor is None else _MAX_PROCESSOR_WATTS
 
         def power(kind: str) -> Milliwatts | None:
-            watts = number(answer.get(kind), _MAX_WATTS)
+            watts = number(answer.get(kind), most)
             return Milliwatts(watts * _MILLIWATTS) if watts else None  # no board draws nothing
 
         average, instant = power("average_socket_power"), power("current_socket_power")
-        known = [one for one in (average, instant, power("socket_power")) if one is not None]
         activities = self._ask_partitions("activity", "amdsmi_get_gpu_activity")
         busy = [
             percent
@@ -395,7 +395,7 @@ class AmdSmiDevice(GpuDevice):
         return GpuGauges(
             average,
             instant,
-            known[0] if known else None,
+            average or instant or power("socket_power"),
             sum(busy) // len(busy) if busy else None,
         )
 

@@ -70,6 +70,7 @@ _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
 _HERTZ_PER_MHZ = 1_000_000
+_MAX_CELSIUS = 200  # more is no temperature: 82505 C for a moment (NVIDIA/dcgm-exporter#312)
 _IMPLAUSIBLE_POWER = 100_000_000  # mW; 4294967 W is a blank, not a measurement
 
 _POWERS = (nvml.POWER_AVERAGE, nvml.POWER_INSTANT)
@@ -324,6 +325,7 @@ class NvmlDevice(GpuDevice):
                 self._details = self._read_details(at)
         virtual = self._virtualisation == _VGPU_HOST
         self.usage.see_status(mig=bool(self._details.mig), vgpu_host=virtual, unused=not due)
+        celsius = calls.ask("temperature", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
         throttled = {
             one: values[field] for field, one in nvml.THROTTLE_FIELDS.items() if field in values
         }
@@ -331,9 +333,7 @@ class NvmlDevice(GpuDevice):
             self._details,
             at=at,
             limits=read_limits(calls, values),
-            temperature_celsius=calls.ask(
-                "temperature", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
-            ),
+            temperature_celsius=None if celsius is None or celsius > _MAX_CELSIUS else int(celsius),
             memory_used=self._memory_used,
             memory_total=None if memory is None else int(memory.total),
             throttled=throttled,

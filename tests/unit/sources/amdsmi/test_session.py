@@ -277,7 +277,7 @@ def test_accumulator_of_an_older_package_is_called_power(host: Host) -> None:
 
 def test_mean_power_of_older_boards_is_read(host: Host) -> None:
     host.smi.replies["amdsmi_get_power_info"] = lambda _: {
-        "current_socket_power": "N/A",
+        "current_socket_power": 14_000,  # milliwatts: Umio-Yasuno/amdgpu_top#30
         "average_socket_power": 140,
     }
     host.run(0.2)
@@ -410,7 +410,10 @@ def test_graphics_of_an_apu_count_as_its_processor(tmp_path: Path, rail: str | N
     if rail is not None:
         (chip / "in1_label").write_text(rail)
     host = Host(tmp_path / "gpus", sysfs=tmp_path / "sys")
-    (domain,) = host.run(1).domains
+    host.smi.replies["amdsmi_get_power_info"] = lambda told: {**told, "current_socket_power": 2400}
+    batch = host.run(0.1)
+    (domain,), (status,) = batch.domains, batch.gpus
+    assert status.power_instant == (None if rail == "vddnb\n" else 2_400_000)
     package = Domain(
         "rapl:package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED,
         measures=Thing(ThingKind.SOCKET, 0),

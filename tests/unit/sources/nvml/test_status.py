@@ -182,11 +182,13 @@ def test_missing_throttle_reasons_are_unknown() -> None:
 
 def test_blank_is_not_a_measurement() -> None:
     bench = Bench()
+    bench.nvml.answers["nvmlDeviceGetTemperature"] = lambda *_: 82505  # dcgm-exporter#312
     bench.gpu.throttled[74] = 0xFFFFFFFFFFFFFFFF
     bench.gpu.limits[187] = 0xFFFFFFFF
     bench.turn()
     (status,) = bench.statuses
     assert "power_cap" not in status.throttled
+    assert status.temperature_celsius is None
     assert status.limits.minimum is None
     assert status.limits.default == 700_000
 
