@@ -134,6 +134,7 @@ def test_device_that_rounds_down_is_given_back(bench: Bench) -> None:
     bench.hold(500_100)
     assert bench.stands[0] == 500_000
     bench.turn(1)
+    assert bench.actuator.written == [("gpu0", 500_100)]  # and not at each turn
     assert bench.manager.rows()[0].foreign is False
     bench.manager.release(1)
     assert bench.stands[0] == 650 * W
