@@ -194,13 +194,6 @@ def test_renewed_cap_stays_in_force(bench: Bench) -> None:
     assert bench.stands[0] == 500 * W
 
 
-def test_crash_recovery_restores_the_original(bench: Bench) -> None:
-    bench.hold(500 * W, 0, 1)
-    bench.crash()
-    assert bench.stands == [650 * W, 650 * W]
-    assert bench.on_disk == {}
-
-
 def test_crash_recovery_never_raises_an_imposed_limit(bench: Bench) -> None:
     imposed = ImposedLimits(fixed={bench.key(): 500 * W})
     bench.manager.impose(imposed)
