@@ -163,6 +163,7 @@ class MemoryCapper:
         self.clocks, self.clocked, self.highest_clock = False, dict[str, int](), 1980
         self.deaf = False  # clocks are accepted, and not written
         self.unusable = False  # clocks cannot be written
+        self.rejects: Knob | None = None  # the boards cannot be set by it, which a write shows
         self.largest = DEFAULT
         self.ceilings: dict[str, int] = {}
         self.foreign: set[str] = set()
@@ -187,6 +188,8 @@ class MemoryCapper:
         for key, value in caps.items():
             if self.holders.get(key.device, job) != job:
                 raise CapsError(f"{key.device} is held by another tuner.", "held", key.device)
+            if key.knob is self.rejects:
+                raise CapsError(f"{key.device} does not support it.", "lost", key.device)
             if key.knob is Knob.GPU_CLOCK:
                 self.holders[key.device] = job
                 if not self.deaf:

@@ -13,7 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from wattspan.capper.actuators import is_honoured
+from wattspan.capper.actuators import COARSEST_STEP, is_honoured
 from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.capper.devices import DeviceError, ManagedDevices
 from wattspan.capper.journal import ALL_DEVICES, EntrySource, Journal, JournalEntry, JournalError
@@ -487,7 +487,7 @@ class CapManager:
         present = entry.original if entry.before is None else entry.before
         if is_readable(key.knob) and state.requested != present:
             raise self._overtaken(entry, state)
-        value = entry.value
+        value, least = entry.value, entry.minimum
         self._use_ramp(key, present, value)
         try:
             shown, failure = self._put(key, value)
@@ -496,12 +496,14 @@ class CapManager:
                 self._undo(entry)
             raise
         if is_readable(key.knob):
-            if value is None or not is_honoured(value, shown):
+            if (value or 0) + COARSEST_STEP <= (shown or 0) < (present or 0):
+                least = shown  # its firmware raises what is lower
+            elif value is None or not is_honoured(value, shown):
                 if shown == present:
                     self._undo(entry)
                 raise failure or not_honoured_error(state, value, shown)
             value = shown
-        self.entries[key] = replace(entry, value=value, before=None, written=True)
+        self.entries[key] = replace(entry, value=value, minimum=least, before=None, written=True)
         self.devices.succeed(key)
         self.devices.confirm(key)
         self.writes += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from wattspan.capper.actuators import is_honoured
 from wattspan.capper.journal import JournalEntry
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState
@@ -152,7 +153,7 @@ class Planner:
             if target is None:
                 if entry is not None:
                     restore.append(key)
-            elif entry is None or not entry.written or entry.value != target:
+            elif entry is None or not (entry.written and _is_at(entry, target)):
                 present = self._present(key)
                 (lower if present is None or target < present else increase)[key] = target
         return Plan(lower, increase, tuple(restore))
@@ -323,6 +324,12 @@ def limit_step(state: KnobState, present: int | None, value: int, limits: Operat
 def is_power_knob(knob: Knob) -> bool:
     """True if the knob counts towards a budget of watts."""
     return knob in (Knob.GPU_POWER, Knob.CPU_POWER)
+
+
+def _is_at(entry: JournalEntry, target: int) -> bool:
+    """True if the written value is ``target`` as the device has rounded it."""
+    rounded = is_power_knob(entry.knob) and is_honoured(target, entry.value)
+    return rounded or entry.value == target
 
 
 def _power_limit(state: KnobState) -> int:

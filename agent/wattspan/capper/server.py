@@ -338,7 +338,7 @@ class RequestHandler:
         self._manager.turn()
         planner = self._manager.planner()
         if not planner.hidden:
-            names, states = planner.demand.limits.tunable, planner.states.values()
+            names, states = planner.demand.limits.tunable, [*map(planner.ranged, planner.states)]
             self.unmatched = frozenset(unmatched_settings(self.ceilings.settings, states, names))
 
     @property

@@ -397,9 +397,21 @@ def trials_of(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> list[Bat
     ]
 
 
+_OUTLIVED = 3
+"""Later runs that end, for each open one, after which an open run counts as killed."""
+
+
 def next_run(terms: RecurringJobTerms, runs: Sequence[TrainingRun], rng: Random) -> BatchSizeChoice:
-    """The batch size of the next run, beside those that have not ended."""
-    running = [one.batch_size for one in runs if one.outcome is None]
+    """The batch size of the next run, beside those that have not ended.
+
+    Nobody can look for the process of a run on another host, and a killed one reports nothing. So a
+    run that many later ones have outlived keeps no other from its batch size.
+    """
+    ended = [one.outcome is not None for one in runs]
+    most = _OUTLIVED * ended.count(False)
+    running = {
+        one.batch_size for at, one in enumerate(runs) if not ended[at] and sum(ended[at:]) < most
+    }
     return choose(terms.policy, trials_of(terms, runs), rng, running)
 
 

@@ -44,6 +44,9 @@ PROCESS_GONE_AFTER = 5 * SECOND
 _FORGET_REFUSALS = 3600 * SECOND
 """After this time without a refusal of the capper, delays begin at the shortest again."""
 
+_MAX_REFUSALS = 3
+"""Refusals of a knob for its device or its permission after which the next knob is used."""
+
 _STATES = {
     Move.PROBE: TuningState.EXPLORING,
     Move.HOLD: TuningState.HOLDING,
@@ -318,6 +321,10 @@ class TuningJob:
                 self._refusals.reset()
             self._refusals.failed(now.mono)
         self._set_decision(self.decline(reason, sentence), now)
+        refused = reason in (DecisionReason.LOST_DEVICE, DecisionReason.NO_PERMISSION)
+        often = self._refusals.failures >= _MAX_REFUSALS and not self.strategy.clock_only
+        if refused and often and self.devices.skip_knob(reason):
+            self._refusals.reset()
 
     def _check_partition_modes(self, host: HostView) -> None:
         """Begin again if a device has another partition mode: none of the evidence applies to it.

@@ -232,13 +232,22 @@ class JobDevices:
         if reason not in _FINAL_REASONS or len(self.knobs) < 2:
             return False
         if self._position + 1 < len(self.knobs):
-            passed = {**self.passed, self.knob: reason}
-            self._use_position(self._position + 1)
-            self.passed = passed
-            return True
+            return self.skip_knob(reason)
         self._rounds += 1
         self._round_ends = now + (self._settings.dwell << min(self._rounds, 6))
         return False
+
+    def skip_knob(self, reason: DecisionReason) -> bool:
+        """Use the next knob, or the first after the last, if there is another one.
+
+        True if it is used.
+        """
+        if len(self.knobs) < 2:
+            return False
+        passed = {**self.passed, self.knob: reason}
+        self._use_position((self._position + 1) % len(self.knobs))
+        self.passed = passed if self._position else {}
+        return True
 
     def continue_round(self) -> None:
         """Do not end the round of knobs: another decision was taken since."""
@@ -261,18 +270,19 @@ class JobDevices:
     def choose(
         self, host: HostView, used: Mapping[str, set[Payer]], *, apply: bool
     ) -> DeviceChoice:
-        """The devices of the resources ``used`` that have a knob, with the first such knob.
+        """The devices of the resources ``used`` that may have a knob, with the first such knob.
 
-        A job that uses no device at the moment keeps its devices. Caps are applied if ``apply``
-        and the capper can write all of them.
+        A knob that these devices have, with a readable range, comes before those that they lack. A
+        job that uses no device at the moment keeps its devices. Caps are applied if ``apply`` and
+        the capper can write all of them.
         """
-        position, devices = self._position, self.names
+        position, devices, lacking = self._position, self.names, False
         for number in range(self._first, len(self.knobs)):
-            found = host.devices_of(self.knobs[number], used)
-            if found:
-                position, devices = number, tuple(found)
-                break
-            if number == self._position and devices:
+            found = tuple(host.devices_of(self.knobs[number], used))
+            readable = all(host.range(key, 0, 0, 0) for key in self._keys(number, found))
+            if found and (readable or not lacking):
+                position, devices, lacking = number, found, not readable
+            if devices and not lacking and (found or number == self._position):
                 break
         keys = self._keys(position, devices)
         usable = apply and host.trouble is None and all(map(host.is_usable, keys))

@@ -472,6 +472,21 @@ def test_imposed_limit_that_failed_is_told_and_tried_until_it_is_in_force(
     assert bench.manager.refused == frozenset()
 
 
+def test_limit_that_firmware_raises_is_told_and_given_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    board = bench.board()
+    bench.actuator.after = lambda key: setattr(board, "stands", max(board.stands, 480 * W))
+    desk = bench.desk(CapsSettings(fixed=FIXED))
+    for _ in range(3):
+        bench.clock.advance(1)
+        desk.turn()
+    assert (bench.stands, len(bench.actuator.written)) == ([480 * W, 450 * W], 2)
+    assert [sentence.count("sets GPU0 to 480 W") for sentence in desk.unmatched] == [1]
+    bench.start()  # after a kill
+    assert bench.manager.restore() == ()
+    assert bench.stands == [650 * W, 650 * W]
+
+
 def test_limit_that_is_not_shown_is_unknown_and_not_zero(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     settings = CapsSettings(budget_watts=1000)

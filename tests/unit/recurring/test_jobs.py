@@ -107,9 +107,11 @@ def test_ended_runs_are_trials() -> None:
     ]
 
 
-def test_next_run_does_not_repeat_a_running_trial() -> None:
-    runs = [run(32, 50.0), run(16, 9.0, None)]
+def test_next_run_does_not_repeat_a_running_trial_unless_many_runs_outlived_it() -> None:
+    runs = [run(32, 50.0), run(16, 9.0, None), run(32, 50.0), run(32, 50.0)]
     assert next_run(TERMS, runs, Random(0)).phase is SearchPhase.CONCURRENT
+    choice = next_run(TERMS, [*runs, run(32, 50.0)], Random(0))
+    assert (choice.batch_size, choice.phase) == (16, SearchPhase.PRUNING)
 
 
 def test_prospect_without_a_result_is_unknown() -> None:

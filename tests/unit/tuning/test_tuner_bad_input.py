@@ -379,6 +379,20 @@ def test_clock_is_tried_if_no_power_limit_binds() -> None:
     assert row.passed_knobs == {Knob.GPU_POWER: DecisionReason.NOT_BINDING}
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_knob_that_a_board_lacks_or_rejects_gives_way_to_the_next(listed: bool) -> None:
+    host = Host(settings=quick(knobs=(Knob.GPU_CLOCK, Knob.GPU_POWER)))
+    host.capper.clocks, host.capper.rejects = listed, Knob.GPU_CLOCK
+    host.train()
+    host.run(HOUR, until=lambda: host.gpus[0].cap < DEFAULT)
+    assert host.gpus[0].cap < DEFAULT
+    passed = {Knob.GPU_CLOCK: DecisionReason.LOST_DEVICE} if listed else {}
+    assert (host.row().knob, host.row().passed_knobs) == (Knob.GPU_POWER, passed)
+    host.capper.clocks, host.capper.rejects = True, None
+    host.run(10)
+    assert host.row().knob is (Knob.GPU_POWER if listed else Knob.GPU_CLOCK)
+
+
 @pytest.mark.slow
 def test_first_actuator_is_retried_after_all_failed() -> None:
     settings = quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK), dwell=60 * 10**9)
