@@ -363,8 +363,8 @@ class ClaimVerifier:
         return not self._containers.members(container) if inside is None else inside
 
     def _remember_forwarder(self, sender: LiveProcess, other: LiveProcess) -> None:
-        """Unless ``other`` is a forked copy of the sender that inherited its connection."""
-        if all(above.consumer != sender.consumer for above in self._copied_ancestors(other)):
+        """Unless ``other`` is the sender or a forked copy of it that inherited its connection."""
+        if sender.consumer not in {one.consumer for one in (other, *self._copied_ancestors(other))}:
             self._forwarders.admit(sender.consumer, share_path(sender.principal))
 
 
