@@ -74,6 +74,10 @@ def test_possible_counts_are_read(value: Scalar, count: int | None) -> None:
         ({F.PROVIDER: b"gcp.gemini"}, 3, TokenRole.REMOTE),
         ({F.PROVIDER: b"anthropic", F.SERVER: b"127.0.0.1"}, 3, TokenRole.CLIENT),
         ({F.PROVIDER: b"anthropic"}, 2, TokenRole.SERVER),
+        ({F.PROVIDER: b"openai", F.SERVER: b"https://api.openai.com/v1"}, 1, TokenRole.REMOTE),
+        ({F.PROVIDER: b"anthropic", F.SERVER: b"http://0.0.0.0:80"}, 1, TokenRole.CALL),
+        ({F.PROVIDER: b"AWS"}, 3, TokenRole.REMOTE),
+        ({F.PROVIDER: b"az.ai.inference"}, 1, TokenRole.REMOTE),
         ({F.QUEUE: 0.5}, 3, TokenRole.ENGINE),
         ({F.QUEUE: 0.5, F.OPERATION: b"invoke_agent"}, 2, TokenRole.AGGREGATE),
         ({F.OPERATION: b"AGENT"}, 3, TokenRole.AGGREGATE),
@@ -99,7 +103,7 @@ def test_operations_of_agents_tools_and_workflows_are_no_calls() -> None:
 
 
 def test_addresses_of_this_host_are_loopback() -> None:
-    for server in ("localhost", "127.0.0.1", "http://127.0.0.1:1/v1", "[::1]:80", "::1", "/run/x"):
+    for server in ("localhost", "http://127.0.0.1:1/v1", "[::1]:80", "::1", "[::]:80", "/run/x"):
         assert is_loopback(server), server
     for server in ("api.openai.com", "http://10.0.0.1", "http://a@b/localhost", ""):
         assert not is_loopback(server), server
