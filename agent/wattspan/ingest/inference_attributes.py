@@ -278,8 +278,7 @@ def is_hosted(provider: str) -> bool:
 
     OpenAI is none of them: many engines have its interface, and their callers name it.
     """
-    name = provider.lower()
-    return any(part in name for part in _HOSTED)
+    return any(part in provider.lower() for part in _HOSTED)
 
 
 def is_loopback(server: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Protocol
@@ -240,9 +240,8 @@ class ContainerProcesses:
         return allowed
 
 
-def find_by_pid(pid: int, processes: Iterable[LiveProcess]) -> LiveProcess | None:
+def find_by_pid(pid: int, candidates: Sequence[LiveProcess]) -> LiveProcess | None:
     """The only process with ``pid`` in its own namespace, else the only one with it in any."""
-    candidates = list(processes)
     innermost = [process for process in candidates if process.pids[-1] == pid]
     found = innermost or [process for process in candidates if pid in process.pids]
     return found[0] if len(found) == 1 else None
