@@ -20,7 +20,6 @@ from wattspan.ingest.inference_attributes import (
     inference_attributes,
     is_aggregate,
     is_loopback,
-    token_count,
     token_report,
 )
 from wattspan.ingest.span_attributes import Scalar
@@ -43,18 +42,6 @@ def test_every_name_belongs_to_one_figure() -> None:
 def test_added_names_come_first_and_need_no_preset() -> None:
     first, *_ = inference_attributes((), {"input_tokens": ["app.prompt"]})
     assert (first.column, first.name) == (F.INPUT, "app.prompt")
-
-
-@pytest.mark.parametrize(
-    ("value", "count"),
-    [
-        (0, 0), (7.0, 7), (b"7", 7), (b"7.0", 7), (MAX_TOKENS, MAX_TOKENS), (MAX_TOKENS + 1, None),
-        (-1, None), (float("nan"), None), (float("inf"), None), (b"-7", None), (b"1e3", None),
-        (b"", None), (None, None), (b"\xd9\xa3", None),
-    ],
-)  # fmt: skip
-def test_possible_counts_are_read(value: Scalar, count: int | None) -> None:
-    assert token_count(value) == count
 
 
 @pytest.mark.parametrize(
