@@ -292,7 +292,7 @@ class TraceDecoder:
         return DecodedRequest(parts, self._skipped, self._refused, message)
 
     def _drop(self, place: tuple[int, ...], error: Exception, spans: int = 1) -> None:
-        """Refuse a message, a place of one, two or three numbers in a request."""
+        """Refuse a message. Its place: the numbers of the resource, the scope and the span."""
         names = zip(("resource_spans", "scope_spans", "spans"), place, strict=False)
         path = ".".join(f"{name}[{number}]" for name, number in names)
         reason = getattr(error, "reason", "malformed")
