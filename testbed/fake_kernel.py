@@ -51,6 +51,7 @@ class FakeKernel:
         inside: tuple[int, ...] = (),
         cgroup: str = "0::/user.slice\n",
         kernel: bool = False,
+        name: str = "",
     ) -> LiveProcess:
         """A new process; ``inside`` are its pids in the namespaces below ours."""
         self.clock.advance(1)
@@ -65,6 +66,7 @@ class FakeKernel:
             (pid, *inside),
             copied,
             kernel,
+            name,
         )
         self.processes[pid] = Process(living, cgroup)
         if copied and parent in self.held:

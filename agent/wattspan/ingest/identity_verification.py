@@ -11,6 +11,7 @@ another container, proves nothing more on that connection.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -208,6 +209,9 @@ def _started_before(accepted: int, process: LiveProcess, now: Instant) -> bool:
 
 # ------------------------------------------------------------------------------------- claims
 
+# Names of programs, of 15 bytes at most; Beyla and OBI send the spans of other processes.
+_COLLECTOR = re.compile(r"(\S+-)?otel\w*-?(col\S*|co?)|alloy|beyla|fluent-bit|obi|vector")
+
 
 class ClaimVerifier:
     """Verifies the claims of resources; remembers which processes forward spans of others."""
@@ -262,18 +266,18 @@ class ClaimVerifier:
         return consumer in self._forwarders
 
     def _without_pid(self, sender: Sender, container: str) -> Consumer | Outcome:
-        """The sender itself, unless it forwards spans or claims another container."""
+        """The sender, unless it forwards spans, as collectors do, or claims another container."""
         process = sender.process
         if process is not None and (not container or self._may_be_in(container, process)):
             forwards = sender.forwards or self.is_forwarder(process.consumer)
+            forwards = forwards or _COLLECTOR.fullmatch(process.name) is not None
             return Outcome.UNKNOWN_PROCESS if forwards else process.consumer
         members = self._containers.members(container) if container else None
         members = self._proven(members or (), container, sender)
         if len(members) != 1:
             return Outcome.UNKNOWN_PROCESS
-        if not self._is_believable(members[0], sender, None, container):
-            return Outcome.NOT_BELIEVED
-        return members[0].consumer
+        believed = self._is_believable(members[0], sender, None, container)
+        return members[0].consumer if believed else Outcome.NOT_BELIEVED
 
     def _is_sender(
         self, process: LiveProcess, pid: int, container: str, created: int | None
@@ -363,8 +367,8 @@ class ClaimVerifier:
         return not self._containers.members(container) if inside is None else inside
 
     def _remember_forwarder(self, sender: LiveProcess, other: LiveProcess) -> None:
-        """Unless ``other`` is a forked copy of the sender that inherited its connection."""
-        if all(above.consumer != sender.consumer for above in self._copied_ancestors(other)):
+        """Unless ``other`` is the sender or a forked copy of it that inherited its connection."""
+        if sender.consumer not in {one.consumer for one in (other, *self._copied_ancestors(other))}:
             self._forwarders.admit(sender.consumer, share_path(sender.principal))
 
 

@@ -268,8 +268,8 @@ def _plain(operation: str) -> str:
 
 
 _HOSTED = (
-    "anthropic", "azure", "bedrock", "cohere", "gcp", "gemini", "google", "groq", "perplexity",
-    "vertex", "watsonx", "x_ai", "xai",
+    "amazon", "anthropic", "aws", "az.ai", "azure", "bedrock", "cohere", "fireworks", "gcp",
+    "gemini", "google", "groq", "openrouter", "perplexity", "vertex", "watsonx", "x_ai", "xai",
 )  # fmt: skip
 
 
@@ -278,14 +278,13 @@ def is_hosted(provider: str) -> bool:
 
     OpenAI is none of them: many engines have its interface, and their callers name it.
     """
-    name = provider.lower()
-    return any(part in name for part in _HOSTED)
+    return any(part in provider.lower() for part in _HOSTED)
 
 
 def is_loopback(server: str) -> bool:
     """True for the address or URL of a server that may be on this host: its names of itself."""
     host = _HOST.sub("", server.strip().lower())
-    return host.startswith(("localhost", "127.", "[::1]", "::1", "/", "unix"))
+    return host.startswith(("localhost", "127.", "0.0.0.", "[::1]", "[::]", "::1", "/", "unix"))
 
 
 # ------------------------------------------------------------------------------- the report
@@ -398,8 +397,7 @@ def _role(
         return TokenRole.SERVER
     if operation is None and not provider and kind != CLIENT_KIND:
         return TokenRole.PLAIN
-    is_called = kind == CLIENT_KIND and not is_loopback(_text(server))
-    if is_called if server else is_hosted(_text(provider)):
+    if not is_loopback(_text(server)) if server else is_hosted(_text(provider)):
         return TokenRole.REMOTE
     return TokenRole.CLIENT if kind == CLIENT_KIND else TokenRole.CALL
 

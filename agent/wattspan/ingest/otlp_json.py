@@ -28,6 +28,7 @@ from wattspan.ingest.request_limits import (
     FieldBudget,
     MalformedRequestError,
     RefusedSpans,
+    RequestTooLargeError,
     too_many_fields,
     too_many_spans,
 )
@@ -231,8 +232,7 @@ class JsonRequests:
                 messages.append((1, self._resource_spans(place, outer, refused)))
             except MalformedRequestError as error:
                 refused.add(error.reason, str(error))
-        if refused.cause and not self._spans:
-            raise MalformedRequestError(refused.cause)
+        refused.check(self._spans)
         return encode_message(messages)
 
     def _resource_spans(self, place: str, outer: _ResourceSpans, refused: RefusedSpans) -> bytes:
@@ -271,7 +271,7 @@ class JsonRequests:
                 self._place = f"{inner_place}.spans[{number}]"
                 try:
                     inner.append((2, self._message(trace_pb2.Span, _Span, raw, "a Span")))
-                except MalformedRequestError as error:
+                except (MalformedRequestError, RequestTooLargeError) as error:
                     refused.add(error.reason, str(error))
             fields.append((2, _joined(inner, scope.schema_url)))
         return _joined(fields, outer.schema_url)

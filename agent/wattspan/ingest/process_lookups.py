@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Protocol
@@ -181,7 +181,7 @@ class ContainerProcesses:
         self._kernel = kernel
         self._clock = clock
         self._budget = budget
-        self._pids: dict[str, list[tuple[str, int]]] = {}  # by short id: complete id and pid
+        self._pids: dict[str, list[int]] = {}  # by short id, and by what is before it in a path
         self._searched_at: int | None = None
 
     def contains(self, container: str, process: LiveProcess) -> bool | None:
@@ -190,17 +190,29 @@ class ContainerProcesses:
         return any(is_same_container(each, container) for each in ids) if ids else None
 
     def members(self, container: str) -> Sequence[LiveProcess] | None:
-        """The processes of a container, none for an unknown one; None if the budget is spent."""
+        """The processes of a container, none for an unknown one; None if the budget is spent.
+
+        Those of its pod for a sandbox, in which only a pause waits: detectors of containers in a
+        pod read the id of its sandbox.
+        """
         complete = self._search()
-        pids = [
-            pid
-            for whole, pid in self._pids.get(container[:_SHORT_ID_LENGTH], ())
-            if is_same_container(whole, container)
-        ]
-        found = [one for pid in pids if (one := self._kernel.look(pid)) is not None]
-        # the pid may have been reused since the search
-        found = [one for one in found if self.contains(container, one)]
+        found = self._present(container[:_SHORT_ID_LENGTH], container)
+        if [one.name for one in found] == ["pause"]:
+            text = self._kernel.cgroup(found[0].consumer.pid) or ""
+            if "kubepods" in (above := text.partition(container)[0]):
+                found = self._present(above, container, inside=False)
         return found if complete or found else None
+
+    def _present(self, key: str, container: str, *, inside: bool = True) -> list[LiveProcess]:
+        """The processes found under ``key`` that are in the container, or in others beside it."""
+        # a pid may have been reused since the search
+        return [
+            one
+            for one in map(self._kernel.look, self._pids.get(key, ()))
+            if one is not None
+            and self.contains(container, one) is inside
+            and (inside or key in (self._kernel.cgroup(one.consumer.pid) or ""))
+        ]
 
     def neighbours(self, process: LiveProcess) -> Sequence[LiveProcess] | None:
         """The processes of the same cgroup; None if the budget is spent."""
@@ -219,17 +231,17 @@ class ContainerProcesses:
             return True
         with self._budget as allowed:
             if allowed:
-                pids: dict[str, list[tuple[str, int]]] = defaultdict(list)
+                pids: dict[str, list[int]] = defaultdict(list)
                 for pid in self._kernel.pids():
-                    for whole in container_ids(self._kernel.cgroup(pid) or ""):
-                        pids[whole[:_SHORT_ID_LENGTH]].append((whole, pid))
+                    for whole in container_ids(text := self._kernel.cgroup(pid) or ""):
+                        pids[whole[:_SHORT_ID_LENGTH]].append(pid)
+                        pids[text.partition(whole)[0]].append(pid)
                 self._pids, self._searched_at = dict(pids), now
         return allowed
 
 
-def find_by_pid(pid: int, processes: Iterable[LiveProcess]) -> LiveProcess | None:
+def find_by_pid(pid: int, candidates: Sequence[LiveProcess]) -> LiveProcess | None:
     """The only process with ``pid`` in its own namespace, else the only one with it in any."""
-    candidates = list(processes)
     innermost = [process for process in candidates if process.pids[-1] == pid]
     found = innermost or [process for process in candidates if pid in process.pids]
     return found[0] if len(found) == 1 else None

@@ -32,7 +32,7 @@ class ReceiverBusyError(Exception):
 class RefusedSpans:
     """The spans of one request that are refused alone: their number by reason, and a cause.
 
-    Reasons are labels of a metric: ``invalid_id``, ``invalid_time`` and ``malformed``.
+    Reasons, labels of a metric: ``invalid_id``, ``invalid_time``, ``malformed``, ``too_large``.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,11 @@ class RefusedSpans:
         if spans:
             self.counts[reason] += spans
         self.cause = self.cause or cause
+
+    def check(self, spans: int) -> None:
+        """RequestTooLargeError or MalformedRequestError if none of ``spans`` spans is left."""
+        if self.cause and spans <= (large := self.counts["too_large"]):
+            raise (RequestTooLargeError if large else MalformedRequestError)(self.cause)
 
     @property
     def total(self) -> int:

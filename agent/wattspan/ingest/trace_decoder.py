@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import compress
 from operator import attrgetter
@@ -38,6 +39,7 @@ from wattspan.ingest.request_limits import (
     RefusedSpans,
     check_fields,
     count_fields,
+    too_many_fields,
     too_many_spans,
 )
 from wattspan.ingest.span_attributes import (
@@ -282,18 +284,19 @@ class TraceDecoder:
             raise MalformedRequestError(
                 f"the body is no ExportTraceServiceRequest: {error}"
             ) from None
-        if self._dropped and not self._spans:
-            raise MalformedRequestError(f"the body is malformed: {self._refused.cause}")
+        if self._dropped:
+            self._refused.check(self._spans)
         message = None
         if self._keep_message:
             message = _without(body, self._dropped) if self._dropped else body
         return DecodedRequest(parts, self._skipped, self._refused, message)
 
-    def _drop(self, place: tuple[int, ...], error: DecodeError, spans: int = 1) -> None:
-        """Refuse a malformed message, which is the first, the second or the third in a request."""
+    def _drop(self, place: tuple[int, ...], error: Exception, spans: int = 1) -> None:
+        """Refuse a message. Its place: the numbers of the resource, the scope and the span."""
         names = zip(("resource_spans", "scope_spans", "spans"), place, strict=False)
         path = ".".join(f"{name}[{number}]" for name, number in names)
-        self._refused.add("malformed", f"{path} is invalid: {error}", spans)
+        reason = getattr(error, "reason", "malformed")
+        self._refused.add(reason, f"{path} is invalid: {error}", spans)
         self._dropped.add(place)
 
     def _decode(self, body: bytes) -> list[ResourceSpans]:
@@ -365,24 +368,23 @@ class TraceDecoder:
         """The spans of one scope; malformed ones are dropped, which takes a second pass."""
         library = parse_message("Scope", scope) if self._present else None
         self._library = printable(library.name, MAX_NAME) if library is not None else ""
-        for span in spans:
-            if len(span) > MAX_FIELDS:
-                check_fields(span, SPAN, "a span", budget)
-        try:
-            return self._usable(raw, spans, asked, budget)
-        except DecodeError:
-            pass
+        left = [*range(len(spans))]
+        for number, span in enumerate(spans):
+            if len(span) > MAX_FIELDS and count_fields(span, SPAN, MAX_FIELDS, budget) > MAX_FIELDS:
+                self._drop((*place, number), too_many_fields("a span", MAX_FIELDS))
+                left.remove(number)
+        with suppress(DecodeError):
+            if len(left) == len(spans):
+                return self._usable(raw, spans, asked, budget)
         found: list[SpanColumns] = []
-        for first in range(0, len(spans), _TOGETHER):
-            some = spans[first : first + _TOGETHER]
-            try:
-                found.append(self._usable_of(some, asked, budget))
+        for first in range(0, len(left), _TOGETHER):
+            some = left[first : first + _TOGETHER]
+            with suppress(DecodeError):
+                found.append(self._usable_of([spans[number] for number in some], asked, budget))
                 continue
-            except DecodeError:
-                pass
-            for number, span in enumerate(some, first):
+            for number in some:
                 try:
-                    found.append(self._usable_of([span], asked, budget))
+                    found.append(self._usable_of([spans[number]], asked, budget))
                 except DecodeError as error:
                     self._drop((*place, number), error)
         return SpanColumns.joined(found) if found else SpanColumns.of([])

@@ -162,6 +162,7 @@ class LiveProcess(NamedTuple):
     pids: tuple[int, ...]  # its pid in each pid namespace, outermost first
     copied: bool  # forked, without an exec since
     kernel: bool
+    name: str = ""  # of its program, 15 bytes at most
 
 
 class ProcessInspector(ProcFs):
@@ -192,6 +193,7 @@ class ProcessInspector(ProcFs):
             _numbers(status, b"\nNSpid:") or (pid,),
             stat.copied,
             stat.kernel,
+            stat.comm,
         )
 
     def principal(self, pid: int) -> Principal | None:

@@ -12,8 +12,10 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from testbed.hostile_otlp import JSONS, PERMITTED, PERMITTED_JSON, PROTOBUFS, bombs
-from testbed.otlp import KeptSink, Receiver, request, span
+from testbed.otlp import KeptSink, Receiver, request, span, span_names
+from testbed.otlp_reference import json_of
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.request_limits import (
@@ -60,6 +62,23 @@ def test_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
         RequestTooLargeError, match="at most 131072 fields, attributes, events and links"
     ):
         Receiver(4 * MIB).take(PROTOBUFS[name](2 * MIB), PEER)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_span_of_too_many_values_costs_no_other_span(*, json: bool) -> None:
+    """OpenInference: each vector of a call for embeddings is a list of doubles (issue 2210)."""
+    vectors = span(2)
+    for number in range(44):
+        name = f"embedding.embeddings.{number}.embedding.vector"
+        values = vectors.attributes.add(key=name).value.array_value.values
+        values.extend([AnyValue(double_value=0.5)] * 1536)
+    whole = request(span(1), vectors, span(3))
+    receiver = Receiver(16 * MIB, keep=True)
+    body = json_of(whole) if json else whole.SerializeToString()
+    rejected = receiver.take(body, PEER, json=json)
+    assert (rejected.spans, receiver.sink.refused) == (1, {"too_large": 1})
+    assert "pan has at most 131072 fields" in rejected.reason
+    assert span_names(receiver.sink.deliveries[0].message) == ["work 1", "work 3"]
 
 
 @pytest.mark.slow

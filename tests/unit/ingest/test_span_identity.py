@@ -28,6 +28,7 @@ UNKNOWN, DISBELIEVED = Outcome.UNKNOWN_PROCESS, Outcome.NOT_BELIEVED
 ID = "0123456789abcdef" * 4
 OTHER_ID = "f" * 64
 DOCKER = f"0::/system.slice/docker-{ID}.scope\n"
+POD = "0::/kubepods.slice/kubepods-pod0d137909_8596_495c_92b3_048a901457b2.slice/cri-containerd-"
 ELSEWHERE = Peer(address=("10.0.0.7", 4000), local=("10.0.0.1", 4318), accepted=1)
 
 
@@ -108,6 +109,10 @@ def test_forwarded_spans_without_pid_have_no_process(host: Host) -> None:
     host.clock.advance(1)
     assert host.whose(peer, ResourceClaim("web")) == UNKNOWN
     assert host.whose(peer, ResourceClaim("collector", pid=60)) == collector.consumer
+    for name in ("otelcol-contrib", "aws-otel-collec", "alloy", "hotel-col"):
+        sender = host.born(70, name=name)
+        found = host.whose(host.kernel.over_tcp(sender), ResourceClaim("web"))
+        assert found == (sender.consumer if name == "hotel-col" else UNKNOWN)
 
 
 def test_unused_pid_claim_is_rejected(host: Host) -> None:
@@ -561,6 +566,25 @@ def test_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) -> N
         assert host.whose(peer, ResourceClaim(pid=pid)) == UNKNOWN
     claim = ResourceClaim(pid=1, created=host.created(collector))
     assert host.whose(peer, claim) == collector.consumer
+
+
+@pytest.mark.parametrize("way", ["unix", "forwarder", "unproven"])
+def test_id_of_a_sandbox_means_the_other_containers_of_its_pod(way: str) -> None:
+    """Detectors find it in mountinfo (open-telemetry/opentelemetry-java-instrumentation#8462)."""
+    host = Host(unproven=way == "unproven")
+    host.born(50, user=65535, inside=(1,), cgroup=f"{POD}{ID}.scope\n", name="pause")
+    app = host.born(51, inside=(1,), cgroup=f"{POD}{OTHER_ID}.scope\n")
+    lone = host.born(52, inside=(1,), cgroup=DOCKER.replace(ID, "e" * 64), name="pause")
+    collector = host.kernel.over_unix(host.born(60))._replace(forwards=True)
+    peer = {"unix": host.kernel.over_unix(app), "forwarder": collector}.get(way, ELSEWHERE)
+    for claim in (ResourceClaim(pid=1, container=ID), ResourceClaim("web", container=ID)):
+        assert host.whose(peer, claim) == app.consumer
+    assert host.whose(peer, ResourceClaim("web")) == (app.consumer if way == "unix" else UNKNOWN)
+    found = host.whose(peer, ResourceClaim(pid=1, container="e" * 64))
+    assert found == (DISBELIEVED if way == "unix" else lone.consumer)
+    host.born(53, inside=(1,), cgroup=f"{POD}{'d' * 64}.scope\n")  # with another pid 1
+    found = host.whose(peer, ResourceClaim(pid=1, container=ID[:12]))
+    assert found == (app.consumer if way == "unix" else DISBELIEVED)
 
 
 def test_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: Host) -> None:

@@ -46,7 +46,8 @@ def test_process_is_read_with_all_its_users_and_pids(tmp_path: Path) -> None:
     living = process(tmp_path, nspid="NSpid:\t50\t12\t3\n").look(50)
     assert living.consumer == Consumer(50, 98765)
     assert living.born == 98765 * 10**9 // os.sysconf("SC_CLK_TCK")
-    assert (living.parent, living.users, living.pids) == (7, {1, 2, 3}, (50, 12, 3))
+    assert (living.name, living.parent) == ("app", 7)
+    assert (living.users, living.pids) == ({1, 2, 3}, (50, 12, 3))
     assert not living.copied
     assert not living.kernel
 
