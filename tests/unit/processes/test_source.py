@@ -7,7 +7,7 @@ import pytest
 from testbed.synthetic_kernel import Envelope, Life, SyntheticKernel
 
 from wattspan.attribution.division import split
-from wattspan.model import Consumer, NamePolicy, Remainder
+from wattspan.model import NamePolicy, Remainder
 from wattspan.ports import UsageBatch, UsageSource
 from wattspan.processes.lifecycle import exit_weight
 from wattspan.processes.source import CpuUsageSource
@@ -427,17 +427,6 @@ def test_empty_process_table_is_a_failure_with_a_remedy() -> None:
     batch = SyntheticKernel().source(events=False).poll()
     assert batch.processes == 0
     assert "hidepid" in batch.failures[0].remedy
-
-
-def test_reused_pid_has_its_own_consumer() -> None:
-    kernel, source = polled()
-    one, two = kernel.spawn(), kernel.spawn()
-    kernel.run(one, MS)
-    kernel.run(two, MS)
-    assert set(spent(tick(kernel, source))) == {
-        Consumer(one.pid, one.started),
-        Consumer(two.pid, two.started),
-    }
 
 
 def test_process_with_little_work_is_charged_at_its_second_poll() -> None:
