@@ -468,6 +468,21 @@ def test_new_process_that_ends_during_its_first_poll_is_charged_once(work: int, 
     assert amounts == [work, 0, 0]
 
 
+def test_daemon_is_a_descendant_of_the_process_that_started_it() -> None:
+    kernel, source = polled()
+    shell = kernel.spawn()
+    kernel.run(shell, MS)
+    tick(kernel, source)
+    helper = kernel.spawn(shell.pid)
+    daemon = kernel.spawn(helper.pid)
+    kernel.exit(helper)
+    kernel.run(daemon, 5 * MS)
+    infos = {info.payer: info for info in tick(kernel, source).infos}
+    assert (infos[daemon.consumer].parent, daemon.parent) == (shell.pid, 1)
+    kernel.clock.advance(1.0)
+    assert source.poll().infos == ()
+
+
 def test_parent_of_a_new_process_is_not_left_to_the_next_poll() -> None:
     kernel, source = polled()
     parent = kernel.spawn()
