@@ -21,15 +21,10 @@ POD_GROUP = (GroupKind.POD, POD)
 
 PATHS = {
     "docker, cgroupfs": (f"4:memory:/docker/{ID}", [container()]),
-    "docker, systemd": (f"0::/system.slice/docker-{ID}.scope", [container()]),
-    "docker in docker": (f"0::/docker/{OUTER}/docker/{ID}", [container(f"{OUTER[:12]}/{SHORT}")]),
     "containerd, nerdctl": (f"0::/system.slice/nerdctl-{ID}.scope", [container()]),
     "containerd, bare": (f"0::/default/{ID}", [container()]),
     "kubernetes, containerd": (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_}.slice/cri-containerd-{ID}.scope",
-        [container(), POD_GROUP]),
-    "kubernetes, guaranteed": (
-        f"0::/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope",
         [container(), POD_GROUP]),
     "kubernetes, CRI-O": (
         f"0::/kubepods.slice/x.slice/kubepods-besteffort-pod{POD_}.slice/crio-{ID}.scope",
@@ -54,8 +49,6 @@ PATHS = {
     "user unit": (
         "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-gnome-firefox-42.scope",
         [(GroupKind.UNIT, "app-gnome-firefox-42.scope")]),
-    "login session": (
-        "0::/user.slice/user-1000.slice/session-3.scope", [(GroupKind.UNIT, "session-3.scope")]),
     "unit with a cgroup below": (
         "0::/system.slice/foo.service/worker/1", [(GroupKind.UNIT, "foo.service")]),
     "init": ("0::/init.scope", [(GroupKind.UNIT, "init.scope")]),
@@ -65,14 +58,6 @@ PATHS = {
     "lxc v1": ("3:cpu:/lxc/web/init.scope", [container("web"), (GroupKind.UNIT, "web/init.scope")]),
     "lxc v2": ("0::/lxc.payload.web/system.slice/nginx.service",
         [container("web"), (GroupKind.UNIT, "web/nginx.service")]),
-    "nspawn": ("0::/machine.slice/systemd-nspawn@deb.service/payload",
-        [container("deb"), (GroupKind.UNIT, "systemd-nspawn@deb.service")]),
-    "machine scope": ("0::/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/emulator",
-        [(GroupKind.VM, "vm"), (GroupKind.UNIT, "machine-qemu-1-vm.scope")]),
-    "pod in a kind node": (
-        f"0::/docker/{OUTER}/kubelet.slice/kubelet-kubepods-pod{POD_}.slice/"
-        f"cri-containerd-{ID}.scope",
-        [container(f"{OUTER[:12]}/{SHORT}"), (GroupKind.POD, f"{OUTER[:12]}/{POD}")]),
     "bare": ("0::/mine/own", [(GroupKind.CGROUP, "/mine/own")]),
     "root": ("0::/", []),
     "empty": ("", []),
