@@ -11,12 +11,7 @@ from collections import deque
 from typing import NamedTuple
 
 from wattspan.attribution.parts import merge_parts
-from wattspan.model import (
-    Instant,
-    Interval,
-    Payer,
-    Usage,
-)
+from wattspan.model import Instant, Interval, Payer, Usage
 
 
 class SettledInterval(NamedTuple):

@@ -44,7 +44,7 @@ _Patterns = Mapping[int, re.Pattern[str]]
 
 
 def _patterns(*patterns: str) -> _Patterns:
-    """Patterns of the end of a path by their number of segments; the group of each is a name."""
+    """Patterns of the end of a path by their number of segments; the last group is a name."""
     by_depth: dict[int, list[str]] = {}
     for pattern in patterns:
         depth = pattern.replace("[^/", "").count("/") + 1
@@ -115,13 +115,16 @@ _JOBS = _patterns(
     rf"oar/{_SEGMENT}_([0-9]+)",
     rf"oar\.slice/{_SEGMENT}_([0-9]+)\.scope",
     r"oar\.slice/oar-u?[0-9]+\.slice/oar-u?[0-9]+-j([0-9]+)\.slice",
-    # HTCondor names the slot, and reuses it for the next job
-    rf"condor_{_SEGMENT}_(slot[0-9]+(?:_[0-9]+)?(?:@{_SEGMENT})?)",
+    # HTCondor names the slot, also one for backfill, and reuses it for the next job
+    rf"condor_{_SEGMENT}_((?:slot|backfill)[0-9]+(?:_[0-9]+)?(?:@{_SEGMENT})?)",
     # Hadoop YARN, by the application: the prefix is a setting of the cluster
     r"container_(?:e[0-9]+_)?([0-9]{10,}_[0-9]{4,})_[0-9]{2,}_[0-9]{6,}",
     # Grid Engine: job and task
     r"(?:UGE|AGE|SGE|uge|age|sge)/([0-9]+\.[0-9]+)",
     r"sge-shepherd-([0-9]+)(?:-[0-9]+)?\.(?:slice|scope)",
+    # Its successor Cluster Scheduler, with any name of its slice; then its parallel jobs
+    rf"(?P<slice>{_SEGMENT})-jobs\.slice/(?P=slice)\.([0-9]+(?:\.[0-9]+)?)\.scope",
+    rf"(?P<above>{_SEGMENT})-jobs-([0-9]+(?:\.[0-9]+)?)\.slice/(?P=above)\.{_SEGMENT}\.scope",
     # Flux, below the user manager of its instance's owner and slices of it, such as app.slice
     *(
         rf"user@[0-9]+\.service/{slices}(?:imp-)?shell-[0-9]+-(f[1-9A-HJ-NP-Za-km-z]+)\.service"

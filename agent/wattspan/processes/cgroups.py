@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -54,6 +55,12 @@ class CgroupHierarchy(NamedTuple):
                 outside = ".." in parts or "\n" in path
                 return None if outside else "/".join(parts[: MAX_DEPTH + 1])
         return None
+
+    def is_threaded(self, path: str) -> bool:
+        """True if processes in this cgroup may have threads in others beside it."""
+        with suppress(OSError, ValueError):
+            return Path(f"{self.root}{path}/cgroup.type").read_text("ascii") == "threaded\n"
+        return False
 
 
 def find_hierarchy(root: Path) -> CgroupHierarchy | None:
@@ -248,18 +255,20 @@ class CgroupClocks(_OpenClocks):
         return path
 
     def add(self, path: str) -> bool:
-        """Add a cgroup; False if its clock cannot be read.
+        """Add a cgroup, or the domain of a threaded one; False if its clock cannot be read.
 
         Its earlier time stays with the cgroup above. To be called right after ``read``.
         """
         if path in self._fds:
             return True
+        threaded, above = self._hierarchy.is_threaded(path), _parent(path)
         full = len(self._fds) >= MAX_CGROUPS or (self._hierarchy.unified and path == "/")
-        if full or not self._open(path) or self._is_excessive(path):
+        if full or threaded or not self._open(path) or self._is_excessive(path):
             if len(self._refused) >= _MAX_REMEMBERED:
                 self._refused.clear()
             self._refused.add(path)
-            return False
+            # The clock of the domain has all threads of its processes, that of no other cgroup.
+            return threaded and above is not None and self.add(above)
         return True
 
     def _is_excessive(self, path: str) -> bool:

@@ -18,14 +18,10 @@ from typing import NamedTuple, Protocol
 
 from wattspan.attribution.division import split
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, Usage
-from wattspan.processes.cpus import (
-    BusyClock,
-)
+from wattspan.processes.cpus import BusyClock
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.table import TrackedProcess
-from wattspan.util.cpu_topology import (
-    CpuTopology,
-)
+from wattspan.util.cpu_topology import CpuTopology
 
 
 class UnattributedTime:

@@ -23,10 +23,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from wattspan.processes.cpu_socket_division import SocketTimesSample
-from wattspan.util.cpu_topology import (
-    CpuTopology,
-    parse_cpu_list,
-)
+from wattspan.util.cpu_topology import CpuTopology, parse_cpu_list
 
 TRACEPOINTS = ("sched_switch", "hrtimer_expire_entry")
 

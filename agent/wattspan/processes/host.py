@@ -30,9 +30,7 @@ from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
-from wattspan.util.cpu_topology import (
-    CpuTopology,
-)
+from wattspan.util.cpu_topology import CpuTopology
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,9 +279,9 @@ class LifecycleTracker:
             if stat.exiting and row.info is not None:
                 return
             text = self._processes.cgroup(pid) or row.cgroup_text
-            row.cgroup_text = text or self._text_of(update, stat.parent)
+            row.cgroup_text = text or self._text_of(update, row.parent)
             known = row.info if row.command == stat.comm else None
-            row.command, row.parent = stat.comm, stat.parent
+            row.command, stat = stat.comm, stat._replace(parent=row.parent)
             info = self._directory.describe_running(stat, row.cgroup_text, known)
         else:
             text = row.cgroup_text or self._text_of(update, row.parent)
@@ -359,8 +359,9 @@ class LifecycleTracker:
         stat = self._processes.stat(pid) if value is not None else None
         if stat is None or value is None:
             return False
+        parent = self._parent(update, stat)
         row = TrackedProcess(
-            Consumer(pid, stat.started), value, stat.comm, stat.parent, kernel=stat.kernel
+            Consumer(pid, stat.started), value, stat.comm, parent, kernel=stat.kernel
         )
         row.next_placement = update.now.mono
         records = update.events.exits.get(pid)
@@ -371,6 +372,15 @@ class LifecycleTracker:
         if update.before is not None and (born or self._since_scan(stat)):
             self._work(update, row, value, stat)
         return True
+
+    def _parent(self, update: LifecycleUpdate, stat: Stat) -> int:
+        """The parent of a new process; if that has ended already, the nearest known one above it.
+
+        The kernel gives an orphan, such as a daemon, to another process at once.
+        """
+        first = update.events.born.get(stat.pid, stat.parent)
+        near = (one for one in _upwards(update, first) if one in self._table or one in update.texts)
+        return stat.parent if first == stat.parent else next(near, stat.parent)
 
     def _short(self, update: LifecycleUpdate) -> set[int]:
         """The short processes that were born since the last poll and have their exit record.

@@ -96,6 +96,10 @@ _HYPERVISORS = (
 )
 """Names of hypervisors' processes, and the option with the name of their guest."""
 
+_NODE = frozenset(("node", "MainThread", "node-MainThread"))  # names by version
+_EDITOR = re.compile(rb"/bootstrap-fork(?:\.js)?\0")
+"""The script of VS Code and its forks that runs extensions, with notebooks, or terminals."""
+
 
 class HostProcesses:
     """The process directory of a host. Thread-safe.
@@ -149,8 +153,17 @@ class HostProcesses:
             "" if user_id is None else user_name(user_id),
             stat.parent or None,
             principal,
-            starts_others(stat.comm),
+            self._starts_others(stat, known),
         )
+
+    def _starts_others(self, stat: Stat, known: PayerInfo | None) -> bool:
+        """True for a program that starts unrelated ones, by its name or as a part of an editor.
+
+        The server of VS Code on a remote host is programs of Node.js.
+        """
+        if stat.comm not in _NODE or stat.stuck:
+            return starts_others(stat.comm) or (known is not None and known.starts_others)
+        return _EDITOR.search(self._procfs.command_line(stat.pid) or b"") is not None
 
     def describe_ended(
         self, consumer: Consumer, comm: str, cgroup_text: str, user_id: int | None, parent: int
@@ -243,8 +256,10 @@ _STARTERS = frozenset(
         # sessions and terminals
         "screen", "SCREEN", "dtach", "abduco", "zellij", "byobu", "mosh-server", "sshd",
         "sshd-session", "login", "su", "sudo", "doas", "runuser", "script", "xterm", "konsole",
-        "gnome-terminal-", "alacritty", "kitty", "wezterm-gui", "foot", "code", "code-server",
-        "emacs", "vim", "nvim", "gnome-shell", "plasmashell", "Xorg",
+        "gnome-terminal-", "alacritty", "kitty", "wezterm-gui", "foot",
+        # editors, with their terminals and notebooks
+        "code", "code-server", "code-insiders", "codium", "cursor", "windsurf", "positron",
+        "pycharm", "rsession", "emacs", "vim", "nvim", "gnome-shell", "plasmashell", "Xorg",
         # managers of services and containers
         "systemd", "init", "(sd-pam)", "openrc-run", "supervisord", "s6-svscan", "s6-supervise",
         "runsv", "runsvdir", "tini", "dumb-init", "catatonit", "docker-init", "containerd-shim",

@@ -34,9 +34,7 @@ from wattspan.processes.cpu_socket_division import (
     SocketAccounting,
     SocketTimesSample,
 )
-from wattspan.processes.cpus import (
-    BusyClock,
-)
+from wattspan.processes.cpus import BusyClock
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
     CpuCharge,
@@ -59,9 +57,7 @@ from wattspan.processes.table import (
     ReadClock,
     TrackedProcess,
 )
-from wattspan.util.cpu_topology import (
-    CpuTopology,
-)
+from wattspan.util.cpu_topology import CpuTopology
 
 RESCAN_INTERVAL = SECOND
 """A process is described again after this time: by then it has executed its program."""

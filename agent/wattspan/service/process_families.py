@@ -83,14 +83,14 @@ class ProcessFamilies:
         groups: tuple[Hashable, ...] = (),
         starts_others: bool = False,
     ) -> None:
-        """Add a process, or describe it anew.
+        """Add a process, or describe it anew: it keeps its first parent when that has ended.
 
         ``groups`` identify its cgroup; ``starts_others`` is True for a program whose children are
         unrelated, such as a shell.
         """
         before = self._known.pop(consumer, _Member(parent))  # it becomes the last one described
         self._known[consumer] = _Member(
-            parent,
+            before.parent,
             container or before.container,
             before.principal if principal is None else principal,
             groups,

@@ -86,6 +86,25 @@ def test_clock_that_its_owner_resets_takes_no_time_from_others(tree: Tree) -> No
     assert book.settle() == {"/c": 700_000}
 
 
+def test_threaded_cgroup_counts_with_its_domain(tmp_path: Path) -> None:
+    """libvirt divides the threads of a guest among cgroups; one is that of its process."""
+    tree, book = Tree(tmp_path, unified=True), CgroupExcess()
+    for path in ("/vm", "/vm/emulator", "/vm/vcpu0", "/cron"):
+        tree.set(path, 1_000_000)
+        if path.startswith("/vm/"):
+            (tmp_path / path[1:] / "cgroup.type").write_text("threaded\n")
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.add("/vm/emulator")
+    assert clocks.add("/cron")
+    assert not clocks.wanted("/vm/emulator")
+    assert clocks.covering("/vm/emulator") == "/vm"
+    tree.set("/vm", 9_000_000)
+    tree.set("/cron", 2_000_000)  # the only unseen work
+    book.measured(clocks.read()[0])
+    book.charged("/vm", 8_000_000)
+    assert book.settle() == {"/cron": 1_000_000}
+
+
 def test_removed_cgroup_names_its_successor(tree: Tree) -> None:
     clocks = CgroupClocks(tree.hierarchy)
     clocks.add("/a")
@@ -186,14 +205,6 @@ def descriptors() -> list[Path]:
         with suppress(OSError):  # the one that lists them
             found.append(one.readlink())
     return found
-
-
-def test_excess_is_settled_once() -> None:
-    book = CgroupExcess()
-    book.charged("/a", 70)
-    book.measured({"/a": 100, "/b": 5})
-    assert book.settle() == {"/a": 30, "/b": 5}
-    assert book.settle() == {}
 
 
 def test_unnoticed_move_is_not_charged_twice() -> None:

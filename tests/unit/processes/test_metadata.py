@@ -213,6 +213,22 @@ def test_hanging_hypervisor_keeps_its_guest(tmp_path: Path) -> None:
     assert guest not in directory.describe_running(hanging, "0::/user.slice").groups
 
 
+@pytest.mark.parametrize(
+    ("script", "starts"),
+    [
+        (b"/home/u/.vscode-server/cli/servers/Stable-1/server/out/bootstrap-fork", True),
+        (b"/srv/bootstrap-fork/server.js", False),
+    ],
+)
+def test_part_of_an_editor_starts_others(tmp_path: Path, script: bytes, *, starts: bool) -> None:
+    line = b"node\0--dns-result-order=ipv4first\0" + script + b"\0--type=extensionHost\0"
+    procfs = host(tmp_path, b"node", cmdline=line)
+    directory, awake = HostProcesses(procfs), procfs.stat(42)
+    known = directory.describe_running(awake, "0::/user.slice")
+    hanging = directory.describe_running(awake._replace(stuck=True), "0::/user.slice", known)
+    assert (known.starts_others, hanging.starts_others) == (starts, starts)
+
+
 def test_directory_reads_a_command_line_once_until_the_name_changes(tmp_path: Path) -> None:
     directory = HostProcesses(
         host(tmp_path, b"python3", cmdline=b"python3\0a.py\0"), NamePolicy.SCRIPT

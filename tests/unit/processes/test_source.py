@@ -7,7 +7,7 @@ import pytest
 from testbed.synthetic_kernel import Envelope, Life, SyntheticKernel
 
 from wattspan.attribution.division import split
-from wattspan.model import Consumer, NamePolicy, Remainder
+from wattspan.model import NamePolicy, Remainder
 from wattspan.ports import UsageBatch, UsageSource
 from wattspan.processes.lifecycle import exit_weight
 from wattspan.processes.source import CpuUsageSource
@@ -429,17 +429,6 @@ def test_empty_process_table_is_a_failure_with_a_remedy() -> None:
     assert "hidepid" in batch.failures[0].remedy
 
 
-def test_reused_pid_has_its_own_consumer() -> None:
-    kernel, source = polled()
-    one, two = kernel.spawn(), kernel.spawn()
-    kernel.run(one, MS)
-    kernel.run(two, MS)
-    assert set(spent(tick(kernel, source))) == {
-        Consumer(one.pid, one.started),
-        Consumer(two.pid, two.started),
-    }
-
-
 def test_process_with_little_work_is_charged_at_its_second_poll() -> None:
     kernel, source = polled(envelope=True)
     life = kernel.spawn()
@@ -477,6 +466,21 @@ def test_new_process_that_ends_during_its_first_poll_is_charged_once(work: int, 
     kernel.after_read[life.pid] = lambda: kernel.exit(life, reap=reap)
     amounts = [sum(spent(tick(kernel, source)).values()) for _ in range(3)]
     assert amounts == [work, 0, 0]
+
+
+def test_daemon_is_a_descendant_of_the_process_that_started_it() -> None:
+    kernel, source = polled()
+    shell = kernel.spawn()
+    kernel.run(shell, MS)
+    tick(kernel, source)
+    helper = kernel.spawn(shell.pid)
+    daemon = kernel.spawn(helper.pid)
+    kernel.exit(helper)
+    kernel.run(daemon, 5 * MS)
+    infos = {info.payer: info for info in tick(kernel, source).infos}
+    assert (infos[daemon.consumer].parent, daemon.parent) == (shell.pid, 1)
+    kernel.clock.advance(1.0)
+    assert source.poll().infos == ()
 
 
 def test_parent_of_a_new_process_is_not_left_to_the_next_poll() -> None:

@@ -63,6 +63,15 @@ def test_removal_of_several_generations_keeps_the_family(families: ProcessFamili
     assert families.family(SHELL) == {SHELL, linker}
 
 
+def test_orphan_that_is_described_anew_stays_in_the_family(families: ProcessFamilies) -> None:
+    families.end(MAKE, SECOND)
+    families.add(COMPILER, 1)
+    assert families.family(SHELL) == {SHELL, MAKE, COMPILER}
+    families.remove_ended(SECOND + LATER)
+    families.add(COMPILER, 1)
+    assert families.family(SHELL) == {SHELL, COMPILER}
+
+
 def test_child_of_a_reused_pid_stays_with_it(families: ProcessFamilies) -> None:
     second = Consumer(MAKE.pid, 50)
     families.end(second, SECOND)
