@@ -64,7 +64,7 @@ INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-"""Errors of a write for want of room."""
+"""Errors of a write for want of room; without a name of a file it is mostly the output."""
 
 
 class LazyGroup(click.Group):
@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
         except (KeyboardInterrupt, click.Abort):
             raise click.exceptions.Exit(INTERRUPTED) from None
         except Exception as error:
-            if ctx.params.get("debug") or _is_full_output(error):
+            if ctx.params.get("debug") or _is_full(error):
                 raise
             message, code = _message_and_code(error)
             for line in message.splitlines():
@@ -97,13 +97,8 @@ class LazyGroup(click.Group):
             raise click.exceptions.Exit(code) from error
 
 
-def _is_full_output(error: Exception) -> bool:
-    if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
-        try:
-            sys.stdout.flush()  # it keeps what it could not write
-        except OSError:
-            return True
-    return False
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL and error.filename is None
 
 
 def _message_and_code(error: Exception) -> tuple[str, int]:
@@ -160,8 +155,8 @@ def main() -> None:
     try:
         cli(prog_name="wattspan")
     except OSError as error:
-        if not _is_full_output(error):
+        if not _is_full(error):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes its rest there at exit
         cause = os.strerror(error.errno or 0).lower()
-        sys.exit(f"wattspan: Cannot write the output: {cause}. Write it to another place.")
+        sys.exit(f"wattspan: Cannot write: {cause}. Free some room, or write to another place.")

@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 import subprocess
@@ -171,12 +170,11 @@ def test_error_classes_have_their_own_exit_codes(monkeypatch: pytest.MonkeyPatch
     assert (result.exit_code, result.stderr) == (5, "wattspan: Cannot write X: full. Free some.\n")
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.ENOSPC, "of another file")])
-def test_internal_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    failing(monkeypatch, error)
+def test_internal_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyError("x"))
     result = wattspan("run")
     assert result.exit_code == 70
-    assert f"internal error of wattspan ({type(error).__name__}: {error})" in result.stderr
+    assert "internal error of wattspan (KeyError: 'x')" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -185,8 +183,8 @@ def test_full_output_is_named_and_no_internal_error(words: list[str]) -> None:
     program = [sys.executable, "-m", "wattspan", *words]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    cause = "no space left on device. Write it to another place."
-    assert done.stderr == f"wattspan: Cannot write the output: {cause}\n"
+    remedy = "Free some room, or write to another place."
+    assert done.stderr == f"wattspan: Cannot write: no space left on device. {remedy}\n"
     assert done.returncode == 1
 
 

@@ -216,7 +216,7 @@ def test_hanging_hypervisor_keeps_its_guest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "starts"),
     [
-        (b"/home/u/.vscode-server/cli/servers/Stable-1/server/out/bootstrap-fork", True),
+        (b"/srv/.vscode-server/cli/servers/Stable-1/server/out/bootstrap-fork", True),
         (b"/srv/bootstrap-fork/server.js", False),
     ],
 )

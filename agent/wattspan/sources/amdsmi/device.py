@@ -369,13 +369,12 @@ class AmdSmiDevice(GpuDevice):
         self._invalid_step = energy is None
         return energy, at
 
-    def gauges(self, *, status: bool = False) -> GpuGauges:
+    def gauges(self) -> GpuGauges:
         """Boards have either the power of the moment (MI300) or a mean (older ones, Radeon).
 
         Some releases of the library have neither, and one of them under a common name. The
         activity is that of the graphics and compute pipes, the mean of the partitions.
         """
-        del status
         answer = self.calls.ask(POWER, "amdsmi_get_power_info") or {}
         most = _MAX_WATTS if self.processor is None else _MAX_PROCESSOR_WATTS
 

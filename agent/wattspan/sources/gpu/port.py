@@ -250,8 +250,12 @@ class GpuDevice(ABC):
         """
 
     @abstractmethod
-    def gauges(self, *, status: bool = False) -> GpuGauges:
-        """Power and utilisation now. ``status`` follows, and may use what the same call answers."""
+    def gauges(self) -> GpuGauges:
+        """Power and utilisation now."""
+
+    def gauges_before_status(self) -> GpuGauges:
+        """The gauges, if ``status`` follows, which may use what the same call answers."""
+        return self.gauges()
 
     @abstractmethod
     def status(self, at: Instant) -> GpuStatus:

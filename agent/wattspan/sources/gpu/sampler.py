@@ -172,7 +172,8 @@ class GpuSampler:
     def _look(self, at: Instant, energy: Microjoules | None, *, status: bool = False) -> None:
         """Read power and utilisation, just after the energy. ``status`` is read next."""
         with self._gauge_pace:
-            self._gauges = self.device.gauges(status=status)
+            device = self.device
+            self._gauges = device.gauges_before_status() if status else device.gauges()
         if self._gauges.module is not None:
             self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
 

@@ -287,8 +287,13 @@ class NvmlDevice(GpuDevice):
         millijoules, at = self.calls.stamped(self.messages.counter, _ENERGY_CALL)
         return None if millijoules is None else Microjoules(int(millijoules) * 1000), at
 
-    def gauges(self, *, status: bool = False) -> GpuGauges:
-        asked = tuple(nvml.FIELDS) if status else _POWERS
+    def gauges(self) -> GpuGauges:
+        return self._read_gauges(_POWERS)
+
+    def gauges_before_status(self) -> GpuGauges:
+        return self._read_gauges(tuple(nvml.FIELDS))
+
+    def _read_gauges(self, asked: tuple[int, ...]) -> GpuGauges:
         self._values = values = nvml.read_fields(self.calls, asked)
         average, instant, draw = read_power(self.calls, values, self._usage_is_instant)
         rates = self.calls.ask("utilisation", "nvmlDeviceGetUtilizationRates")
