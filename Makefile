@@ -4,13 +4,16 @@
 PURE := $(shell sed -n '/^name = "Arithmetic is pure"/,/^]/s|^  "\(.*\)",.*|\1|p' pyproject.toml | paste -sd,)
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract tests/field
-# Tests of pure modules. Those of whole tuners, fleets and trainings are simulations.
+# Tests of pure modules, but those of whole tuners, fleets and trainings, which are simulations, and SEEN.
 PROPERTIES := attribution_ capper.py capper_ramps config forward_enrich inference_ model_ pipelines sampling_intervals \
 	sharing_ spans_ tuning
-COVERED := $(wildcard $(foreach name, $(PROPERTIES), tests/property/test_$(name)*)) \
-	$(filter-out tests/unit/tuning/test_tuner% $(addprefix %/test_, busy_start.py owners.py participant.py \
-	replayed_trainings.py), $(wildcard $(addsuffix /test_*.py, $(addprefix tests/unit/, advice attribution fleet \
-	footprint frontier inference model recurring sharing spans training tuning tuning/pipeline util))))
+# Long ones, all lines of which other tests run too.
+SEEN := tests/property/test_tuning.py $(addprefix %/test_, attribution_baseline.py attribution_cost.py decode_progress.py \
+	miss_rate.py power_curve.py tuning_load_tracking.py)
+COVERED := $(filter-out $(SEEN) tests/unit/tuning/test_tuner% $(addprefix %/test_, busy_start.py owners.py \
+	participant.py replayed_trainings.py), $(wildcard $(foreach name, $(PROPERTIES), tests/property/test_$(name)*) \
+	$(addsuffix /test_*.py, $(addprefix tests/unit/, advice attribution fleet footprint frontier inference model \
+	recurring sharing spans training tuning tuning/pipeline util))))
 # To collect all files takes each worker half a minute.
 WITH_SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' $(INNER))
 # By file: tests of one file share simulated worlds and running programs.
