@@ -256,10 +256,10 @@ class CpuSampler:
         A process rarely works in each period. Without work, two calls in C and no lock are a sweep.
         """
         with self._lock:
-            version, quiet = self._version, tuple(self._active)
-            until = next((one.until for one in self._series.values()), 0)
-            if self._stop.is_set() or not 0 < len(quiet) <= _FEW or any(self._idle_groups):
-                until = 0
+            version, few = self._version, 0 < len(self._active) <= _FEW
+            pauses = few and not self._stop.is_set() and not any(self._idle_groups)
+            quiet = tuple(self._active) if pauses else ()
+            until = next((one.until for one in self._series.values()), 0) if pauses else 0
         clocks, values = [one.clock for one in quiet], [one.cpu for one in quiet]
         monotonic, read, period = self._clock.monotonic, self._clock.read_cpu_clock, self.period
         now = monotonic()
