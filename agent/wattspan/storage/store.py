@@ -44,7 +44,7 @@ from wattspan.storage.database import (
 from wattspan.storage.deltas import delta_between
 from wattspan.storage.history import HistoryWriter
 from wattspan.storage.rates import record_rates
-from wattspan.util.files import FileLock
+from wattspan.util.files import FileLock, make_directory
 from wattspan.util.throttle import RetryBackoff
 
 _FIRST_RETRY = SECOND
@@ -289,7 +289,7 @@ def _unusable_failure(path: Path, cause: str, remedy: str) -> Failure:
 
 def _take_lock(path: Path) -> FileLock:
     try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_directory(path.parent)
         return lock_store(path.with_name(path.name + ".lock"))
     except OSError as error:
         raise StoreError(store_failure(error, path, "open")) from None

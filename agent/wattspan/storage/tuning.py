@@ -41,7 +41,7 @@ from wattspan.tuning.decisions.load_cells import LatencyObjective, LoadCell, gat
 from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPolicy
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.serialization import recorded_decision_from_json, recorded_decision_to_json
-from wattspan.util.files import replace_file
+from wattspan.util.files import make_directory, replace_file
 from wattspan.util.text import printable
 from wattspan.util.throttle import RateLimitedLog
 
@@ -123,7 +123,7 @@ class DecisionLog:
 
     def _append(self, decision: RecordedDecision) -> None:
         line = msgspec.json.encode(recorded_decision_to_json(decision)) + b"\n"
-        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         file = os.open(self._path, flags, 0o640)
         try:
@@ -257,7 +257,7 @@ class CertificationStore:
         self._memory = memory
         new = self._path.with_suffix(f".{os.getpid()}.new")
         try:
-            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            make_directory(self._path.parent)
             replace_file(self._path, json.dumps(to_json(memory)).encode(), new, 0o666)
         except OSError as error:
             if not self._logged:
@@ -421,7 +421,7 @@ class _RunningJobs(Generic[_EntryType]):
             del self._entries[next(iter(self._entries))]
         new = self._path.with_suffix(f".{os.getpid()}.new")
         try:
-            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            make_directory(self._path.parent)
             replace_file(self._path, msgspec.json.encode(self._entries), new, 0o640)
         except (OSError, UnicodeEncodeError) as error:
             if not self._logged:

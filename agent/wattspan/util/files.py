@@ -66,6 +66,11 @@ def _require_regular(status: os.stat_result) -> None:
         raise UnsuitableFileError(errno.EINVAL, f"it is {kind}, and a regular file is needed")
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory that only its user and group may enter; an existing one stays. OSError."""
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+
 def replace_file(
     path: Path, content: bytes, draft: Path, mode: int = 0o644, *, exact: bool = False
 ) -> None:

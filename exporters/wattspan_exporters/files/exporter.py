@@ -19,6 +19,7 @@ from wattspan.ports import (
     SnapshotView,
     error_sentences,
 )
+from wattspan.util.files import make_directory
 from wattspan.util.text import NO_PYARROW, has_pyarrow
 from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.catalogue.definition import Metric
@@ -265,7 +266,7 @@ class FilesExporter:
     def start(self, view: SnapshotView) -> None:
         directory = Path(self._settings.directory)
         try:
-            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            make_directory(directory)
         except OSError as error:
             raise ExporterError(_sentence(directory, os.strerror(error.errno or 0))) from None
         if not os.access(directory, os.W_OK | os.X_OK):
