@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from wattspan.model import (
@@ -238,7 +238,9 @@ class GpuDevice(ABC):
         self.calls = GpuCalls(vendor.library, board.handles[0], vendor.clock)
 
     def rebind(self, board: GpuBoard) -> None:
-        """Use new handles: the library was initialised again, and this board was not lost."""
+        """Use the board of a new initialisation, which was not lost: its handles and its index."""
+        index, aliases = board.identity.index, board.identity.aliases
+        self.identity = replace(self.identity, index=index, aliases=aliases)
         self.usage.close()
         self.calls.rebind(board.handles[0])
 

@@ -94,8 +94,9 @@ class GpuSampler:
         return self._meter.epoch + self.device.epoch
 
     def rebind(self, board: GpuBoard) -> None:
-        """Use new handles: the library was initialised again, and this GPU was not lost."""
+        """Use the board of a new initialisation, which was not lost: its handles and its index."""
         self.device.rebind(board)
+        self.identity = self.device.identity
 
     def close(self) -> None:
         """Release what the library keeps for this GPU."""
@@ -310,6 +311,7 @@ class GpuSampler:
         """The facts about the domain and its parts that may change."""
         usage = self.device.usage
         return (
+            self.identity,
             bool(self._meter.derived),
             self._ceiling,
             self._resolution,

@@ -209,6 +209,17 @@ def test_gpu_keeps_its_identity_when_indices_move() -> None:
     assert bench.epochs("GPU-b") == [0, 1]
 
 
+def test_board_that_stays_has_the_index_of_the_new_initialisation() -> None:
+    bench = two()
+    bench.turn()
+    bench.nvml.errors["GPU-a"] = LOST
+    bench.nvml.gpus = [bench.gpus[1]]
+    bench.run(200)
+    assert bench.statuses[-1].index == 0
+    assert bench.domain("GPU-b").name == "NVIDIA H100 80GB HBM3 0"
+    assert bench.epochs("GPU-b") == [0]
+
+
 def test_gpu_with_a_name_that_is_no_utf8_is_measured() -> None:
     """As of driver 555 on WSL: https://github.com/XuehaiPan/nvitop/issues/127."""
     bench = Bench(FakeGpu("GPU-a"))
