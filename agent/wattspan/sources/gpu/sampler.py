@@ -358,6 +358,7 @@ class GpuSampler:
             usage_step=Nanoseconds(self.device.usage.step),
             staleness=None if self._edges.period is None else Nanoseconds(EDGE_GUARD),
             why=f"{what}, {how}",
+            model=identity.model,
             static_power=self.device.static_power,
             pci=identity.pci,
             suspended=self.asleep,

@@ -141,6 +141,13 @@ def test_text_that_the_package_cannot_parse_leaves_the_board_without_a_name(host
     assert batch.failures == ()
 
 
+def test_board_names_its_model_so_that_another_one_in_its_slot_learns_anew(host: Host) -> None:
+    """The id of a board is its address, and an idle power is remembered by id and model."""
+    model = {"market_name": "AMD Instinct MI210"}
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda asic: {**asic, **model}
+    assert host.run(0.2).domains[0].model == "AMD Instinct MI210"
+
+
 @pytest.mark.parametrize("code", [1, 8, 9, 11, 17, 30, 43])
 @pytest.mark.parametrize("what", ["asic_info", "device_uuid", "driver_info"])
 def test_board_whose_identity_cannot_be_read_is_measured(host: Host, what: str, code: int) -> None:
