@@ -347,7 +347,8 @@ class GpuVendor(ABC):
 
     reinitialise_after: ClassVar[int] = 20
     """Failures to recover a lost board after which the library is initialised again, although the
-    other boards answer: a board that was bound again is not found otherwise."""
+    other boards answer: a board that was bound again is not found otherwise. It grows with
+    ``resets_settings``. A board that the kernel has no longer in its driver is awaited instead."""
 
     opens_single: ClassVar[bool] = False
     """True if ``place_at`` leads to one board without a call on others. Boards that such a library

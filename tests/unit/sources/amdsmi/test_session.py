@@ -225,6 +225,29 @@ def test_lost_board_does_not_wake_the_suspended_ones(tmp_path: Path) -> None:
     host.gpus.close()
 
 
+def test_board_that_was_unbound_is_awaited_without_initialisations(tmp_path: Path) -> None:
+    """As for a virtual machine (vfio-pci); its return to the driver is seen in sysfs."""
+    bound = tmp_path / "bus/pci/drivers/amdgpu"
+    for address in ("0000:60:00.0", "0000:61:00.0"):
+        (bound / address).mkdir(parents=True)
+    host = Host(tmp_path / "gpus", boards=2, sysfs=tmp_path)
+    host.run(1)
+    (bound / "0000:60:00.0").rmdir()
+    host.faults.lost(0, 31)
+    host.run(6)
+    begun = host.smi.begun
+    batch = host.run(60)
+    assert host.smi.begun == begun
+    assert [one.domain_id for one in batch.failures] == ["gpu:0000:60:00.0"]
+    host.faults.lost(0, 0)
+    (bound / "0000:60:00.0").mkdir()
+    batch = host.run(10)
+    assert len(batch.readings) == 2
+    assert batch.failures == ()
+    host.session.close()
+    host.gpus.close()
+
+
 def test_library_without_any_board_says_so(host: Host) -> None:
     host.faults.lost(0, 31)
     assert "finds no GPU" in only(host.run(0.2)).cause

@@ -88,6 +88,15 @@ def test_library_is_reinitialised_after_many_failed_attempts() -> None:
     assert len({r.at for r in bench.readings if r.domain_id == "gpu:GPU-b"}) == 2001
 
 
+def test_board_that_is_lost_for_good_costs_fewer_and_fewer_initialisations() -> None:
+    """They may end the power limits of the other boards."""
+    bench = two()
+    bench.turn()
+    bench.nvml.errors["GPU-a"] = LOST
+    bench.run(3600, every=1.0)
+    assert bench.nvml.generation == 1 + 5  # after 20, 40, 80, 160 and 320 failures
+
+
 def test_flapping_gpu_is_readmitted_with_backoff() -> None:
     """It gives a handle whose calls fail."""
     bench = two()
