@@ -278,6 +278,10 @@ class GpuDevice(ABC):
         """The reason for which the counter's values are none, as a cause; "" if they are."""
         return ""
 
+    def socket(self) -> int | None:
+        """The socket of the superchip around the GPU; None if it is not known."""
+        return None
+
     @property
     def partitions(self) -> str:
         """A clause on the partitions of a divided board; "" of an undivided one."""

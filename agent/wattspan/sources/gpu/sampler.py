@@ -342,7 +342,8 @@ class GpuSampler:
         what = f"the whole board{self.device.partitions}"
         thing: Thing | None = None
         if module and not derived:
-            what, thing = "the module with its CPU and memory", Thing(ThingKind.MODULE)
+            what = "the module with its CPU and memory"
+            thing = Thing(ThingKind.MODULE, self.device.socket())
         if self.device.processor is not None:
             what, thing = "the whole processor, its CPU included", self.device.processor
         return Domain(

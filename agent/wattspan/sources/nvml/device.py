@@ -45,10 +45,12 @@ from wattspan.sources.gpu.port import (
     GpuVendor,
     driver_text,
 )
+from wattspan.sources.gpu.session import SYSFS
 from wattspan.sources.nvml import calls as nvml
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.mig import MigDivision, NvmlUsage
 from wattspan.sources.nvml.processes import GpuProcesses
+from wattspan.util.cpu_topology import CpuTopology
 
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
@@ -266,6 +268,7 @@ class NvmlDevice(GpuDevice):
         architecture = self.library.optional("nvmlDeviceGetArchitecture", self.calls.handle)
         self._usage_is_instant = usage_is_instant(architecture, self.identity.model)
         self._windowed = WINDOWED.search(self.identity.model) is not None
+        self._sysfs = context.sysfs or SYSFS
         self.static_power = settings.static_power(self.identity.model)
         self._virtualisation: int | None = None  # not asked yet
         self._values: Mapping[int, int] = {}  # of the fields that were read last
@@ -303,6 +306,10 @@ class NvmlDevice(GpuDevice):
             busy, memory = int(rates.gpu), int(rates.memory)
         self._busy = busy
         return GpuGauges(average, instant, draw, busy, memory, read_module_power(self.calls))
+
+    def socket(self) -> int | None:
+        device = self._sysfs / "bus/pci/devices" / self.identity.pci
+        return CpuTopology(self._sysfs).socket_near(device)
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return WINDOW_DUTY if self._windowed or gauges.average is None else 1.0
