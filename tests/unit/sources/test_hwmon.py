@@ -540,6 +540,21 @@ def test_impossible_value_is_a_failure_of_its_sensor_alone(
     assert len(batch.readings) == 3
 
 
+def test_rail_at_rest_may_show_a_small_negative_current(tree: Tree, clock: ManualClock) -> None:
+    files = {"in1_label": "VDD_GPU", "in1_input": 5_000, "curr1_input": -16}
+    rail = tree.chip("ina3221", "1-0040", files)
+    reader = source(tree, clock)
+    assert [one.counter for one in reader.read().readings] == [0]
+    write(rail / "curr1_input", 400)
+    clock.advance(1)
+    batch = reader.read()
+    assert [one.counter for one in batch.readings] == [1_000_000]  # from 0 to 2 W in a second
+    assert batch.failures == ()
+    write(rail / "curr1_input", -500)  # a battery is charged
+    clock.advance(1)
+    assert "'-500' is no possible value" in reader.read().failures[0].cause
+
+
 def test_removed_sensor_is_reported_and_used_again(tree: Tree, clock: ManualClock) -> None:
     grace = tree.grace()
     reader = source(tree, clock)

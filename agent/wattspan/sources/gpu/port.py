@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from wattspan.model import (
@@ -238,7 +238,9 @@ class GpuDevice(ABC):
         self.calls = GpuCalls(vendor.library, board.handles[0], vendor.clock)
 
     def rebind(self, board: GpuBoard) -> None:
-        """Use new handles: the library was initialised again, and this board was not lost."""
+        """Use the board of a new initialisation, which was not lost: its handles and its index."""
+        index, aliases = board.identity.index, board.identity.aliases
+        self.identity = replace(self.identity, index=index, aliases=aliases)
         self.usage.close()
         self.calls.rebind(board.handles[0])
 
@@ -275,6 +277,10 @@ class GpuDevice(ABC):
     def counter_fault(self) -> str:
         """The reason for which the counter's values are none, as a cause; "" if they are."""
         return ""
+
+    def socket(self) -> int | None:
+        """The socket of the superchip around the GPU; None if it is not known."""
+        return None
 
     @property
     def partitions(self) -> str:
@@ -345,7 +351,8 @@ class GpuVendor(ABC):
 
     reinitialise_after: ClassVar[int] = 20
     """Failures to recover a lost board after which the library is initialised again, although the
-    other boards answer: a board that was bound again is not found otherwise."""
+    other boards answer: a board that was bound again is not found otherwise. It grows with
+    ``resets_settings``. A board that the kernel has no longer in its driver is awaited instead."""
 
     opens_single: ClassVar[bool] = False
     """True if ``place_at`` leads to one board without a call on others. Boards that such a library

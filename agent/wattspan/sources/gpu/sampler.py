@@ -94,8 +94,9 @@ class GpuSampler:
         return self._meter.epoch + self.device.epoch
 
     def rebind(self, board: GpuBoard) -> None:
-        """Use new handles: the library was initialised again, and this GPU was not lost."""
+        """Use the board of a new initialisation, which was not lost: its handles and its index."""
         self.device.rebind(board)
+        self.identity = self.device.identity
 
     def close(self) -> None:
         """Release what the library keeps for this GPU."""
@@ -310,6 +311,7 @@ class GpuSampler:
         """The facts about the domain and its parts that may change."""
         usage = self.device.usage
         return (
+            self.identity,
             bool(self._meter.derived),
             self._ceiling,
             self._resolution,
@@ -340,7 +342,8 @@ class GpuSampler:
         what = f"the whole board{self.device.partitions}"
         thing: Thing | None = None
         if module and not derived:
-            what, thing = "the module with its CPU and memory", Thing(ThingKind.MODULE)
+            what = "the module with its CPU and memory"
+            thing = Thing(ThingKind.MODULE, self.device.socket())
         if self.device.processor is not None:
             what, thing = "the whole processor, its CPU included", self.device.processor
         return Domain(
@@ -356,6 +359,7 @@ class GpuSampler:
             usage_step=Nanoseconds(self.device.usage.step),
             staleness=None if self._edges.period is None else Nanoseconds(EDGE_GUARD),
             why=f"{what}, {how}",
+            model=identity.model,
             static_power=self.device.static_power,
             pci=identity.pci,
             suspended=self.asleep,

@@ -37,6 +37,10 @@ MAX_DELAY = 8 * SECOND
 
 
 SYSFS = Path("/sys")
+LONGEST_PERIOD = 16
+"""Where an initialisation may end the settings of all boards, the periods of failures between two
+of them double for a lost board, up to so many: 43 minutes."""
+
 LOOK_INTERVAL = 5 * SECOND
 SETTLING = 30 * SECOND
 """A driver has a device before it can be used: it is reported again after this time."""
@@ -53,6 +57,7 @@ class BoundDevices:
     def __init__(self, sysfs: Path, driver: str) -> None:
         self._directory = sysfs / "bus/pci/drivers" / driver
         self._present: frozenset[str] | None = None
+        self._seen: frozenset[str] = frozenset()
         self._powers: dict[str, DevicePower] = {}
         self._due = 0
         self._settled: int | None = None
@@ -66,6 +71,7 @@ class BoundDevices:
             return False
         self._due = now + LOOK_INTERVAL
         before, self._present = self._present, self._look()
+        self._seen |= self._present
         if before is not None and self._present - before:
             self._settled = now + SETTLING
             return True
@@ -73,6 +79,10 @@ class BoundDevices:
             self._settled = None
             return True
         return False
+
+    def has_lost(self, address: str) -> bool:
+        """True if the driver had the device at ``address``, and has not; see ``appeared``."""
+        return address in self._seen and address not in (self._present or ())
 
     def power(self, address: str) -> DevicePower:
         """The power of the device at ``address``; "" is of one that is always awake."""
@@ -263,8 +273,9 @@ class GpuSession:
         again = False
         for key, lost in list(self._lost.items()):
             known = lost.gpu
-            quiet = known is not None and self._bound.power(known.identity.pci).is_quiet(now)
-            if quiet or not lost.backoff.is_due(now):
+            address = "" if known is None else known.identity.pci
+            away = self._bound.has_lost(address) or self._bound.power(address).is_quiet(now)
+            if away or not lost.backoff.is_due(now):
                 continue
             try:
                 board = self._found_again(lost)
@@ -277,7 +288,9 @@ class GpuSession:
                     self._fail(lost.code, found)
                     return
                 lost.backoff.failed(now)
-                again |= lost.backoff.failures % self.vendor.reinitialise_after == 0
+                rounds, rest = divmod(lost.backoff.failures, self.vendor.reinitialise_after)
+                seldom = self.vendor.resets_settings and rounds.bit_count() > 1
+                again |= not rest and not (seldom and rounds % LONGEST_PERIOD)
                 continue
             if gpu is not None:
                 self._gpus[gpu.identity.domain_id] = gpu

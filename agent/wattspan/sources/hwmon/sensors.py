@@ -71,6 +71,10 @@ class SensorQuantity(ModelEnum):
     CURRENT = "voltage and current"  # millivolts and milliamperes now
 
 
+RAIL_OFFSET = 100
+"""Milliamperes below 0 that a rail at rest may show: 80 uV, the offset of an INA3221, at 1 mohm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sensor:
     """One sensor of a hwmon chip.
@@ -93,6 +97,11 @@ class Sensor:
     def title(self) -> str:
         """The label, or the channel of a sensor without one."""
         return self.label or self.channel
+
+    @property
+    def least(self) -> int:
+        """The least value of its files; one below 0 is a rail at rest, and no power."""
+        return -RAIL_OFFSET if self.quantity is SensorQuantity.CURRENT else 0
 
     @property
     def key(self) -> str:

@@ -220,7 +220,7 @@ class SensorMeter:
         OSError if a file cannot be read, ValueError if it shows no possible value, or if no two
         values of power are near enough to measure energy.
         """
-        values = [_value(path) for path in self.files.files]
+        values = [max(0, _value(path, self.files.sensor.least)) for path in self.files.files]
         at = clock.now()
         if self.domain.suspended or self.domain.rest:
             self.domain = replace(self.domain, suspended=False, rest=Nanoseconds(0))
@@ -267,9 +267,9 @@ class SensorMeter:
         return Reading(self.domain.id, at, energy, self.epoch)
 
 
-def _value(path: Path) -> int:
+def _value(path: Path, least: int = 0) -> int:
     text = path.read_bytes()[:32].strip()
-    if not text.isdigit():  # negative currents flow while a battery is charged
+    if not text.removeprefix(b"-").isdigit() or int(text) < least:  # a battery is charged
         shown = text.decode(errors="replace")
         raise ValueError(f"{shown!r} is no possible value")
     return int(text)

@@ -32,7 +32,7 @@ from wattspan.model import (
 from wattspan.model.settings import Duration, about, quoted
 from wattspan.ports import Clock, SourceContext
 from wattspan.sources.driver_thread import CallInterval
-from wattspan.sources.gpu.calls import FIELD_ERRORS, DriverError, GpuCalls
+from wattspan.sources.gpu.calls import FIELD_ERRORS, NOT_SUPPORTED, DriverError, GpuCalls
 from wattspan.sources.gpu.port import (
     BoardPlace,
     GpuBoard,
@@ -45,10 +45,12 @@ from wattspan.sources.gpu.port import (
     GpuVendor,
     driver_text,
 )
+from wattspan.sources.gpu.session import SYSFS
 from wattspan.sources.nvml import calls as nvml
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.mig import MigDivision, NvmlUsage
 from wattspan.sources.nvml.processes import GpuProcesses
+from wattspan.util.cpu_topology import CpuTopology
 
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
@@ -72,6 +74,7 @@ _TEMPERATURE_GPU = 0
 _HERTZ_PER_MHZ = 1_000_000
 _MAX_CELSIUS = 200  # more is no temperature: 82505 C for a moment (NVIDIA/dcgm-exporter#312)
 _IMPLAUSIBLE_POWER = 100_000_000  # mW; 4294967 W is a blank, not a measurement
+_LEAST_MINIMUM, _LEAST_LIMIT, _LARGEST_LIMIT = 1_000, 3_000, 5_000_000  # mW
 
 _POWERS = (nvml.POWER_AVERAGE, nvml.POWER_INSTANT)
 UNUSED_INTERVAL = 5 * SECOND
@@ -265,6 +268,7 @@ class NvmlDevice(GpuDevice):
         architecture = self.library.optional("nvmlDeviceGetArchitecture", self.calls.handle)
         self._usage_is_instant = usage_is_instant(architecture, self.identity.model)
         self._windowed = WINDOWED.search(self.identity.model) is not None
+        self._sysfs = context.sysfs or SYSFS
         self.static_power = settings.static_power(self.identity.model)
         self._virtualisation: int | None = None  # not asked yet
         self._values: Mapping[int, int] = {}  # of the fields that were read last
@@ -302,6 +306,10 @@ class NvmlDevice(GpuDevice):
             busy, memory = int(rates.gpu), int(rates.memory)
         self._busy = busy
         return GpuGauges(average, instant, draw, busy, memory, read_module_power(self.calls))
+
+    def socket(self) -> int | None:
+        device = self._sysfs / "bus/pci/devices" / self.identity.pci
+        return CpuTopology(self._sysfs).socket_near(device)
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         return WINDOW_DUTY if self._windowed or gauges.average is None else 1.0
@@ -410,19 +418,26 @@ def _plausible_power(value: Any) -> Milliwatts | None:
     return Milliwatts(int(value))
 
 
+def _plausible_limit(value: Any, least: int = _LEAST_LIMIT) -> Milliwatts | None:
+    """None also for 0 and for another unit, such as watts: 2300 mW is the limit of no board."""
+    power = _plausible_power(value)
+    return power if power is not None and least <= power <= _LARGEST_LIMIT else None
+
+
 def read_limits(calls: GpuCalls, values: Mapping[int, int]) -> PowerLimits:
     """All limits, from the field values if the driver supports them, else one by one."""
-    minimum = _plausible_power(values.get(nvml.LIMIT_MINIMUM))
-    maximum = _plausible_power(values.get(nvml.LIMIT_MAXIMUM))
+    minimum = _plausible_limit(values.get(nvml.LIMIT_MINIMUM), _LEAST_MINIMUM)
+    maximum = _plausible_limit(values.get(nvml.LIMIT_MAXIMUM))
     if minimum is None or maximum is None:
         span = calls.ask("power limit range", "nvmlDeviceGetPowerManagementLimitConstraints")
         if span is not None:
-            minimum, maximum = _plausible_power(span[0]), _plausible_power(span[1])
+            minimum = _plausible_limit(span[0], _LEAST_MINIMUM)
+            maximum = _plausible_limit(span[1])
 
     def limit(number: int, name: str) -> Milliwatts | None:
-        value = _plausible_power(values.get(number))
+        value = _plausible_limit(values.get(number))
         if value is None:
-            value = _plausible_power(calls.ask(f"{nvml.FIELDS[number]} (own call)", name))
+            value = _plausible_limit(calls.ask(f"{nvml.FIELDS[number]} (own call)", name))
         return value
 
     return PowerLimits(
@@ -462,17 +477,19 @@ class NvmlControls(GpuControls):
             raise
 
     def power_limits(self) -> PowerLimits:
-        requested = int(self.call("nvmlDeviceGetPowerManagementLimit"))
+        requested = _plausible_limit(self.call("nvmlDeviceGetPowerManagementLimit"))
+        if requested is None:
+            raise DriverError(NOT_SUPPORTED)
         enforced = self._call_maybe("nvmlDeviceGetEnforcedPowerLimit")
         default = self._call_maybe("nvmlDeviceGetPowerManagementDefaultLimit")
         limits = self._call_maybe("nvmlDeviceGetPowerManagementLimitConstraints")
         minimum, maximum = limits or (None, None)
         return PowerLimits(
-            minimum=minimum,
-            default=default,
-            maximum=maximum,
-            requested=Milliwatts(requested),
-            enforced=enforced,
+            minimum=_plausible_limit(minimum, _LEAST_MINIMUM),
+            default=_plausible_limit(default),
+            maximum=_plausible_limit(maximum),
+            requested=requested,
+            enforced=_plausible_limit(enforced),
         )
 
     def set_power_limit(self, milliwatts: int) -> None:

@@ -125,6 +125,15 @@ def test_unknown_range_leaves_validation_to_the_driver(host: Host) -> None:
     assert host.power.write(A, 300_000).requested == 300_000
 
 
+def test_limit_in_watts_instead_of_milliwatts_is_unknown(host: Host) -> None:
+    host.a.limits |= {187: 200, 188: 700}
+    state = host.power.read(A)
+    assert (state.minimum, state.maximum, state.requested) == (None, None, 700_000)
+    host.b.limits[192] = 700
+    with pytest.raises(ActuatorError, match="does not support"):
+        host.power.read(B)
+
+
 def test_unsupported_board_field_is_unknown(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetEnforcedPowerLimit"] = 3
     host.nvml.errors["nvmlDeviceGetPowerManagementDefaultLimit"] = 13

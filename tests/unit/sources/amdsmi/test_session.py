@@ -141,6 +141,13 @@ def test_text_that_the_package_cannot_parse_leaves_the_board_without_a_name(host
     assert batch.failures == ()
 
 
+def test_board_names_its_model_so_that_another_one_in_its_slot_learns_anew(host: Host) -> None:
+    """The id of a board is its address, and an idle power is remembered by id and model."""
+    model = {"market_name": "AMD Instinct MI210"}
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda asic: {**asic, **model}
+    assert host.run(0.2).domains[0].model == "AMD Instinct MI210"
+
+
 @pytest.mark.parametrize("code", [1, 8, 9, 11, 17, 30, 43])
 @pytest.mark.parametrize("what", ["asic_info", "device_uuid", "driver_info"])
 def test_board_whose_identity_cannot_be_read_is_measured(host: Host, what: str, code: int) -> None:
@@ -211,6 +218,29 @@ def test_lost_board_does_not_wake_the_suspended_ones(tmp_path: Path) -> None:
     assert [one.domain_id for one in batch.failures[1:]] == ["gpu:0000:60:00.0"]
     host.faults.lost(0, 0)
     status.write_text("active\n")
+    batch = host.run(10)
+    assert len(batch.readings) == 2
+    assert batch.failures == ()
+    host.session.close()
+    host.gpus.close()
+
+
+def test_board_that_was_unbound_is_awaited_without_initialisations(tmp_path: Path) -> None:
+    """As for a virtual machine (vfio-pci); its return to the driver is seen in sysfs."""
+    bound = tmp_path / "bus/pci/drivers/amdgpu"
+    for address in ("0000:60:00.0", "0000:61:00.0"):
+        (bound / address).mkdir(parents=True)
+    host = Host(tmp_path / "gpus", boards=2, sysfs=tmp_path)
+    host.run(1)
+    (bound / "0000:60:00.0").rmdir()
+    host.faults.lost(0, 31)
+    host.run(6)
+    begun = host.smi.begun
+    batch = host.run(60)
+    assert host.smi.begun == begun
+    assert [one.domain_id for one in batch.failures] == ["gpu:0000:60:00.0"]
+    host.faults.lost(0, 0)
+    (bound / "0000:60:00.0").mkdir()
     batch = host.run(10)
     assert len(batch.readings) == 2
     assert batch.failures == ()

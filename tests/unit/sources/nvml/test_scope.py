@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from testbed.covers import decided
+from testbed.covers import cover_of, decided
 from testbed.fake_nvml import FakeGpu, FakeNvml
+from testbed.field import build_tree
 from testbed.gpu_sessions import nvml_session
 
 from wattspan.model import Domain, HwType, Provenance, Thing, ThingKind
@@ -72,6 +75,26 @@ def test_chosen_counter_of_a_module_contains_the_cpu_in_the_cover() -> None:
     cover = decided((domain, GRACE))
     assert cover[domain.id].in_cover
     assert not cover[GRACE.id].in_cover
+
+
+def test_chosen_counters_of_two_modules_both_count(tmp_path: Path) -> None:
+    files = {"devices/system/cpu/online": "0-1"}
+    boards = []
+    for socket, address in enumerate(("0009:01:00.0", "0019:01:00.0")):
+        files[f"bus/pci/devices/{address}/local_cpulist"] = str(socket)
+        files[f"devices/system/cpu/cpu{socket}/topology/physical_package_id"] = str(socket)
+        boards.append(FakeGpu(f"GPU-{socket}", watts=400.0, module_watts=150.0, address=address))
+    clock = ManualClock()
+    nvml = FakeNvml(clock, *boards)
+    context = SourceContext(clock, FakeDirectory(), sysfs=build_tree({"files": files}, tmp_path))
+    session = nvml_session(nvml, NvmlSettings(energy="counter"), context, nested=False)
+    for _ in range(20):
+        clock.advance(0.1)
+        domains = session.sample().domains
+    assert [one.measures for one in domains] == [
+        Thing(ThingKind.MODULE, 0), Thing(ThingKind.MODULE, 1)
+    ]  # fmt: skip
+    assert cover_of((*domains, GRACE)) == {one.id for one in domains}
 
 
 def test_counter_without_any_power_of_the_gpu_is_taken_for_the_modules() -> None:

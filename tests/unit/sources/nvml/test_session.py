@@ -77,15 +77,13 @@ def test_returned_gpu_is_measured_within_ten_seconds() -> None:
     assert bench.batch.failures == ()
 
 
-def test_library_is_reinitialised_after_many_failed_attempts() -> None:
+def test_board_that_is_lost_for_good_costs_fewer_and_fewer_initialisations() -> None:
+    """They may end the power limits of the other boards."""
     bench = two()
     bench.turn()
     bench.nvml.errors["GPU-a"] = LOST
-    bench.run(200)
-    assert bench.nvml.generation == 2
-    assert bench.nvml.initialised == 1
-    assert bench.epochs("GPU-b") == [0]
-    assert len({r.at for r in bench.readings if r.domain_id == "gpu:GPU-b"}) == 2001
+    bench.run(3600, every=1.0)
+    assert bench.nvml.generation == 1 + 5  # after 20, 40, 80, 160 and 320 failures
 
 
 def test_flapping_gpu_is_readmitted_with_backoff() -> None:
@@ -207,6 +205,19 @@ def test_gpu_keeps_its_identity_when_indices_move() -> None:
     assert before > 0
     assert {domain.id for domain in bench.batch.domains} == {"gpu:GPU-a", "gpu:GPU-b"}
     assert bench.epochs("GPU-b") == [0, 1]
+
+
+def test_board_that_stays_has_the_index_of_the_new_initialisation() -> None:
+    bench = two()
+    bench.turn()
+    bench.nvml.errors["GPU-a"] = LOST
+    bench.nvml.gpus = [bench.gpus[1]]
+    bench.run(200)
+    assert (bench.nvml.generation, bench.nvml.initialised) == (2, 1)
+    assert bench.statuses[-1].index == 0
+    assert bench.domain("GPU-b").name == "NVIDIA H100 80GB HBM3 0"
+    assert bench.epochs("GPU-b") == [0]
+    assert len({r.at for r in bench.readings if r.domain_id == "gpu:GPU-b"}) == 2001
 
 
 def test_gpu_with_a_name_that_is_no_utf8_is_measured() -> None:

@@ -193,6 +193,17 @@ def test_blank_is_not_a_measurement() -> None:
     assert status.limits.default == 700_000
 
 
+@pytest.mark.parametrize("maximum", [0, 700, 2_300, 65_535_000])
+def test_limit_in_another_unit_is_unknown_and_the_energy_plausible(maximum: int) -> None:
+    bench = Bench()
+    bench.gpu.limits[188] = maximum
+    bench.turn()
+    bench.run(1)
+    limits = bench.statuses[-1].limits
+    assert (limits.minimum, limits.maximum, limits.requested) == (200_000, None, 700_000)
+    assert bench.domain().max_power == 5_000_000
+
+
 def test_field_of_an_unknown_type_is_unknown() -> None:
     bench = Bench()
     bench.nvml.kinds[189] = 99
