@@ -14,7 +14,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import MAX_DURATION, SpanColumns
 from wattspan.spans.weights import GenerationalCache
 
 MAX_HOLD = 6 * SECOND
@@ -165,14 +165,16 @@ class WaitingShares:
     ) -> SpanColumns:
         """The valid spans of ``waiting`` that begin before ``until``.
 
-        Invalid are spans that end before they begin or after ``now``, and repeated ones.
+        Invalid are spans that end before they begin or after ``now``, last longer than
+        ``MAX_DURATION``, or are repeated.
         """
         found: list[SpanColumns] = []
         ids: set[bytes] = set()
         for spans in waiting:
             chosen: list[bool] = []
             for span, start, end in zip(spans.id, spans.start, spans.end, strict=True):
-                valid = start <= end <= now and not (span in seen or span in ids)
+                valid = start <= end <= min(now, start + MAX_DURATION)
+                valid = valid and span not in seen and span not in ids
                 chosen.append(valid and start < until)
                 if valid:
                     ids.add(span)
