@@ -43,7 +43,7 @@ from wattspan.service.process_families import ServiceProcesses
 from wattspan.sharing.fair_pool import FairPool, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, TokenRole
+from wattspan.spans.values import MAX_DURATION, TOKENS, InferenceDetails, SpanColumns, TokenRole
 from wattspan.spans.weights import GenerationalCache
 
 TURN_EVERY = SECOND
@@ -345,7 +345,8 @@ class InferenceJoiner:
                 spans.id[i], start, end, tokens[i], details, service=service
             )._replace(owner=label)
             waiting = _WaitingRequest(request, engine.sender, place, role, owner, principal)
-            if role > engine.widest or not any(tokens[i]):  # without tokens, the energy is unknown
+            # Without tokens, or with a start and an end of two clocks, the energy is unknown.
+            if role > engine.widest or not any(tokens[i]) or end - start > MAX_DURATION:
                 self._call(now, waiting)
                 continue
             self._waiting[id(request)] = waiting

@@ -324,6 +324,20 @@ def test_request_of_a_clock_that_is_fast_has_its_energy() -> None:
     assert {ident: one.energy for ident, one in host.found.items()} == {1: 25 * POWER}
 
 
+def test_request_of_an_impossible_duration_takes_no_energy() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.send(2, 56 * 366 * 86_400.0)
+    host.settle()
+
+    assert {ident: one.energy for ident, one in host.found.items()} == {1: 100_000_000}
+    assert host.joiner.idle == 0
+    (row,) = host.joiner.unmetered
+    assert (row.role, row.requests) == ("engine", 1)
+
+
 def test_request_that_ends_before_it_begins_is_ignored() -> None:
     host = Host()
     host.born(SERVER, 1)
