@@ -314,18 +314,20 @@ class InferenceJoiner:
         self._withdraw(self._traces.add(principal, spans, sender), principal)
         if self._stages is not None:
             self._stages.add(principal, spans)
-        if not any(spans.inference):
-            return {}
-        service, roles = spans.service[0], spans.full("role")
-        tokens = list(zip(*map(spans.full, TOKENS), strict=True))
-        engine = self._engines.find(sender, service, now, owner)
-        if engine is None:
-            return {}
+        roles = spans.full("role")
         reports = [
             (i, _role(details, roles[i]), details)
             for i, details in enumerate(spans.inference)
             if details is not None
+            # The tokens of an agent that computes them itself are those of its span.
+            if roles[i] is not TokenRole.AGGREGATE or self.is_call(sender, roles[i])
         ]
+        if not reports:
+            return {}
+        service, tokens = spans.service[0], list(zip(*map(spans.full, TOKENS), strict=True))
+        engine = self._engines.find(sender, service, now, owner)
+        if engine is None:
+            return {}
         found: dict[int, InferenceRequest] = {}
         mine: list[InferenceRequest] = []
         for i, role, details in reports:

@@ -630,6 +630,25 @@ def test_tokens_of_a_caller_are_computed_elsewhere(
     assert host.joiner.is_call(SERVER, role) == call
 
 
+@pytest.mark.parametrize(
+    ("gpu", "calls", "requests"), [(False, 0, [1]), (False, 2, [2]), (True, 0, [])]
+)
+def test_agent_without_calls_in_it_is_a_client(
+    *, gpu: bool, calls: int, requests: list[int]
+) -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {"gpu0": (SERVER,) if gpu else (OTHER,)})
+    host.send(1, 1.0, details=PLAIN, role=TokenRole.AGGREGATE)
+    for ident in range(2, 2 + calls):
+        host.send(ident, 0.5, parent=1, details=PLAIN, role=TokenRole.CLIENT)
+    host.settle()
+
+    found = [(row.role, row.requests) for row in host.joiner.unmetered]
+    assert found == [("client", count) for count in requests]
+    assert (host.joiner.rows, host.joiner.idle) == ((), 0)
+
+
 @pytest.mark.exhaustive
 def test_calls_of_a_user_count_no_call_of_another_early() -> None:
     host = Host()
