@@ -84,13 +84,14 @@ class SpanOverlaps:
         self._until = 0  # the latest end
         self._parents: dict[bytes, None] = {}  # awaited parents of received spans, oldest first
 
-    def add(self, spans: SpanColumns) -> bool:
+    def add(self, spans: SpanColumns, received: int = 2**63) -> bool:
         """Add a batch in the order of its export; True if one of its spans was open beside others.
 
-        Where a parent is unknown, its children count as open beside its own parent.
+        Where a parent is unknown, its children count as open beside its own parent. A span that
+        ends after its receipt, by mistake, is beside no span that begins later.
         """
         found = self._beside_earlier(spans) or _beside_each_other(spans)
-        self._until = max([self._until, *spans.end])
+        self._until = max(self._until, min(received, max(spans.end, default=0)))
         own = {b"", *spans.id}
         for parent in spans.parent if any(spans.parent) else ():
             if parent not in own:

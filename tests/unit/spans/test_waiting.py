@@ -123,6 +123,13 @@ def test_span_that_began_before_the_end_of_an_earlier_batch_is_beside_it() -> No
     assert beside([span(1, 0, 10)], [span(2, 10 - error, 20)]) == [False, False]
 
 
+def test_span_that_ends_after_its_receipt_is_beside_no_later_one() -> None:
+    overlaps = SpanOverlaps()
+    for start, end in ((0, 10**9), (60, 70), (80, 90)):
+        batch = SpanColumns.of([span(start + 1, start, end)])
+        assert not overlaps.add(batch, (start + 20) * MILLISECOND)
+
+
 def test_parents_after_their_children_are_not_beside_them() -> None:
     batches = [
         [child(4, 3, 3, 5)],
