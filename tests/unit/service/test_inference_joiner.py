@@ -630,6 +630,18 @@ def test_tokens_of_a_caller_are_computed_elsewhere(
     assert host.joiner.is_call(SERVER, role) == call
 
 
+@pytest.mark.exhaustive
+def test_requests_of_a_user_forget_none_of_another() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.send_calls(Principal(1000), SERVER, (1,))
+    host.send_calls(Principal(2000), OTHER, range(10, 40_000))
+    host.send_calls(Principal(1000), SERVER, (1,))
+    host.settle()
+    counts = {row.owner: row.requests for row in host.joiner.unmetered}
+    assert counts == {"1000": 1, "2000": 40_000 - 10}
+
+
 @pytest.mark.parametrize(
     ("gpu", "calls", "requests"), [(False, 0, [1]), (False, 2, [2]), (True, 0, [])]
 )
