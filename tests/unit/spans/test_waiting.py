@@ -7,7 +7,7 @@ import pytest
 from wattspan.model import MILLISECOND, SECOND, HwType, Instant, Interval, Microjoules
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import Outcome, Span, SpanColumns
+from wattspan.spans.values import MAX_DURATION, Outcome, Span, SpanColumns
 from wattspan.spans.waiting_spans import (
     CLOCK_ERROR,
     MAX_AWAITED_PARENTS,
@@ -193,7 +193,8 @@ def test_waiting_span_with_a_repeated_id_leaves_its_time_to_the_first() -> None:
 
 def test_invalid_waiting_spans_have_no_share() -> None:
     process, profile = ProcessSpans(), known()
-    invalid = SpanColumns.of([span(2, 400, 200), span(3, 200, 2000), span(1, 150, 350)])
+    long = span(4, 299 - MAX_DURATION // MILLISECOND, 300)
+    invalid = SpanColumns.of([span(2, 400, 200), span(3, 200, 2000), span(1, 150, 350), long])
     (only,) = process.settle([span(1, 100, 300)], profile, SECOND, waiting=[invalid])
     assert only.exclusive == {CPU: 200 * MILLISECOND}
 
