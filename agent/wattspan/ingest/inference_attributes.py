@@ -374,7 +374,7 @@ def token_report(values: Sequence[Scalar], kind: int) -> TokenReport:
         elif counts[:2] == (None, None) and counts[2:4] != (None, None):
             role = TokenRole.AGGREGATE  # its only counts are those of an agent with its calls
     known = has_times or any(one is not None for one in (*counts[5:], *values[11:15]))
-    if role is TokenRole.AGGREGATE or not known:
+    if not known or (role is TokenRole.AGGREGATE and not (prompt or generated)):
         return TokenReport(prompt or 0, generated or 0, role)
     name = printable(model, MAX_NAME) if isinstance(model, bytes) else UNKNOWN_MODEL
     first = chunk if first is None else first

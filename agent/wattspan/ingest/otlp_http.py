@@ -82,13 +82,13 @@ class OtlpHttpHandler:
                 f"Send spans as {' or '.join(_FORMATS)}.",
                 {"Accept-Post": ", ".join(_FORMATS)},
             )
-        encoding = request.headers.get("content-encoding", "").strip().lower()
-        coding = _CODINGS.get(encoding)
+        coding = _CODINGS.get(request.headers.get("content-encoding", "").strip().lower())
         if coding is None:
-            return plain_response(
+            return format_.error(  # a collector logs the sentence of a Status only
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                f"Send spans uncompressed or compressed with {' or '.join(CODINGS)}, "
-                "as OTEL_EXPORTER_OTLP_COMPRESSION=gzip does.",
+                GrpcStatus.UNIMPLEMENTED,
+                f"Send spans uncompressed or compressed with {' or '.join(CODINGS)}, as "
+                "OTEL_EXPORTER_OTLP_COMPRESSION=gzip does, or a collector with compression: gzip.",
                 {"Accept-Encoding": ", ".join((*CODINGS, "identity"))},
             )
         return await self._take(request, format_, coding)

@@ -40,11 +40,10 @@ from wattspan.model import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.process_families import ServiceProcesses
-from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.values import TOKENS, InferenceDetails, SpanColumns, TokenRole
-from wattspan.spans.weights import GenerationalCache
+from wattspan.spans.values import MAX_DURATION, TOKENS, InferenceDetails, SpanColumns, TokenRole
 
 TURN_EVERY = SECOND
 """The period of divisions."""
@@ -52,7 +51,7 @@ TURN_EVERY = SECOND
 MAX_FUTURE = 5 * SECOND
 """Time after its receipt at which a request may end: clocks of runtimes drift, and are set."""
 
-_MAX_IDS = 32_768  # of requests, for the detection of repeated ones
+_MAX_IDS = 16_384  # of requests, for the detection of repeated ones
 _MAX_PROMPTS = 4096
 _HANDOVER = 10 * SECOND  # from the end of a prompt in one engine to its continuation in another
 
@@ -256,8 +255,9 @@ class InferenceJoiner:
             released=self._division.forget,
         )
         self._stages = PrefillStages() if "sglang" in presets else None
-        self._seen: GenerationalCache[bool] = GenerationalCache(_MAX_IDS)
-        self._prompts: GenerationalCache[InferenceRequest] = GenerationalCache(_MAX_PROMPTS)
+        self._seen: FairCache[bytes, None] = FairCache(FairPool(_MAX_IDS, Overflow.REPLACE))
+        prompts = FairPool[Hashable](_MAX_PROMPTS, Overflow.REPLACE)
+        self._prompts: FairCache[Hashable, InferenceRequest] = FairCache(prompts)
         self._read: dict[str, int] = {}  # end of the last read step, by board
         earlier = checkpoint.inference if checkpoint is not None else ()
         self._accounts = InferenceAccounts(earlier, pools.make(PoolName.INFERENCE_ACCOUNTS), now)
@@ -314,18 +314,20 @@ class InferenceJoiner:
         self._withdraw(self._traces.add(principal, spans, sender), principal)
         if self._stages is not None:
             self._stages.add(principal, spans)
-        if not any(spans.inference):
-            return {}
-        service, roles = spans.service[0], spans.full("role")
-        tokens = list(zip(*map(spans.full, TOKENS), strict=True))
-        engine = self._engines.find(sender, service, now, owner)
-        if engine is None:
-            return {}
+        roles = spans.full("role")
         reports = [
             (i, _role(details, roles[i]), details)
             for i, details in enumerate(spans.inference)
             if details is not None
+            # The tokens of an agent that computes them itself are those of its span.
+            if roles[i] is not TokenRole.AGGREGATE or self.is_call(sender, roles[i])
         ]
+        if not reports:
+            return {}
+        service, tokens = spans.service[0], list(zip(*map(spans.full, TOKENS), strict=True))
+        engine = self._engines.find(sender, service, now, owner)
+        if engine is None:
+            return {}
         found: dict[int, InferenceRequest] = {}
         mine: list[InferenceRequest] = []
         for i, role, details in reports:
@@ -335,7 +337,7 @@ class InferenceJoiner:
             place = SpanPlace(spans.trace[i], spans.id[i])
             if not start <= end <= now + MAX_FUTURE or key in self._seen:
                 continue
-            self._seen[key] = True
+            self._seen.store(key, None, principal, now)
             if self._traces.has_inner(principal, place):
                 continue
             self._narrow(engine, role, now)
@@ -345,7 +347,8 @@ class InferenceJoiner:
                 spans.id[i], start, end, tokens[i], details, service=service
             )._replace(owner=label)
             waiting = _WaitingRequest(request, engine.sender, place, role, owner, principal)
-            if role > engine.widest or not any(tokens[i]):  # without tokens, the energy is unknown
+            # Without tokens, or with a start and an end of two clocks, the energy is unknown.
+            if role > engine.widest or not any(tokens[i]) or end - start > MAX_DURATION:
                 self._call(now, waiting)
                 continue
             self._waiting[id(request)] = waiting
@@ -427,7 +430,7 @@ class InferenceJoiner:
         key = waiting.principal, waiting.place.trace, one.model, one.context
         # The cache holds the request itself: its identity becomes no other's.
         other = self._waiting.get(id(self._prompts.get(key)))
-        self._prompts[key] = one
+        self._prompts.store(key, one, waiting.principal, 0)
         if other is None or other.sender == waiting.sender:
             return
         pair = [(each.request.generated, each.request.end, each) for each in (other, waiting)]

@@ -295,7 +295,7 @@ class SendingProcess:
 
     def learn_delay(self, spans: SpanColumns, received: int) -> None:
         """Learn how long spans wait; not at all where none is open beside another."""
-        if self.overlaps.add(spans):
+        if self.overlaps.add(spans, received):
             self.delay.add(spans.start, spans.end, received)
         else:
             prompt = [received] * len(spans)

@@ -29,7 +29,7 @@ from wattspan.model import (
     StaticBasis,
     StaticSplit,
 )
-from wattspan.sharing.fair_pool import FairPool, SharePath
+from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, SharePath
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import Outcome, SpanColumns, SpanEnergy, SpanEnergyColumns
 from wattspan.util.text import MAX_LABEL, cut_with_digest
@@ -133,7 +133,7 @@ class SpanAggregator:
         self._places: FairPool[SpanKey] = pools.make(PoolName.SPAN_NAMES, names)
         self._services: FairPool[tuple[str, str]] = pools.make(PoolName.SERVICES, 2 * names)
         self._accounts: dict[SpanKey, _SpanNameAccount] = {}
-        self._waiting: dict[SpanKey, int] = {}
+        self._waiting: FairCache[SpanKey, int] = FairCache(FairPool(4 * names, Overflow.REFUSE))
         self._outside = dict(outside)
         self._received = 0
         self._outcomes = {str(outcome): 0 for outcome in Outcome}
@@ -259,8 +259,7 @@ class SpanAggregator:
         if self._admit(key):
             return self._open(key)
         # Waiting names are ranked by energy, so that important ones get an account.
-        if key in self._waiting or len(self._waiting) < 4 * self._names:
-            self._waiting[key] = self._waiting.get(key, 0) + energy
+        self._waiting.store(key, self._waiting.get(key, 0) + energy, _share(key[2])[0], self._now)
         return self._accounts.get(_OTHERS) or self._open(_OTHERS)
 
     def _admit(self, key: SpanKey) -> bool:
@@ -291,7 +290,7 @@ class SpanAggregator:
         waiting: dict[str, dict[SpanKey, int]] = defaultdict(dict)
         for key, energy in self._waiting.items():
             waiting[key[2]][key] = energy
-        self._waiting = {}
+        self._waiting = FairCache(FairPool(4 * self._names, Overflow.REFUSE))
         for owner, newcomers in waiting.items():
             listed = {
                 key: Listing(account.since, account.recent)

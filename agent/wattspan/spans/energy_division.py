@@ -36,6 +36,7 @@ from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, WHOLE, Lanes
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
 from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import (
+    MAX_DURATION,
     IntervalEnergyColumns,
     Outcome,
     Span,
@@ -222,6 +223,7 @@ class ProcessSpans:
         if (
             all(map(le, starts, ends))
             and max(ends, default=now) <= now
+            and min(starts, default=now) >= now - MAX_DURATION
             and len(fresh := dict.fromkeys(ids, True)) == len(ids)
             and seen.isdisjoint(fresh)
         ):
@@ -229,7 +231,7 @@ class ProcessSpans:
             return {}
         refused: dict[int, Outcome] = {}
         for i, (ident, start, end) in enumerate(zip(ids, starts, ends, strict=True)):
-            if end < start:
+            if end < start or start + MAX_DURATION < end <= now:
                 refused[i] = Outcome.INVERTED
             elif end > now:
                 refused[i] = Outcome.FUTURE

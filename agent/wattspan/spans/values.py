@@ -108,11 +108,16 @@ class Outcome(ModelEnum):
     NO_ENERGY = "no_energy"  # its process is known, its time is completely outside the history
     UNKNOWN_PROCESS = "unknown_process"  # no evidence of its process
     NOT_BELIEVED = "not_believed"  # it claims a process that cannot be the sender
-    INVERTED = "inverted"  # it ends before it begins
+    INVERTED = "inverted"  # it ends before it begins, or lasts longer than MAX_DURATION
     FUTURE = "future"  # it ends later than now
     DUPLICATE = "duplicate"  # the process has sent the same span id before
     ABANDONED = "abandoned"  # announced and not received: its process is gone or it timed out
     CROWDED_OUT = "crowded_out"  # no room to wait for its energy
+
+
+MAX_DURATION = 366 * 86_400 * 10**9
+"""Nanoseconds of the longest span. Start and end of a longer one are times of different clocks, as
+where a start since boot or in seconds becomes one in 1970."""
 
 
 class TokenRole(IntEnum):

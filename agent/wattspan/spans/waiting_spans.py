@@ -14,7 +14,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from wattspan.model import MILLISECOND, SECOND
-from wattspan.spans.values import SpanColumns
+from wattspan.spans.values import MAX_DURATION, SpanColumns
 from wattspan.spans.weights import GenerationalCache
 
 MAX_HOLD = 6 * SECOND
@@ -84,13 +84,14 @@ class SpanOverlaps:
         self._until = 0  # the latest end
         self._parents: dict[bytes, None] = {}  # awaited parents of received spans, oldest first
 
-    def add(self, spans: SpanColumns) -> bool:
+    def add(self, spans: SpanColumns, received: int = 2**63) -> bool:
         """Add a batch in the order of its export; True if one of its spans was open beside others.
 
-        Where a parent is unknown, its children count as open beside its own parent.
+        Where a parent is unknown, its children count as open beside its own parent. A span that
+        ends after its receipt, by mistake, is beside no span that begins later.
         """
         found = self._beside_earlier(spans) or _beside_each_other(spans)
-        self._until = max([self._until, *spans.end])
+        self._until = max(self._until, min(received, max(spans.end, default=0)))
         own = {b"", *spans.id}
         for parent in spans.parent if any(spans.parent) else ():
             if parent not in own:
@@ -165,14 +166,16 @@ class WaitingShares:
     ) -> SpanColumns:
         """The valid spans of ``waiting`` that begin before ``until``.
 
-        Invalid are spans that end before they begin or after ``now``, and repeated ones.
+        Invalid are spans that end before they begin or after ``now``, last longer than
+        ``MAX_DURATION``, or are repeated.
         """
         found: list[SpanColumns] = []
         ids: set[bytes] = set()
         for spans in waiting:
             chosen: list[bool] = []
             for span, start, end in zip(spans.id, spans.start, spans.end, strict=True):
-                valid = start <= end <= now and not (span in seen or span in ids)
+                valid = start <= end <= min(now, start + MAX_DURATION)
+                valid = valid and span not in seen and span not in ids
                 chosen.append(valid and start < until)
                 if valid:
                     ids.add(span)

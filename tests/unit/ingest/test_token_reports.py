@@ -98,8 +98,14 @@ def test_addresses_of_this_host_are_loopback() -> None:
 
 def test_sums_of_an_agent_count_only_without_own_counts() -> None:
     both = {F.ALL_INPUT: 9, F.ALL_OUTPUT: 8, F.OPERATION: b"chat"}
-    assert _report(both) == TokenReport(9, 8, TokenRole.AGGREGATE)
+    assert _report(both)[:3] == (9, 8, TokenRole.AGGREGATE)
     assert _report({**both, F.INPUT: 1})[:3] == (1, 0, TokenRole.CALL)
+
+
+def test_agent_is_a_request_only_by_a_known_part_of_its_tokens() -> None:
+    agent = {F.OPERATION: b"invoke_agent", F.MODEL: b"m"}
+    assert _report({**agent, F.INPUT: 9}).details == InferenceDetails("m")
+    assert _report({**agent, F.TOTAL: 9}) == TokenReport(role=TokenRole.AGGREGATE)
 
 
 def test_span_with_tokens_alone_is_no_request() -> None:

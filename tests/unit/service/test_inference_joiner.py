@@ -324,6 +324,20 @@ def test_request_of_a_clock_that_is_fast_has_its_energy() -> None:
     assert {ident: one.energy for ident, one in host.found.items()} == {1: 25 * POWER}
 
 
+def test_request_of_an_impossible_duration_takes_no_energy() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.send(2, 56 * 366 * 86_400.0)
+    host.settle()
+
+    assert {ident: one.energy for ident, one in host.found.items()} == {1: 100_000_000}
+    assert host.joiner.idle == 0
+    (row,) = host.joiner.unmetered
+    assert (row.role, row.requests) == ("engine", 1)
+
+
 def test_request_that_ends_before_it_begins_is_ignored() -> None:
     host = Host()
     host.born(SERVER, 1)
@@ -614,6 +628,37 @@ def test_tokens_of_a_caller_are_computed_elsewhere(
     assert host.joiner.is_call(SERVER, role) == call
     host.send(1, 0.5, details=PLAIN, role=TokenRole.CALL)
     assert host.joiner.is_call(SERVER, role) == call
+
+
+@pytest.mark.exhaustive
+def test_requests_of_a_user_forget_none_of_another() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.send_calls(Principal(1000), SERVER, (1,))
+    host.send_calls(Principal(2000), OTHER, range(10, 40_000))
+    host.send_calls(Principal(1000), SERVER, (1,))
+    host.settle()
+    counts = {row.owner: row.requests for row in host.joiner.unmetered}
+    assert counts == {"1000": 1, "2000": 40_000 - 10}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "calls", "requests"), [(False, 0, [1]), (False, 2, [2]), (True, 0, [])]
+)
+def test_agent_without_calls_in_it_is_a_client(
+    *, gpu: bool, calls: int, requests: list[int]
+) -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {"gpu0": (SERVER,) if gpu else (OTHER,)})
+    host.send(1, 1.0, details=PLAIN, role=TokenRole.AGGREGATE)
+    for ident in range(2, 2 + calls):
+        host.send(ident, 0.5, parent=1, details=PLAIN, role=TokenRole.CLIENT)
+    host.settle()
+
+    found = [(row.role, row.requests) for row in host.joiner.unmetered]
+    assert found == [("client", count) for count in requests]
+    assert (host.joiner.rows, host.joiner.idle) == ((), 0)
 
 
 @pytest.mark.exhaustive

@@ -304,6 +304,17 @@ def test_many_names_of_a_user_leave_another_users_names_their_accounts() -> None
     assert len(found) <= MANY + 1
 
 
+def test_waiting_names_of_a_user_leave_room_for_those_of_another() -> None:
+    totals = SpanAggregator(MANY)
+    totals.add([joined(name, {CPU: 1}) for name in "abcd"], moment(0), "eve")
+    totals.add([joined(name, {CPU: 1}) for name in "ab"], moment(0), "alice")
+    totals.accounts()
+    totals.add([joined(str(number), {CPU: 1}) for number in range(50)], moment(5), "eve")
+    totals.add([joined("x", {CPU: 1000})], moment(5), "alice")
+    totals.add([joined("a", {CPU: 100})], moment(RANK_EVERY // S), "alice")
+    assert ("x", "alice") in {(row.name, row.owner) for row in totals.accounts().rows}
+
+
 def test_services_of_a_user_leave_another_users_service_its_outside_account() -> None:
     totals = SpanAggregator(2)
     for number in range(20):

@@ -11,7 +11,7 @@ from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
 from wattspan.spans.energy_division import MAX_LOCKED, ProcessSpans
 from wattspan.spans.fair_division import CoveredStretch, CoveredTime
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
+from wattspan.spans.values import MAX_DURATION, Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 from wattspan.spans.weights import MAX_WEIGHT, GenerationalCache
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
@@ -167,6 +167,10 @@ def test_invalid_spans_have_their_outcomes() -> None:
     assert outcome(process, profile, span(5, -500, -100), now) is Outcome.NO_ENERGY
     assert outcome(process, profile, span(6, 1500, 1600), now) is Outcome.NO_ENERGY
     assert outcome(ProcessSpans(), EnergyProfile(), span(7, 1, 2), now) is Outcome.NO_ENERGY
+    start = 900 - MAX_DURATION / MS - 1  # as in vllm-project/vllm#46193, where it is in 1970
+    assert outcome(process, profile, span(8, start, 900), now) is Outcome.INVERTED
+    assert outcome(process, profile, span(9, start, 3000), now) is Outcome.FUTURE
+    assert outcome(process, profile, span(10, 600, 700), now) is Outcome.JOINED
     assert len(process.settle([], profile, now)) == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from wattspan.model import MILLISECOND, SECOND, HwType, Instant, Interval, Microjoules
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import Outcome, Span, SpanColumns
+from wattspan.spans.values import MAX_DURATION, Outcome, Span, SpanColumns
 from wattspan.spans.waiting_spans import (
     CLOCK_ERROR,
     MAX_AWAITED_PARENTS,
@@ -123,6 +123,13 @@ def test_span_that_began_before_the_end_of_an_earlier_batch_is_beside_it() -> No
     assert beside([span(1, 0, 10)], [span(2, 10 - error, 20)]) == [False, False]
 
 
+def test_span_that_ends_after_its_receipt_is_beside_no_later_one() -> None:
+    overlaps = SpanOverlaps()
+    for start, end in ((0, 10**9), (60, 70), (80, 90)):
+        batch = SpanColumns.of([span(start + 1, start, end)])
+        assert not overlaps.add(batch, (start + 20) * MILLISECOND)
+
+
 def test_parents_after_their_children_are_not_beside_them() -> None:
     batches = [
         [child(4, 3, 3, 5)],
@@ -186,7 +193,8 @@ def test_waiting_span_with_a_repeated_id_leaves_its_time_to_the_first() -> None:
 
 def test_invalid_waiting_spans_have_no_share() -> None:
     process, profile = ProcessSpans(), known()
-    invalid = SpanColumns.of([span(2, 400, 200), span(3, 200, 2000), span(1, 150, 350)])
+    long = span(4, 299 - MAX_DURATION // MILLISECOND, 300)
+    invalid = SpanColumns.of([span(2, 400, 200), span(3, 200, 2000), span(1, 150, 350), long])
     (only,) = process.settle([span(1, 100, 300)], profile, SECOND, waiting=[invalid])
     assert only.exclusive == {CPU: 200 * MILLISECOND}
 
