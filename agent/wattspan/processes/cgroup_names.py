@@ -168,14 +168,20 @@ def pod_in(parts: Sequence[str], at: int) -> str:
     """The uid of the Kubernetes pod that a directory is for; "" if there is none."""
     for piece in parts[at].split(":"):
         match = _POD.fullmatch(piece)
-        if match is not None and (match["slice"] or _is_below_kubepods(parts, at)):
+        if match is not None and (match["slice"] or _is_of_kubelet(parts, at)):
             return match["uid"].replace("_", "-")
     return ""
 
 
-def _is_below_kubepods(parts: Sequence[str], at: int) -> bool:
-    """True below ``kubepods`` and ``kubepods/burstable`` of the cgroupfs driver."""
-    return any(part.removesuffix(".slice").endswith("kubepods") for part in parts[:at])
+def _is_of_kubelet(parts: Sequence[str], at: int) -> bool:
+    """True below ``kubepods`` and ``kubepods/burstable`` of the cgroupfs driver.
+
+    An agent in a pod sees paths relative to its own: another pod is known by its containers.
+    """
+    if any(part.removesuffix(".slice").endswith("kubepods") for part in parts[:at]):
+        return True
+    relative = "/".join(parts[:at]) in {"", "besteffort", "burstable"}
+    return relative and at + 1 < len(parts) and guest_in(parts, at + 1) is not None
 
 
 def job_in(parts: Sequence[str], at: int) -> str:
