@@ -189,8 +189,15 @@ class ProcFs:
         except OSError:
             return None
 
+    def threads(self, pid: int) -> list[int]:
+        """The ids of the threads of a process, its pid among them; empty if it is gone."""
+        try:
+            return list(map(int, os.listdir(f"{self._root}/{pid}/task")))  # noqa: PTH208 - no paths
+        except OSError:
+            return []
+
     def affinity(self, pid: int) -> frozenset[int] | None:
-        """The allowed CPUs of its main thread."""
+        """The allowed CPUs of a thread, or of the main thread of a process."""
         try:
             return frozenset(os.sched_getaffinity(pid))
         except OSError:
