@@ -209,6 +209,9 @@ class SyntheticKernel:
     def user_id(self, pid: int) -> int | None:
         return 0 if pid in self.alive else None
 
+    def threads(self, pid: int) -> list[int]:
+        return [pid]
+
     def affinity(self, pid: int) -> frozenset[int] | None:
         return self.alive[pid].allowed if pid in self.alive else None
 

@@ -139,6 +139,7 @@ _JOBS = _patterns(
 
 _UNIT = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap|timer|path)")
 _USER_MANAGER = re.compile(r"(?:user@[0-9]+|capsule@[^/]+)\.service")
+_OF_MANAGER = re.compile(r"user\.slice/user-([0-9]{1,10})\.slice/user@\1\.service/")
 _SYSTEM_ROOT = re.compile(r"(?:system\.slice|init\.scope|user\.slice/user-[0-9]+\.slice)(?:/.*)?")
 _ESCAPE = r"\\x[0-9a-fA-F]{2}"
 
@@ -167,14 +168,20 @@ def pod_in(parts: Sequence[str], at: int) -> str:
     """The uid of the Kubernetes pod that a directory is for; "" if there is none."""
     for piece in parts[at].split(":"):
         match = _POD.fullmatch(piece)
-        if match is not None and (match["slice"] or _is_below_kubepods(parts, at)):
+        if match is not None and (match["slice"] or _is_of_kubelet(parts, at)):
             return match["uid"].replace("_", "-")
     return ""
 
 
-def _is_below_kubepods(parts: Sequence[str], at: int) -> bool:
-    """True below ``kubepods`` and ``kubepods/burstable`` of the cgroupfs driver."""
-    return any(part.removesuffix(".slice").endswith("kubepods") for part in parts[:at])
+def _is_of_kubelet(parts: Sequence[str], at: int) -> bool:
+    """True below ``kubepods`` and ``kubepods/burstable`` of the cgroupfs driver.
+
+    An agent in a pod sees paths relative to its own: another pod is known by its containers.
+    """
+    if any(part.removesuffix(".slice").endswith("kubepods") for part in parts[:at]):
+        return True
+    relative = "/".join(parts[:at]) in {"", "besteffort", "burstable"}
+    return relative and at + 1 < len(parts) and guest_in(parts, at + 1) is not None
 
 
 def job_in(parts: Sequence[str], at: int) -> str:
@@ -261,14 +268,21 @@ def names_of(
         parts = tuple(part for part in path.split("/") if part and part != ".")[:MAX_DEPTH]
         if len(path) > len(bare):
             bare = path
-        if ".." in parts:  # above the root of the agent's cgroup namespace
+        if parts:
             outside = tuple(part for part in parts if part != "..")
-            found.append(_path_names(outside, None, ""))
-        elif parts:
-            named = authors(controllers, parts)
-            author = next(filter(None, named or ()), None)
-            found.append(_path_names(parts, named, "" if author is None else label(author)))
+            # ".." is above the root of the agent's cgroup namespace.
+            named = authors(controllers, parts) if outside == parts else None
+            told = named if named is not None or authors is unknown_authors else _told(outside)
+            author = next(filter(None, told or ()), None)
+            names = _path_names(outside, told, "" if author is None else label(author))
+            found.append(names._replace(verified=named is not None))
     return _merged(found, bare)
+
+
+def _told(parts: tuple[str, ...]) -> tuple[int, ...]:
+    """The authors by a path whose directories are hidden: a user's manager is theirs."""
+    match = _OF_MANAGER.match("/".join(parts))
+    return (0,) * 3 + (int(match[1]) if match else 0,) * (len(parts) - 3)
 
 
 def _merged(found: list[_PathNames], bare: str) -> CgroupNames:

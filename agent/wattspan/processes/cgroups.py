@@ -57,7 +57,12 @@ class CgroupHierarchy(NamedTuple):
         return None
 
     def is_threaded(self, path: str) -> bool:
-        """True if processes in this cgroup may have threads in others beside it."""
+        """True if processes in this cgroup may have threads in others beside it.
+
+        Version 1 does not tell: libvirt puts the main thread of a guest in ``emulator`` there.
+        """
+        if not self.unified:
+            return path.endswith("/emulator")
         with suppress(OSError, ValueError):
             return Path(f"{self.root}{path}/cgroup.type").read_text("ascii") == "threaded\n"
         return False

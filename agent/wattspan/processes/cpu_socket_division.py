@@ -12,6 +12,7 @@ sockets' own remaining load. Nothing is lost: the parts of a process add up to i
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -168,7 +169,11 @@ FAST_INTERVAL, SLOW_INTERVAL = 300 * MILLISECOND, SECOND
 
 MIN_CPU_TIME = 2 * MILLISECOND
 
+MAX_BOUND_THREADS = 8
+"""Threads of a process whose main thread is bound to a socket that a sample reads."""
+
 _MAX_SHARED = 256
+_Sockets = dict[frozenset[int] | None, Sequence[int]]
 
 
 class PlacementSampler:
@@ -202,7 +207,7 @@ class PlacementSampler:
             due.sort(key=operator.itemgetter(0), reverse=True)
             half = limit // 2
             due[half:] = sorted(due[half:], key=lambda one: one[1].next_placement)
-        sockets: dict[frozenset[int] | None, Sequence[int]] = {}
+        sockets: _Sockets = {None: list(cpus)}  # of unknown CPUs: all
         for amount, row in due[:limit]:
             row.weights = self._sample(row.consumer.pid, cpus, sockets) or row.weights
             roams = row.weights is not None and len(row.weights) > 1 and amount > MIN_CPU_TIME
@@ -210,25 +215,39 @@ class PlacementSampler:
             row.next_placement = now + interval - interval // 20  # polls have some jitter
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 
-    def _sample(
-        self, pid: int, cpus: dict[int, int], sockets: dict[frozenset[int] | None, Sequence[int]]
-    ) -> Weights | None:
+    def _sample(self, pid: int, cpus: dict[int, int], sockets: _Sockets) -> Weights | None:
         """The present weights; ``sockets`` are those of the CPUs that earlier ones may run on."""
-        socket_of = self._topology.socket_of
-        allowed = self._processes.affinity(pid)
-        if allowed not in sockets:
-            sockets[allowed] = sorted(set(map(socket_of, allowed)) if allowed else cpus)
-        seen, threads = None, 1
-        if len(sockets[allowed]) > 1:  # else it is bound, wherever it was seen
+        places = self._places(self._processes.affinity(pid), sockets)
+        if len(places) > 1:
             stat = self._processes.stat(pid)
             if stat is None:
                 return None
-            seen = socket_of(stat.processor) if stat.processor >= 0 else None
-            threads = stat.threads
-        weights = weights_of(seen, sockets[allowed], cpus, threads)
+            seen = self._topology.socket_of(stat.processor) if stat.processor >= 0 else None
+            weights = weights_of(seen, places, cpus, stat.threads)
+        else:  # its main thread is bound, wherever it was seen
+            weights = self._bound_threads(pid, cpus, sockets) or weights_of(None, places, cpus, 1)
         if len(self._shared) > _MAX_SHARED:
             self._shared.clear()
         return self._shared.setdefault(tuple(weights.items()), weights)
+
+    def _bound_threads(self, pid: int, cpus: dict[int, int], sockets: _Sockets) -> dict[int, float]:
+        """The number of threads that may run on each socket, of some; empty without a second one.
+
+        OpenMP and hypervisors bind each thread: the main one does not tell where the others run.
+        """
+        threads = self._processes.threads(pid)
+        if len(threads) < 2:
+            return {}
+        some = threads[:: -(-len(threads) // MAX_BOUND_THREADS)]
+        masks = filter(None, map(self._processes.affinity, some))
+        count = Counter(place for one in masks for place in self._places(one, sockets))
+        return {place: float(count[place]) for place in sorted(count) if cpus.get(place)}
+
+    def _places(self, allowed: frozenset[int] | None, sockets: _Sockets) -> Sequence[int]:
+        """The sockets of the CPUs that a thread may run on."""
+        if allowed not in sockets:
+            sockets[allowed] = sorted(set(map(self._topology.socket_of, allowed or ())))
+        return sockets[allowed]
 
 
 HOST_RESOURCE = "cpu"

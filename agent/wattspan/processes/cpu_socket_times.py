@@ -20,9 +20,11 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.processes.cpu_socket_division import SocketTimesSample
+from wattspan.processes.procfs import ProcFs
 from wattspan.util.cpu_topology import CpuTopology, parse_cpu_list
 
 TRACEPOINTS = ("sched_switch", "hrtimer_expire_entry")
@@ -89,11 +91,14 @@ def program(cpus: int, totals: int) -> Sequence[Instruction]:
 class SocketTimes:
     """Counts the CPU time of each process on each socket from now on."""
 
-    def __init__(self, topology: CpuTopology, possible: str) -> None:
+    def __init__(self, topology: CpuTopology, possible: str, procfs: Path = Path("/proc")) -> None:
         """``possible`` is the kernel's list of possible CPUs; ``topology`` has their sockets.
 
-        OSError if the kernel does not permit or support it.
+        OSError if the kernel does not permit or support it, or if ``procfs`` is of a pid namespace:
+        the program sees the pids of the host, which there are those of other processes.
         """
+        if ProcFs(procfs).is_namespaced():
+            raise OSError(errno.ENOTSUP, "a pid namespace has other pids than the kernel")
         self._topology = topology
         self._possible = tuple(parse_cpu_list(possible))
         if len(self._possible) < (os.cpu_count() or 1):  # the kernel would read too much

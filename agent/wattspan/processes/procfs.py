@@ -102,13 +102,7 @@ class ProcFs:
         Not so in a pid namespace, and with ``hidepid`` unless this process has CAP_SYS_PTRACE or is
         in the mount's group.
         """
-        if self.stat(1) is None:
-            return False
-        try:
-            namespace = os.readlink(f"{self._root}/self/ns/pid")  # noqa: PTH115 - as the others
-        except OSError:
-            namespace = ""
-        if namespace.startswith("pid:") and namespace != _INITIAL_NAMESPACE:
+        if self.stat(1) is None or self.is_namespaced():
             return False
         options = _mount_options(self._read("self/mountinfo") or b"", self._root)
         if options.get("hidepid", "off") in ("off", "0"):
@@ -120,6 +114,17 @@ class ProcFs:
         return options.get("gid", "").encode() in {
             group for line in groups for group in line.split()
         }
+
+    def is_namespaced(self) -> bool:
+        """True in a pid namespace of its own, where processes have other pids than for the kernel.
+
+        False if it is unknown.
+        """
+        try:
+            namespace = os.readlink(f"{self._root}/self/ns/pid")  # noqa: PTH115 - as the others
+        except OSError:
+            return False
+        return namespace.startswith("pid:") and namespace != _INITIAL_NAMESPACE
 
     def last_pid(self) -> int | None:
         """The last pid of a new process or thread in this pid namespace; None if unknown.
@@ -184,8 +189,15 @@ class ProcFs:
         except OSError:
             return None
 
+    def threads(self, pid: int) -> list[int]:
+        """The ids of the threads of a process, its pid among them; empty if it is gone."""
+        try:
+            return list(map(int, os.listdir(f"{self._root}/{pid}/task")))  # noqa: PTH208 - no paths
+        except OSError:
+            return []
+
     def affinity(self, pid: int) -> frozenset[int] | None:
-        """The allowed CPUs of its main thread."""
+        """The allowed CPUs of a thread, or of the main thread of a process."""
         try:
             return frozenset(os.sched_getaffinity(pid))
         except OSError:

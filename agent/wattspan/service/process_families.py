@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -31,7 +32,10 @@ _MAX_DEPTH = 64  # launchers above a sender
 
 @dataclass(frozen=True, slots=True)
 class _Member:
+    """A process; its ``parent`` is the one that had this pid at ``born``, in ticks since boot."""
+
     parent: int
+    born: int
     container: str = ""
     principal: Principal | None = None
     groups: tuple[Hashable, ...] = ()
@@ -88,9 +92,11 @@ class ProcessFamilies:
         ``groups`` identify its cgroup; ``starts_others`` is True for a program whose children are
         unrelated, such as a shell.
         """
-        before = self._known.pop(consumer, _Member(parent))  # it becomes the last one described
+        before = self._known.pop(consumer, _Member(parent, consumer.started))
+        # It becomes the last one described.
         self._known[consumer] = _Member(
             before.parent,
+            before.born,
             container or before.container,
             before.principal if principal is None else principal,
             groups,
@@ -131,41 +137,41 @@ class ProcessFamilies:
         removed, self._forgotten = self._forgotten, set()
         while self._ended and now - self._ended[0][0] > self._lifetime:
             removed.add(self._ended.popleft()[1])
-        heirs = {
-            one.pid: (one.started, self._known.pop(one).parent)
-            for one in removed
-            if isinstance(one, Consumer) and one in self._known
-        }
-        for one in removed:
-            if isinstance(one, Consumer):
-                self._running.remove(one)
-                self._kept.remove(one)
-        if heirs:
-            self._children = None
-            self._inherit(heirs)
+        gone = [one for one in removed if isinstance(one, Consumer)]
+        self._inherit({one: self._known[one] for one in gone if one in self._known})
+        for one in gone:
+            self._known.pop(one, None)
+            self._running.remove(one)
+            self._kept.remove(one)
         return removed
 
-    def _inherit(self, heirs: dict[int, tuple[int, int]]) -> None:
-        """Give the children of the removed processes their next remaining ancestor.
-
-        ``heirs``: start and parent of each removed process, by pid.
-        """
+    def _inherit(self, gone: dict[Consumer, _Member]) -> None:
+        """Give the children of the processes in ``gone`` their next remaining ancestor."""
+        if not gone:
+            return
+        self._indexed()
+        self._children, pids = None, {one.pid for one in gone}
         for consumer, member in self._known.items():
-            found, born = member.parent, consumer.started
-            while (heir := heirs.get(found)) is not None and heir[0] <= born:
-                born, found = heir
+            found, born = member.parent, member.born
+            above = self._parent(found, born) if found in pids else None
+            while above is not None and above in gone:
+                found, born = gone[above].parent, gone[above].born
+                above = self._parent(found, born)
             if found != member.parent:
-                self._known[consumer] = replace(member, parent=found)
+                self._known[consumer] = replace(member, parent=found, born=born)
 
     def family(self, root: Consumer) -> set[Payer]:
-        """``root`` and its descendants. A reused pid has no children older than itself."""
+        """``root`` and its descendants, without those of another process that reused a pid."""
         children = self._indexed()
         found: set[Payer] = {root}
         queue = [root]
         while queue:
             one = queue.pop()
-            for child in children.get(one.pid, ()):
-                if child not in found and child.started >= one.started:
+            pid, born = one.pid, one.started
+            others = self._by_pid.get(pid, ()) if pid in children else ()
+            reused = min((two.started for two in others if two.started > born), default=inf)
+            for child in children.get(pid, ()):
+                if child not in found and born <= self._known[child].born < reused:
                     found.add(child)
                     queue.append(child)
         return found
@@ -178,6 +184,11 @@ class ProcessFamilies:
                 self._children.setdefault(member.parent, []).append(consumer)
                 self._by_pid.setdefault(consumer.pid, []).append(consumer)
         return self._children
+
+    def _parent(self, pid: int, born: int) -> Consumer | None:
+        """The process that had ``pid`` at ``born``, in ticks since boot; None if it is unknown."""
+        elders = [one for one in self._by_pid.get(pid, ()) if one.started <= born]
+        return max(elders, key=attrgetter("started"), default=None)
 
     def service(
         self,
@@ -216,12 +227,9 @@ class ProcessFamilies:
         if own is None or own.principal is None or own.parent <= _INIT:
             return None
         self._indexed()
-        elders = [
-            one for one in self._by_pid.get(own.parent, ()) if one.started <= consumer.started
-        ]
-        if not elders:
+        parent = self._parent(own.parent, own.born)
+        if parent is None:
             return None
-        parent = max(elders, key=attrgetter("started"))
         above = self._known[parent]
         same = above.principal, above.container, above.groups
         if above.starts_others or same != (own.principal, own.container, own.groups):

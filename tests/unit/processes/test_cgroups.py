@@ -86,12 +86,13 @@ def test_clock_that_its_owner_resets_takes_no_time_from_others(tree: Tree) -> No
     assert book.settle() == {"/c": 700_000}
 
 
-def test_threaded_cgroup_counts_with_its_domain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unified", [False, True])
+def test_threaded_cgroup_counts_with_its_domain(tmp_path: Path, *, unified: bool) -> None:
     """libvirt divides the threads of a guest among cgroups; one is that of its process."""
-    tree, book = Tree(tmp_path, unified=True), CgroupExcess()
+    tree, book = Tree(tmp_path, unified=unified), CgroupExcess()
     for path in ("/vm", "/vm/emulator", "/vm/vcpu0", "/cron"):
         tree.set(path, 1_000_000)
-        if path.startswith("/vm/"):
+        if unified and path.startswith("/vm/"):
             (tmp_path / path[1:] / "cgroup.type").write_text("threaded\n")
     clocks = CgroupClocks(tree.hierarchy)
     assert clocks.add("/vm/emulator")

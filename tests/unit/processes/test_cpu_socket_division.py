@@ -1,5 +1,6 @@
 """Work is divided over the sockets without losing any, and in line with how busy they were."""
 
+import os
 from itertools import cycle, pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from wattspan.processes.cpu_socket_division import (
     apportion,
     weights_of,
 )
-from wattspan.processes.procfs import Stat
+from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.source import CpuUsageSource
 from wattspan.processes.table import ClockList, TrackedProcess
 
@@ -279,6 +280,10 @@ class Places:
     def __init__(self) -> None:
         self.now = 0
         self.sampled: dict[int, list[int]] = {}
+        self.teams: dict[int, list[int]] = {}
+
+    def threads(self, pid: int) -> list[int]:
+        return self.teams.get(pid, [pid])
 
     def affinity(self, pid: int) -> frozenset[int] | None:
         self.sampled.setdefault(pid, [0]).append(self.now)
@@ -291,6 +296,21 @@ class Places:
         row = TrackedProcess(Consumer(pid, 0), 0, "work", 1, next_placement=self.now)
         ClockList(lambda _: 0).add(row)
         return row
+
+
+def test_main_thread_of_a_team_does_not_bind_its_process() -> None:
+    """OpenMP with OMP_PROC_BIND, and guests with virtual CPUs that libvirt pins."""
+    places = Places()
+    places.teams[3] = [3, 4, 7, 10]
+    sampler, active = PlacementSampler(places, TwoSockets()), [(places.born(3), MS)]
+    assert sampler.weights(active, 0, 100 * MS) == [{0: 1.0, 1: 3.0}]
+    places.teams[3] = [3, *range(4, 604, 3)]
+    assert sampler.weights([(places.born(3), MS)], 0, 100 * MS) == [{0: 1.0, 1: 7.0}]
+
+
+def test_threads_of_a_process_are_listed() -> None:
+    assert os.getpid() in ProcFs().threads(os.getpid())
+    assert ProcFs().threads(2**22 + 1) == []
 
 
 @pytest.mark.parametrize("newcomers", [0, 300])

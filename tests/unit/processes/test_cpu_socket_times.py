@@ -1,6 +1,7 @@
 """Programs are the machine code of the kernel's instruction set."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,13 @@ def test_program_for_socket_times_ends_in_an_exit() -> None:
     assert len(code) % 8 == 0
 
 
-def test_count_without_a_list_of_cpus_is_refused() -> None:
+def test_count_without_a_list_of_cpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="possible CPUs are unknown"):
-        SocketTimes(CpuTopology(), "nonsense")
+        SocketTimes(CpuTopology(), "nonsense", tmp_path)
+
+
+def test_count_in_a_pid_namespace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to("pid:[4026532459]")
+    with pytest.raises(OSError, match="other pids than the kernel"):
+        SocketTimes(CpuTopology(), "0", tmp_path)

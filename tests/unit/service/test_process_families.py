@@ -80,6 +80,31 @@ def test_child_of_a_reused_pid_stays_with_it(families: ProcessFamilies) -> None:
     assert families.family(SHELL) == {SHELL, MAKE, COMPILER}
 
 
+def test_child_belongs_to_the_last_process_with_the_pid_of_its_parent(
+    families: ProcessFamilies,
+) -> None:
+    second, job = Consumer(MAKE.pid, 50), Consumer(60, 55)
+    families.end(MAKE, SECOND)
+    families.add(second, 1)
+    families.add(job, second.pid)
+    assert families.family(SHELL) == {SHELL, MAKE, COMPILER}
+    families.remove_ended(SECOND + LATER)
+    assert families.family(SHELL) == {SHELL, COMPILER}
+    assert families.family(second) == {second, job}
+
+
+def test_grandchild_belongs_to_the_process_that_had_the_pid_at_the_birth_of_its_parent(
+    families: ProcessFamilies,
+) -> None:
+    other = Consumer(SHELL.pid, COMPILER.started)
+    families.end(MAKE, SECOND)
+    families.end(SHELL, SECOND + LATER)
+    families.add(other, 1)
+    families.remove_ended(SECOND + LATER)
+    assert families.family(SHELL) == {SHELL, COMPILER}
+    assert families.family(other) == {other}
+
+
 def test_removal_waits_for_its_interval(families: ProcessFamilies) -> None:
     now = 10 * LATER
     assert families.remove_ended(now) == set()
