@@ -32,10 +32,10 @@ class ListeningSocket(NamedTuple):
 def listen_tcp(
     host: str, port: int, *, what: str, setting: str, verb: str = "receive"
 ) -> ListeningSocket:
-    """Listen on TCP; port 0 takes any, the host "" every address. ListenError."""
+    """Listen on TCP; port 0 takes any, the hosts "" and "::" every address. ListenError."""
     where = Listen.written(host, port)
     try:
-        if not host and socket.has_dualstack_ipv6():
+        if host in ("", "::") and socket.has_dualstack_ipv6():
             listener = socket.create_server(
                 ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
             )
@@ -43,7 +43,7 @@ def listen_tcp(
             family, _, _, _, address = socket.getaddrinfo(
                 host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+            listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         raise ListenError(_tcp_sentence(error, where, port, f"{verb} {what}", setting)) from None
     actual = Listen.written(host, listener.getsockname()[1])

@@ -308,10 +308,8 @@ def read_devices(
     query = {"of": "devices", "start": f"mono:{start}", "end": f"mono:{end}"}
     if ids is not None:
         query["hw_id"] = ",".join(ids)
-    if timeline:
-        query["timeline"] = "1"
-    if parts:
-        query["parts"] = "1"
+    flags = {"timeline": timeline, "parts": parts}
+    query |= {name: "1" for name, wanted in flags.items() if wanted}
     deadline = monotonic() + timeout
     while True:
         wait = min(LONGEST_WAIT, max(0.0, deadline - monotonic()))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, TypeVar, overload
 
 from wattspan.sdk.window import Window, window
@@ -84,14 +85,16 @@ def _wrap_by_kind(function: Any, call: Callable[[], Any]) -> Any:
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
-        async def steps_awaited(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            with call():
+        async def steps_awaited(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            with call(), contextlib.suppress(StopAsyncIteration):
                 inner = function(*args, **kwargs)
-                try:
-                    async for item in inner:
-                        yield item
-                finally:
-                    await inner.aclose()
+                step = anext(inner)
+                while True:
+                    item = await step
+                    try:
+                        step = inner.asend((yield item))
+                    except BaseException as error:  # noqa: BLE001 - as `yield from` passes it on
+                        step = inner.athrow(error)
 
         return steps_awaited
     if inspect.iscoroutinefunction(function):

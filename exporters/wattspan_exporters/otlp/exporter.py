@@ -202,6 +202,8 @@ class OtlpExporter:
 
     name = "otlp"
     address: str | None = None
+    drops = 0
+    """Points of failed pushes, and points that the receiver rejected."""
 
     def __init__(
         self,
@@ -223,15 +225,9 @@ class OtlpExporter:
         self._pushed: Snapshot | None = None
         self._due = self._tick = clock.monotonic()
         self._failed_points = 0  # points of the failed push
-        self._drops = 0
         self._wake = threading.Event()
         self._stopping = False
         self._worker = threading.Thread(target=self._run, name="wattspan-otlp", daemon=True)
-
-    @property
-    def drops(self) -> int:
-        """Points of failed pushes, and points that the receiver rejected."""
-        return self._drops
 
     @property
     def health(self) -> SourceHealth:
@@ -277,7 +273,7 @@ class OtlpExporter:
                 self._wake.wait(left / SECOND)
         self._due = 0
         self._guarded(self.turn)  # the last snapshot
-        self._drops += self._failed_points
+        self.drops += self._failed_points
         self._transport.close()
 
     def _guarded(self, turn: Callable[[], int]) -> int:
@@ -294,7 +290,7 @@ class OtlpExporter:
         """Count the points of a failed push as dropped, once an interval."""
         ticks = max(0, (now - self._tick) // self._interval + 1)
         self._tick += ticks * self._interval
-        self._drops += ticks * self._failed_points
+        self.drops += ticks * self._failed_points
 
     def _is_new(self, snapshot: Snapshot) -> bool:
         """True if the points are newer than the pushed ones: none is sent twice or out of order."""
@@ -305,18 +301,24 @@ class OtlpExporter:
         return snapshot.at.wall > last.at.wall or stepped
 
     def _push(self, snapshot: Snapshot) -> None:
+        """Push all requests; one that the receiver refuses costs no other one."""
         requests = self._encoder.encode(snapshot)
-        rejected = 0
-        for position, request in enumerate(requests):
+        taken: list[tuple[ExportResult, int]] = []
+        failure: ExportResult | None = None
+        for request in requests:
             answer = self._transport.send(request.body)
-            if answer.verdict is not ExportStatus.TAKEN:
-                self._failed(answer, sum(one.points for one in requests[position:]))
-                self._drops += rejected
-                return
-            rejected += min(answer.rejected, request.points)
-            self._receiver_health.answered(answer, request.points)
+            if answer.verdict is ExportStatus.TAKEN:
+                taken.append((answer, request.points))
+            elif (failure := answer).verdict is not ExportStatus.REFUSED:
+                break
+        self.drops += sum(min(answer.rejected, points) for answer, points in taken)
+        if failure is not None:
+            missing = sum(one.points for one in requests) - sum(points for _, points in taken)
+            self._failed(failure, missing)
+            return
+        for answer, points in taken:
+            self._receiver_health.answered(answer, points)
         self._pushed, self._failed_points = snapshot, 0
-        self._drops += rejected
         self._backoff.reset()
         self._due = self._tick
 

@@ -277,6 +277,19 @@ def test_signal_that_interrupts_no_wait_reaches_the_command_within_the_period() 
     assert ended.interrupted
 
 
+def test_command_that_may_not_be_signalled_is_measured_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int, number: int) -> None:  # as the kernel for a command of sudo
+        (tmp_path / "refused").touch()
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    wait = f"while [ ! -e {tmp_path}/refused ]; do sleep 0.01; done; exit 3"
+    ended = run("sh", "-c", wait, on_start=lambda _: receive_instead_of_main(signal.SIGTERM))
+    assert (ended.code, ended.interrupted) == (3, True)
+
+
 # ------------------------------------------------------------------------------------- the table
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
@@ -22,8 +23,9 @@ from wattspan.compat.zeus.footprint import (
     periods,
     price_at,
 )
-from wattspan.compat.zeus.monitor import ZeusMonitor
+from wattspan.compat.zeus.monitor import WindowMeasurement, ZeusMonitor
 from wattspan.compat.zeus.optimizer import Callback, CallbackSet
+from wattspan.compat.zeus.power import to_monotonic
 from wattspan.sdk import NotMeasuredError
 
 HOUR = timedelta(hours=1)
@@ -138,6 +140,44 @@ def test_cost_is_energy_times_price() -> None:
     cost = found.gpu_energy[0] / JOULES_PER_KILOWATT_HOUR * 0.5
     assert found.gpu_energy_cost == {0: pytest.approx(cost)}
     assert (found.cpu_energy_cost, found.dram_energy_cost) == (None, None)
+
+
+@pytest.fixture
+def india(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The host's time zone is half an hour beside the hours of UTC."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "IST-5:30")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("india")
+def test_price_changes_at_the_local_hour_within_an_hour_of_utc() -> None:
+    turn = datetime.now(UTC).replace(minute=30, second=0, microsecond=0) - HOUR
+    begin, end = (to_monotonic(turn.timestamp() + seconds) for seconds in (-600, 600))
+
+    class Hourly(ElectricityPriceProvider):
+        def get_current_electricity_prices(self) -> dict[str, list[Any]]:
+            days = [list(range(24))] * 12
+            rates = [[{"rate": hour}] for hour in range(24)]
+            named = ("energy_weekday_schedule", "energy_weekend_schedule")
+            return {"energy_rate_structure": rates, **dict.fromkeys(named, days)}
+
+    class Past(Meter):
+        def finish_window(self, key: str, sync_execution: bool = True) -> WindowMeasurement:
+            return super().finish_window(key, sync_execution).part(begin, end)
+
+    class Monitor(EnergyCostMonitor):
+        monitor_class = Past
+
+    one = Monitor(Hourly(), cpu_indices=[])
+    one.begin_window("job", sync_execution=False)
+    found = one.end_window("job", sync_execution=False)
+    after = turn.astimezone().hour
+    mean = (after + (after - 1) % 24) / 2
+    cost = found.gpu_energy[0] / JOULES_PER_KILOWATT_HOUR * mean
+    assert found.gpu_energy_cost == {0: pytest.approx(cost, rel=1e-3)}
 
 
 METRICS = [

@@ -563,8 +563,12 @@ def test_log_has_the_columns_of_zeus(meter: MeteredDevices, logs: Path) -> None:
         assert line.endswith(f",{quoted},{window.time},{energies}")
 
 
-def test_log_line_is_written_while_the_program_runs(meter: MeteredDevices, logs: Path) -> None:
-    one = monitor_of(meter)(log_file=str(logs))
+def test_log_line_is_written_while_the_program_runs(
+    meter: MeteredDevices, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(logs.parents[1])
+    one = monitor_of(meter)(log_file="logs/zeus.csv")
+    monkeypatch.chdir("/")  # as `%cd` in a notebook
     measured(one)
     eventually(lambda: len(logs.read_text().splitlines()) == 2, "the window is logged")
     one.log_file.close()

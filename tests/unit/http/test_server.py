@@ -612,7 +612,8 @@ def test_directory_inside_a_sticky_one_is_accepted(tmp_path: Path) -> None:
     listening.socket.close()
 
 
-def test_listening_to_the_network_both_families_are_heard() -> None:
+@pytest.mark.parametrize("host", ["", "::"] if socket.has_dualstack_ipv6() else [""])
+def test_listening_to_the_network_both_families_are_heard(host: str) -> None:
     log: list[str] = []
     peers: list[Peer] = []
 
@@ -621,7 +622,7 @@ def test_listening_to_the_network_both_families_are_heard() -> None:
         return HttpResponse(204)
 
     wide = HttpServer(SystemClock(), log=log.append)
-    tcp = listen_tcp("", 0, what="OTLP/HTTP", setting="[spans] http")
+    tcp = listen_tcp(host, 0, what="OTLP/HTTP", setting="[spans] http")
     address = wide.add_http(tcp, remembered)
     port = int(address.rpartition(":")[2])
     wide.start()

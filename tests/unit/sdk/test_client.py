@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -550,6 +550,30 @@ def test_coroutines_and_generators_are_measured_to_their_end() -> None:
         "steps closed",
         "steps ended",
     ]
+
+
+@pytest.mark.usefixtures("no_agent")
+def test_measured_async_generator_receives_values_and_errors() -> None:
+    told: list[str] = []
+
+    @wattspan.measured
+    async def session() -> AsyncGenerator[str, str]:
+        told.append((yield "open"))
+        try:
+            yield "used"
+        except ValueError:
+            told.append("rolled back")
+
+    async def main() -> None:
+        opened = session()
+        assert await anext(opened) == "open"
+        assert await opened.asend("begun") == "used"
+        with pytest.raises(StopAsyncIteration):
+            await opened.athrow(ValueError("failed"))
+
+    asyncio.run(main())
+    assert told == ["begun", "rolled back"]
+    assert len(session.windows) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("no_agent")

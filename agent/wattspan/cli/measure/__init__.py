@@ -394,14 +394,16 @@ class _SignalForwarder:
         """Forward signals to ``child`` from now on, including earlier ones."""
         self._child = child
         while child is not None and self._early:
-            os.kill(child, self._early.pop(0))
+            with contextlib.suppress(PermissionError):  # of a setuid command, such as sudo
+                os.kill(child, self._early.pop(0))
 
     def handle(self, number: int, frame: object) -> None:
         self.interrupted |= number in _INTERRUPTING_SIGNALS
         if self._child is None:
             self._early.append(number)
         elif not (number in _TERMINAL_SIGNALS and _is_foreground()):
-            os.kill(self._child, number)  # not reaped yet, so the pid is its own
+            with contextlib.suppress(PermissionError):
+                os.kill(self._child, number)  # not reaped yet, so the pid is its own
 
 
 @contextlib.contextmanager

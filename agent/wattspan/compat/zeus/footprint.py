@@ -1,8 +1,8 @@
 """``CarbonEmissionMonitor`` and ``EnergyCostMonitor``: windows weighed by rates that vary by hour.
 
-The rates come from a provider of the caller, as in Zeus. A window is cut at the hours, and the
-energy of each piece is asked for at the window's end: no process runs beside the program. A host's
-own rates need no provider: ``[carbon]`` and ``[cost]`` of the agent.
+The rates come from a provider of the caller, as in Zeus. A window is cut at the hours of
+its rates, and the energy of each piece is asked for at the window's end: no process runs beside the
+program. A host's own rates need no provider: ``[carbon]`` and ``[cost]`` of the agent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from wattspan.compat.zeus.power import to_monotonic, to_unix
 from wattspan.sdk import NotMeasuredError
 
 JOULES_PER_KILOWATT_HOUR = 3.6e6
-HOUR = timedelta(hours=1)
+QUARTER_HOUR = timedelta(minutes=15)
+"""Offsets of time zones are multiples of it, so local hours begin at one, in UTC as well."""
 
 
 class CarbonIntensityProvider(abc.ABC):
@@ -223,4 +224,4 @@ class EnergyCostMonitor(_RatedMonitor):
         """
         window = self.zeus_monitor.finish_window(key, sync_execution)
         rate = price_at(self.electricity_price_provider.get_current_electricity_prices())
-        return EnergyCostMeasurement(*self._weighed(window, HOUR, rate))
+        return EnergyCostMeasurement(*self._weighed(window, QUARTER_HOUR, rate))

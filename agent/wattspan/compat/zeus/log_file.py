@@ -47,7 +47,7 @@ class WindowLog:
     """
 
     def __init__(self, path: Path, gpu_indices: Sequence[int], *, append: bool = False) -> None:
-        self._path = path
+        self._path = path.absolute()  # the program may change its directory
         self._indices = list(gpu_indices)
         self._headed = append
         self._answered = bool(self._indices)

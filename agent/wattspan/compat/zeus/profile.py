@@ -184,7 +184,7 @@ class ProfileExport:
     """
 
     def __init__(self, path: Path, steps: int) -> None:
-        self.path, self._steps = path, steps
+        self.path, self._steps = path.absolute(), steps
 
     def write(self, declaration: JobDeclaration | None) -> None:
         """Write the file, if a setting was compared. Never raises: the training goes on."""

@@ -145,6 +145,21 @@ def test_pushes_are_retried_after_a_refusal() -> None:
     assert len(bench.pushes) >= 5
 
 
+def test_refused_request_costs_no_other_one() -> None:
+    def picky(body: bytes) -> ExportResult:
+        return REFUSED if b"hw.energy" in body else ExportResult(ExportStatus.TAKEN)
+
+    bench = Bench(limit=1)  # each request has one point
+    bench.receiver.answers.extend([picky] * 20_000)
+    bench.wait(16)  # pushes after 0, 1, 3, 7 and 15 s, of which one interval has ended
+    names = {point.name for push in bench.pushes for point in push}
+    assert {"hw.power", "hw.host.energy", "wattspan.process.energy"} <= names
+    assert not bench.exporter.health.up
+    assert len(bench.said) == 1
+    refused = [body for body in bench.receiver.sent if b"hw.energy" in body]
+    assert 5 * bench.exporter.drops == len(refused)
+
+
 def test_pushes_respect_a_requested_delay() -> None:
     bench = Bench(ExportResult(ExportStatus.AGAIN, "it answered 429", after=35 * SECOND))
     bench.wait(34)
