@@ -424,6 +424,16 @@ def test_shares_keep_the_limit_and_go_by_priority(tmp_path: Path) -> None:
     assert shares == {bench.key(0): 250 * W, bench.key(1): 650 * W}
 
 
+def test_share_of_a_device_without_a_limit_is_by_its_specification(tmp_path: Path) -> None:
+    """A package of 125 W, for which the firmware has written 4095 W."""
+    bench = Bench(tmp_path)
+    board = bench.board(1)
+    board.minimum, board.default, board.maximum, board.stands = 50 * W, 125 * W, 4095 * W, 4095 * W
+    bench.start()
+    shares = imposed_limits(CapsSettings(), bench.manager.planner(), 900 * W).shares
+    assert shares == {bench.key(0): 525 * W, bench.key(1): 375 * W}
+
+
 def test_power_unused_by_a_tuner_goes_to_other_devices(tmp_path: Path) -> None:
     bench = Bench(tmp_path, limits=OperatorLimits(0.3, 0, 1.0))
     bench.hold(300 * W, 0)
