@@ -94,7 +94,7 @@ class Authorization:
     def require(self, peer: Peer, consumer: Consumer) -> None:
         """ProblemError if ``peer`` may not see the energy of ``consumer``."""
         if not self.permits(peer, consumer):
-            owner = self._owner_of(consumer)
+            owner = self._owner_of(consumer, peer)
             raise ProblemError(
                 HTTPStatus.FORBIDDEN,
                 f"process {consumer.pid}",
@@ -108,16 +108,18 @@ class Authorization:
         """True if ``peer`` may see the energy of ``consumer``."""
         if self.may_read_counters(peer):
             return True
-        return peer.principal is not None and self._owner_of(consumer) == peer.principal
+        return peer.principal is not None and self._owner_of(consumer, peer) == peer.principal
 
-    def _owner_of(self, consumer: Consumer) -> Principal | None:
+    def _owner_of(self, consumer: Consumer, peer: Peer) -> Principal | None:
+        """The owner, remembered if ``peer`` is it: who reads a list of all evicts nobody's."""
         owner = self.principal_of(consumer)
         if owner is None:
             return self._owners.get(consumer)
-        self._owners[consumer] = owner
-        self._owners.move_to_end(consumer)
-        if len(self._owners) > MAX_REMEMBERED:
-            self._owners.popitem(last=False)
+        if owner == peer.principal or consumer in self._owners:
+            self._owners[consumer] = owner
+            self._owners.move_to_end(consumer)
+            if len(self._owners) > MAX_REMEMBERED:
+                self._owners.popitem(last=False)
         return owner
 
 

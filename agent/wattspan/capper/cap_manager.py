@@ -520,6 +520,9 @@ class CapManager:
         self._use_ramp(key, entry.value, original)
         shown, failure = self._put(key, original)
         if is_readable(key.knob) and not (original is not None and is_honoured(original, shown)):
+            most = self.devices.knobs[key].maximum or 0
+            if (entry.value or 0) < most < (original or 0):  # its range was lowered since
+                self._write_all({key: most}, {}, None)
             raise failure or not_honoured_error(self.devices.knobs[key], original, shown)
         self._forget(key)
         self.devices.succeed(key)

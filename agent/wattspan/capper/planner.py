@@ -351,6 +351,10 @@ _STUCK_PRIORITY = 1_000_000
 _DEFAULT_MINIMUM_DIVISOR = 4
 """A device without a known minimum, as most packages, keeps its default divided by this. With
 less a host could hardly raise its limits again."""
+_UNLIMITED = 1_500_000
+"""Milliwatts that no device draws: firmware writes 4096 W for "unlimited"."""
+_TURBO = 4
+"""Such a device draws its default times this at most."""
 
 
 def imposed_limits(
@@ -424,6 +428,8 @@ def _budget_devices(
         if lowest is None:
             lowest = (reference_setting(state) or 0) // _DEFAULT_MINIMUM_DIVISOR
         lowest = max(lowest, settings.floor_watts * _MILLIWATTS_PER_WATT)
+        if original > _UNLIMITED and state.default:  # a range of 4 kW would take the budget
+            original = min(original, _TURBO * state.default)
         wants = [fixed[key]] if key in fixed else []
         if key in host.demand.tuned:
             wants.append(host.demand.tuned[key].value)

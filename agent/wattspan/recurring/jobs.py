@@ -389,10 +389,11 @@ class JobRuns:
 
 
 def trials_of(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> list[BatchSizeTrial]:
-    """The ended runs as trials."""
+    """The ended runs as trials; one that has cost nothing was not measured, and tells nothing."""
+    costs = [terms.cost(one.energy, one.seconds, one.power) for one in runs]
     return [
-        BatchSizeTrial(one.batch_size, one.outcome, terms.cost(one.energy, one.seconds, one.power))
-        for one in runs
+        BatchSizeTrial(one.batch_size, one.outcome if cost > 0 else TrialOutcome.LOST, cost)
+        for one, cost in zip(runs, costs, strict=True)
         if one.outcome is not None
     ]
 

@@ -149,7 +149,10 @@ _FINAL_REASONS = frozenset(
 
 
 class DeviceChoice(NamedTuple):
-    """Devices and the position of their knob, and all that a tuner of them depends on."""
+    """Devices and the position of their knob, and all that a tuner of them depends on.
+
+    ``ceilings`` are the settings of the devices without a tuner.
+    """
 
     position: int
     devices: tuple[str, ...]
@@ -286,7 +289,9 @@ class JobDevices:
                 break
         keys = self._keys(position, devices)
         usable = apply and host.trouble is None and all(map(host.is_usable, keys))
-        return DeviceChoice(position, devices, usable, tuple(map(host.imposed_limit, keys)))
+        known = dict(zip(self.names, self._ceilings, strict=False))
+        ceilings = tuple(host.highest(key, known.get(key.device)) for key in keys)
+        return DeviceChoice(position, devices, usable, ceilings)
 
     def refusal(
         self, host: HostView, choice: DeviceChoice, job: str
@@ -317,7 +322,9 @@ class JobDevices:
     def use(self, host: HostView, choice: DeviceChoice, used: Mapping[str, set[Payer]]) -> bool:
         """Use the chosen devices from now on; False if one of their ranges is not readable."""
         keys = self._keys(choice.position, choice.devices)
-        ranges = tuple(one for key in keys if (one := self._range(host, key, used)) is not None)
+        tops = zip(keys, choice.ceilings, strict=True)
+        found = [self._range(host, key, top, used) for key, top in tops]
+        ranges = tuple(one for one in found if one is not None)
         if not ranges or len(ranges) < len(keys):
             return False
         self._position, self.ranges, self._ceilings = choice.position, ranges, choice.ceilings
@@ -332,7 +339,7 @@ class JobDevices:
         return [CapKey(self.knobs[position], one) for one in devices]
 
     def _range(
-        self, host: HostView, key: CapKey, used: Mapping[str, set[Payer]]
+        self, host: HostView, key: CapKey, highest: int | None, used: Mapping[str, set[Payer]]
     ) -> KnobRange | None:
         """The range of a device, with the lowest rank of the job's processes that use it."""
         domain = host.domains.get(key.device)
@@ -341,7 +348,7 @@ class JobDevices:
         floor = self._context.floor
         if key.knob is Knob.GPU_POWER:
             floor = max(floor, self._lowest_power)
-        return host.range(key, self._settings.floor, floor, rank)
+        return host.range(key, self._settings.floor, floor, rank, highest)
 
     # ------------------------------------------------------------------------------- state
 

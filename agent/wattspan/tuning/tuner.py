@@ -221,7 +221,7 @@ class Tuner:
             return
         name = self._free_name(service, span, owner)
         previous = self._jobs.get(name)
-        if not name or not self._has_room(name, owner):
+        if not self._has_room(name, owner):
             return
         terms = self._terms(owner, service, span)
         strategy, turns = _strategy(terms.job), None
@@ -244,11 +244,14 @@ class Tuner:
         )
 
     def _free_name(self, service: str, span: str, owner: JobOwner) -> str:
-        """The name of a new job, with its owner if another job has the name; "" if none is free."""
+        """The name of a new job, with its owner if another job has the name.
+
+        With a number, too, if another owner has named a span like that.
+        """
         name = f"{service}/{span}"
-        names = name, f"{name}@{owner.label}"
-        free = (one for one in names if one not in self._jobs or self._jobs[one].ended)
-        return next(free, "")
+        owned, numbers = f"{name}@{owner.label}", range(2, len(self._jobs) + 2)
+        names = name, owned, *(f"{owned}#{number}" for number in numbers)
+        return next(one for one in names if one not in self._jobs or self._jobs[one].ended)
 
     def _has_room(self, name: str, owner: JobOwner) -> bool:
         """Take a place for a job; the ended jobs that it replaces or that must go lose theirs."""

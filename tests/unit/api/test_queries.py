@@ -237,6 +237,14 @@ def test_owners_of_the_dead_are_remembered_within_bounds() -> None:
     assert OURS in asked.service._authorization._owners
 
 
+def test_owner_of_a_process_is_remembered_for_its_own_user(asked: Asked) -> None:
+    asked.problem(403, pid=OURS.pid, start="-1s", peer=STRANGER)
+    assert not asked.service._authorization._owners
+    asked.energy(pid=OURS.pid)
+    asked.problem(403, pid=OURS.pid, start="-1s", peer=STRANGER)
+    assert list(asked.service._authorization._owners) == [OURS]
+
+
 def test_process_user_comes_from_the_kernel() -> None:
     child = subprocess.Popen(["true"])
     try:

@@ -9,8 +9,8 @@ from testbed.capper_bench import Bench, W
 
 from wattspan.capper.planner import ImposedLimits, OperatorLimits
 from wattspan.capper.protocol import RefusalReason
-from wattspan.model import Knob, Trouble
-from wattspan.ports import CapsError
+from wattspan.model import CapKey, Knob, Trouble
+from wattspan.ports import ActuatorError, CapsError
 from wattspan.util.unix_sockets import PeerCredentials
 
 
@@ -51,6 +51,26 @@ def test_device_missing_from_a_new_lease_is_restored(bench: Bench) -> None:
     bench.hold(500 * W, 0, 1)
     bench.hold(550 * W, 1)
     assert bench.stands == [650 * W, 550 * W]
+
+
+def test_original_above_a_lowered_maximum_is_restored_in_two_parts(bench: Bench) -> None:
+    board = bench.board()
+
+    def check(key: CapKey, value: int | None) -> None:
+        if (value or 0) > board.maximum:
+            raise ActuatorError("The range is 200 W to 550 W.", Trouble.MALFORMED)
+
+    bench.actuator.watch = check
+    bench.hold(500 * W)
+    board.maximum = 550 * W
+    bench.manager.release(1)
+    assert board.stands == 550 * W
+    bench.start()  # after a kill
+    assert [error.refusal for error in bench.manager.stop()] == [RefusalReason.NOT_HONOURED]
+    assert board.stands == 550 * W
+    board.maximum = 700 * W
+    assert bench.manager.stop() == ()
+    assert (board.stands, bench.on_disk) == (650 * W, {})
 
 
 def test_empty_lease_restores_every_device(bench: Bench) -> None:

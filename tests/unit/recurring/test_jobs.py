@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from wattspan.recurring.jobs import (
+    BatchSizeChoice,
     BatchSizeTrial,
     JobRuns,
     NamedTerms,
@@ -105,6 +106,13 @@ def test_ended_runs_are_trials() -> None:
         BatchSizeTrial(32, TrialOutcome.CONVERGED, 50.0),
         BatchSizeTrial(16, TrialOutcome.STOPPED, 70.0),
     ]
+
+
+def test_run_without_a_cost_stops_no_other_and_is_no_reference() -> None:
+    free = run(32, 0.0)
+    assert next_run(TERMS, [free], Random(0)) == BatchSizeChoice(32, SearchPhase.PRUNING, None)
+    found = prospect(TERMS, [free, run(32, 50.0), free])
+    assert (found.verdict, found.best, found.spent) == (SearchVerdict.NOT_WORTH, 32, 0.0)
 
 
 def test_next_run_does_not_repeat_a_running_trial_unless_many_runs_outlived_it() -> None:

@@ -7,6 +7,7 @@ import functools
 import pytest
 from testbed.tuned_host import DEFAULT, Host, Job, quick
 
+from wattspan.config import TunedJobSettings
 from wattspan.model import Consumer, Group, GroupKind, PayerInfo, Principal
 from wattspan.testing import FakeDirectory
 from wattspan.tuning.permissions import JobOwner, ProcessOwners, job_owner
@@ -51,6 +52,19 @@ def test_units_of_another_owner_are_those_of_another_job(
     claimed(host, owner, groups=groups)
     host.run(60)
     assert jobs(host) == {JOB: ("GPU-0",), f"{JOB}@{label}": ("GPU-1",)}
+
+
+def test_span_that_is_named_like_another_owners_job_does_not_take_its_place() -> None:
+    spans = "train_step", "train_step@1000"
+    settings = (TunedJobSettings(service="trainer", span=one, kind="steps") for one in spans)
+    host = Host(3, settings=quick(job=tuple(settings)))
+    for gpu, span in enumerate(spans):
+        host.owners[host.train(gpu=gpu, span=span).consumer] = BOB
+    host.run(10)
+    claimed(host, ANN, gpu=2)
+    host.run(60)
+    assert jobs(host).keys() == {JOB, f"{JOB}@1000", f"{JOB}@1000#2"}
+    assert jobs(host)[f"{JOB}@1000#2"] == ("GPU-2",)
 
 
 @functools.cache
