@@ -146,7 +146,7 @@ class DayHost:
         )
         return Batch(self._domains, readings)
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
+    def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
         start, self._last = self._last, self._clock.now()
         now, elapsed = self._last.mono, self._last.mono - start.mono
         exited = self._renew(now)

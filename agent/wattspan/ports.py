@@ -150,8 +150,12 @@ class UsageBatch:
 class UsageSource(Protocol):
     """The source of CPU usage. Called by one thread at every tick."""
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
-        """The usage since the last poll; without ``settle``, some may wait for the next one."""
+    def poll(self, *, settle: bool = True, watched: frozenset[Payer] | None = None) -> UsageBatch:
+        """The usage since the last poll; without ``settle``, some may wait for the next one.
+
+        ``watched`` are the payers whose own use up to each poll counts; None for all. The others
+        may share what is left of the use up to that poll.
+        """
         ...
 
     def close(self) -> None: ...

@@ -70,7 +70,7 @@ class ReplayUsage:
     def __init__(self, batches: Sequence[UsageBatch] = ()) -> None:
         self._batches = iter(batches)
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
+    def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
         return next(self._batches, UsageBatch())
 
     def close(self) -> None:

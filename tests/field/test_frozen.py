@@ -33,7 +33,7 @@ class CpuWork:
         self._clock, self._last = clock, clock.now()
         self.busy: list[float] = [0.0]
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
+    def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
         start, self._last = self._last, self._clock.now()
         elapsed = self._last.mono - start.mono
         spent = [round(one * elapsed) for one in self.busy]

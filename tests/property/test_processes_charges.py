@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed.synthetic_kernel import Life, SyntheticKernel
 
-from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Usage
+from wattspan.model import SECOND, Consumer, Instant, Payer, PayerInfo, Usage
 from wattspan.ports import UsageBatch
 from wattspan.processes.lifecycle import YOUNG_CPU_TIME
 
@@ -65,12 +65,18 @@ class Books:
         return sum(self.charged.values()) + self.remainder + self.unclaimed
 
 
+def watched_by(mask: int, kernel: SyntheticKernel) -> frozenset[Payer]:
+    """The running processes of which ``mask`` has the bit of the pid."""
+    return frozenset(one.consumer for one in kernel.alive.values() if mask >> one.pid % 4 & 1)
+
+
 def play(
     kernel: SyntheticKernel,
     actions: list[tuple],
     *,
     lossy: bool,
     settled: Iterator[bool] = repeat(True),  # noqa: B008 - it has no state
+    masks: Iterator[int | None] = repeat(None),  # noqa: B008
     **how: bool,
 ) -> Books:
     books = Books()
@@ -104,11 +110,14 @@ def play(
             scans = kernel.clock.monotonic() // SECOND != period
             for life in [life for life in kernel.alive.values() if life.zombie]:
                 kernel.exit(life)
-            for life in kernel.alive.values():
+            mask = next(masks)
+            watched = None if mask is None else watched_by(mask, kernel)
+            batch = source.poll(settle=next(settled), watched=watched)
+            books.enter(batch)
+            for life in kernel.alive.values() if batch.usages else ():  # else it waits
                 young = life.cpu < YOUNG_CPU_TIME and not life.has_children and not life.polled
                 life.seen = life.seen or scans or not young
                 life.polled = True
-            books.enter(source.poll(settle=next(settled)))
         elif lossy:
             kernel.births.losing = kernel.finals.losing = rest[0]
     for life in kernel.alive.values():
@@ -199,3 +208,72 @@ def test_usage_of_known_processes_waits_until_it_is_settled() -> None:
         waited.append(len(source.poll(settle=settle).usages))
         kernel.clock.advance(0.1)
     assert waited == [0, 0, 6]
+
+
+@given(ACTIONS, st.lists(st.booleans()), st.lists(st.integers(0, 15)))
+def test_every_pid_is_charged_its_own_time_if_some_clocks_are_read_at_each_tick(
+    actions: list[tuple], settled: list[bool], masks: list[int]
+) -> None:
+    kernel = SyntheticKernel(pid_max=10_000)  # no pid is used twice
+    books = play(
+        kernel,
+        actions,
+        lossy=False,
+        settled=chain(settled, repeat(False)),
+        masks=chain(masks, repeat(5)),
+        events=True,
+        vigil=True,
+    )
+    truth = kernel.truth()
+    assert {pid: books.charged[pid] for pid in truth} == truth
+    assert sum(books.charged.values()) == kernel.total
+    assert books.remainder == books.unclaimed == 0
+
+
+def facts(usage: Usage) -> tuple[object, ...]:
+    return usage.resource, usage.start, usage.end, usage.capacity, usage.metered
+
+
+def totals(usages: list[Usage]) -> Counter[object]:
+    """The CPU time of each payer and of nobody."""
+    found: Counter[object] = Counter()
+    for usage in usages[::2]:
+        found.update({**usage.spent, "unclaimed": usage.unclaimed})
+    return found
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 3_000_000), min_size=5, max_size=5),
+            st.integers(0, 15),
+            st.booleans(),
+        ),
+        max_size=25,
+    )
+)
+def test_watched_processes_have_their_time_of_each_tick_and_others_their_total(
+    steps: list[tuple[list[int], int, bool]],
+) -> None:
+    kernels = SyntheticKernel(), SyntheticKernel()
+    lives = [[kernel.spawn() for _ in range(4)] for kernel in kernels]
+    each, few = (kernel.source(vigil=True) for kernel in kernels)
+    assert not each.poll().usages + few.poll().usages
+    exact: list[Usage] = []
+    watched: frozenset[Payer] = frozenset()
+    for works, mask, settle in [*steps, ([0] * 5, 0, True)]:
+        for kernel, some in zip(kernels, lives, strict=True):
+            for life, work in zip(some, works[:4], strict=True):
+                kernel.run(life, work)
+            kernel.busy[0] += works[4]  # of no process
+            kernel.clock.advance(0.1)
+        if not exact:  # none waits
+            watched = watched_by(mask, kernels[1])
+        exact += each.poll().usages
+        found = [*few.poll(settle=settle, watched=watched).usages]
+        if found:
+            assert [facts(usage) for usage in found] == [facts(usage) for usage in exact]
+            for mine, own in zip(found, exact, strict=True):
+                assert all(mine.spent.get(one) == own.spent.get(one) for one in watched)
+            assert totals(found) == totals(exact)
+            exact = []

@@ -101,7 +101,7 @@ class Host(LatestSnapshot):
         counter = Microjoules((self.offset + energy) % MODULUS)
         return Batch((DOMAIN,), (Reading(DOMAIN.id, now, counter),))
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
+    def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
         start, now = self.polled, self.clock.now()
         self.ticks.append((now.mono, not self.unsteady))
         self.unsteady = max(0, self.unsteady - 1)

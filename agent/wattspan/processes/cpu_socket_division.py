@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -278,6 +279,69 @@ class SocketTimesSample(NamedTuple):
                 socket = pair & _SOCKET
                 times[socket] = times.get(socket, 0) + time
         return found
+
+
+class ClockSample(NamedTuple):
+    """The clocks at one tick.
+
+    Busy time as read, the values of the active processes, and the times of processes on sockets;
+    or the values of the watched processes, and the kernel's sum of CPU time.
+    """
+
+    now: Instant
+    busy: bytes | None
+    values: list[int]
+    times: SocketTimesSample = SocketTimesSample()
+    total: int = 0
+
+
+def cut(
+    usages: list[Usage], samples: list[ClockSample], watched: Mapping[Payer, bool], total: int
+) -> list[Usage]:
+    """Cut the ``usages`` of one period at its ``samples``; the first is of its begin.
+
+    A ``watched`` process, in the order of the samples' values, has the time that its clock shows;
+    True if the kernel's sum, which is ``total`` at the end, has its work. Others and unclaimed time
+    are divided in proportion to the rest of the sum. Nothing is added or lost.
+    """
+    edges = [*(one.now for one in samples), usages[0].end]
+    lengths = [end.mono - start.mono for start, end in pairwise(edges)]
+    sums = [*(one.total for one in samples), total]
+    flows = rest = [max(0, end - start) for start, end in pairwise(sums)]
+    clocks = zip(*(one.values for one in samples), strict=True)
+    parts: dict[Payer, list[int]] = {}
+    for (payer, in_sum), values in zip(watched.items(), clocks, strict=True):
+        mine = parts[payer] = _by_clock(usages[0].spent.get(payer, 0), values)
+        if in_sum:
+            rest = [max(0, whole - part) for whole, part in zip(rest, mine, strict=True)]
+    weights, flows = (one if any(one) else lengths for one in (rest, flows))
+    periods: list[list[Usage]] = [[] for _ in lengths]
+    spent: list[dict[Payer, int]] = []
+    for one in usages:
+        if not spent or one.spent is not usages[0].spent:
+            spent = [{} for _ in lengths]
+            for payer, amount in one.spent.items():
+                for at, part in enumerate(split(amount, parts.get(payer, weights))):
+                    if part:
+                        spent[at][payer] = part
+        unclaimed, capacity = split(one.unclaimed, weights), split(one.capacity or 0, lengths)
+        metered: list[int] | list[None] = [None] * len(lengths)
+        if one.metered is not None:
+            metered = split(one.metered, flows)
+        figures = zip(edges, edges[1:], spent, unclaimed, capacity, metered, strict=False)
+        for period, (start, end, work, free, most, meter) in zip(periods, figures, strict=True):
+            period.append(Usage(one.resource, start, end, work, free, most, metered=meter))
+    return [usage for period in periods for usage in period]
+
+
+def _by_clock(amount: int, values: Sequence[int]) -> list[int]:
+    """The parts of the CPU time of a process between values of its clock, and after the last one.
+
+    A clock that shows more than ``amount``, as after its pid was used again, gives proportions.
+    """
+    moved = [end - start for start, end in pairwise(values)]
+    rest = amount - sum(moved)
+    return [*moved, rest] if rest >= 0 else [*split(amount, moved), 0]
 
 
 class ProcessSocketTimes(Protocol):

@@ -21,10 +21,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, PayerInfo
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, PayerInfo, Usage
+from wattspan.ports import UsageBatch
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.metadata import HostProcesses
-from wattspan.processes.procfs import TICK, ProcFs, Stat
+from wattspan.processes.procfs import NO_PROCESSES, TICK, ProcFs, Stat
 from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
 
 FIRST_PID = 300  # first pid after an overflow; lower ones are reserved
@@ -204,6 +205,24 @@ class LifecycleUpdate:
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
 
+@dataclass(slots=True)
+class UsageResults:
+    """The results of the settled samples, in order of time."""
+
+    usages: list[Usage] = field(default_factory=list)
+    infos: list[PayerInfo] = field(default_factory=list)
+    exited: list[Payer] = field(default_factory=list)
+
+    def batch(self, processes: int) -> UsageBatch:
+        return UsageBatch(
+            usages=tuple(self.usages),
+            infos=tuple(self.infos),
+            exited=tuple(self.exited),
+            failures=() if processes else (NO_PROCESSES,),
+            processes=processes,
+        )
+
+
 _UnseenWork = dict[tuple[Consumer, str], tuple[int, int]]
 """CPU time and weight of the ended processes of an account in a cgroup."""
 
@@ -221,6 +240,10 @@ class LifecycleTracker:
     def has_young(self) -> bool:
         """True if the next poll must read a process again that hardly worked until the last one."""
         return bool(self._young)
+
+    def any_young(self, payers: Iterable[Payer]) -> bool:
+        """True if one of these processes waits for the next poll in this way."""
+        return any(isinstance(one, Consumer) and one.pid in self._young for one in payers)
 
     def begin(self, update: LifecycleUpdate) -> None:
         """Begin a poll: add the young processes of the last one, leave out charged zombies."""

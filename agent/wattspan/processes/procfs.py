@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.model import Consumer
+from wattspan.model import Consumer, Failure, Trouble
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TICK = 1_000_000_000 // TICKS_PER_SECOND
@@ -19,6 +19,14 @@ _COPIED = 0x00000040  # PF_FORKNOEXEC
 _BIGGEST = 65536
 _COMMAND_LINE = 16384
 _STAT = 2048  # for 52 numbers and a name; a small buffer is faster
+
+NO_PROCESSES = Failure(
+    "processes",
+    "the process table",
+    Trouble.DENIED,
+    "procfs shows no processes",
+    "Mount procfs with hidepid=0, or grant CAP_SYS_PTRACE.",
+)
 
 
 class Stat(NamedTuple):

@@ -8,31 +8,23 @@ for each thread. Time that is missing in one usage is in the next.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from wattspan.attribution.division import split
 from wattspan.clock import OWN_THREAD_CLOCK
-from wattspan.model import (
-    SECOND,
-    Failure,
-    Instant,
-    NamePolicy,
-    Payer,
-    PayerInfo,
-    Remainder,
-    Trouble,
-    Usage,
-)
+from wattspan.model import SECOND, Instant, NamePolicy, Payer, PayerInfo, Remainder
 from wattspan.ports import Clock, UsageBatch
 from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
 from wattspan.processes.cpu_socket_division import (
+    ClockSample,
     PlacementSampler,
     ProcessSocketTimes,
     SocketAccounting,
     SocketTimesSample,
+    cut,
 )
 from wattspan.processes.cpus import BusyClock
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
@@ -44,6 +36,7 @@ from wattspan.processes.lifecycle import (
     LifecycleUpdate,
     ProcessScanner,
     ScanResult,
+    UsageResults,
 )
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.principals import PrincipalResolver
@@ -72,45 +65,6 @@ VIEW_INTERVAL = 10 * SECOND
 
 CGROUP_COST_DIVISOR = 50
 """Reading the clocks of cgroups takes at most one part in this of the time of a CPU."""
-
-
-_NO_PROCESSES = Failure(
-    "processes",
-    "the process table",
-    Trouble.DENIED,
-    "procfs shows no processes",
-    "Mount procfs with hidepid=0, or grant CAP_SYS_PTRACE.",
-)
-
-
-class ClockSample(NamedTuple):
-    """The clocks at one tick.
-
-    Busy time as read, the values of the active processes, and the times of processes on sockets.
-    """
-
-    now: Instant
-    busy: bytes | None
-    values: list[int]
-    times: SocketTimesSample
-
-
-@dataclass(slots=True)
-class UsageResults:
-    """The results of the settled samples, in order of time."""
-
-    usages: list[Usage] = field(default_factory=list)
-    infos: list[PayerInfo] = field(default_factory=list)
-    exited: list[Payer] = field(default_factory=list)
-
-    def batch(self, processes: int) -> UsageBatch:
-        return UsageBatch(
-            usages=tuple(self.usages),
-            infos=tuple(self.infos),
-            exited=tuple(self.exited),
-            failures=() if processes else (_NO_PROCESSES,),
-            processes=processes,
-        )
 
 
 class CpuUsageSource:
@@ -163,32 +117,47 @@ class CpuUsageSource:
         self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
         self._before: Instant | None = None
         self._samples: list[ClockSample] = []
+        self._watched: list[TrackedProcess] | None = None  # those of the samples; None for all
+        self._sums_others = None not in (busy, fork_events, exit_events)
+        self._covered = False  # the kernel's sum had nearly all charges of the last settlement
         self._churn = False
         self._next_cgroup_read = 0
         self._next_topology = 0
         self._next_view = 0
         self._sees_all = True
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
+    def poll(self, *, settle: bool = True, watched: frozenset[Payer] | None = None) -> UsageBatch:
         """Sample the clocks, and settle all samples.
 
         Without ``settle``, a sample waits for the next poll if it shows only the work of known
-        processes. The usage of each sample is the same as if it were settled at once.
+        processes. The usage of each sample is the same as if it were settled at once. With
+        ``watched``, a sample has the clocks of these processes and the kernel's sum of CPU time,
+        if that is known, and waits although others begin and end. Once all clocks are read, the
+        others share what is left of the sum at each sample.
         """
-        before = self._before
-        if before is None:
+        if self._before is None:
             return self._first_poll()
         result = UsageResults()
-        if not settle and self._can_wait():
-            sample = self._sample()
-            if sample is not None:
-                self._samples.append(sample)
-                return result.batch(len(self._table))
-        for sample in self._samples:
-            self._settle_sample(sample, result)
-        self._samples.clear()
-        self._settle(result)
+        if settle or not self._waits(watched):
+            if self._watched is None:
+                for sample in self._samples:
+                    self._settle_sample(sample, result)
+                self._samples.clear()
+            self._settle(result)
         return result.batch(len(self._table))
+
+    def _waits(self, watched: frozenset[Payer] | None) -> bool:
+        """Take a sample if it may wait for the next poll; all that wait are of one kind."""
+        if not (self._sums_others and self._covered) or (self._samples and self._watched is None):
+            watched = None
+        sample: ClockSample | None = None
+        if watched is not None:
+            sample = self._sample_watched(watched)
+        elif self._watched is None and self._can_wait():
+            sample = self._sample()
+        if sample is not None:
+            self._samples.append(sample)
+        return sample is not None
 
     def _can_wait(self) -> bool:
         """True if no process has been born or has ended since the last poll, as far as is known."""
@@ -219,6 +188,29 @@ class CpuUsageSource:
             return None
         return ClockSample(now, busy, values, self._accounts.sample_times())
 
+    def _sample_watched(self, watched: frozenset[Payer]) -> ClockSample | None:
+        """The clocks of ``watched`` and the kernel's sum; None if the others must be read too.
+
+        Until the next settlement, those count that the first sample had. Events wait in the
+        kernel for a second at most, as at rest.
+        """
+        now, before = self._clock.now(), self._idle_scanner.now
+        if before is None or self._idle_scanner.sweep_due(now.mono) or self._scanner.due(now.mono):
+            return None
+        if self._lifecycle.any_young(watched):
+            return None
+        if not self._samples:  # the first one is of the last settlement
+            self._watched = self._table.watch(watched)
+            charged = [row.charged for row in self._watched]
+            self._samples.append(ClockSample(self._before or now, None, charged, total=before))
+        last, total = self._samples[-1], self._idle_scanner.read()
+        clocks = [self._table.clock(row.consumer.pid) for row in self._watched or ()]
+        values = [GONE if value is None else value for value in clocks]
+        ended = any(map(operator.lt, values, last.values))  # or its pid is used again
+        if ended or total is None or now.mono <= last.now.mono:
+            return None
+        return ClockSample(now, None, values, total=total)
+
     def _settle_sample(self, sample: ClockSample, result: UsageResults) -> None:
         """Charge the work in a sample that waited."""
         update = LifecycleUpdate(ProcessEvents(), ScanResult(), self._before, sample.now)
@@ -229,6 +221,8 @@ class CpuUsageSource:
 
     def _settle(self, result: UsageResults) -> None:
         """Sample, and settle with the events and cgroups of this moment."""
+        samples, self._samples = self._samples, []
+        watched, self._watched = self._watched or [], None
         now = self._clock.now()
         if now.mono >= self._next_topology:
             self._next_topology = now.mono + SECOND
@@ -236,7 +230,7 @@ class CpuUsageSource:
                 self._times.refresh()
         self._look(now.mono)
         self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
-        self._idle_scanner.read()
+        total = self._idle_scanner.read() or 0
         events = self._read_events()
         found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
         self._churn = self._churn or found.churn or bool(self._new_cgroups)
@@ -267,6 +261,9 @@ class CpuUsageSource:
         times = self._accounts.sample_times()
         complete = found.complete and not self._lifecycle.has_young
         self._finish(update, result, times, measured=measured, complete=complete)
+        if len(samples) > 1:
+            in_sum = {row.consumer: self._in_sum(row) for row in watched}
+            result.usages = cut(result.usages, samples, in_sum, total)
 
     def _finish(
         self,
@@ -311,12 +308,13 @@ class CpuUsageSource:
         return moved
 
     def _add_charged(self, update: LifecycleUpdate) -> None:
-        charged = (
+        charged = sum(
             one.amount
             for one in update.charges
             if self._sum_has(one.cgroup, kernel=one.row is not None and one.row.kernel)
         )
-        self._idle_scanner.charged(sum(charged))
+        self._idle_scanner.charged(charged)
+        self._covered = 10 * charged >= 9 * sum(one.amount for one in update.charges)
 
     def _in_sum(self, row: TrackedProcess) -> bool:
         """True if the kernel's sum of CPU time includes the work of a process."""

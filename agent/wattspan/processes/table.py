@@ -10,11 +10,11 @@ the sum leaves out are read once a second. Without such a sum all are read at ev
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
-from wattspan.model import MILLISECOND, SECOND, Consumer, PayerInfo
+from wattspan.model import MILLISECOND, SECOND, Consumer, Payer, PayerInfo
 from wattspan.processes.cgroups import TotalCpuClock
 
 ReadClock = Callable[[int], int]
@@ -186,6 +186,13 @@ class ProcessTable:
                 row.clock_list.remove(row)
                 self.active.add(row)
 
+    def watch(self, payers: Collection[Payer]) -> list[TrackedProcess]:
+        """Make these payers active, as far as they are tracked; returns their rows."""
+        pids = {payer.pid for payer in payers if isinstance(payer, Consumer)}
+        rows = [row for row in self.rows(pids) if row.consumer in payers]
+        self.wake(row.consumer.pid for row in rows)
+        return rows
+
     def sweep(self, patience: int) -> None:
         """Move the processes without work in the last ``patience`` sweeps to the idle lists."""
         self._sweep += 1
@@ -226,15 +233,17 @@ class IdleScanner:
 
     def __init__(self, total: TotalCpuClock | None) -> None:
         self.total = total
-        self._now: int | None = None
+        self.now: int | None = None
+        """The sum at its last read; None if it is unknown."""
         self._since: int | None = None
         self._charged = 0
         self._period = self._swept = 0
         self.covers_kernel = total is None or total.covers_kernel
 
-    def read(self) -> None:
+    def read(self) -> int | None:
         """Read the sum; to be called before any clock of a process is read."""
-        self._now = self.total.read() if self.total is not None else None
+        self.now = self.total.read() if self.total is not None else None
+        return self.now
 
     def charged(self, amount: int) -> None:
         """Add charged time of the sum."""
@@ -245,9 +254,9 @@ class IdleScanner:
 
         ``uncharged`` is time of the sum that is known and will be charged.
         """
-        if self._now is None or self._since is None or mono // IDLE_SCAN_INTERVAL != self._period:
+        if self.now is None or self._since is None or mono // IDLE_SCAN_INTERVAL != self._period:
             return True
-        return self._now - self._since - self._charged - uncharged > tolerance(capacity)
+        return self.now - self._since - self._charged - uncharged > tolerance(capacity)
 
     def sweep_due(self, mono: int) -> bool:
         """True if the table must be swept now."""
@@ -258,6 +267,6 @@ class IdleScanner:
         self._swept = mono // SWEEP_INTERVAL
         if scanned:
             self._period = mono // IDLE_SCAN_INTERVAL
-            self._since, self._charged = self._now, 0
+            self._since, self._charged = self.now, 0
         if self.total is not None:
             self.total.refresh()

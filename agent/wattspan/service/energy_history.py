@@ -54,8 +54,7 @@ BACKFILL = 60 * SECOND
 MERGE_AFTER = 10 * SECOND
 """Shares of a watched process are merged into its profile after this time, wanted or not."""
 
-_MERGE_WITHIN = 10 * SECOND
-"""The period over which such merges are spread, so that no tick has many."""
+_MERGE_WITHIN = 10 * SECOND  # such merges are spread over it, so that no tick has many
 
 _KEEP_STEPS = BACKFILL + MERGE_AFTER + _MERGE_WITHIN + SETTLEMENT_TIMEOUT
 
@@ -67,7 +66,6 @@ By then, the spans that wanted it are in the totals of a snapshot.
 
 _MAX_SAMPLES = 1024
 """Samples of a CPU clock after which a process is merged: its profile keeps twice as many."""
-
 
 SPANS = "spans"
 """The holder of profiles for spans: their samples are taken when it asks for them."""
@@ -150,8 +148,7 @@ class EnergyHistory:
         self._payees: dict[Payer, list[tuple[Consumer, ProcessEnergy]]] = {}
         self._unmerged: dict[Consumer, int] = {}  # the time of the first share, in its order
         self._wanted = -IN_USE
-        self.merged = 0
-        """Number of intervals that profiles have received."""
+        self.merged = 0  # number of intervals that profiles have received
         self._families = ProcessFamilies(span + SETTLEMENT_TIMEOUT, pools)
         self._gpu_users: dict[str, set[Payer]] = {}  # by GPU: processes that have had its energy
         self._baseline_unknown: dict[HwType, int] = {}
@@ -322,10 +319,7 @@ class EnergyHistory:
         self._awaited = max(self._awaited, min(end, self._now + MAX_AWAITED))
 
     def baseline_unknown(self) -> dict[HwType, int]:
-        """The monotonic time until which the idle power of a domain was unknown, by type.
-
-        A type whose idle power was always known is absent.
-        """
+        """The time until which an idle power was unknown, by type; none if always known."""
         return dict(self._baseline_unknown)
 
     def missing_until(self, consumer: Consumer, *, family: bool = False) -> dict[HwType, int]:
@@ -496,6 +490,12 @@ class EnergyHistory:
     def watched(self) -> tuple[Consumer, ...]:
         with self.lock:
             return tuple(self._watched)
+
+    @property
+    def payees(self) -> frozenset[Payer]:
+        """The watched processes, and the members of watched families."""
+        with self.lock:
+            return frozenset(self._payees)
 
     def process(
         self, consumer: Consumer, start: int, end: int, *, family: bool = False

@@ -179,11 +179,11 @@ class MonitoredUsage:
         self._polls = 0
         self._failed = 0
 
-    def poll(self, *, settle: bool) -> UsageBatch:
+    def poll(self, *, settle: bool, watched: frozenset[Payer] | None) -> UsageBatch:
         """Poll once. Energy is measured even if no usage is known."""
         self._polls += 1
         try:
-            self.batch = self.source.poll(settle=settle)
+            self.batch = self.source.poll(settle=settle, watched=watched)
         except Exception as error:  # noqa: BLE001 - energy is measured even without usage
             failure = Failure(
                 "processes",
@@ -551,7 +551,8 @@ class Poller:
         usages = [usage for batch in batches.values() for usage in batch.usages]
         frozen = frozenset().union(*(batch.frozen for batch in batches.values()))
         self._gpus = self._cover.statuses([gpu for one in batches.values() for gpu in one.gpus])
-        polled = self._usage.poll(settle=settle)
+        watched = None if settle or self.demand.learns else self.history.payees
+        polled = self._usage.poll(settle=settle, watched=watched)
         self._counters.add_usages(polled.usages)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
         spent = (*polled.usages, *usages)

@@ -158,6 +158,13 @@ class SamplingDemand:
             counts.update(reason.value for reason, _ in self._registered)
         return {reason.value: counts[reason.value] for reason in Reason}
 
+    @property
+    def learns(self) -> bool:
+        """True at the start and while an idle power is learned, which needs the load of ticks."""
+        now = self._clock.monotonic()
+        with self._lock:
+            return any(self._holds.get(one, 0) > now for one in (Reason.START, Reason.IDLE_POWER))
+
     # ----------------------------------------------------------------------- the poller's thread
 
     def interval(self, now: int) -> int:

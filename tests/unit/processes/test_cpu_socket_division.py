@@ -216,6 +216,31 @@ def test_waiting_sample_is_divided_by_its_own_count() -> None:
     ]
 
 
+def test_waiting_samples_of_watched_processes_are_divided_by_the_count_of_the_settlement() -> None:
+    kernel, times = SyntheticKernel(cpus=2), Times()
+    lives = [kernel.spawn() for _ in range(3)]
+    lives[1].processor, lives[1].allowed = 1, frozenset({1})
+    source = kernel.source(topology=TwoSockets(), times=times, vigil=True)
+    source.poll()
+    for life in lives:
+        kernel.run(life, MS)
+    polled(kernel, source)
+    mine = lives[0].consumer
+    times.next = {mine.pid: {0: 5, 1: 10}}
+    for number in range(3):
+        for work, life in enumerate(lives, number + 1):
+            kernel.run(life, work * MS)
+        kernel.clock.advance(0.1)
+        batch = source.poll(settle=number == 2, watched=frozenset({mine}))
+    periods = [batch.usages[at : at + 3] for at in range(0, len(batch.usages), 3)]
+    assert [host.spent[mine] for host, *_ in periods] == [MS, 2 * MS, 3 * MS]
+    for socket, amount in enumerate((2 * MS, 4 * MS), 1):
+        assert sum(period[socket].spent[mine] for period in periods) == amount
+    for host, *sockets in periods:
+        for payer, amount in host.spent.items():
+            assert abs(amount - sum(one.spent.get(payer, 0) for one in sockets)) <= 1
+
+
 def test_count_on_an_unknown_socket_is_ignored() -> None:
     kernel, times, source = watched()
     life = kernel.spawn()

@@ -546,3 +546,129 @@ def test_process_found_after_its_end_has_the_groups_of_its_parent() -> None:
     kernel.exit(life, reap=False)
     (info,) = tick(kernel, source).infos
     assert (info.payer, info.group) == (life.consumer, "7")
+
+
+class CountingKernel(SyntheticKernel):
+    """Counts the reads of CPU clocks."""
+
+    reads = 0
+
+    def read_clock(self, clock_id: int) -> int:
+        self.reads += 1
+        return super().read_clock(clock_id)
+
+
+def sampled(kernel: SyntheticKernel, *, vigil: bool = True) -> tuple[CpuUsageSource, list[Life]]:
+    """A source after its first settlement, by which five processes have worked."""
+    lives = [kernel.spawn() for _ in range(5)]
+    source = kernel.source(vigil=vigil)
+    source.poll()
+    for life in lives:
+        kernel.run(life, 5 * MS)
+    tick(kernel, source)
+    return source, lives
+
+
+def wait(kernel: SyntheticKernel, source: CpuUsageSource, *watched: Life) -> UsageBatch:
+    """The batch of a poll that need not settle, 100 ms after the last one."""
+    kernel.clock.advance(0.1)
+    return source.poll(settle=False, watched=frozenset(life.consumer for life in watched))
+
+
+def test_only_clocks_of_watched_processes_are_read_before_the_settlement() -> None:
+    kernel = CountingKernel()
+    source, lives = sampled(kernel)
+    kernel.reads = 0
+    for _ in range(3):
+        for life in lives:
+            kernel.run(life, MS)
+        assert wait(kernel, source, *lives[:2]).usages == ()
+    assert kernel.reads == 6
+    each = {life.consumer: MS for life in lives}
+    assert [usage.spent for usage in tick(kernel, source).usages[::2]] == [each, each, each, {}]
+
+
+def test_others_share_the_rest_of_the_kernels_sum_of_each_tick() -> None:
+    kernel = SyntheticKernel()
+    source, (watched, first, second, *_) = sampled(kernel)
+    start = kernel.clock.monotonic()
+    for works in ((10, 30, 0), (20, 10, 20), (0, 0, 10)):
+        for life, work in zip((watched, first, second), works, strict=True):
+            kernel.run(life, work * MS)
+        kernel.clock.advance(0.1)
+        settle = works == (0, 0, 10)
+        batch = source.poll(settle=settle, watched=frozenset({watched.consumer}))
+    hosts, rest = batch.usages[::2], [30 * MS, 30 * MS, 10 * MS]
+    spent = [
+        [usage.spent.get(life.consumer, 0) for usage in hosts] for life in (watched, first, second)
+    ]
+    assert spent == [[10 * MS, 20 * MS, 0], split(40 * MS, rest), split(30 * MS, rest)]
+    assert [usage.metered for usage in hosts] == [40 * MS, 50 * MS, 10 * MS]
+    assert [usage.end.mono - start for usage in hosts] == [100 * MS, 200 * MS, 300 * MS]
+    assert [(usage.capacity, usage.unclaimed) for usage in hosts] == [(100 * MS, 0)] * 3
+
+
+def test_births_and_exits_of_others_wait_for_the_settlement() -> None:
+    kernel = SyntheticKernel()
+    source, (watched, ending, *_) = sampled(kernel)
+    kernel.run(ending, 2 * MS)
+    kernel.exit(ending)
+    born = kernel.spawn()
+    kernel.run(born, 3 * MS)
+    kernel.run(watched, MS)
+    assert wait(kernel, source, watched).usages == wait(kernel, source, watched).usages == ()
+    batch = tick(kernel, source)
+    worked = {watched.consumer: MS, ending.consumer: 2 * MS, born.consumer: 3 * MS}
+    assert [usage.spent for usage in batch.usages[::2]] == [worked, {}, {}]
+    assert batch.exited == (ending.consumer,)
+
+
+def test_exit_of_a_watched_process_is_settled_at_once() -> None:
+    kernel = SyntheticKernel()
+    source, (watched, *_) = sampled(kernel)
+    kernel.run(watched, 2 * MS)
+    assert wait(kernel, source, watched).usages == ()
+    kernel.run(watched, MS)
+    kernel.exit(watched)
+    batch = wait(kernel, source, watched)
+    works = [usage.spent for usage in batch.usages[::2]]
+    assert works == [{watched.consumer: 2 * MS}, {watched.consumer: MS}]
+    assert batch.exited == (watched.consumer,)
+
+
+def test_watched_zombie_is_charged_by_its_record_without_the_cost_of_its_exit() -> None:
+    kernel = SyntheticKernel()
+    source, (watched, *_) = sampled(kernel)
+    kernel.run(watched, 2 * MS)
+    assert wait(kernel, source, watched).usages == ()
+    kernel.exit(watched, reap=False, tail=MS)
+    assert wait(kernel, source, watched).usages == ()
+    kernel.exit(watched)
+    hosts = wait(kernel, source, watched).usages[::2]
+    assert len(hosts) == 3
+    assert sum(usage.spent.get(watched.consumer, 0) for usage in hosts) == 2 * MS
+
+
+def test_young_process_is_read_as_soon_as_it_is_watched() -> None:
+    kernel = SyntheticKernel()
+    source, _ = sampled(kernel)
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    tick(kernel, source)
+    assert wait(kernel, source).usages == ()
+    hosts = wait(kernel, source, life).usages[::2]
+    assert [usage.spent for usage in hosts] == [{life.consumer: MS // 4}] * 2
+
+
+@pytest.mark.parametrize("vigil", [False, True], ids=["no sum", "work outside of the sum"])
+def test_all_clocks_are_read_if_the_kernels_sum_does_not_show_the_work(vigil: bool) -> None:
+    kernel = SyntheticKernel()
+    kernel.covers_kernel = not vigil
+    kernel.omits = lambda _: True  # type: ignore[attr-defined]
+    source, (first, second, *_) = sampled(kernel, vigil=vigil)
+    works: list[object] = []
+    for life, work in ((first, MS), (second, 2 * MS)):
+        kernel.run(life, work)
+        works += [usage.spent for usage in wait(kernel, source).usages[::2]]
+    works += [usage.spent for usage in tick(kernel, source).usages[::2]]
+    assert works == [{first.consumer: MS}, {second.consumer: 2 * MS}, {}]

@@ -143,6 +143,7 @@ def test_watched_family_includes_later_children() -> None:
     host.past.watch(SHELL, family=True)
     host.born(*family()[1:])
     host.run(10, (SHELL, CHILD, GRANDCHILD, STRANGER))
+    assert host.past.payees == {SHELL, CHILD, GRANDCHILD}
     whole = host.past.process(SHELL, start, host.now, family=True)
     assert whole.energy[HwType.CPU] == 10_000 + 30_000
 
@@ -247,7 +248,7 @@ def test_profile_is_kept_until_the_last_holder_ends() -> None:
     assert host.past.watched == (SHELL,)
     host.past.forget(SHELL, holder="questions")
     host.past.forget(SHELL, holder="questions")
-    assert host.past.watched == ()
+    assert host.past.watched == () == tuple(host.past.payees)
 
 
 def test_settled_includes_the_watermark_of_a_pooled_profile() -> None:

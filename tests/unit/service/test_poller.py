@@ -30,6 +30,7 @@ from wattspan.model import (
     Instant,
     Microjoules,
     Milliwatts,
+    Payer,
     PayerInfo,
     Principal,
     Reading,
@@ -53,7 +54,7 @@ from wattspan.service.poller import (
     Poller,
     SnapshotProviders,
 )
-from wattspan.service.sampling_demand import FINE, REST, Intervals, SamplingDemand, fixed
+from wattspan.service.sampling_demand import FINE, REST, Intervals, Reason, SamplingDemand, fixed
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage
 
 TICK = SECOND // 10
@@ -80,7 +81,7 @@ class Burning:
         counter = Microjoules(now.mono * self._watts // 1000 % (65_533 * 10**6))
         return Batch(self._domains, (Reading(PACKAGE.id, now, counter),))
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
+    def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
         start, self._last = self._last, self._clock.now()
         span = self._last.mono - start.mono
         usage = Usage("cpu:0", start, self._last, {ME: span}, capacity=2 * span)
@@ -96,7 +97,7 @@ class Raising:
     def read(self) -> Batch:
         raise RuntimeError("no such luck")
 
-    def poll(self, *, settle: bool = True) -> UsageBatch:
+    def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
         raise RuntimeError("no such luck")
 
     def close(self) -> None: ...
@@ -363,7 +364,7 @@ def test_exits_reach_the_ledger_after_the_last_usage() -> None:
     exited = False
 
     class Usage:
-        def poll(self, *, settle: bool = True) -> UsageBatch:
+        def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
             return UsageBatch(exited=(ME,)) if exited else host.poll()
 
     one = poller(clock, [host], Usage())
@@ -430,8 +431,8 @@ def test_usage_of_known_processes_is_settled_once_a_second() -> None:
     class Counted:
         close = source.close
 
-        def poll(self, *, settle: bool) -> UsageBatch:
-            batch = source.poll(settle=settle)
+        def poll(self, *, settle: bool, watched: frozenset[Payer] | None) -> UsageBatch:
+            batch = source.poll(settle=settle, watched=watched)
             settled.append(bool(batch.usages))
             return batch
 
@@ -444,6 +445,33 @@ def test_usage_of_known_processes_is_settled_once_a_second() -> None:
         kernel.run(idle, at % 20 * 100)
         one.turn()
     assert sum(settled[20:]) == 30
+
+
+def test_usage_source_is_told_the_watched_processes_once_nothing_is_learned() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    told: list[frozenset[Payer] | None] = []
+
+    class Told:
+        close = host.close
+
+        def poll(self, *, settle: bool, watched: frozenset[Payer] | None) -> UsageBatch:
+            if not settle:
+                told.append(watched)
+            return host.poll()
+
+    one = poller(clock, [], Told())
+    one.history.watch(ME)
+    ticks(clock, one, 90)
+    assert set(told) == {None}
+    ticks(clock, one, 20)
+    told.clear()
+    ticks(clock, one, 20)
+    assert set(told) == {frozenset({ME})}
+    one.demand.hold(Reason.IDLE_POWER, SECOND)
+    told.clear()
+    ticks(clock, one, 9)
+    assert set(told) == {None}
 
 
 def test_settlement_in_batches_equals_settlement_at_each_tick() -> None:
@@ -631,7 +659,7 @@ def test_energy_up_to_the_stop_is_measured_and_charged(interval: int) -> None:
     class Patient(Burning):
         """Its samples wait until they are settled."""
 
-        def poll(self, *, settle: bool = True) -> UsageBatch:
+        def poll(self, *, settle: bool = True, watched: object = None) -> UsageBatch:
             return super().poll() if settle else UsageBatch()
 
     clock, stop = ManualClock(), threading.Event()
