@@ -100,7 +100,6 @@ def resting(_: random.Random) -> Loads:
 
 SCENARIOS: dict[str, Callable[[random.Random], Loads]] = {
     "no variation": steady,
-    "variation of 2 %": wandering(0.02),
     "variation of 5 %": wandering(0.05),
     "variation of 10 %": wandering(0.1),
     "variation of 15 %": wandering(0.15),
@@ -239,6 +238,3 @@ def run(
             result.known.append(account.idle_power is not None)
             result.checkpoint = ledger.checkpoint(snapshot)
     return result
-
-
-PERIODS = ((0, 5), (5, 15), (30, 40), (60, 70), (110, 120))

@@ -182,7 +182,6 @@ class RequestResults:
     early: int  # above the idle energy, in steps known before the first request
     requests: int
     engine_idle: int
-    batch: float  # mean number of active requests while there are any
     by_model: dict[str, float]  # error of each model's sum
 
     @property
@@ -254,9 +253,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
         of_model = [each for each in outcomes if each.found.request.model == model]
         truth = sum(each.truth for each in of_model)
         by_model[model] = sum(each.found.energy for each in of_model) / truth - 1
-    active = [one for one, _, _ in spans]
-    mean = sum(each.end - each.start for each in active) / _covered(active)
-    return RequestResults(outcomes, counters, board_idle, early, total, idle, mean, by_model)
+    return RequestResults(outcomes, counters, board_idle, early, total, idle, by_model)
 
 
 def _whole(
@@ -292,18 +289,6 @@ def _equal(
             for one, part in zip(opened, active, strict=True):
                 energies[one.id] += step.energy * part / whole if whole else 0.0
     return energies
-
-
-def _covered(requests: Sequence[InferenceRequest]) -> int:
-    """The nanoseconds with at least one active request."""
-    total, until = 0, 0
-    for one in sorted(requests, key=lambda each: each.start):
-        total += max(0, one.end - max(one.start, until))
-        until = max(until, one.end)
-    return total
-
-
-# ------------------------------------------------------------------------------------- table
 
 
 def single(slots: int, speed: float, count: int, *, boards: int = 1) -> list[ServingEngine]:
