@@ -262,7 +262,7 @@ class CpuUsageSource:
         complete = found.complete and not self._lifecycle.has_young
         self._finish(update, result, times, measured=measured, complete=complete)
         if len(samples) > 1:
-            in_sum = {row.consumer: self._in_sum(row) for row in watched}
+            in_sum: dict[Payer, bool] = {row.consumer: self._in_sum(row) for row in watched}
             result.usages = cut(result.usages, samples, in_sum, total)
 
     def _finish(
