@@ -31,6 +31,25 @@ def solved(
     return solutions
 
 
+def swept(matrix: Sequence[Sequence[float]], place: int) -> list[list[float]]:
+    """The matrix after the SWEEP operator on one diagonal element, which must not be 0.
+
+    Goodnight, "A tutorial on the SWEEP operator", The American Statistician 33 (1979). Sweeping
+    [[A, b], [b', c]] on all of A gives [[A^-1, A^-1 b], [-b' A^-1, c - b' A^-1 b]].
+    """
+    pivot = matrix[place]
+    scaled = [each / pivot[place] for each in pivot]
+    scaled[place] = 1 / pivot[place]
+    result = []
+    for row in matrix:
+        factor = row[place]
+        cleared = [each - factor * other for each, other in zip(row, scaled, strict=True)]
+        cleared[place] = -factor * scaled[place]
+        result.append(cleared)
+    result[place] = scaled
+    return result
+
+
 def product(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> list[list[float]]:
     """The product of two matrices."""
     columns = list(zip(*other, strict=True))

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from wattspan.util.linear_systems import non_negative_solution, product, solved
+from wattspan.util.linear_systems import non_negative_solution, product, solved, swept
 
 
 def test_solution_satisfies_the_system() -> None:
@@ -24,6 +24,16 @@ def test_product_with_the_identity_is_the_matrix() -> None:
 
     assert product(matrix, [[1.0, 0.0], [0.0, 1.0]]) == matrix
     assert product(matrix, matrix) == [[7.0, 10.0], [15.0, 22.0]]
+
+
+def test_sweeping_gives_inverse_solution_and_remaining_square() -> None:
+    matrix = [[4.0, 1.0, 1.0], [1.0, 3.0, 2.0], [1.0, 2.0, 5.0]]
+
+    found = swept(swept(matrix, 0), 1)
+
+    assert found[0] == pytest.approx([3 / 11, -1 / 11, 1 / 11])
+    assert found[1] == pytest.approx([-1 / 11, 4 / 11, 7 / 11])
+    assert found[2] == pytest.approx([-1 / 11, -7 / 11, 5 - 15 / 11])
 
 
 def _objective(matrix: list[list[float]], rights: list[float], x: list[float]) -> float:
