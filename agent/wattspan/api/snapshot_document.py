@@ -428,7 +428,7 @@ def _domain(account: DomainAccount, gpu: GpuStatus | None, *, lost: bool) -> Dom
         hw_parent=None if domain.parent is None else _text(domain.parent),
         source=_text(domain.source),
         provenance=domain.provenance,
-        method=domain.method,
+        method=account.method,
         in_cover=domain.in_cover,
         attributed=attributed,
         present=account.present,

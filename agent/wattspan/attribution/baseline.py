@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wattspan.attribution.power_curve import Extrapolation, PowerCurve, largest_idle
+from wattspan.attribution.power_regression import NormalPrior
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -113,6 +114,8 @@ class LoadIntercept:
         self._found: Extrapolation | None = None
         self._rested = False  # the bin near zero load has full confidence
         self._at_rest = False  # the result was observed near zero load, not extrapolated
+        self.rest: tuple[float, float] | None = None
+        """The power at rest in milliwatts and its error, as far as load need not explain it."""
         self.remembered = remembered is not None
 
     @property
@@ -217,6 +220,8 @@ class LoadIntercept:
             secant_rise = secant * lowest.load
             corrected = lowest.power - secant_rise
             error = max(_TANGENT_ERROR * secant_rise, abs(rise - secant_rise))
+        if quiet >= _MIN_WEIGHT:
+            self.rest = corrected, max(error, _TANGENT_ERROR * rise)
         at_rest = quiet >= FULL_CONFIDENCE_WEIGHT or (quiet >= _MIN_WEIGHT and not narrow)
         self._at_rest = at_rest
         if at_rest:
@@ -296,7 +301,7 @@ class UnusedDevicePower:
     def power(self) -> Milliwatts | None:
         return Milliwatts(round(self._mean)) if self._seen >= 1 else None
 
-    learned = None
+    learned = rest = None
     """As of a LoadIntercept that has nothing to accept: it is always observed at rest."""
 
     learns = False
@@ -341,6 +346,10 @@ def idle_model(hw_type: HwType, remembered: Milliwatts | None = None) -> IdleMod
 EQUAL_DEVICES = 0.25
 """Idle powers of equal devices differ by less than this part of the larger one; so do those of one
 device before and after a change of its firmware or its settings."""
+
+_OBSERVED_DEVIATION, _EARLIER_DEVIATION = 0.02, 0.06
+"""Standard deviations of an idle power that was observed at rest, as it drifts with temperature,
+and of one of an earlier run: half of `EQUAL_DEVICES` is two of them. Relative to the power."""
 
 LEAST_SHARE = 0.02
 """Lower bound of the idle power as a part of the power under load: laptops have a little more."""
@@ -410,30 +419,70 @@ class IdlePower:
     earlier: Milliwatts | None = None  # of an earlier run
     accepted: AcceptedIdle | None = None  # of a learned idle power
     deficit: int = 0
+    joint: Extrapolation | None = None
+    """That of one fit with the powers of consumers, while those differ. It replaces the one of the
+    model, for which equal loads draw equal power; whether it is known is the model's to tell, or
+    follows from its own narrow range."""
+
+    @property
+    def power(self) -> Milliwatts | None:
+        """The idle power; None while it is unknown."""
+        known, joint = self.model.power, self.joint
+        if joint is None or (known is None and not joint.narrow):
+            return known
+        return Milliwatts(max(0, round(joint.idle)))
+
+    @property
+    def remembered(self) -> bool:
+        """True if the idle power is that of an earlier run or of the configuration."""
+        return self.model.remembered and self.joint is None
 
     @property
     def error(self) -> float:
         """Half-width of the 95 % range of the idle power in milliwatts."""
+        if self.joint is not None:
+            return self.joint.half_width
         return self.model.error if self.accepted is None else self.accepted.error
+
+    @property
+    def evidence(self) -> NormalPrior | None:
+        """The idle power as far as no load was needed to learn it: observed at rest, or remembered.
+
+        An extrapolated one is left out: it assumes that equal loads draw equal power.
+        """
+        known = self.earlier
+        if self.model.rest is not None:
+            power, error = self.model.rest
+            return NormalPrior(power / 1e3, max(error / 1.96, _OBSERVED_DEVIATION * power) / 1e3)
+        if known is None and self.model.remembered:
+            known = self.model.power  # as configured
+        if known is None:
+            return None
+        return NormalPrior(known / 1e3, _EARLIER_DEVIATION * known / 1e3)
 
     @property
     def doubtful(self) -> bool:
         """True if the learned idle power is contradicted."""
-        return self.accepted is not None and not self.accepted.firm
+        return self.joint is None and self.accepted is not None and not self.accepted.firm
 
     def due(self, interval: Interval, usage: Usage | None, resolution: int) -> tuple[int, int]:
         """The idle energy of the interval, and the further energy that may be idle.
 
         Each is a power × time, plus the deficit: the baseline, or its upper bound while it is
-        unknown; if it is doubtful, both. Without the capacity of a resource there is no load, and
-        all energy is active. ``resolution`` is the period of the counter's steps.
+        unknown; if it is doubtful, both. Where the powers of consumers differ, the most likely idle
+        power takes the place of the bound: each consumer has a bound of its own. Without the
+        capacity of a resource there is no load, and all energy is active. ``resolution`` is the
+        period of the counter's steps.
         """
-        power = self.model.power
+        power = self.power
         if power is not None:
-            above = 0 if self.accepted is None else self.accepted.above
+            accepted = self.accepted if self.joint is None else None
+            above = 0 if accepted is None else accepted.above
             return self._due(power, interval, resolution), energy_at(above, interval.duration)
         if usage is None or not usage.capacity:
             return 0, 0
+        if self.joint is not None:
+            return 0, self._due(Milliwatts(max(0, round(self.joint.idle))), interval, resolution)
         upper = self.model.upper
         most = int(interval.energy) if upper is None else self._due(upper, interval, resolution)
         return 0, most

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import compress, takewhile
 from operator import add
 
 from wattspan.attribution.baseline import IdleModel, IdlePower, accept_idle_powers, idle_model
+from wattspan.attribution.consumer_powers import ConsumerPowers
 from wattspan.attribution.division import divide_among_payers
 from wattspan.attribution.metering import CounterMeters, MeteredPeriod
 from wattspan.attribution.missing import MissingEnergy
@@ -32,6 +34,7 @@ from wattspan.attribution.top_n import (
     frozen_energies,
 )
 from wattspan.model import (
+    CPU_TIME,
     SECOND,
     AgentStats,
     Attribution,
@@ -101,6 +104,7 @@ class _DomainState:
     withheld: int = 0
     measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
+    consumer_powers: ConsumerPowers = field(default_factory=ConsumerPowers)
     observed: int = -LEARNING_PAUSE  # when its idle power was last observed
     origin: Provenance | None = None  # the least reliable one of the energy; None: the present
 
@@ -246,20 +250,32 @@ class Ledger:
     def _settle(self, settled: SettledInterval) -> Attribution:
         interval, usage, covered = settled
         state = self._domains[interval.domain_id]
+        timed = usage if state.domain.method == CPU_TIME else None
+        powers, unsure = state.consumer_powers, 0
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_power.model.observe(interval.energy, interval.duration, usage)
+            if timed is not None:
+                evidence = state.idle_power.evidence
+                powers.learn(interval.energy, interval.duration, timed, self._owner, evidence)
+                state.idle_power.joint = powers.idle if powers.learned else None
             state.observed = interval.end.mono
         idle_due, withheld_due = state.idle_power.due(interval, usage, state.domain.resolution)
         divided = state.learnable(usage) if not withheld_due else None
         if divided is not None:
             usage = state.part_powers.weighed(divided)
+        surely = state.idle_power.power is None and state.idle_power.joint is not None
+        if timed is not None:
+            usage = powers.weighed(timed, surely=surely)
+            unsure = usage.unclaimed - timed.unclaimed
         attribution = attribute(
             interval,
             usage,
             covered=covered,
             idle_due=idle_due,
             withheld_due=withheld_due,
+            unsure=unsure,
             policy=self._settings.idle,
+            doubts=None if timed is None else partial(powers.doubts, surely=surely),
         )
         if divided is not None and covered == interval.duration:
             active = interval.energy - attribution.idle
@@ -281,6 +297,10 @@ class Ledger:
         for payer, energy in attribution.shares:
             charges[payer] = charges.get(payer, 0) + energy
         return attribution
+
+    def _owner(self, payer: Payer) -> Principal | None:
+        info = self._infos.get(payer)
+        return None if info is None else info.principal
 
     def _book_part(self, part: PartEnergy, interval: Interval) -> None:
         """Book the energy of a part in the account of its own domain, if it has one."""
@@ -406,9 +426,9 @@ class Ledger:
         return self._groups.unnamed
 
     def _account(self, state: _DomainState) -> DomainAccount:
-        idle, model = state.idle_power, state.idle_power.model
-        idle_power = model.power if state.domain.resource is not None else None
-        learned = idle_power is not None and not model.remembered
+        idle = state.idle_power
+        idle_power = idle.power if state.domain.resource is not None else None
+        learned = idle_power is not None and not idle.remembered
         return DomainAccount(
             domain=state.domain,
             energy=Microjoules(state.energy),
@@ -422,13 +442,14 @@ class Ledger:
             settled=state.settled,
             present=state.present,
             withheld=Microjoules(state.withheld),
-            idle_power_remembered=model.remembered,
+            idle_power_remembered=idle.remembered,
             idle_power_error=Milliwatts(math.ceil(idle.error)) if learned else None,
             idle_power_doubtful=learned and idle.doubtful,
             uncounted=Microjoules(state.uncounted),
             measured=state.measured,
             silent=self.meters.silent(state.domain.id),
             origin=state.origin,
+            learned=state.domain.method == CPU_TIME and state.consumer_powers.stated,
         )
 
     def _row(self, payer: Payer, listed: ListedPayer) -> ProcessRow:
@@ -523,6 +544,10 @@ def _same_hardware(before: Domain, now: Domain) -> bool:
     return before.provenance is now.provenance and len(models) <= 1
 
 
+Doubts = Callable[[int, Iterable[tuple[Payer, int]]], list[Microjoules]]
+"""Finds the possible errors of shares of active energy."""
+
+
 def attribute(
     interval: Interval,
     usage: Usage | None,
@@ -530,7 +555,9 @@ def attribute(
     covered: int | None = None,
     idle_due: int = 0,
     withheld_due: int = 0,
+    unsure: int = 0,
     policy: IdlePolicy = IdlePolicy.SEPARATE,
+    doubts: Doubts | None = None,
 ) -> Attribution:
     """Divide the energy of one interval among consumers, idle and unattributed.
 
@@ -538,10 +565,12 @@ def attribute(
     active energy without a known user is *unattributed*.
 
     Idle energy is ``idle_due`` microjoules, at most the whole. Without a known baseline it is 0,
-    and ``withheld_due`` is the energy that may be idle: it is *unattributed*. Active energy, the
-    rest, is divided by ``spent``; the part of unclaimed use is unattributed, as is the active
-    energy of the time beyond the ``covered`` nanoseconds of ``usage``. Idle energy is an account of
-    its own, or is divided by ``policy`` among the present payers.
+    and ``withheld_due`` is the energy that may be idle: it is *unattributed*. So is the part of
+    ``unsure`` nanoseconds of unclaimed use, which may be idle too. Active energy, the rest, is
+    divided by ``spent``; the part of unclaimed use is unattributed, as is the active energy of the
+    time beyond the ``covered`` nanoseconds of ``usage``. Idle energy is an account of its own, or
+    is divided by ``policy`` among the present payers. ``doubts`` finds the possible errors of
+    active energies, where use does not tell them.
     """
     duration = interval.duration
     idle = min(int(interval.energy), idle_due)
@@ -558,7 +587,13 @@ def attribute(
         )
     payers, energies, idles = divide_among_payers(usage, known, idle, policy)
     unattributed = withheld + active - sum(energies)
+    if unsure:
+        unpaid = (known - sum(energies)) * unsure // usage.unclaimed
+        withheld = Microjoules(withheld + unpaid)
+    errors = doubts(known, zip(payers, energies, strict=False)) if doubts is not None else ()
     if idles:
         energies, idle = list(map(add, energies, idles)), 0
     shares = tuple(map(Share._make, compress(zip(payers, energies, strict=True), energies)))
-    return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed), withheld)
+    found = tuple(compress(errors, energies)) if any(errors) else ()
+    parts = Microjoules(idle), Microjoules(unattributed)
+    return Attribution(interval, shares, *parts, withheld, doubts=found)

@@ -15,6 +15,10 @@ SECOND = Nanoseconds(1_000_000_000)
 MILLISECOND = Nanoseconds(1_000_000)
 
 
+CPU_TIME, LEARNED_POWERS = "cpu-time", "learned"
+"""Methods of attribution: by CPU time, and by CPU time weighed by what it costs each consumer."""
+
+
 def energy_at(power: int, duration: int) -> Microjoules:
     """The energy of ``power`` milliwatts over ``duration`` nanoseconds, rounded down.
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from wattspan.model.consumers import Group, PayerInfo
 from wattspan.model.measurements import (
+    LEARNED_POWERS,
     Certainty,
     Domain,
     GapReason,
@@ -195,6 +196,7 @@ class DomainAccount:
     ``uncounted`` is the part of ``energy`` that was measured while the domain was outside the
     cover; None if it has always been in its present place.
     ``origin`` is the least reliable provenance of ``energy``; None if it is that of the domain.
+    ``learned``: CPU time is weighed by the learned powers of consumers, at present.
     """
 
     domain: Domain
@@ -216,6 +218,12 @@ class DomainAccount:
     measured: bool = True  # False: no energy was ever measured, and ``energy`` 0 says nothing
     silent: bool = False  # no reading is given, now
     origin: Provenance | None = None
+    learned: bool = False
+
+    @property
+    def method(self) -> str:
+        """The present method of the division, more precise than that of the domain."""
+        return LEARNED_POWERS if self.learned else self.domain.method
 
     @property
     def provenance(self) -> Provenance:

@@ -151,7 +151,7 @@ def domain_info(snapshot: Snapshot) -> Iterator[Sample]:
         resolution = str(Duration(d.resolution))
         in_cover = "true" if d.in_cover else "false"
         labels = (
-            d.id, d.hw_type, d.name, parent(d), d.source, d.provenance, d.method,
+            d.id, d.hw_type, d.name, parent(d), d.source, d.provenance, account.method,
             in_cover, resolution,
         )  # fmt: skip
         yield labels, 1
