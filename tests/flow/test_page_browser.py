@@ -215,6 +215,14 @@ def test_throttling_is_shown_as_none_reasons_or_unknown(browser: Browser) -> Non
     assert throttling == ["none", "sw power cap", "–", "–", "–"]
 
 
+def test_division_by_learned_cost_is_named_beside_the_provenance(browser: Browser) -> None:
+    told = page_worlds.world()
+    told["snapshot"]["domains"][-1]["method"] = "learned"
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        figures = tab.page.locator("#devices td[data-title=Figures]").all_inner_texts()
+    assert figures == [*["emulated"] * 4, "emulated, by learned cost"]
+
+
 def test_hostile_names_stay_text(browser: Browser) -> None:
     with PageServer(page_worlds.hostile()) as server, opened(browser, server.url) as tab:
         for form in ("drawing", "list"):

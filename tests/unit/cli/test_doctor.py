@@ -10,6 +10,8 @@ import pytest
 from testbed.exporting import serving
 from testbed.kubelet import Kubelet, encode_claims
 from testbed.query_server import QueryServer
+from testbed.snapshots import busy_host
+from testbed.top_view import document
 
 from wattspan.cli.doctor import (
     NO_COUNTER_ADVICE,
@@ -24,6 +26,7 @@ from wattspan.cli.doctor.host import (
     examine_agent,
     examine_configuration,
     examine_directories,
+    examine_division,
     examine_host,
     examine_pods,
     hypervisor,
@@ -193,11 +196,24 @@ def test_agent_findings_show_version_uptime_and_failing_sources(
     agents: Config, tmp_path: Path
 ) -> None:
     with QueryServer(tmp_path):
-        about, *sources = examine_agent(agents)
+        about, source, division = examine_agent(agents)
     assert about.detail.startswith("wattspan 1.2.3, up 4m 12s, ")
     assert about.mark is Severity.WARN  # another release
-    assert [one.mark for one in sources] == [Severity.WARN]
-    assert "Give the service CAP_DAC_READ_SEARCH" in sources[0].detail
+    assert source.mark is Severity.WARN
+    assert "Give the service CAP_DAC_READ_SEARCH" in source.detail
+    assert division.detail.startswith("package-0, package-1: divided by CPU time; ")
+
+
+def test_packages_are_named_by_the_method_of_their_division() -> None:
+    package, *others = busy_host().domains
+    learned, timed = examine_division(
+        document(replace(busy_host(), domains=(replace(package, learned=True), *others))).domains
+    )
+    assert (learned.mark, learned.remedy) == (Severity.OK, "")
+    assert learned.detail.startswith("package-0: divided by CPU time at its learned cost, ")
+    assert (timed.mark, timed.detail.partition(":")[0]) == (Severity.NOTE, "package-1")
+    assert timed.remedy.endswith("Uses that never vary cannot be told apart.")
+    assert list(examine_division(document(replace(busy_host(), domains=())).domains)) == []
 
 
 # --------------------------------------------------------------------------- the configuration

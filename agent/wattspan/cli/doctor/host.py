@@ -12,7 +12,12 @@ from pathlib import Path
 import msgspec
 
 from wattspan import __version__
-from wattspan.api.snapshot_document import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
+from wattspan.api.snapshot_document import (
+    SNAPSHOT_PATH,
+    DomainEntry,
+    SnapshotSchemaError,
+    decode_snapshot,
+)
 from wattspan.capper.protocol import has_capper_unit
 from wattspan.cli.doctor import Finding, declared, failure, note, ok, warning
 from wattspan.cli.doctor.network import answering_agents
@@ -23,6 +28,7 @@ from wattspan.config.loading import DEFAULT_PATH
 from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import BILLION
 from wattspan.http.sockets import directory_fault
+from wattspan.model import CPU_TIME, LEARNED_POWERS, HwType
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
@@ -166,6 +172,20 @@ def examine_agent(config: Config) -> Iterator[Finding]:
         yield declared("agent-version", detail=detail, version=__version__)
     for source in snapshot.sources:
         yield from (warning(source.source, sentence) for sentence in source.failures)
+    yield from examine_division(snapshot.domains)
+
+
+def examine_division(domains: Iterable[DomainEntry]) -> Iterator[Finding]:
+    """The present methods by which the energy of CPUs is divided among processes."""
+    names: dict[str, list[str]] = {}
+    for one in domains:
+        if one.attributed and one.present and one.hw_type is HwType.CPU:
+            names.setdefault(one.method, []).append(one.hw_name)
+    if learned := ", ".join(names.get(LEARNED_POWERS, ())):
+        why = "divided by CPU time at its learned cost, since the uses of processes vary"
+        yield ok("CPU energy", f"{learned}: {why}")
+    if timed := ", ".join(names.get(CPU_TIME, ())):
+        yield declared("division-by-cpu-time", names=timed)
 
 
 # ------------------------------------------------------------------------------- configuration

@@ -35,6 +35,7 @@ from wattspan.cli.tune.text import (
     state_text,
 )
 from wattspan.model import (
+    LEARNED_POWERS,
     BaselineQuality,
     Certainty,
     HwType,
@@ -238,6 +239,7 @@ _PARTS = {
 }
 
 
+_METHODS = {LEARNED_POWERS: "by learned cost", "none": ""}
 NO_COUNTER = "no counter is read: see `wattspan doctor`"
 
 
@@ -288,7 +290,10 @@ def _share(part: Callable[[NestedDomain], float | None], row: NestedDomain) -> s
 
 
 def _provenance(row: NestedDomain) -> Text:
-    return Text(row.domain.provenance, style=_PROVENANCE_COLOURS[row.domain.provenance])
+    """The provenance of a domain, marked where CPU time is weighed by its learned cost."""
+    provenance = row.domain.provenance
+    mark = " +" if row.domain.method == LEARNED_POWERS else ""
+    return Text(f"{provenance}{mark}", style=_PROVENANCE_COLOURS[provenance])
 
 
 def _state(row: NestedDomain) -> Text:
@@ -299,7 +304,7 @@ def _state(row: NestedDomain) -> Text:
     if domain.silent:
         return Text("no reading", "yellow")
     if gpu is None:
-        method = "" if domain.method == "none" else f"by {printable(domain.method)}"
+        method = _METHODS.get(domain.method, f"by {printable(domain.method)}")
         unsure = domain.baseline in (BaselineQuality.UNKNOWN, BaselineQuality.DOUBTFUL)
         return Text(f"{method}, {domain.baseline}" if unsure else method)
     parts = [

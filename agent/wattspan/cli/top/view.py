@@ -56,7 +56,8 @@ procs, idle, unattr.
          division of the device's joules
 -        unknown
 *        part of another device, or measured twice:
-         in no sum"""
+         in no sum
++        CPU time is weighed by its learned cost"""
 
 DocumentView = Callable[[], SnapshotDocument]
 

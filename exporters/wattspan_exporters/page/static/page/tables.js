@@ -67,7 +67,7 @@ export function devicesTable(parent) {
     { title: "Temp.", number: true, text: (d) => figures.celsius(d.gpu?.temperature_celsius) },
     { title: "Throttling", text: throttling },
     { title: "Gaps", text: gaps },
-    { title: "Figures", text: (d) => d.provenance },
+    { title: "Figures", text: (d) => (d.method === "learned" ? `${d.provenance}, by learned cost` : d.provenance) },
   ], (d) => d.hw_id, "No device is known yet. Devices appear after the first read of their source.");
 }
 
