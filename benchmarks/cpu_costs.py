@@ -22,7 +22,7 @@ from testbed.cpu_judge import RULES, Score
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seeds", type=int, default=9)
+    options.add_argument("--seeds", type=int, default=20)
     options.add_argument("--only", default="", help="plants and rows with this word")
     chosen = options.parse_args()
     print(
