@@ -331,6 +331,8 @@ def test_main_thread_of_a_team_does_not_bind_its_process() -> None:
     assert sampler.weights(active, 0, 100 * MS) == [{0: 1.0, 1: 3.0}]
     places.teams[3] = [3, *range(4, 604, 3)]
     assert sampler.weights([(places.born(3), MS)], 0, 100 * MS) == [{0: 1.0, 1: 7.0}]
+    places.teams[3] = [3 * number + 1 - number % 2 for number in range(1, 17)]  # scattered
+    assert sampler.weights([(places.born(3), MS)], 0, 100 * MS) == [{0: 3.0, 1: 3.0}]
 
 
 def test_threads_of_a_process_are_listed() -> None:
