@@ -194,6 +194,8 @@ class TrialRunner:
             if window is None:
                 return _failed(trial, self._no_window(progress, begin))
             spent = self.meter.read(command, window)
+            if spent.joules <= 0:  # as of a suspended GPU alone; estimates are of logarithms
+                return _failed(trial, "The measured devices used no energy in the window.")
         except (CapsError, AgentUnavailableError):
             raise
         except (WattspanError, MeasurementError) as error:

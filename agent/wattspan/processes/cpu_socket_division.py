@@ -239,7 +239,8 @@ class PlacementSampler:
         threads = self._processes.threads(pid)
         if len(threads) < 2:
             return {}
-        some = threads[:: -(-len(threads) // MAX_BOUND_THREADS)]
+        # An odd step: by the numbers of CPUs, or scattered, threads alternate between the sockets.
+        some = threads[:: -(-len(threads) // MAX_BOUND_THREADS) | 1]
         masks = filter(None, map(self._processes.affinity, some))
         count = Counter(place for one in masks for place in self._places(one, sockets))
         return {place: float(count[place]) for place in sorted(count) if cpus.get(place)}

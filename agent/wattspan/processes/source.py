@@ -118,6 +118,7 @@ class CpuUsageSource:
         self._before: Instant | None = None
         self._samples: list[ClockSample] = []
         self._watched: list[TrackedProcess] | None = None  # those of the samples; None for all
+        self._wanted: frozenset[Payer] = frozenset()  # the payers of whom these are tracked
         self._sums_others = None not in (busy, fork_events, exit_events)
         self._covered = False  # the kernel's sum had nearly all charges of the last settlement
         self._churn = False
@@ -191,16 +192,16 @@ class CpuUsageSource:
     def _sample_watched(self, watched: frozenset[Payer]) -> ClockSample | None:
         """The clocks of ``watched`` and the kernel's sum; None if the others must be read too.
 
-        Until the next settlement, those count that the first sample had. Events wait in the
-        kernel for a second at most, as at rest.
+        A process that is watched from now on may be new: it is found by a settlement. Events wait
+        in the kernel for a second at most, as at rest.
         """
         now, before = self._clock.now(), self._idle_scanner.now
         if before is None or self._idle_scanner.sweep_due(now.mono) or self._scanner.due(now.mono):
             return None
-        if self._lifecycle.any_young(watched):
+        if self._lifecycle.any_young(watched) or (self._samples and watched != self._wanted):
             return None
         if not self._samples:  # the first one is of the last settlement
-            self._watched = self._table.watch(watched)
+            self._wanted, self._watched = watched, self._table.watch(watched)
             charged = [row.charged for row in self._watched]
             self._samples.append(ClockSample(self._before or now, None, charged, total=before))
         last, total = self._samples[-1], self._idle_scanner.read()

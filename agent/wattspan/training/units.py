@@ -165,7 +165,11 @@ def batch_work(batch: Any) -> StepWork | None:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(getattr(value, "shape", ()))
+    """The sizes of a tensor; () of another object, and of one whose sizes are no numbers."""
+    try:
+        return tuple(map(int, value.shape))
+    except Exception:  # noqa: BLE001 - RuntimeError of nested tensors: the training must not fail
+        return ()
 
 
 def _positive(amount: int, kind: WorkKind) -> StepWork | None:

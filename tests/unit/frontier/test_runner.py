@@ -34,6 +34,7 @@ class ConstantMeter:
 
     taint: str = ""
     failure: MeasurementError | None = None
+    watts: float = 100.0
     commands: list[Consumer] = field(default_factory=list)
 
     def begin(self, command: Consumer) -> None:
@@ -43,7 +44,7 @@ class ConstantMeter:
         assert command == self.commands[-1]
         if self.failure is not None:
             raise self.failure
-        joules = 100.0 * window.seconds
+        joules = self.watts * window.seconds
         return WindowEnergy(joules, {"gpu:0": 55.0}, self.taint, {"gpu:0": joules})
 
 
@@ -162,6 +163,11 @@ def test_command_without_units_is_stopped_at_the_limit() -> None:
 def test_unknown_energy_is_a_failed_trial() -> None:
     found = trial("sh", "-c", STEPS, meter=ConstantMeter(failure=MeasurementError("No agent.")))
     assert found.failure == "No agent."
+
+
+def test_window_without_energy_is_a_failed_trial() -> None:
+    found = trial("sh", "-c", STEPS, meter=ConstantMeter(watts=0.0))
+    assert found.failure.endswith("no energy in the window.")
 
 
 def test_tainted_trial_keeps_its_figures() -> None:

@@ -2,6 +2,7 @@
 
 import os
 from itertools import cycle, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -331,11 +332,16 @@ def test_main_thread_of_a_team_does_not_bind_its_process() -> None:
     assert sampler.weights(active, 0, 100 * MS) == [{0: 1.0, 1: 3.0}]
     places.teams[3] = [3, *range(4, 604, 3)]
     assert sampler.weights([(places.born(3), MS)], 0, 100 * MS) == [{0: 1.0, 1: 7.0}]
+    places.teams[3] = [3 * number + 1 - number % 2 for number in range(1, 17)]  # scattered
+    assert sampler.weights([(places.born(3), MS)], 0, 100 * MS) == [{0: 3.0, 1: 3.0}]
 
 
-def test_threads_of_a_process_are_listed() -> None:
+def test_threads_of_a_process_are_listed(tmp_path: Path) -> None:
     assert os.getpid() in ProcFs().threads(os.getpid())
     assert ProcFs().threads(2**22 + 1) == []
+    for number in range(600):
+        (tmp_path / "7/task" / str(number)).mkdir(parents=True)
+    assert len(ProcFs(tmp_path).threads(7)) == 512  # reading thousands takes long
 
 
 @pytest.mark.parametrize("newcomers", [0, 300])

@@ -660,6 +660,23 @@ def test_young_process_is_read_as_soon_as_it_is_watched() -> None:
     assert [usage.spent for usage in hosts] == [{life.consumer: MS // 4}] * 2
 
 
+def test_process_that_is_watched_from_now_on_is_found_at_once() -> None:
+    kernel = SyntheticKernel()
+    source, (other, *_) = sampled(kernel)
+    assert wait(kernel, source).usages == ()
+    life = kernel.spawn()
+    kernel.run(life, 2 * MS)
+    found = wait(kernel, source, life).usages[::2]
+    assert [usage.spent for usage in found] == [{}, {life.consumer: 2 * MS}]
+    for one in (life, other):
+        kernel.run(one, 3 * MS)
+    assert wait(kernel, source, life).usages == ()
+    kernel.run(life, MS)
+    later = tick(kernel, source).usages[::2]
+    both = {life.consumer: 3 * MS, other.consumer: 3 * MS}
+    assert [usage.spent for usage in later] == [both, {life.consumer: MS}]
+
+
 @pytest.mark.parametrize("vigil", [False, True], ids=["no sum", "work outside of the sum"])
 def test_all_clocks_are_read_if_the_kernels_sum_does_not_show_the_work(vigil: bool) -> None:
     kernel = SyntheticKernel()

@@ -35,6 +35,14 @@ def tensor(*shape: int) -> Any:
     return SimpleNamespace(shape=shape)
 
 
+class RaggedTensor:
+    """One of `torch.nested`: https://github.com/pytorch/pytorch/issues/132111."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise RuntimeError("Internal error: NestedTensorImpl doesn't support sizes.")
+
+
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """A program that has run to its end, with the modules of the tests."""
     return subprocess.run(
@@ -593,6 +601,8 @@ def test_ended_session_leaves_no_current_span(training: RecordedTraining) -> Non
         ({}, None),
         (None, None),
         ("text", None),
+        (RaggedTensor(), None),
+        ([RaggedTensor(), tensor(16)], None),
     ],
 )
 def test_work_of_batch_is_tokens_else_samples(batch: Any, work: StepWork | None) -> None:
