@@ -206,7 +206,7 @@ def _new_changes(
 def _write_change(database: sqlite3.Connection, kind: str, change: RateChange, limit: int) -> None:
     database.execute(
         "INSERT INTO rate VALUES (?, ?, ?, ?)"
-        " ON CONFLICT DO UPDATE SET unit = excluded.unit, rate = excluded.rate",
+        " ON CONFLICT (kind, start) DO UPDATE SET unit = excluded.unit, rate = excluded.rate",
         (kind, *change),
     )
     database.execute(
