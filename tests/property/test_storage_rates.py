@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import given
@@ -273,17 +274,21 @@ def test_loss_of_the_rate_is_a_change() -> None:
 
 def test_clock_set_back_restarts_the_rates_there() -> None:
     with database() as store:
-        record_rates(store, books(100, 1))
-        record_rates(store, books(200, 2))
-        record_rates(store, books(150, 3))
-        assert rate_changes(store, "cost", 1000)[1:] == (
-            RateChange(100, "EUR", 1),
-            RateChange(150, "EUR", 3),
-        )
+        found = told(store, books(100, 1), books(200, 2), books(150, 3))
+    assert found == (NOTHING, RateChange(100, "EUR", 1), RateChange(150, "EUR", 3))
 
 
 def test_unchanged_rate_is_known_from_the_clock_step() -> None:
     with database() as store:
-        record_rates(store, books(200, 1))
-        record_rates(store, books(150, 1))
-        assert rate_changes(store, "cost", 1000)[1:] == (RateChange(150, "EUR", 1),)
+        found = told(store, books(200, 1), books(150, 1))
+    assert found == (NOTHING, RateChange(150, "EUR", 1))
+
+
+def test_clock_that_is_far_off_keeps_the_rates_of_other_times() -> None:
+    """A board without a battery starts in the past, a clock in local time some hours off."""
+    at = 10 * DAY_SECONDS
+    for step, boot in ((9 * DAY_SECONDS, "boot"), (8 * HOUR, "next")):
+        off, right = (replace(books(*one), boot_id=boot) for one in ((at - step, 9), (at + 9, 7)))
+        with database() as store:
+            found = told(store, books(at - HOUR, 5), books(at, 7), off, right)
+        assert pieces(found, at - HOUR, at + HOUR) == [(HOUR, 5), (HOUR, 7)]

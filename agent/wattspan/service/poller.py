@@ -164,9 +164,12 @@ class MonitoredSource:
         return self.batch
 
     def health(self) -> SourceHealth:
+        name, batch, counts = self.source.name, self.batch, (self._reads, self._failed)
         last = self._last_reading
         up = last is not None and self._clock.monotonic() - last <= SILENT_SOURCE_AFTER
-        name, batch, counts = self.source.name, self.batch, (self._reads, self._failed)
+        # Nothing is wrong with devices that are left alone, so that the kernel can suspend them.
+        alone = bool(batch.domains) and all(one.suspended or one.rest for one in batch.domains)
+        up |= alone and not batch.failures
         return SourceHealth(name, up, *counts, batch.failures, self._duration, batch.calls)
 
 

@@ -163,7 +163,13 @@ DROP TABLE span;
 ALTER TABLE owned_span RENAME TO span;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS, _DIVISIONS, _SPAN_OWNERS)
+_TYPED: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS, _DIVISIONS, _SPAN_OWNERS)
+
+UNTYPED_MIGRATIONS = tuple(re.sub(r"\) STRICT\b,?", ")", script) for script in _TYPED)
+"""For SQLite before 3.37: Enterprise Linux 8 has 3.26, and 9 has 3.34. Other statements of the
+store need 3.25."""
+
+MIGRATIONS = _TYPED if sqlite3.sqlite_version_info >= (3, 37) else UNTYPED_MIGRATIONS
 """The script at index ``n`` migrates version ``n`` to ``n + 1``."""
 
 
@@ -176,7 +182,7 @@ def schema_version(database: sqlite3.Connection) -> int:
     found = pragma(database, "user_version")
     if pragma(database, "application_id") == APPLICATION_ID:
         return found
-    tables = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if found or tables:
         raise SchemaError("is an SQLite database of another program")
     return 0

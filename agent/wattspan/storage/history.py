@@ -48,23 +48,21 @@ class _BucketTable:
             else f"{c} = {c} + excluded.{c}"
             for c in columns
         )
+        added = f"ON CONFLICT (step, start, {names}) DO UPDATE SET {added}"
         width = 2 + len(names.split(", ")) + len(columns)
         selected = sums if claimed else ", ".join(f"sum({c})" for c in columns)
         grouping = "" if claimed else f" GROUP BY {names}"
         others = "".join(f", {c}" for c in names.split(", ")[1:])
         row = f"step = ? AND start = ? AND {names.split(', ', maxsplit=1)[0]} = ?"
         # ruff: noqa: S608 - the names of tables and columns are constants
-        self.add = (
-            f"INSERT INTO {name} VALUES ({_placeholders(width)}) ON CONFLICT DO UPDATE SET {added}"
-        )
+        self.add = f"INSERT INTO {name} VALUES ({_placeholders(width)}) {added}"
         self.roll_up = (
             f"INSERT INTO {name} SELECT ?, ?, {names}, {selected} FROM {name}"
-            f" WHERE step = ? AND start >= ? AND start < ?{grouping}"
-            f" ON CONFLICT DO UPDATE SET {added}"
+            f" WHERE step = ? AND start >= ? AND start < ?{grouping} {added}"
         )
         self.move = (
             f"INSERT INTO {name} SELECT step, start, ?{others}, {sums} FROM {name} WHERE {row}"
-            f" ON CONFLICT DO UPDATE SET {added}"
+            f" {added}"
         )
         self.delete_row = f"DELETE FROM {name} WHERE {row}"
         self.delete_buckets = f"DELETE FROM {name} WHERE step = ? AND start >= ? AND start < ?"
@@ -221,11 +219,10 @@ class HistoryWriter:
         found = self._database.execute(
             f"SELECT key FROM {table} WHERE ({columns}) = ({marks})", values
         ).fetchone()
-        if found is None:
-            found = self._database.execute(
-                f"INSERT INTO {table} ({columns}) VALUES ({marks}) RETURNING key", values
-            ).fetchone()
-        return int(found[0])
+        if found is not None:
+            return int(found[0])
+        insertion = f"INSERT INTO {table} ({columns}) VALUES ({marks})"
+        return self._database.execute(insertion, values).lastrowid or 0
 
     # ------------------------------------------------------------------------------- retention
 

@@ -327,7 +327,7 @@ def _connect(address: str) -> sqlite3.Connection:
     database = sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None)
     database.text_factory = lambda text: text.decode("utf-8", "replace")  # for damaged names
     try:
-        database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error:
         database.close()
         raise

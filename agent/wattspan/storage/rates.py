@@ -151,13 +151,20 @@ def record_rates(
     earlier time as unmeasured only if the history is empty.
     """
     now = _seconds(checkpoint)
-    then = min(now, _seconds(before)) if before is not None else now
+    latest = _seconds(before) if before is not None else now
+    then = min(now, latest)
+    # A clock that is set back a little repeats a time, whose records are replaced. One that is far
+    # off, as on a board without a battery until NTP sets it, replaces none: theirs is another time.
+    boot = before.boot_id if before is not None else ""
+    repeated = latest if boot == checkpoint.boot_id and latest - now <= DAY_SECONDS else now
     previous_rates = dict(_rated_kinds(before.footprint)) if before is not None else {}
     for kind, rated in _rated_kinds(checkpoint.footprint):
-        # After a backward step of the clock, later records belong to another time.
-        database.execute("DELETE FROM rate WHERE kind = ? AND start > ?", (kind, now))
+        database.execute(
+            "DELETE FROM rate WHERE kind = ? AND start > ? AND start <= ?", (kind, now, repeated)
+        )
         last = database.execute(
-            "SELECT unit, rate FROM rate WHERE kind = ? ORDER BY start DESC LIMIT 1", (kind,)
+            "SELECT unit, rate FROM rate WHERE kind = ? AND start <= ? ORDER BY start DESC LIMIT 1",
+            (kind, now),
         ).fetchone()
         changes = _new_changes(rated, previous_rates.get(kind), last, then, now)
         if last is None:
@@ -199,7 +206,7 @@ def _new_changes(
 def _write_change(database: sqlite3.Connection, kind: str, change: RateChange, limit: int) -> None:
     database.execute(
         "INSERT INTO rate VALUES (?, ?, ?, ?)"
-        " ON CONFLICT DO UPDATE SET unit = excluded.unit, rate = excluded.rate",
+        " ON CONFLICT (kind, start) DO UPDATE SET unit = excluded.unit, rate = excluded.rate",
         (kind, *change),
     )
     database.execute(

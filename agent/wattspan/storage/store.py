@@ -210,7 +210,7 @@ class Store:
                 finished = history.add(delta)
                 database.execute(
                     "INSERT INTO books VALUES (1, ?)"
-                    " ON CONFLICT DO UPDATE SET packed = excluded.packed",
+                    " ON CONFLICT (id) DO UPDATE SET packed = excluded.packed",
                     (packed,),
                 )
         except BaseException:

@@ -259,6 +259,13 @@ def test_source_without_readings_is_down_after_a_timeout() -> None:
     assert not watched.health().up
 
 
+def test_source_of_suspended_devices_is_up() -> None:
+    asleep = Batch((replace(PACKAGE, suspended=True),))
+    watched = MonitoredSource(ReplaySource([asleep], "hwmon"), ManualClock())
+    watched.read()
+    assert watched.health().up
+
+
 def test_view_returns_the_same_snapshot_until_the_next_one() -> None:
     clock = ManualClock()
     host = Burning(clock)

@@ -446,6 +446,10 @@ def test_suspended_card_is_not_read_and_its_energy_is_unknown(
         assert (batch.readings, batch.failures) == ((), ())
         assert [domain.suspended for domain in batch.domains] == [True]
     write(power / "runtime_status", "active")
+    clock.advance(0.1)
+    batch = reader.read()
+    assert batch.failures
+    assert not batch.domains[0].suspended, "its energy is absent from now on"
     write(xe / "energy1_input", 1_000)
     clock.advance(0.1)
     batch = reader.read()

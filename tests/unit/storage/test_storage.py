@@ -1,6 +1,7 @@
 """The store in good times: restarts, clocks, roll-ups, bounds."""
 
 import os
+import re
 import sqlite3
 import zlib
 from contextlib import closing
@@ -15,10 +16,11 @@ from wattspan.model import Checkpoint, Consumer, HwType, PayerInfo, ProcessRow, 
 from wattspan.model.settings import Duration, Size
 from wattspan.ports import StoreError
 from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
-from wattspan.storage.database import DAY, HOUR, MINUTE, connect
-from wattspan.storage.deltas import CheckpointDelta, EnergyOwner
+from wattspan.storage.database import DAY, HOUR, MINUTE, UNTYPED_MIGRATIONS, connect, migrate
+from wattspan.storage.deltas import CheckpointDelta, EnergyOwner, delta_between
 from wattspan.storage.history import HistoryWriter
 from wattspan.storage.query import DomainTotal, HistoryExtract, NoHistory, extract_history
+from wattspan.storage.rates import record_rates
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
@@ -287,6 +289,25 @@ def test_stretch_is_widened_to_whole_buckets(tmp_path: Path, host: Books) -> Non
         assert isinstance(found, HistoryExtract)
         assert (found.start, found.end, found.steps) == (third, third + 120, (MINUTE,))
         assert sum(e for o, e in found.owners.items() if o.name == "job1") == 4 * J
+
+
+def test_store_needs_no_newer_sqlite_than_enterprise_linux_has(host: Books) -> None:
+    """Rocky Linux 9 has 3.34: https://github.com/OpenHands/OpenHands/issues/571."""
+    statements: list[str] = []
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        database.set_trace_callback(statements.append)
+        migrate(database, UNTYPED_MIGRATIONS)
+        before = host.now()
+        record_rates(database, before)
+        writer = HistoryWriter(database, Settings(minutes=Duration.parse("1h")))
+        for _ in range(130):
+            after = host.spend({1: 1}, seconds=60)
+            writer.add(delta_between(before, after))
+            before = after
+        (found,) = database.execute("SELECT count(*) FROM domain_energy WHERE step = 3600")
+    assert found[0]
+    newer = re.compile("STRICT|RETURNING|CONFLICT DO|sqlite_schema")
+    assert [one for one in statements if newer.search(one)] == []
 
 
 def test_two_agents_never_write_one_store(tmp_path: Path, host: Books) -> None:

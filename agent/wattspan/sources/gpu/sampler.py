@@ -113,7 +113,7 @@ class GpuSampler:
         One that is not suspended is read again after ``rest``.
         """
         if not self.rests:
-            self.flush_usage(into)
+            self._flush_usage(into)
             self.rests, self.near_an_edge = True, False
         if suspended and not self.asleep:
             self._meter.pause()
@@ -159,8 +159,13 @@ class GpuSampler:
             into.gpus.append(self._completed(status))
         self._follow_facts()
 
-    def flush_usage(self, into: GpuFindings) -> None:
-        """Report the usage so far of a GPU that was lost."""
+    def lose(self, into: GpuFindings) -> None:
+        """Report the usage so far of a GPU that is lost, and not suspended or at rest any more."""
+        self._flush_usage(into)
+        if self.rests:
+            self.domain = replace(self.domain, suspended=False, rest=Nanoseconds(0))
+
+    def _flush_usage(self, into: GpuFindings) -> None:
         self._take_used(into)
         into.usages += self.device.usage.flush(self._at)
 

@@ -257,7 +257,7 @@ class GpuSession:
 
     def _lose(self, domain_id: str, code: int, found: GpuFindings) -> None:
         gpu = self._gpus.pop(domain_id)
-        gpu.flush_usage(found)
+        gpu.lose(found)
         gpu.close()
         gpu.backoff.failed(self._clock.monotonic())
         self._lost[domain_id] = LostGpu(gpu, code, gpu.backoff)

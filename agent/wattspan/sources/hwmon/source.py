@@ -220,10 +220,10 @@ class SensorMeter:
         OSError if a file cannot be read, ValueError if it shows no possible value, or if no two
         values of power are near enough to measure energy.
         """
-        values = [max(0, _value(path, self.files.sensor.least)) for path in self.files.files]
-        at = clock.now()
         if self.domain.suspended or self.domain.rest:
             self.domain = replace(self.domain, suspended=False, rest=Nanoseconds(0))
+        values = [max(0, _value(path, self.files.sensor.least)) for path in self.files.files]
+        at = clock.now()
         sensor = self.files.sensor
         if sensor.quantity is SensorQuantity.ENERGY:
             energy = Microjoules(sum(values))

@@ -12,6 +12,7 @@ from testbed.gpu_sessions import nvml_session
 from wattspan.attribution.metering import CounterMeters
 from wattspan.model import Domain, Gap, GapReason, Reading, Tick
 from wattspan.ports import Batch, SourceContext
+from wattspan.sources.gpu.calls import GPU_IS_LOST
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -119,6 +120,20 @@ def test_energy_of_a_suspended_board_is_a_gap_and_its_return_no_spike(host: Host
     assert {gap.reason for gap in host.gaps} == {GapReason.SUSPEND}
     assert {gap.domain_id for gap in host.gaps} == {"gpu:GPU-b"}
     assert sum(gap.duration for gap in host.gaps) == pytest.approx(5e9, abs=2e8)
+
+
+def test_board_that_is_lost_as_it_wakes_is_absent_and_not_suspended(host: Host) -> None:
+    host.gpus[0].utilisation = (50, 10)
+    host.run(2)
+    host.power(SECOND_BOARD, "suspended")
+    host.run(2)
+    host.power(SECOND_BOARD, "active")
+    host.nvml.errors["GPU-b"] = GPU_IS_LOST
+    host.gaps.clear()
+    batch = host.run(2)
+    assert not any(domain.suspended for domain in batch.domains)
+    reasons = {gap.reason for gap in host.gaps if gap.domain_id == "gpu:GPU-b"}
+    assert reasons == {GapReason.ABSENT}
 
 
 def test_board_that_flaps_each_second_has_no_energy_across_a_suspend(host: Host) -> None:
