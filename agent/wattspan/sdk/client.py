@@ -265,19 +265,27 @@ LONGEST_WAIT = 30.0  # seconds that one query waits at the agent, whose limit is
 def read_measurement(
     parameters: Mapping[str, str], timeout: float, directories: tuple[str, ...] = ()
 ) -> Measurement:
-    """The measurement once it is complete, or the partial one after ``timeout`` seconds."""
+    """The measurement once it is complete, or the partial one after ``timeout`` seconds.
+
+    A busy agent is asked again for as long.
+    """
     deadline = monotonic() + max(0.0, timeout)
     while True:
         asked = monotonic()
         wait = min(LONGEST_WAIT, max(0.0, deadline - asked))
-        response = request_json(
-            "/v1/energy",
-            {**parameters, "wait": f"{wait * 1e3:.0f}ms"},
-            patience=wait,
-            directories=directories,
-        )
-        if response["complete"] or monotonic() >= deadline:
-            return Measurement.of(response)
+        try:
+            response = request_json(
+                "/v1/energy",
+                {**parameters, "wait": f"{wait * 1e3:.0f}ms"},
+                patience=wait,
+                directories=directories,
+            )
+        except AgentBusyError:
+            if monotonic() >= deadline:
+                raise
+        else:
+            if response["complete"] or monotonic() >= deadline:
+                return Measurement.of(response)
         if monotonic() - asked < wait:  # the agent was too busy to wait
             sleep(min(POLL_PAUSE, wait))
 
