@@ -440,6 +440,30 @@ def test_forked_child_reads_a_measurement_of_its_parent(monitor: ZeusMonitor) ->
     assert in_child(lambda: window.total_energy) == str(window.total_energy)
 
 
+def test_read_that_waits_holds_up_no_other_window(
+    monitor: ZeusMonitor, meter: MeteredDevices
+) -> None:
+    slow, other = measured(monitor, "slow"), measured(monitor, "other")
+    waits, answer = threading.Event(), threading.Event()
+
+    def energy(key: str, mono: int) -> int:
+        if mono == slow.period[1]:
+            waits.set()
+            answer.wait(60)
+        return mono // 1000
+
+    meter.energy = energy
+    reader = threading.Thread(target=lambda: slow.total_energy)
+    reader.start()
+    waits.wait(60)
+    assert other.total_energy > 0
+    assert reader.is_alive()
+    third = measured(monitor, "third")
+    assert float(in_child(lambda: third.total_energy)) == third.total_energy
+    answer.set()
+    reader.join()
+
+
 # ------------------------------------------------------------------------------ synchronising
 
 
