@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import multiprocessing
 import os
 import pickle
 import random
@@ -633,6 +634,18 @@ def test_log_of_a_forked_child_appends_its_own_windows(meter: MeteredDevices, lo
     one.log_file.close()
     names = [line.split(",")[1] for line in logs.read_text().splitlines()]
     assert sorted(names) == ["child", "parent", "window_name"]
+
+
+def test_log_of_a_multiprocessing_child_has_its_last_window(
+    meter: MeteredDevices, logs: Path
+) -> None:
+    one = monitor_of(meter)(log_file=logs)
+    child = multiprocessing.get_context("fork").Process(target=measured, args=(one, "child"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        child.start()
+    child.join()
+    assert ",child," in logs.read_text()
 
 
 def test_windows_before_the_first_answer_are_logged_with_empty_fields(
