@@ -262,10 +262,13 @@ POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once
 LONGEST_WAIT = 30.0  # seconds that one query waits at the agent, whose limit is a minute
 
 
-def read_measurement(
-    parameters: Mapping[str, str], timeout: float, directories: tuple[str, ...] = ()
-) -> Measurement:
-    """The measurement once it is complete, or the partial one after ``timeout`` seconds.
+def _read_energy(
+    query: Mapping[str, str],
+    timeout: float,
+    directories: tuple[str, ...],
+    is_final: Callable[[Mapping[str, Any]], bool],
+) -> dict[str, Any]:
+    """The response once it ``is_final``, or the last one after ``timeout`` seconds.
 
     A busy agent is asked again for as long.
     """
@@ -276,7 +279,7 @@ def read_measurement(
         try:
             response = request_json(
                 "/v1/energy",
-                {**parameters, "wait": f"{wait * 1e3:.0f}ms"},
+                {**query, "wait": f"{wait * 1e3:.0f}ms"},
                 patience=wait,
                 directories=directories,
             )
@@ -284,10 +287,18 @@ def read_measurement(
             if monotonic() >= deadline:
                 raise
         else:
-            if response["complete"] or monotonic() >= deadline:
-                return Measurement.of(response)
+            if is_final(response) or monotonic() >= deadline:
+                return response
         if monotonic() - asked < wait:  # the agent was too busy to wait
             sleep(min(POLL_PAUSE, wait))
+
+
+def read_measurement(
+    parameters: Mapping[str, str], timeout: float, directories: tuple[str, ...] = ()
+) -> Measurement:
+    """The measurement once it is complete, or the partial one after ``timeout`` seconds."""
+    answer = _read_energy(parameters, timeout, directories, lambda one: bool(one["complete"]))
+    return Measurement.of(answer)
 
 
 DeviceReader = Callable[..., Sequence[Device]]
@@ -318,21 +329,10 @@ def read_devices(
         query["hw_id"] = ",".join(ids)
     flags = {"timeline": timeline, "parts": parts}
     query |= {name: "1" for name, wanted in flags.items() if wanted}
-    deadline = monotonic() + timeout
-    while True:
-        wait = min(LONGEST_WAIT, max(0.0, deadline - monotonic()))
-        try:
-            response = request_json(
-                "/v1/energy",
-                {**query, "wait": f"{wait * 1e3:.0f}ms"},
-                patience=wait,
-                directories=directories,
-            )
-        except AgentBusyError:
-            if monotonic() >= deadline:
-                raise
-        else:
-            found = tuple(map(Device.of, response["devices"]))
-            if all(one.complete or one.silent for one in found) or monotonic() >= deadline:
-                return found
-        sleep(POLL_PAUSE)
+    answer = _read_energy(
+        query,
+        timeout,
+        directories,
+        lambda found: all(one.complete or one.silent for one in map(Device.of, found["devices"])),
+    )
+    return tuple(map(Device.of, answer["devices"]))
