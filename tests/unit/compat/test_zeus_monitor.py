@@ -436,11 +436,6 @@ def test_forked_child_owns_none_of_its_parents_windows(monitor: ZeusMonitor) -> 
     assert monitor.end_window("epoch").total_energy > 0
 
 
-def test_forked_child_reads_a_measurement_of_its_parent(monitor: ZeusMonitor) -> None:
-    window = measured(monitor)
-    assert in_child(lambda: window.total_energy) == str(window.total_energy)
-
-
 def test_read_that_waits_holds_up_no_other_window(
     monitor: ZeusMonitor, meter: MeteredDevices
 ) -> None:
