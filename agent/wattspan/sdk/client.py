@@ -262,24 +262,43 @@ POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once
 LONGEST_WAIT = 30.0  # seconds that one query waits at the agent, whose limit is a minute
 
 
-def read_measurement(
-    parameters: Mapping[str, str], timeout: float, directories: tuple[str, ...] = ()
-) -> Measurement:
-    """The measurement once it is complete, or the partial one after ``timeout`` seconds."""
+def _read_energy(
+    query: Mapping[str, str],
+    timeout: float,
+    directories: tuple[str, ...],
+    is_final: Callable[[Mapping[str, Any]], bool],
+) -> dict[str, Any]:
+    """The response once it ``is_final``, or the last one after ``timeout`` seconds.
+
+    A busy agent is asked again for as long.
+    """
     deadline = monotonic() + max(0.0, timeout)
     while True:
         asked = monotonic()
         wait = min(LONGEST_WAIT, max(0.0, deadline - asked))
-        response = request_json(
-            "/v1/energy",
-            {**parameters, "wait": f"{wait * 1e3:.0f}ms"},
-            patience=wait,
-            directories=directories,
-        )
-        if response["complete"] or monotonic() >= deadline:
-            return Measurement.of(response)
+        try:
+            response = request_json(
+                "/v1/energy",
+                {**query, "wait": f"{wait * 1e3:.0f}ms"},
+                patience=wait,
+                directories=directories,
+            )
+        except AgentBusyError:
+            if monotonic() >= deadline:
+                raise
+        else:
+            if is_final(response) or monotonic() >= deadline:
+                return response
         if monotonic() - asked < wait:  # the agent was too busy to wait
             sleep(min(POLL_PAUSE, wait))
+
+
+def read_measurement(
+    parameters: Mapping[str, str], timeout: float, directories: tuple[str, ...] = ()
+) -> Measurement:
+    """The measurement once it is complete, or the partial one after ``timeout`` seconds."""
+    answer = _read_energy(parameters, timeout, directories, lambda one: bool(one["complete"]))
+    return Measurement.of(answer)
 
 
 DeviceReader = Callable[..., Sequence[Device]]
@@ -310,21 +329,10 @@ def read_devices(
         query["hw_id"] = ",".join(ids)
     flags = {"timeline": timeline, "parts": parts}
     query |= {name: "1" for name, wanted in flags.items() if wanted}
-    deadline = monotonic() + timeout
-    while True:
-        wait = min(LONGEST_WAIT, max(0.0, deadline - monotonic()))
-        try:
-            response = request_json(
-                "/v1/energy",
-                {**query, "wait": f"{wait * 1e3:.0f}ms"},
-                patience=wait,
-                directories=directories,
-            )
-        except AgentBusyError:
-            if monotonic() >= deadline:
-                raise
-        else:
-            found = tuple(map(Device.of, response["devices"]))
-            if all(one.complete or one.silent for one in found) or monotonic() >= deadline:
-                return found
-        sleep(POLL_PAUSE)
+    answer = _read_energy(
+        query,
+        timeout,
+        directories,
+        lambda found: all(one.complete or one.silent for one in map(Device.of, found["devices"])),
+    )
+    return tuple(map(Device.of, answer["devices"]))

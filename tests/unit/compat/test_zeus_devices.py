@@ -194,6 +194,8 @@ def test_environment_comes_from_variables_and_device_files(tmp_path: Path) -> No
     assert found == CudaEnvironment("1", "PCI_BUS_ID", "all", "4", 2)
     assert CudaEnvironment.of({**variables, "SLURM_STEP_GPUS": "5"}, tmp_path).batch == "5"
     assert CudaEnvironment.of({}, tmp_path / "none") == CudaEnvironment()
+    (tmp_path / "dxg").touch()  # on WSL
+    assert CudaEnvironment.of(variables, tmp_path).container is None
 
 
 def test_host_without_gpus_has_no_index() -> None:

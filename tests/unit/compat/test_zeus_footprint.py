@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -212,7 +214,7 @@ def test_metric_refuses_a_repeated_and_an_unknown_window(construct: Any, replace
 # ------------------------------------------------------------------------------------- aliases
 
 
-def test_aliases_stand_where_zeus_is_absent() -> None:
+def test_aliases_stand_where_zeus_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     modules: dict[str, ModuleType] = {}
     assert zeus.install(modules, lambda name: None)
     assert set(modules) == {"zeus", "zeus.optimizer", *zeus.ALIASES}
@@ -220,6 +222,9 @@ def test_aliases_stand_where_zeus_is_absent() -> None:
     assert modules["zeus"].monitor.energy is modules["zeus.monitor.energy"]
     assert modules["zeus.metric"].PowerGauge is metric.PowerGauge
     assert zeus.install(modules, lambda name: pytest.fail("looked for Zeus again"))
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+        assert find_spec(name)  # by which programs tell whether Zeus is installed
 
 
 def test_aliased_class_that_needs_a_framework_is_found_at_its_use() -> None:

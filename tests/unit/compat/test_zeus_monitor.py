@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import multiprocessing
 import os
 import pickle
 import random
@@ -435,9 +436,28 @@ def test_forked_child_owns_none_of_its_parents_windows(monitor: ZeusMonitor) -> 
     assert monitor.end_window("epoch").total_energy > 0
 
 
-def test_forked_child_reads_a_measurement_of_its_parent(monitor: ZeusMonitor) -> None:
-    window = measured(monitor)
-    assert in_child(lambda: window.total_energy) == str(window.total_energy)
+def test_read_that_waits_holds_up_no_other_window(
+    monitor: ZeusMonitor, meter: MeteredDevices
+) -> None:
+    slow, other = measured(monitor, "slow"), measured(monitor, "other")
+    waits, answer = threading.Event(), threading.Event()
+
+    def energy(key: str, mono: int) -> int:
+        if mono == slow.period[1]:
+            waits.set()
+            answer.wait(60)
+        return mono // 1000
+
+    meter.energy = energy
+    reader = threading.Thread(target=lambda: slow.total_energy)
+    reader.start()
+    waits.wait(60)
+    assert other.total_energy > 0
+    assert reader.is_alive()
+    third = measured(monitor, "third")
+    assert float(in_child(lambda: third.total_energy)) == third.total_energy
+    answer.set()
+    reader.join()
 
 
 # ------------------------------------------------------------------------------ synchronising
@@ -609,6 +629,18 @@ def test_log_of_a_forked_child_appends_its_own_windows(meter: MeteredDevices, lo
     one.log_file.close()
     names = [line.split(",")[1] for line in logs.read_text().splitlines()]
     assert sorted(names) == ["child", "parent", "window_name"]
+
+
+def test_log_of_a_multiprocessing_child_has_its_last_window(
+    meter: MeteredDevices, logs: Path
+) -> None:
+    one = monitor_of(meter)(log_file=logs)
+    child = multiprocessing.get_context("fork").Process(target=measured, args=(one, "child"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        child.start()
+    child.join()
+    assert ",child," in logs.read_text()
 
 
 def test_windows_before_the_first_answer_are_logged_with_empty_fields(

@@ -20,7 +20,7 @@ import wattspan
 from wattspan import sdk as sdk_agent
 from wattspan.http.limits import ServerLimits
 from wattspan.model import Consumer, HwType, Milliwatts, StaticBasis
-from wattspan.sdk import run_directories
+from wattspan.sdk import AgentBusyError, run_directories
 from wattspan.sdk.client import Energy, request_json
 
 
@@ -295,6 +295,22 @@ def test_rate_limited_client_is_not_reported_as_missing_agent(no_agent: Path) ->
 
         with pytest.raises(wattspan.RefusedError, match="More than 1 requests a second"):
             ask_on()
+
+
+def test_window_of_a_busy_agent_is_asked_for_again(no_agent: Path, past: ConstantPast) -> None:
+    with QueryServer(no_agent, past, limits=ServerLimits(rate=1, rejection_delay=0.0)):
+        with wattspan.window("train") as w:
+            pass
+
+        def refused() -> bool:
+            try:
+                request_json("/v1/status", {})
+            except AgentBusyError:
+                return True
+            return False
+
+        eventually(refused, "the agent refuses")
+        assert w.result(timeout=60).complete
 
 
 @pytest.mark.parametrize(

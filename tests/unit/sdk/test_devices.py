@@ -10,11 +10,9 @@ from time import monotonic_ns
 import pytest
 from testbed.constant_history import DRAM, GPU, PACKAGE, ConstantPast
 from testbed.query_server import FAR, QueryServer
-from testbed.waiting import eventually
 
-from wattspan.http.limits import ServerLimits
 from wattspan.model import GpuStatus, Instant
-from wattspan.sdk import AgentBusyError, AgentUnavailableError, RefusedError
+from wattspan.sdk import AgentUnavailableError, RefusedError
 from wattspan.sdk.client import Device, read_devices
 
 SECOND = 10**9
@@ -80,21 +78,6 @@ def test_partial_energy_is_returned_after_the_timeout(
     past.until = SECOND // 2
     found = read(agent, 0, SECOND, timeout=0.0)
     assert {(one.complete, one.silent, one.coverage) for one in found} == {(False, False, 0.5)}
-
-
-def test_busy_agent_is_asked_again(past: ConstantPast, tmp_path: Path) -> None:
-    limits = ServerLimits(rate=1, rejection_delay=0.0)
-    with QueryServer(tmp_path, past, limits=limits) as agent:
-
-        def refused() -> bool:
-            try:
-                read(agent, 0, SECOND)
-            except AgentBusyError:
-                return True
-            return False
-
-        eventually(refused, "the agent refuses")
-        assert read(agent, 0, SECOND, timeout=60.0)
 
 
 def test_missing_agent_is_an_error_at_once(tmp_path: Path) -> None:

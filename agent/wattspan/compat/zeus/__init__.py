@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 
 TYPE_CHECKING = False
@@ -148,4 +148,5 @@ def install(
 def _package(name: str) -> ModuleType:
     module = ModuleType(name, "Zeus's names, answered by wattspan.compat.zeus.")
     module.__path__ = []
+    module.__spec__ = spec_from_loader(name, None, is_package=True)  # which `find_spec` returns
     return module

@@ -73,7 +73,8 @@ class CudaEnvironment:
         return cls(
             environ.get("CUDA_VISIBLE_DEVICES"),
             environ.get("CUDA_DEVICE_ORDER"),
-            environ.get("NVIDIA_VISIBLE_DEVICES"),
+            # WSL has no device file for each GPU, and CDI sets "void" in containers that have GPUs.
+            None if (devices / "dxg").exists() else environ.get("NVIDIA_VISIBLE_DEVICES"),
             environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS"),
             sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*")),
             environ.get("ROCR_VISIBLE_DEVICES"),
@@ -118,7 +119,7 @@ def visible_boards(
     """
     boards = [one for one in devices if not _is_instance(one)]
     if any(board.provenance == "emulated" for board in boards):
-        environment = replace(environment, nodes=0, kfd=False)  # those of another host
+        environment = replace(environment, nodes=0, kfd=False, container=None)  # of another host
     amd = [board for board in boards if _PCI_ADDRESS.fullmatch(board.uuid or "")]
     if amd and (environment.uses_hip or (len(amd) == len(boards) and not environment.nodes)):
         return _hip_boards(amd, environment)
@@ -139,6 +140,8 @@ def visible_boards(
             "This program may use GPUs of AMD and the agent measures none: `wattspan doctor` names "
             "the fault. A program that uses none sets HIP_VISIBLE_DEVICES=-1."
         )
+    if environment.container in ("", "none", "void") and not environment.nodes:
+        return ()  # a container that was given no GPU, on a host with some
     given = _entries(environment.container)
     if given[:1] and given[0].startswith("MIG-") and (visible is None or _numbers([visible])[:1]):
         inside = _numbers(_entries(visible)) if visible is not None else [0]

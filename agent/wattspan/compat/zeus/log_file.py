@@ -6,7 +6,6 @@ windows' ends. An energy that cannot be known is an empty field.
 
 from __future__ import annotations
 
-import atexit
 import csv
 import io
 import os
@@ -89,10 +88,12 @@ class WindowLog:
         # Now: a thread that imports while the program forks leaves the child with an import lock
         # that is never released.
         import http.client  # noqa: F401
+        from multiprocessing.util import Finalize
 
         with self._starting:
             if self._thread is None:
-                atexit.register(self.close)
+                # At exit; a child of multiprocessing leaves the functions of atexit out.
+                Finalize(None, self.close, exitpriority=0)
                 thread = Thread(target=self._work, name="wattspan-zeus-log", daemon=True)
                 thread.start()
                 self._thread = thread

@@ -11,6 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -256,6 +257,13 @@ class WindowMeasurement(Measurement):
     def __reduce__(self) -> tuple[Callable[..., Measurement], tuple[Any, ...]]:
         """Pickled and copied as a plain Measurement, with its values."""
         return Measurement, (self.time, self.gpu_energy, self.cpu_energy, self.dram_energy)
+
+
+for _cached in (*vars(Measurement).values(), *vars(WindowMeasurement).values()):
+    if isinstance(_cached, cached_property):
+        # Python 3.11 locks it for all windows while one of them waits for the agent: other threads
+        # would wait too, and in the child of a fork nobody would release it.
+        vars(_cached)["lock"] = nullcontext()
 
 
 @dataclass(slots=True)
