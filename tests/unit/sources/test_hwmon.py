@@ -218,12 +218,22 @@ def test_sensor_of_a_gpu_has_the_address_at_which_its_library_names_it(
 
 
 def test_two_equal_cards_are_told_apart_by_their_address(tree: Tree, clock: ManualClock) -> None:
-    for address in ("0000:03:00.0", "0000:04:00.0"):
-        tree.chip("xe", address, {"energy1_label": "card", "energy1_input": 5})
-    assert summed(source(tree, clock).read()) == {
-        "hwmon:xe/card@0000:03:00.0",
-        "hwmon:xe/card@0000:04:00.0",
-    }
+    files = {"energy1_label": "card", "energy1_input": 5}
+    tree.chip("xe", "0000:03:00.0", files)
+    other = tree.chip("xe", "0000:04:00.0", files)
+    both = {"hwmon:xe/card@0000:03:00.0", "hwmon:xe/card@0000:04:00.0"}
+    reader = source(tree, clock)
+    assert summed(reader.read()) == both
+    link = tree.root / "class/hwmon" / other.name
+    link.unlink()  # one of them is given to a virtual machine, and returns
+    clock.advance(6)
+    batch = reader.read()
+    assert summed(batch) == {"hwmon:xe/card"}
+    assert [failure.domain_id for failure in batch.failures] == ["hwmon:xe/card@0000:04:00.0"]
+    link.symlink_to(other)
+    clock.advance(6)
+    batch = reader.read()
+    assert (summed(batch), batch.failures) == (both, ())
 
 
 def test_unknown_sensors_are_not_read(tree: Tree, clock: ManualClock) -> None:

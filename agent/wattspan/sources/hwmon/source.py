@@ -279,9 +279,7 @@ _GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
 
 
 class HwmonSource:
-    """The CounterSource of ``<sysfs>/class/hwmon``, and the DriverSession of its thread.
-
-    Owned by one thread.
+    """The CounterSource of ``<sysfs>/class/hwmon``. One thread owns it as its DriverSession.
 
     Summed sensors are read first: the firmware of NVIDIA Grace renews only one meter of a socket in
     50 ms, the one that is read first.
@@ -309,7 +307,7 @@ class HwmonSource:
         self._failing: dict[str, Failure] = {}  # by domain id, of the last reads
         self._epochs: dict[str, int] = {}  # by domain id; outlives the sensor
         self._domains: tuple[Domain, ...] = ()
-        self._vanished: dict[str, Failure] = {}  # by domain id
+        self._vanished: dict[str, Failure] = {}  # by CHIP@DEVICE/CHANNEL
         self._due = 0
         self.current_call: tuple[str, int] | None = None
 
@@ -453,13 +451,14 @@ class HwmonSource:
                 meter = SensorMeter(found[sensor], domain, self._epochs[domain.id])
             self._meters[domain.id] = meter
         for gone in before.keys() - self._meters.keys():
-            path = str(before[gone].files.files[0])
-            remedy = "The agent looks for it every few seconds."
-            self._vanished[gone] = Failure(
-                NAME, path, Trouble.ABSENT, "the sensor has vanished", remedy, gone
+            files, remedy = before[gone].files, "The agent looks for it every few seconds."
+            self._vanished[files.sensor.names[1]] = Failure(
+                NAME, str(files.files[0]), Trouble.ABSENT, "the sensor has vanished", remedy, gone
             )
-        for present in self._meters:
-            self._vanished.pop(present, None)
+        present = {sensor.names[1] for sensor in domains}  # some ids depend on other sensors
+        for name, failure in [*self._vanished.items()]:
+            if name in present or failure.domain_id in self._meters:
+                del self._vanished[name]
         self._failing = {key: one for key, one in self._failing.items() if key in self._meters}
         sensors = [meter.files.sensor for meter in self._meters.values()]
         of_power = {one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY}
