@@ -565,6 +565,18 @@ def test_rail_at_rest_may_show_a_small_negative_current(tree: Tree, clock: Manua
     assert "'-500' is no possible value" in reader.read().failures[0].cause
 
 
+@pytest.mark.parametrize("shown", [9_000_000, -9_000_000])
+def test_battery_counts_while_it_discharges(tree: Tree, clock: ManualClock, shown: int) -> None:
+    files = {"device/type": "Battery", "device/status": "Discharging", "power1_input": shown}
+    battery = tree.chip("BAT0", "BAT0", files)
+    reader = source(tree, clock, {"BAT0/power1": "machine"})
+    reader.read()
+    for state, energies in {"Discharging": [9_000_000], "Charging": [], "Full": []}.items():
+        write(battery / "device/status", state)
+        clock.advance(1)
+        assert [one.counter for one in reader.read().readings] == energies
+
+
 def test_removed_sensor_is_reported_and_used_again(tree: Tree, clock: ManualClock) -> None:
     grace = tree.grace()
     reader = source(tree, clock)

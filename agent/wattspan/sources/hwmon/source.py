@@ -75,10 +75,7 @@ _CHANNEL = re.compile(r"(energy|power|curr)([1-9]\d{0,8})_(input|average)", re.A
 
 @dataclass(frozen=True, slots=True)
 class SensorFiles:
-    """A sensor with the files of its value.
-
-    One, those of the voltage and the current, or those of counters that are added.
-    """
+    """A sensor with its file, those of voltage and current, or those of counters that are added."""
 
     sensor: Sensor
     files: tuple[Path, ...]
@@ -195,6 +192,7 @@ class SensorMeter:
         self._gaps = 0  # before the last values, in a row
         self.frozen = False
         self.idle = False  # a counter shows hardly more than the least power
+        self._battery = _text(self.device / "type") == "Battery"
 
     @property
     def device(self) -> Path:
@@ -220,7 +218,10 @@ class SensorMeter:
         OSError if a file cannot be read, ValueError if it shows no possible value, or if no two
         values of power are near enough to measure energy.
         """
-        values = [max(0, _value(path, self.files.sensor.least)) for path in self.files.files]
+        if self._battery and (state := _text(self.device / "status")) != "Discharging":
+            raise ValueError(f"the battery gives no power now: {state or 'unknown'}")
+        least, sign = self.files.sensor.least, b"-" if self._battery else b""
+        values = [max(0, _value(path, least, sign)) for path in self.files.files]
         at = clock.now()
         if self.domain.suspended or self.domain.rest:
             self.domain = replace(self.domain, suspended=False, rest=Nanoseconds(0))
@@ -267,11 +268,11 @@ class SensorMeter:
         return Reading(self.domain.id, at, energy, self.epoch)
 
 
-def _value(path: Path, least: int = 0) -> int:
-    text = path.read_bytes()[:32].strip()
-    if not text.removeprefix(b"-").isdigit() or int(text) < least:  # a battery is charged
-        shown = text.decode(errors="replace")
-        raise ValueError(f"{shown!r} is no possible value")
+def _value(path: Path, least: int = 0, sign: bytes = b"") -> int:
+    """The number in a file, without a ``sign``: discharge is negative on some laptops of ARM."""
+    text = path.read_bytes()[:32].strip().removeprefix(sign)
+    if not text.removeprefix(b"-").isdigit() or int(text) < least:
+        raise ValueError(f"{text.decode(errors='replace')!r} is no possible value")
     return int(text)
 
 
