@@ -493,8 +493,10 @@ def _thing(
     if meaning.part is HardwarePart.GPU and sensor.processor is not None:
         return sensor.processor
     if meaning.part is HardwarePart.GPU:
-        whole = meaning.whole or not meaning.within
-        return Thing(ThingKind.BOARD, pci=sensor.device, part=() if whole else part)
+        # The configuration may name a meter on another bus, which does not tell the card.
+        named = meaning.whole or meaning.within or _PCI.fullmatch(sensor.device)
+        address, whole = sensor.device if named else "", named and not meaning.within
+        return Thing(ThingKind.BOARD, pci=address, part=() if whole else part)
     return Thing(_THINGS[meaning.part], socket, part=() if meaning.whole else part)
 
 
