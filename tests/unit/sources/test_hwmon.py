@@ -123,14 +123,6 @@ def test_grace_socket_is_summed_and_its_rails_are_not(tree: Tree, clock: ManualC
     assert by_name["Module Power Socket 0"].hw_type is HwType.ENCLOSURE
 
 
-def test_cpu_rail_is_summed_where_its_socket_has_no_meter(tree: Tree, clock: ManualClock) -> None:
-    tree.meter(0, "Module Power Socket 1", 1)
-    tree.meter(1, "CPU Power Socket 1", 1)
-    batch = source(tree, clock).read()
-    assert summed(batch) == {"hwmon:power_meter/cpu-power-socket-1"}
-    assert batch.domains[0].resource == "cpu:1"
-
-
 def test_machine_meter_is_summed_by_configuration_only(tree: Tree, clock: ManualClock) -> None:
     tree.meter(0, "", 80_000_000)
     plain = source(tree, clock).read()
@@ -461,16 +453,6 @@ def test_suspended_card_is_not_read_and_its_energy_is_unknown(
     batch = reader.read()
     assert [domain.suspended for domain in batch.domains] == [False]
     assert [one.epoch for one in batch.readings] == [before.epoch + 1]
-
-
-@pytest.mark.parametrize("status", ["unsupported", "error", ""])
-def test_card_that_is_not_suspended_by_the_kernel_is_read(
-    tree: Tree, clock: ManualClock, status: str
-) -> None:
-    card(tree, status)
-    batch = source(tree, clock).read()
-    assert len(batch.readings) == 1
-    assert not batch.domains[0].suspended
 
 
 @pytest.mark.parametrize(("watts", "rests"), [(8.0, True), (80.0, False)])
