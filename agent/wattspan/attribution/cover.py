@@ -78,12 +78,13 @@ def overlap(one: Thing, other: Thing) -> bool:
         return one.kind is not other.kind or _nested(one.part, other.part)
     if one.kind is other.kind:
         return _same_place(one, other) and _nested(one.part, other.part)
-    return ThingKind.MODULE in kinds and _may_be(one.socket, other.socket)
+    shared = ThingKind.MEMORY in kinds and (one.memory or other.memory)
+    return (shared or ThingKind.MODULE in kinds) and _may_be(one.socket, other.socket)
 
 
 def _same_place(one: Thing, other: Thing) -> bool:
     if one.kind is ThingKind.BOARD:
-        return one.pci == other.pci
+        return "" in (one.pci, other.pci) or one.pci == other.pci
     return _may_be(one.socket, other.socket)
 
 

@@ -139,15 +139,17 @@ class Thing(NamedTuple):
     """The physical thing that a counter measures.
 
     ``socket`` is that of a socket, of its memory, or of the module and platform around it; None for
-    all sockets, or an unknown one. ``pci`` is the address of a board, or of a GPU of a module.
-    ``part`` names a part of the thing, by a path whose first name is the scheme of the names:
-    ``("rapl", "die-1")``. Parts of one scheme are disjoint unless one path begins with the other.
+    all sockets, or an unknown one. ``pci`` is the address of a board, or of a GPU of a module; ""
+    of an unknown board. ``part`` names a part of the thing, by a path whose first name is the
+    scheme of the names: ``("rapl", "die-1")``. Parts of one scheme are disjoint unless one path
+    begins with the other. ``memory``: the memory of the socket is measured with it.
     """
 
     kind: ThingKind
     socket: int | None = None
     pci: str = ""
     part: tuple[str, ...] = ()
+    memory: bool = False
 
     def __str__(self) -> str:
         number = "" if self.socket is None else str(self.socket)

@@ -227,7 +227,8 @@ class EstimateSource:
 def _sockets_of(procfs: Path, sysfs: Path) -> CpuTopology:
     """The sockets of the host; of a virtual machine with one core in each, all CPUs together.
 
-    Some hypervisors make a socket of each virtual CPU, whatever the processor has.
+    Some hypervisors make a socket of each virtual CPU, whatever the processor has. ARM and RISC-V
+    ("Features" and "isa" in cpuinfo) do not tell a guest; no host of theirs has such sockets.
     """
 
     def text(path: Path) -> str:
@@ -237,7 +238,8 @@ def _sockets_of(procfs: Path, sysfs: Path) -> CpuTopology:
     siblings = text(sysfs / "devices/system/cpu/cpu0/topology/thread_siblings_list")
     threads = len([*parse_cpu_list(siblings)]) or 1
     alone = max(cpus.capacity().values()) <= threads
-    virtual = re.search(r"^flags\b.*\bhypervisor\b", text(procfs / "cpuinfo"), re.MULTILINE)
+    guest = r"^(flags\b.*\bhypervisor|Features|isa)\b"
+    virtual = re.search(guest, text(procfs / "cpuinfo"), re.MULTILINE)
     return CpuTopology(Path(os.devnull)) if virtual and alone and len(cpus.sockets) > 1 else cpus
 
 

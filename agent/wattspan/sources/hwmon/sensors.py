@@ -143,6 +143,7 @@ class Meaning:
     within: tuple[str, ...] = ()  # titles, or a chip for the first sensor of another chip
     summed: bool = True
     whole: bool = False  # all of the socket or the card, not a rail of it
+    memory: bool = False  # the memory of the socket is within it
     package: bool = False
     machine: Meaning | None = None
 
@@ -185,7 +186,7 @@ def _power_meter(sensor: Sensor) -> Meaning:
         return Meaning(HardwarePart.MACHINE, "the module, its GPU included", socket, summed=False)
     if match[1] == "Grace":
         why = f"socket {socket}'s processor with its memory and regulators"
-        return Meaning(HardwarePart.CPU, why, socket, within=(module,), whole=True)
+        return Meaning(HardwarePart.CPU, why, socket, within=(module,), whole=True, memory=True)
     what = "cores" if match[1] == "CPU" else "input and output"
     return Meaning(HardwarePart.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
 
@@ -493,9 +494,13 @@ def _thing(
     if meaning.part is HardwarePart.GPU and sensor.processor is not None:
         return sensor.processor
     if meaning.part is HardwarePart.GPU:
-        whole = meaning.whole or not meaning.within
-        return Thing(ThingKind.BOARD, pci=sensor.device, part=() if whole else part)
-    return Thing(_THINGS[meaning.part], socket, part=() if meaning.whole else part)
+        # The configuration may name a meter on another bus, which does not tell the card.
+        named = meaning.whole or meaning.within or _PCI.fullmatch(sensor.device)
+        address, whole = sensor.device if named else "", named and not meaning.within
+        return Thing(ThingKind.BOARD, pci=address, part=() if whole else part)
+    return Thing(
+        _THINGS[meaning.part], socket, part=() if meaning.whole else part, memory=meaning.memory
+    )
 
 
 def _reason(sensor: Sensor, meaning: Meaning, *, alone: bool) -> str:

@@ -75,10 +75,7 @@ _CHANNEL = re.compile(r"(energy|power|curr)([1-9]\d{0,8})_(input|average)", re.A
 
 @dataclass(frozen=True, slots=True)
 class SensorFiles:
-    """A sensor with the files of its value.
-
-    One, those of the voltage and the current, or those of counters that are added.
-    """
+    """A sensor with its file, those of voltage and current, or those of counters that are added."""
 
     sensor: Sensor
     files: tuple[Path, ...]
@@ -195,6 +192,7 @@ class SensorMeter:
         self._gaps = 0  # before the last values, in a row
         self.frozen = False
         self.idle = False  # a counter shows hardly more than the least power
+        self._battery = _text(self.device / "type") == "Battery"
 
     @property
     def device(self) -> Path:
@@ -220,9 +218,12 @@ class SensorMeter:
         OSError if a file cannot be read, ValueError if it shows no possible value, or if no two
         values of power are near enough to measure energy.
         """
+        if self._battery and (state := _text(self.device / "status")) != "Discharging":
+            raise ValueError(f"the battery gives no power now: {state or 'unknown'}")
         if self.domain.suspended or self.domain.rest:
             self.domain = replace(self.domain, suspended=False, rest=Nanoseconds(0))
-        values = [max(0, _value(path, self.files.sensor.least)) for path in self.files.files]
+        least, sign = self.files.sensor.least, b"-" if self._battery else b""
+        values = [max(0, _value(path, least, sign)) for path in self.files.files]
         at = clock.now()
         sensor = self.files.sensor
         if sensor.quantity is SensorQuantity.ENERGY:
@@ -267,11 +268,11 @@ class SensorMeter:
         return Reading(self.domain.id, at, energy, self.epoch)
 
 
-def _value(path: Path, least: int = 0) -> int:
-    text = path.read_bytes()[:32].strip()
-    if not text.removeprefix(b"-").isdigit() or int(text) < least:  # a battery is charged
-        shown = text.decode(errors="replace")
-        raise ValueError(f"{shown!r} is no possible value")
+def _value(path: Path, least: int = 0, sign: bytes = b"") -> int:
+    """The number in a file, without a ``sign``: discharge is negative on some laptops of ARM."""
+    text = path.read_bytes()[:32].strip().removeprefix(sign)
+    if not text.removeprefix(b"-").isdigit() or int(text) < least:
+        raise ValueError(f"{text.decode(errors='replace')!r} is no possible value")
     return int(text)
 
 
@@ -279,9 +280,7 @@ _GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
 
 
 class HwmonSource:
-    """The CounterSource of ``<sysfs>/class/hwmon``, and the DriverSession of its thread.
-
-    Owned by one thread.
+    """The CounterSource of ``<sysfs>/class/hwmon``. One thread owns it as its DriverSession.
 
     Summed sensors are read first: the firmware of NVIDIA Grace renews only one meter of a socket in
     50 ms, the one that is read first.
@@ -309,7 +308,7 @@ class HwmonSource:
         self._failing: dict[str, Failure] = {}  # by domain id, of the last reads
         self._epochs: dict[str, int] = {}  # by domain id; outlives the sensor
         self._domains: tuple[Domain, ...] = ()
-        self._vanished: dict[str, Failure] = {}  # by domain id
+        self._vanished: dict[str, Failure] = {}  # by CHIP@DEVICE/CHANNEL
         self._due = 0
         self.current_call: tuple[str, int] | None = None
 
@@ -453,13 +452,14 @@ class HwmonSource:
                 meter = SensorMeter(found[sensor], domain, self._epochs[domain.id])
             self._meters[domain.id] = meter
         for gone in before.keys() - self._meters.keys():
-            path = str(before[gone].files.files[0])
-            remedy = "The agent looks for it every few seconds."
-            self._vanished[gone] = Failure(
-                NAME, path, Trouble.ABSENT, "the sensor has vanished", remedy, gone
+            files, remedy = before[gone].files, "The agent looks for it every few seconds."
+            self._vanished[files.sensor.names[1]] = Failure(
+                NAME, str(files.files[0]), Trouble.ABSENT, "the sensor has vanished", remedy, gone
             )
-        for present in self._meters:
-            self._vanished.pop(present, None)
+        present = {sensor.names[1] for sensor in domains}  # some ids depend on other sensors
+        for name, failure in [*self._vanished.items()]:
+            if name in present or failure.domain_id in self._meters:
+                del self._vanished[name]
         self._failing = {key: one for key, one in self._failing.items() if key in self._meters}
         sensors = [meter.files.sensor for meter in self._meters.values()]
         of_power = {one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY}
