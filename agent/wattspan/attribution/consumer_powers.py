@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import nlargest
+from itertools import filterfalse
 from math import ceil, exp, hypot, inf, sqrt
 from operator import mul
 from typing import cast
@@ -161,7 +162,7 @@ class ConsumerPowers:
     def __init__(self) -> None:
         self._regression = PowerRegression()
         self._keys: list[Key] = []  # of the rows from FIRST on
-        self._rows: dict[Payer, int] = {}  # of consumers, and of the payers of the last window
+        self._rows: dict[Payer, int] = {}  # of consumers, and of payers since the last window
         self._uses: dict[Key, float] = {}  # decaying means
         self._ages: Counter[Key] = Counter()  # windows with use
         self._variations: dict[Key | None, _Variation] = {}  # of the rows; None: REST
@@ -215,6 +216,9 @@ class ConsumerPowers:
         ``usage`` may be longer, with the same use all along. ``owner`` tells the principal of a
         payer; ``idle`` is an idle power that was observed, now or in an earlier run.
         """
+        # Most short processes begin and end within a window: their rows are needed before its end.
+        for payer in filterfalse(self._rows.__contains__, usage.spent):
+            self._rows[payer] = self._place_of_many(payer, owner)
         window = self._window
         window.add(energy, duration, usage)
         if not fills(WINDOW, window.duration, duration):
@@ -228,6 +232,7 @@ class ConsumerPowers:
             self._regression.clear()
         self._peak = max(load, self._peak * exp(-seconds / MEMORY))
         if load < self._peak * _RESTS:
+            self._rows = {one: row for one, row in self._rows.items() if one in self._uses}
             return  # its power is that of ``idle``, and would outweigh all that it is not
         self._place(uses, seconds, owner)
         row = [0.0] * (FIRST + len(self._keys))

@@ -196,6 +196,10 @@ def test_small_processes_are_grouped_by_owner_only() -> None:
     shares, errors = package.shares({first: 0.5, second: 0.5})
     assert shares[second] / shares[first] == pytest.approx(3.0, rel=0.1)
     assert errors[first] > 0.15  # one of several may differ from their mean
+    newest: dict[Payer, float] = {process(number + 2): 0.5, process(number + 3): 0.5}
+    package.powers.learn(10**7, SECOND // 10, usage(newest), package.owners, AT_REST)
+    cheap, dear = package.powers.weighed(usage(newest)).spent.values()
+    assert dear / cheap == pytest.approx(3.0, rel=0.1), "before the end of a window"
 
 
 def test_unknown_processes_keep_the_common_power() -> None:
