@@ -291,8 +291,8 @@ class Ledger:
             state.settled = interval.end
         while state.unsettled and state.unsettled[0].at.mono <= interval.end.mono:
             state.settled_reading = state.unsettled.popleft()
-        if attribution.withheld and usage is not None:
-            self._missing.withheld(state.domain.hw_type, usage)
+        if attribution.withheld and settled.usage is not None:  # also of those without any share
+            self._missing.withheld(state.domain.hw_type, settled.usage)
         charges = self._charges.setdefault(state.domain.hw_type, {})
         for payer, energy in attribution.shares:
             charges[payer] = charges.get(payer, 0) + energy

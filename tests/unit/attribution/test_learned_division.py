@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from testbed.simulated_host import PACKAGE
+from testbed.simulated_host import GPU, PACKAGE
 
 from wattspan.attribution.baseline import IdlePower, LoadIntercept
 from wattspan.attribution.ledger import Ledger, LedgerSettings, attribute
@@ -142,6 +142,24 @@ def test_varying_process_beside_steady_ones_has_a_close_lower_bound() -> None:
     for one in STEADY:
         assert found[one][0] <= 1
         assert abs(found[one][0] - 1) <= found[one][1]
+
+
+def test_process_whose_whole_energy_is_withheld_has_a_lower_bound() -> None:
+    host, late = Host(), Consumer(99, 1)
+    host.run(90, host.beside_steady)
+    start, end = Instant(host.at, 0), Instant(host.at + SECOND, 0)
+    began = (Reading(GPU.id, start, Microjoules(0)),)
+    host.ledger.apply(Tick(start, {"nvml": (GPU,)}, began, (PayerInfo(late, "late"),)))
+    spent: dict[Payer, int] = dict.fromkeys(COSTS, SECOND // 2)
+    usages = (
+        Usage("cpu:0", start, end, spent | {late: 1}, capacity=CPUS * SECOND),
+        Usage("gpu:GPU-0", start, end, {late: SECOND}),
+    )
+    package = Microjoules(round((host.energy + 102.75) * 1e6))
+    readings = (Reading(PACKAGE.id, end, package), Reading(GPU.id, end, Microjoules(10**8)))
+    host.ledger.apply(Tick(end, {}, readings, (), usages))
+    rows = {one.info.payer: one for one in host.ledger.snapshot(end, "host").processes}
+    assert rows[late].bounded == {HwType.CPU}
 
 
 def test_configured_idle_power_is_evidence() -> None:
