@@ -393,14 +393,12 @@ class Ledger:
 
     def _remembered(self, account: DomainAccount) -> DomainAccount:
         """The account for the next run, without an idle power that is doubtful."""
-        if not account.idle_power_doubtful:
+        idle = self._domains[account.domain.id].idle_power
+        if account.idle_power_doubtful:
+            account = replace(account, idle_power=idle.earlier, idle_power_doubtful=False)
+        elif not account.idle_power_remembered:
             return account
-        return replace(
-            account,
-            idle_power=self._domains[account.domain.id].idle_power.earlier,
-            idle_power_error=None,
-            idle_power_doubtful=False,
-        )
+        return replace(account, idle_power_error=idle.earlier_error)
 
     def baseline_errors(self) -> dict[str, float]:
         """Half-widths of the 95 % ranges of idle powers in milliwatts, by domain."""
@@ -512,7 +510,11 @@ class Ledger:
             self.meters.resume(domain, last)
             self._domains[domain.id] = _DomainState(
                 domain,
-                IdlePower(self._idle_model(domain, account.idle_power), account.idle_power),
+                IdlePower(
+                    self._idle_model(domain, account.idle_power),
+                    account.idle_power,
+                    earlier_error=account.idle_power_error,
+                ),
                 account.energy,
                 account.consumers,
                 account.idle,

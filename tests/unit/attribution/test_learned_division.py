@@ -223,4 +223,18 @@ def test_idle_power_of_an_earlier_run_is_evidence() -> None:
     assert configured == pytest.approx((40.0, 2.4))
     earlier = IdlePower(LoadIntercept(Milliwatts(40_000)), Milliwatts(42_000)).evidence
     assert earlier == pytest.approx((42.0, 2.52))
+    wide = IdlePower(LoadIntercept(), Milliwatts(42_000), earlier_error=Milliwatts(9_800)).evidence
+    assert wide == pytest.approx((42.0, 5.0))
     assert IdlePower(LoadIntercept()).evidence is None
+
+
+def test_idle_power_is_remembered_with_its_error() -> None:
+    """Of a host that never rests: the next run takes it for no more certain than it was."""
+    host = Host()
+    host.run(90, host.varying)
+    saved = host.ledger.checkpoint(host.snapshot())
+    again = Ledger(LedgerSettings(), checkpoint=saved)
+    later = again.checkpoint(again.snapshot(Instant(host.at, 0), "host"))
+    errors = [one.accounts[0].idle_power_error for one in (saved, later)]
+    assert errors == [host.snapshot().account(PACKAGE.id).idle_power_error] * 2
+    assert errors[0] is not None
