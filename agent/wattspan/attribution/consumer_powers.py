@@ -479,7 +479,8 @@ def _beyond(difference: float, deviation: float) -> float:
 def _user(key: Key, owner: Owner) -> Hashable:
     """The user of a consumer, with all containers; None if it is unknown."""
     principal = key if isinstance(key, Principal) else owner(key)
-    return None if principal is None else principal.path[0]
+    # As the first level of `Principal.path`, without its tuples: it is found of each process.
+    return None if principal is None else principal.pod or principal.user
 
 
 def _largest_error(energy: int, active: int) -> float:
