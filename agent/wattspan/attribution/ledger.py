@@ -507,14 +507,11 @@ class Ledger:
         readings = {r.domain_id: r for r in checkpoint.readings} if same_boot else {}
         for account in checkpoint.accounts:
             domain, last = account.domain, readings.get(account.domain.id)
+            power, error = account.idle_power, account.idle_power_error
             self.meters.resume(domain, last)
             self._domains[domain.id] = _DomainState(
                 domain,
-                IdlePower(
-                    self._idle_model(domain, account.idle_power),
-                    account.idle_power,
-                    earlier_error=account.idle_power_error,
-                ),
+                IdlePower(self._idle_model(domain, power), power, earlier_error=error),
                 account.energy,
                 account.consumers,
                 account.idle,
