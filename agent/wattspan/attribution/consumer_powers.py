@@ -292,15 +292,20 @@ class ConsumerPowers:
         while waiting and len(self._keys) < MAX_CONSUMERS:
             self._admit(waiting.pop(), owner)
         users = [_user(one, owner) for one in self._keys] if waiting else []
+        smallest = self._smallest(users) if waiting else {}
         for own, key in {_user(one, owner): one for one in waiting}.items():  # the largest of each
-            place = self._yielding(uses[key], own, users)
-            if place is not None:
+            # No user's many processes take the rows of others': the one with the most yields first.
+            most, mine = max(smallest), users.count(own)
+            rows, needed = (most, _FAIRLY) if most > mine + 1 else (mine, _REPLACES)
+            least, place = smallest[rows]
+            if uses[key] > needed * least:
                 removed = self._keys.pop(place)
                 users[place:] = [*users[place + 1 :], own]
                 self._variations.pop(removed, None)
                 self._regression.remove(FIRST + place)
                 self._regression.renew(self._place_of_many(removed, owner))
                 self._admit(key, owner)
+                smallest = self._smallest(users)
 
     def _admit(self, key: Key, owner: Owner) -> None:
         self._regression.renew(self._place_of_many(key, owner))
@@ -313,20 +318,14 @@ class ConsumerPowers:
         whose = None if isinstance(key, Principal) else owner(key)
         return FIRST + self._keys.index(whose) if whose in self._keys else REST
 
-    def _yielding(self, use: float, own: Hashable, users: Sequence[Hashable]) -> int | None:
-        """The place of a row that another consumer, of the user ``own``, gets; None if none.
-
-        No user's many processes take the rows of others': the one with the most rows yields first.
-        ``users`` are those of the rows.
-        """
-        means = [self._uses.get(one, 0.0) for one in self._keys]
+    def _smallest(self, users: Sequence[Hashable]) -> dict[int, tuple[float, int]]:
+        """The least use of a row and its place, among users with at least some number of rows."""
         rows = Counter(users)
-        most, needed = max(rows.values()), _FAIRLY
-        if most <= rows[own] + 1:
-            most, needed = rows[own], _REPLACES
-        places = (place for place, user in enumerate(users) if rows[user] >= most)
-        smallest = min(places, key=means.__getitem__)
-        return smallest if use > needed * means[smallest] else None
+        places = [(self._uses.get(one, 0.0), place) for place, one in enumerate(self._keys)]
+        return {
+            many: min(one for one, user in zip(places, users, strict=True) if rows[user] >= many)
+            for many in {0, *rows.values()}
+        }
 
     def _weigh(self) -> None:
         """Find the used powers of the present solution, and their errors."""
