@@ -349,7 +349,8 @@ device before and after a change of its firmware or its settings."""
 
 _OBSERVED_DEVIATION, _EARLIER_DEVIATION = 0.02, 0.06
 """Standard deviations of an idle power that was observed at rest, as it drifts with temperature,
-and of one of an earlier run: half of `EQUAL_DEVICES` is two of them. Relative to the power."""
+and the least of one of an earlier run: half of `EQUAL_DEVICES` is two of them. Relative to the
+power."""
 
 LEAST_SHARE = 0.02
 """Lower bound of the idle power as a part of the power under load: laptops have a little more."""
@@ -423,6 +424,8 @@ class IdlePower:
     """That of one fit with the powers of consumers, while those differ. It replaces the one of the
     model, for which equal loads draw equal power; whether it is known is the model's to tell, or
     follows from its own narrow range."""
+    earlier_error: Milliwatts | None = None
+    """Half-width of the 95 % range of the earlier one; None if it was not learned."""
 
     @property
     def power(self) -> Milliwatts | None:
@@ -458,7 +461,8 @@ class IdlePower:
             known = self.model.power  # as configured
         if known is None:
             return None
-        return NormalPrior(known / 1e3, _EARLIER_DEVIATION * known / 1e3)
+        deviation = max((self.earlier_error or 0) / 1.96, _EARLIER_DEVIATION * known)
+        return NormalPrior(known / 1e3, deviation / 1e3)
 
     @property
     def doubtful(self) -> bool:

@@ -22,8 +22,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import nlargest
+from itertools import filterfalse
 from math import ceil, exp, hypot, inf, sqrt
 from operator import mul
+from typing import cast
 
 from wattspan.attribution.power_curve import Extrapolation
 from wattspan.attribution.power_regression import (
@@ -114,9 +116,11 @@ class _Equation:
         self.unclaimed += usage.unclaimed * duration // length
         self.capacity += (usage.capacity or 0) * duration // length
         self.bounded &= bool(usage.capacity)
-        spent = self.spent
-        for payer, used in usage.spent.items():
-            spent[payer] = spent.get(payer, 0) + used * duration // length
+        spent, now = self.spent, usage.spent
+        if length != duration:
+            now = {payer: used * duration // length for payer, used in now.items()}
+        for payer, used in now.items():
+            spent[payer] = spent.get(payer, 0) + used
 
     @property
     def bend(self) -> float:
@@ -158,9 +162,9 @@ class ConsumerPowers:
     def __init__(self) -> None:
         self._regression = PowerRegression()
         self._keys: list[Key] = []  # of the rows from FIRST on
-        self._rows: dict[Payer, int] = {}  # of consumers, and of the payers of the last window
+        self._rows: dict[Payer, int] = {}  # of consumers, and of payers since the last window
         self._uses: dict[Key, float] = {}  # decaying means
-        self._ages: dict[Key, int] = {}  # windows with use
+        self._ages: Counter[Key] = Counter()  # windows with use
         self._variations: dict[Key | None, _Variation] = {}  # of the rows; None: REST
         self._window = _Equation()
         self._peak = 0.0  # decaying maximum of the use of a window
@@ -169,6 +173,7 @@ class ConsumerPowers:
         self._ratios = [1.0] * FIRST  # used powers by row, relative to that of REST
         self._errors = [STATED * DIFFERENCE] * FIRST  # stated errors, relative to the shares
         self._certain = [1.0] * FIRST  # powers with the largest idle power, relative to the used
+        self._errors_surely = self._errors  # the errors, relative to the shares by those powers
         self._equal = _SHOWN  # solutions since the last one with different weights
 
     @property
@@ -182,7 +187,7 @@ class ConsumerPowers:
     @property
     def learned(self) -> bool:
         """True if consumers have different weights."""
-        return any(ratio != 1 for ratio in self._ratios)
+        return not self._equal
 
     @property
     def idle(self) -> Extrapolation | None:
@@ -211,6 +216,9 @@ class ConsumerPowers:
         ``usage`` may be longer, with the same use all along. ``owner`` tells the principal of a
         payer; ``idle`` is an idle power that was observed, now or in an earlier run.
         """
+        # Most short processes begin and end within a window: their rows are needed before its end.
+        for payer in filterfalse(self._rows.__contains__, usage.spent):
+            self._rows[payer] = self._place_of_many(payer, owner)
         window = self._window
         window.add(energy, duration, usage)
         if not fills(WINDOW, window.duration, duration):
@@ -224,6 +232,7 @@ class ConsumerPowers:
             self._regression.clear()
         self._peak = max(load, self._peak * exp(-seconds / MEMORY))
         if load < self._peak * _RESTS:
+            self._rows = {one: row for one, row in self._rows.items() if one in self._uses}
             return  # its power is that of ``idle``, and would outweigh all that it is not
         self._place(uses, seconds, owner)
         row = [0.0] * (FIRST + len(self._keys))
@@ -231,7 +240,7 @@ class ConsumerPowers:
         row[REST] = window.unclaimed / window.duration
         members = [0] * len(row)
         for payer, use in uses.items():
-            place = self._rows[payer]
+            place = self._rows.get(payer, REST)
             row[place] += use
             members[place] += 1
         row[COMMON] = load
@@ -249,24 +258,21 @@ class ConsumerPowers:
     def _place(self, uses: Mapping[Payer, float], seconds: float, owner: Owner) -> None:
         """Find the rows of payers, after the largest consumers have got rows of their own."""
         kept = exp(-seconds / MEMORY)
-        for key in self._uses:
-            self._uses[key] *= kept
+        new = 1 - kept
+        self._uses = means = {key: kept * mean for key, mean in self._uses.items()}
         for payer, use in uses.items():
-            self._count(payer, (1 - kept) * use)
+            means[payer] = means.get(payer, 0.0) + new * use
+        self._ages.update(uses.keys())
         self._choose(uses, owner)
-        own = set(self._keys)
+        own, means = set(self._keys), self._uses
         owners = {payer: whose for payer in uses if payer not in own and (whose := owner(payer))}
         for payer, whose in owners.items():
-            self._count(whose, (1 - kept) * uses[payer])
+            means[whose] = means.get(whose, 0.0) + new * uses[payer]
+        self._ages.update(owners.values())
         self._choose(owners.values(), owner)
         places = {key: place for place, key in enumerate(self._keys, FIRST)}
-        self._rows = {key: row for key, row in places.items() if not isinstance(key, Principal)}
-        for payer in uses.keys() - places.keys():
-            self._rows[payer] = places.get(owners.get(payer, payer), REST)
-
-    def _count(self, key: Key, use: float) -> None:
-        self._uses[key] = self._uses.get(key, 0.0) + use
-        self._ages[key] = self._ages.get(key, 0) + 1
+        self._rows = {payer: places.get(whose, REST) for payer, whose in owners.items()}
+        self._rows |= {key: row for key, row in places.items() if not isinstance(key, Principal)}
 
     def _choose(self, candidates: Iterable[Key], owner: Owner) -> None:
         """Give rows to the largest consumers, instead of to ones that have become small."""
@@ -274,7 +280,7 @@ class ConsumerPowers:
         if len(uses) > _MAX_REMEMBERED:
             largest = nlargest(_MAX_REMEMBERED // 2, uses, key=uses.__getitem__)
             self._uses = uses = {key: uses[key] for key in {*largest, *self._keys} & uses.keys()}
-            self._ages = {key: self._ages[key] for key in uses}
+            self._ages = Counter({key: self._ages[key] for key in uses})
         waiting = sorted(
             (
                 key
@@ -285,14 +291,21 @@ class ConsumerPowers:
         )
         while waiting and len(self._keys) < MAX_CONSUMERS:
             self._admit(waiting.pop(), owner)
-        for key in {_user(one, owner): one for one in waiting}.values():  # the largest of each
-            place = self._yielding(key, owner)
-            if place is not None:
+        users = [_user(one, owner) for one in self._keys] if waiting else []
+        smallest = self._smallest(users) if waiting else {}
+        for own, key in {_user(one, owner): one for one in waiting}.items():  # the largest of each
+            # No user's many processes take the rows of others': the one with the most yields first.
+            most, mine = max(smallest), users.count(own)
+            rows, needed = (most, _FAIRLY) if most > mine + 1 else (mine, _REPLACES)
+            least, place = smallest[rows]
+            if uses[key] > needed * least:
                 removed = self._keys.pop(place)
+                users[place:] = [*users[place + 1 :], own]
                 self._variations.pop(removed, None)
                 self._regression.remove(FIRST + place)
                 self._regression.renew(self._place_of_many(removed, owner))
                 self._admit(key, owner)
+                smallest = self._smallest(users)
 
     def _admit(self, key: Key, owner: Owner) -> None:
         self._regression.renew(self._place_of_many(key, owner))
@@ -305,21 +318,14 @@ class ConsumerPowers:
         whose = None if isinstance(key, Principal) else owner(key)
         return FIRST + self._keys.index(whose) if whose in self._keys else REST
 
-    def _yielding(self, key: Key, owner: Owner) -> int | None:
-        """The place of a row that ``key`` gets instead of another consumer; None if it gets none.
-
-        No user's many processes take the rows of others': the one with the most rows yields first.
-        """
-        uses, users = self._uses, [_user(one, owner) for one in self._keys]
-        rows, own = Counter(users), _user(key, owner)
-        most, needed = max(rows.values()), _FAIRLY
-        if most <= rows[own] + 1:
-            most, needed = rows[own], _REPLACES
-        smallest = min(
-            (place for place, user in enumerate(users) if rows[user] >= most),
-            key=lambda place: uses.get(self._keys[place], 0.0),
-        )
-        return smallest if uses[key] > needed * uses.get(self._keys[smallest], 0.0) else None
+    def _smallest(self, users: Sequence[Hashable]) -> dict[int, tuple[float, int]]:
+        """The least use of a row and its place, among users with at least some number of rows."""
+        rows = Counter(users)
+        places = [(self._uses.get(one, 0.0), place) for place, one in enumerate(self._keys)]
+        return {
+            many: min(one for one, user in zip(places, users, strict=True) if rows[user] >= many)
+            for many in {0, *rows.values()}
+        }
 
     def _weigh(self) -> None:
         """Find the used powers of the present solution, and their errors."""
@@ -327,7 +333,7 @@ class ConsumerPowers:
         size = FIRST + len(self._keys)
         if fit is None:
             self._ratios, self._errors = [1.0] * size, [STATED * DIFFERENCE] * size
-            self._certain = [1.0] * size
+            self._certain, self._errors_surely = [1.0] * size, self._errors
             self._equal += 1
             return
         common = fit.values[COMMON] + self._tilt() * fit.values[BEND]
@@ -344,7 +350,11 @@ class ConsumerPowers:
         ]
         self._ratios = [1.0] * REST + [each / used[0] for each in used]
         self._errors = self._relative_errors(fit, used, powers)
-        self._equal = 0 if self.learned else self._equal + 1
+        self._errors_surely = [
+            (error + 1 - certain) / max(_TINY, certain)
+            for error, certain in zip(self._errors, self._certain, strict=True)
+        ]
+        self._equal = 0 if any(ratio != 1 for ratio in self._ratios) else self._equal + 1
 
     def _departures(
         self, fit: PowerFit, powers: Sequence[float], *, seen: bool = False
@@ -428,22 +438,17 @@ class ConsumerPowers:
         """
         if not self.learned:
             return usage
-        if surely:
-            return self._surely_weighed(usage)
-        spent = dict(usage.spent)
-        for payer, row in self._rows.items():
-            if payer in spent and (ratio := self._ratios[row]) != 1:
-                spent[payer] = round(spent[payer] * ratio)
-        return replace(usage, spent=spent)
-
-    def _surely_weighed(self, usage: Usage) -> Usage:
-        spent, unclaimed = dict[Payer, int](), usage.unclaimed
-        for payer, used in usage.spent.items():
-            row = self._rows.get(payer, REST)
-            weight = round(used * self._ratios[row])
-            spent[payer] = int(weight * self._certain[row])
-            unclaimed += weight - spent[payer]
-        return replace(usage, spent=spent, unclaimed=unclaimed)
+        rows, ratios = self._rows, self._ratios
+        spent = {
+            payer: used if (ratio := ratios[rows.get(payer, REST)]) == 1 else round(used * ratio)
+            for payer, used in usage.spent.items()
+        }
+        if not surely:
+            return replace(usage, spent=spent)
+        certain = self._certain
+        least = {payer: int(used * certain[rows.get(payer, REST)]) for payer, used in spent.items()}
+        unsure = sum(spent.values()) - sum(least.values())
+        return replace(usage, spent=least, unclaimed=usage.unclaimed + unsure)
 
     def doubts(
         self, active: int, shares: Iterable[tuple[Payer, int]], *, surely: bool = False
@@ -452,18 +457,16 @@ class ConsumerPowers:
 
         ``surely`` as for the usage by which ``active`` was divided.
         """
-        rows, errors, found = self._rows, self._errors, []
-        if surely:
-            errors = [
-                (error + 1 - certain) / max(_TINY, certain)
-                for error, certain in zip(errors, self._certain, strict=True)
-            ]
-        for payer, energy in shares:
-            error = min(errors[rows.get(payer, REST)] * energy, max(energy, active))
-            if 8 * energy > active and not surely:
-                error = min(error, _largest_error(energy, active - energy))
-            found.append(Microjoules(ceil(error)))
-        return found
+        rows, errors = self._rows, self._errors_surely if surely else self._errors
+        large = active if surely else active // 8
+        found = [
+            ceil(errors[rows.get(payer, REST)] * energy)
+            if energy <= large
+            else ceil(min(errors[rows.get(payer, REST)] * energy, _largest_error(energy, active)))
+            for payer, energy in shares
+        ]
+        within = max(found, default=0) <= active
+        return cast("list[Microjoules]", found if within else [min(active, one) for one in found])
 
 
 def _beyond(difference: float, deviation: float) -> float:
@@ -475,10 +478,12 @@ def _beyond(difference: float, deviation: float) -> float:
 def _user(key: Key, owner: Owner) -> Hashable:
     """The user of a consumer, with all containers; None if it is unknown."""
     principal = key if isinstance(key, Principal) else owner(key)
-    return None if principal is None else principal.path[0]
+    # As the first level of `Principal.path`, without its tuples: it is found of each process.
+    return None if principal is None else principal.pod or principal.user
 
 
-def _largest_error(energy: int, others: int) -> float:
-    """The error of a share if any two powers differ by the largest ratio at most."""
+def _largest_error(energy: int, active: int) -> float:
+    """The error of a share of ``active`` if any two powers differ by the largest ratio at most."""
+    others = active - energy
     product = energy * others * (LARGEST_RATIO - 1)
     return product / max(1, min(LARGEST_RATIO * energy + others, energy + LARGEST_RATIO * others))

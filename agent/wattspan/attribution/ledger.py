@@ -291,8 +291,8 @@ class Ledger:
             state.settled = interval.end
         while state.unsettled and state.unsettled[0].at.mono <= interval.end.mono:
             state.settled_reading = state.unsettled.popleft()
-        if attribution.withheld and usage is not None:
-            self._missing.withheld(state.domain.hw_type, usage)
+        if attribution.withheld and settled.usage is not None:  # also of those without any share
+            self._missing.withheld(state.domain.hw_type, settled.usage)
         charges = self._charges.setdefault(state.domain.hw_type, {})
         for payer, energy in attribution.shares:
             charges[payer] = charges.get(payer, 0) + energy
@@ -393,14 +393,12 @@ class Ledger:
 
     def _remembered(self, account: DomainAccount) -> DomainAccount:
         """The account for the next run, without an idle power that is doubtful."""
-        if not account.idle_power_doubtful:
+        idle = self._domains[account.domain.id].idle_power
+        if account.idle_power_doubtful:
+            account = replace(account, idle_power=idle.earlier, idle_power_doubtful=False)
+        elif not account.idle_power_remembered:
             return account
-        return replace(
-            account,
-            idle_power=self._domains[account.domain.id].idle_power.earlier,
-            idle_power_error=None,
-            idle_power_doubtful=False,
-        )
+        return replace(account, idle_power_error=idle.earlier_error)
 
     def baseline_errors(self) -> dict[str, float]:
         """Half-widths of the 95 % ranges of idle powers in milliwatts, by domain."""
@@ -509,10 +507,11 @@ class Ledger:
         readings = {r.domain_id: r for r in checkpoint.readings} if same_boot else {}
         for account in checkpoint.accounts:
             domain, last = account.domain, readings.get(account.domain.id)
+            power, error = account.idle_power, account.idle_power_error
             self.meters.resume(domain, last)
             self._domains[domain.id] = _DomainState(
                 domain,
-                IdlePower(self._idle_model(domain, account.idle_power), account.idle_power),
+                IdlePower(self._idle_model(domain, power), power, earlier_error=error),
                 account.energy,
                 account.consumers,
                 account.idle,

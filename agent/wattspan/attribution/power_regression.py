@@ -119,7 +119,8 @@ class PowerRegression:
     @property
     def means(self) -> list[float]:
         """The mean of each column over the windows; 0 without any."""
-        return [one / max(self.windows, _TINY) for one in self._sums[IDLE]]
+        whole = max(self.windows, _TINY)
+        return [one / whole for one in self._sums[IDLE]]
 
     def clear(self) -> None:
         """Forget all windows."""
@@ -295,9 +296,10 @@ def _bent(matrix: list[list[float]], rows: Iterable[int], common: float, noise: 
     values = [_mixed(likely, one[POWER], two[POWER]) for one, two in zip(line, curve, strict=True)]
     squares, values[POWER] = values[POWER], 0.0
     mixed = _covariances(line, values, noise), _covariances(curve, values, noise)
-    stated = max(likely, _STATED_CURVED)
+    curved = max(likely, _STATED_CURVED)
+    straight = 1 - curved
     inverse = [
-        [_mixed(stated, one, two) for one, two in zip(*lines, strict=True)]
+        [straight * one + curved * two for one, two in zip(*lines, strict=True)]
         for lines in zip(*mixed, strict=True)
     ]
     return _Solution(values, inverse, squares)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from testbed.simulated_host import PACKAGE
+from testbed.simulated_host import GPU, PACKAGE
 
 from wattspan.attribution.baseline import IdlePower, LoadIntercept
 from wattspan.attribution.ledger import Ledger, LedgerSettings, attribute
@@ -144,6 +144,24 @@ def test_varying_process_beside_steady_ones_has_a_close_lower_bound() -> None:
         assert abs(found[one][0] - 1) <= found[one][1]
 
 
+def test_process_whose_whole_energy_is_withheld_has_a_lower_bound() -> None:
+    host, late = Host(), Consumer(99, 1)
+    host.run(90, host.beside_steady)
+    start, end = Instant(host.at, 0), Instant(host.at + SECOND, 0)
+    began = (Reading(GPU.id, start, Microjoules(0)),)
+    host.ledger.apply(Tick(start, {"nvml": (GPU,)}, began, (PayerInfo(late, "late"),)))
+    spent: dict[Payer, int] = dict.fromkeys(COSTS, SECOND // 2)
+    usages = (
+        Usage("cpu:0", start, end, spent | {late: 1}, capacity=CPUS * SECOND),
+        Usage("gpu:GPU-0", start, end, {late: SECOND}),
+    )
+    package = Microjoules(round((host.energy + 102.75) * 1e6))
+    readings = (Reading(PACKAGE.id, end, package), Reading(GPU.id, end, Microjoules(10**8)))
+    host.ledger.apply(Tick(end, {}, readings, (), usages))
+    rows = {one.info.payer: one for one in host.ledger.snapshot(end, "host").processes}
+    assert rows[late].bounded == {HwType.CPU}
+
+
 def test_configured_idle_power_is_evidence() -> None:
     host = Host(idle=42_000)
     host.run(60, host.beside_steady)
@@ -205,4 +223,18 @@ def test_idle_power_of_an_earlier_run_is_evidence() -> None:
     assert configured == pytest.approx((40.0, 2.4))
     earlier = IdlePower(LoadIntercept(Milliwatts(40_000)), Milliwatts(42_000)).evidence
     assert earlier == pytest.approx((42.0, 2.52))
+    wide = IdlePower(LoadIntercept(), Milliwatts(42_000), earlier_error=Milliwatts(9_800)).evidence
+    assert wide == pytest.approx((42.0, 5.0))
     assert IdlePower(LoadIntercept()).evidence is None
+
+
+def test_idle_power_is_remembered_with_its_error() -> None:
+    """Of a host that never rests: the next run takes it for no more certain than it was."""
+    host = Host()
+    host.run(90, host.varying)
+    saved = host.ledger.checkpoint(host.snapshot())
+    again = Ledger(LedgerSettings(), checkpoint=saved)
+    later = again.checkpoint(again.snapshot(Instant(host.at, 0), "host"))
+    errors = [one.accounts[0].idle_power_error for one in (saved, later)]
+    assert errors == [host.snapshot().account(PACKAGE.id).idle_power_error] * 2
+    assert errors[0] is not None
