@@ -74,7 +74,8 @@ def test_only_waiting_ranks_are_lowered_within_their_range(
     for one, (part, _) in zip(before.search.ladder.ranges, given_ranks, strict=True):
         if one.device in caps:
             assert one.floor <= caps[one.device] <= alike[one.device] <= one.original
-            assert caps[one.device] == alike[one.device] or longest - part > MIN_SLACK
+            waits = longest - part > MIN_SLACK - 1e-9  # a sum of steps has their rounding errors
+            assert caps[one.device] == alike[one.device] or waits
 
 
 @given(given_ranks=ranks, slope=slopes, reason=st.sampled_from(DecisionReason))

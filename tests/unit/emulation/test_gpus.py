@@ -65,9 +65,9 @@ def test_missing_file_means_driver_not_loaded(tmp_path: Path) -> None:
 def test_emulated_module_leaves_the_real_one_alone(gpus: EmulatedGpus) -> None:
     import pynvml
 
-    nvml = EmulatedNvml(gpus.path, ManualClock())
+    nvml, loaded = EmulatedNvml(gpus.path, ManualClock()), pynvml.nvmlLib
     nvml.nvmlInit()
-    assert pynvml.nvmlLib is None
+    assert pynvml.nvmlLib is loaded
     assert nvml.NVML_CLOCK_SM == pynvml.NVML_CLOCK_SM
     assert not hasattr(nvml, "nvmlDeviceGetRainfall")
 

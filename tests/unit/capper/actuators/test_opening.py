@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -68,6 +69,8 @@ def test_driver_and_library_that_come_later_are_used_from_then_on(
     packages.mkdir()
     (packages / "amdsmi.py").write_text("raise ModuleNotFoundError(name='amdsmi')")
     monkeypatch.syspath_prepend(str(packages))
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "amdsmi"]:
+        monkeypatch.delitem(sys.modules, loaded)
     is_gpu = family == "amdgpu"
     knob, device = (
         (Knob.GPU_POWER, "gpu:0000:60:00.0") if is_gpu else (Knob.CPU_POWER, "rapl:package-0")
