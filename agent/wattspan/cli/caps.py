@@ -393,14 +393,13 @@ def state_lines(state: StateReply, clock: Clock) -> list[str]:
     if not state.rows:
         return ["This host has no device with a power limit."]
     now, lines = clock.monotonic(), []
-    bound = "its fixed cap" if state.ceiling is None else "its share of the ceiling"
     if state.suspended:
         lines.append("Everything was restored on request; nothing is set before a restart.")
     if state.ceiling is not None:
         lines += _ceiling_lines(state, state.ceiling, now)
     for row in map(cap_row, state.rows):
         lines.append(f"{row.state.name} ({row.state.key.device})")
-        lines += (f"    {line}" for line in cap_lines(row, now, bound))
+        lines += (f"    {line}" for line in cap_lines(row, now))
     return lines
 
 
@@ -416,8 +415,8 @@ def _ceiling_lines(state: StateReply, lowest: int, now: int) -> Iterator[str]:
         yield f"    It cannot be kept: the devices' floors take {_power(state.short)} more."
 
 
-def cap_lines(row: CapRow, now: int, bound: str = "its share of the ceiling") -> Iterator[str]:
-    """One cap: its limit, range, holder, time and reason; ``bound`` names its ceiling."""
+def cap_lines(row: CapRow, now: int) -> Iterator[str]:
+    """One cap: its limit, range, holder, time and reason."""
     state = row.state
     setting = partial(format_setting, state.key.knob)
     limits = f"{state.key.knob}: {setting(state.requested)}"
@@ -440,7 +439,7 @@ def cap_lines(row: CapRow, now: int, bound: str = "its share of the ceiling") ->
         if row.why:
             yield f"because: {row.why.removesuffix('.')}"
     if row.ceiling is not None:
-        yield f"{bound}: {setting(row.ceiling)}"
+        yield f"its share of the ceiling: {setting(row.ceiling)}"
     if row.trouble:
         yield row.trouble
 

@@ -103,13 +103,6 @@ def test_clock_is_shown_in_its_own_unit() -> None:
     ]
 
 
-def test_fixed_cap_beside_a_tuned_limit_is_no_share_of_a_ceiling() -> None:
-    row = KnobRow(
-        knob=Knob.GPU_POWER, device="gpu:GPU-1", name="H100 0", wanted=430 * W, ceiling=450 * W
-    )
-    assert state_lines(state(row), ManualClock())[-1] == "    its fixed cap: 450 W"
-
-
 def test_host_without_actuators_is_reported() -> None:
     assert state_lines(state(), ManualClock()) == ["This host has no device with a power limit."]
 
