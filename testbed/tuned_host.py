@@ -166,7 +166,6 @@ class MemoryCapper:
         self.rejects: Knob | None = None  # the boards cannot be set by it, which a write shows
         self.largest = DEFAULT
         self.ceilings: dict[str, int] = {}
-        self.lends = False  # what a tuner does not use of a ceiling goes to other devices
         self.foreign: set[str] = set()
         self.refusal: tuple[str, str] | None = None
         self.renewed = self.asked = 0
@@ -258,9 +257,6 @@ class MemoryCapper:
 
     def _row(self, gpu: Gpu) -> CapRow:
         held = gpu.device in self.holders
-        ceiling, wanted = self.ceilings.get(gpu.device), self.wanted.get(gpu.device)
-        if held and self.lends and ceiling and wanted:
-            ceiling = min(ceiling, wanted)
         return CapRow(
             KnobState(
                 CapKey(gpu.knob, gpu.device),
@@ -273,8 +269,8 @@ class MemoryCapper:
                 gpu.aliases,
             ),
             original=self.originals.get(gpu.device),
-            wanted=wanted if held else None,
-            ceiling=ceiling,
+            wanted=self.wanted.get(gpu.device) if held else None,
+            ceiling=self.ceilings.get(gpu.device),
             holder=self.holders.get(gpu.device, ""),
             expires=self._host.clock.monotonic() + LEASE if held else None,
             foreign=gpu.device in self.foreign,

@@ -155,30 +155,18 @@ class HostView:
             limits.enforced,
         )
 
-    def highest(self, key: CapKey, known: int | None) -> int | None:
-        """The setting without a tuner, in the knob's unit; None if the capper does not show it.
-
-        It is the original one, or a lower one that the operator or the host's power budget imposes.
-        ``known`` was it before a tuner held less: what that leaves of a share is lent to others.
-        """
+    def imposed_limit(self, key: CapKey) -> int | None:
+        """The limit that the operator or the host's power budget imposes, in the knob's unit."""
         row = self.rows.get(key)
         if row is None:
             return None
-        held = row.expires is not None  # tuned limits have a lease
-        left = (row.ceiling or 0) + _KNOB_STEP[key.knob] - (row.wanted or 0)
-        if held and known is not None and left > 0:
-            return known
-        original = None if key.knob is Knob.GPU_CLOCK else row.original or row.state.requested
-        limits = (None if held else row.wanted), row.ceiling, original
-        return min((value for value in limits if value is not None), default=None)
+        fixed = row.wanted if row.expires is None else None  # tuned limits have a lease
+        return min((value for value in (fixed, row.ceiling) if value is not None), default=None)
 
-    def range(
-        self, key: CapKey, lowest: float, floor: int, rank: int, highest: int | None = None
-    ) -> KnobRange | None:
+    def range(self, key: CapKey, lowest: float, floor: int, rank: int) -> KnobRange | None:
         """The permitted settings of a device; None if they are unknown.
 
         ``lowest`` is the lowest setting relative to the default, ``floor`` in milliwatts.
-        ``highest`` is the setting without a tuner, if it is known.
         """
         state, row = self.knob(key), self.rows.get(key)
         if state is None:
@@ -187,12 +175,12 @@ class HostView:
         original = original or state.maximum or state.default
         if original is None:
             return None
-        if highest is not None:
-            original = min(original, highest)
-        outside = None if state.enforced == state.requested else state.enforced
-        if outside and not (row is not None and row.wanted):
+        imposed = self.imposed_limit(key)
+        if imposed is not None:  # it is in force with and without a tuner
+            original = min(original, imposed)
+        if state.enforced and not (row is not None and row.wanted):
             # limited from outside this operating system
-            original = min(original, outside)
+            original = min(original, state.enforced)
         least = max(
             state.minimum or 0,
             round(lowest * (state.default or original)),

@@ -149,10 +149,7 @@ _FINAL_REASONS = frozenset(
 
 
 class DeviceChoice(NamedTuple):
-    """Devices and the position of their knob, and all that a tuner of them depends on.
-
-    ``ceilings`` are the settings of the devices without a tuner.
-    """
+    """Devices and the position of their knob, and all that a tuner of them depends on."""
 
     position: int
     devices: tuple[str, ...]
@@ -289,9 +286,7 @@ class JobDevices:
                 break
         keys = self._keys(position, devices)
         usable = apply and host.trouble is None and all(map(host.is_usable, keys))
-        known = dict(zip(self.names, self._ceilings, strict=False))
-        ceilings = tuple(host.highest(key, known.get(key.device)) for key in keys)
-        return DeviceChoice(position, devices, usable, ceilings)
+        return DeviceChoice(position, devices, usable, tuple(map(host.imposed_limit, keys)))
 
     def refusal(
         self, host: HostView, choice: DeviceChoice, job: str
@@ -322,9 +317,7 @@ class JobDevices:
     def use(self, host: HostView, choice: DeviceChoice, used: Mapping[str, set[Payer]]) -> bool:
         """Use the chosen devices from now on; False if one of their ranges is not readable."""
         keys = self._keys(choice.position, choice.devices)
-        tops = zip(keys, choice.ceilings, strict=True)
-        found = [self._range(host, key, top, used) for key, top in tops]
-        ranges = tuple(one for one in found if one is not None)
+        ranges = tuple(one for key in keys if (one := self._range(host, key, used)) is not None)
         if not ranges or len(ranges) < len(keys):
             return False
         self._position, self.ranges, self._ceilings = choice.position, ranges, choice.ceilings
@@ -339,7 +332,7 @@ class JobDevices:
         return [CapKey(self.knobs[position], one) for one in devices]
 
     def _range(
-        self, host: HostView, key: CapKey, highest: int | None, used: Mapping[str, set[Payer]]
+        self, host: HostView, key: CapKey, used: Mapping[str, set[Payer]]
     ) -> KnobRange | None:
         """The range of a device, with the lowest rank of the job's processes that use it."""
         domain = host.domains.get(key.device)
@@ -348,7 +341,7 @@ class JobDevices:
         floor = self._context.floor
         if key.knob is Knob.GPU_POWER:
             floor = max(floor, self._lowest_power)
-        return host.range(key, self._settings.floor, floor, rank, highest)
+        return host.range(key, self._settings.floor, floor, rank)
 
     # ------------------------------------------------------------------------------- state
 
