@@ -153,17 +153,14 @@ class LeaseRegistry:
         """A knob as last read, and its holder; ``error`` is that of one that is not tried now."""
         state, entry, demand = planner.ranged(key), planner.entries.get(key), planner.demand
         held, cause, imposed = self.holding(key), demand.cause(key), demand.imposed
-        fixed, ceiling = imposed.fixed.get(key), imposed.shares.get(key)
-        if held is not None and fixed is not None:  # it applies beside the tuned limit
-            ceiling = fixed if ceiling is None else min(fixed, ceiling)
         foreign = entry is not None and entry.left_alone
         if error is None and entry is not None and foreign:
             error = foreign_limit_error(entry)
         return CapRow(
             state=state,
             original=entry.original if entry is not None else state.requested,
-            wanted=fixed if held is None else held.requested[key],
-            ceiling=ceiling,
+            wanted=held.requested[key] if held is not None else imposed.fixed.get(key),
+            ceiling=imposed.shares.get(key),
             holder=cause.job,
             why=cause.why,
             since=held.since if held is not None else None,

@@ -381,7 +381,6 @@ class RequestHandler:
                 self._manager.renew(holder)
             case protocol.ReleaseRequest():
                 self._manager.release(holder, request.job)
-                self._impose()  # its share is lent no more
             case protocol.CeilingRequest():
                 if peer.uid != 0:
                     self._check_rate(peer, None)
@@ -465,7 +464,6 @@ class RequestHandler:
         self._manager.hold(
             holder, request.job, requested, _reason(request.why), lease=request.lease, peer=peer
         )
-        self._impose()  # its unused share is lent
 
     def _check_rate(self, peer: PeerCredentials, key: CapKey | None) -> None:
         """CapsError if the user moves a knob, or its ceiling if ``key`` is None, too often."""

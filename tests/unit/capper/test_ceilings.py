@@ -441,32 +441,6 @@ def test_power_unused_by_a_tuner_goes_to_other_devices(tmp_path: Path) -> None:
     assert shares[bench.key(1)] == 600 * W
 
 
-def test_fixed_cap_is_shown_while_a_tuner_holds_less(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.desk(CapsSettings(fixed=FIXED)).turn()
-    bench.hold(430 * W)
-    assert [(row.wanted, row.ceiling) for row in bench.manager.rows()] == [
-        (430 * W, 450 * W),
-        (450 * W, None),
-    ]
-
-
-def test_share_that_was_lent_is_shown_as_before_at_once_after_a_release(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    desk = bench.desk(CapsSettings(budget_watts=900))
-    desk.turn()
-    found = []
-    for request in (
-        protocol.HelloRequest("test"),
-        protocol.HoldRequest("job", [protocol.RequestedCap(Knob.GPU_POWER, "gpu0", 430 * W)]),
-        protocol.ReleaseRequest("job"),
-    ):
-        answer = desk.answer(1, ROOT, request)
-        assert isinstance(answer, StateReply)
-        found.append([row.ceiling for row in answer.rows])
-    assert found == [[450 * W] * 2, [430 * W, 470 * W], [450 * W] * 2]
-
-
 def test_externally_set_device_counts_with_its_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold(500 * W, 0)
