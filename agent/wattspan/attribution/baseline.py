@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wattspan.attribution.power_curve import Extrapolation, PowerCurve, largest_idle
-from wattspan.attribution.power_regression import NormalPrior
+from wattspan.attribution.power_regression import DRIFT, NormalPrior
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -347,10 +347,9 @@ EQUAL_DEVICES = 0.25
 """Idle powers of equal devices differ by less than this part of the larger one; so do those of one
 device before and after a change of its firmware or its settings."""
 
-_OBSERVED_DEVIATION, _EARLIER_DEVIATION = 0.02, 0.06
-"""Standard deviations of an idle power that was observed at rest, as it drifts with temperature,
-and the least of one of an earlier run: half of `EQUAL_DEVICES` is two of them. Relative to the
-power."""
+_EARLIER_DEVIATION = 0.06
+"""Standard deviation of an idle power of an earlier run, relative to it: half of `EQUAL_DEVICES` is
+two of them."""
 
 LEAST_SHARE = 0.02
 """Lower bound of the idle power as a part of the power under load: laptops have a little more."""
@@ -421,9 +420,9 @@ class IdlePower:
     accepted: AcceptedIdle | None = None  # of a learned idle power
     deficit: int = 0
     joint: Extrapolation | None = None
-    """That of one fit with the powers of consumers, while those differ. It replaces the one of the
-    model, for which equal loads draw equal power; whether it is known is the model's to tell, or
-    follows from its own narrow range."""
+    """The idle power of one fit with the powers of consumers, while those differ. It replaces the
+    one of the model, for which equal loads draw equal power; whether it is known is the model's to
+    tell, or follows from its own narrow range."""
     earlier_error: Milliwatts | None = None
     """Half-width of the 95 % range of the earlier one; None if it was not learned."""
 
@@ -456,7 +455,7 @@ class IdlePower:
         known = self.earlier
         if self.model.rest is not None:
             power, error = self.model.rest
-            return NormalPrior(power / 1e3, max(error / 1.96, _OBSERVED_DEVIATION * power) / 1e3)
+            return NormalPrior(power / 1e3, max(error / 1.96, DRIFT * power) / 1e3)
         if known is None and self.model.remembered:
             known = self.model.power  # as configured
         if known is None:

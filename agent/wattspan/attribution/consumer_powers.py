@@ -32,6 +32,7 @@ from wattspan.attribution.power_regression import (
     BEND,
     COMMON,
     DIFFERENCE,
+    DRIFT,
     FIRST,
     IDLE,
     MEMORY,
@@ -80,9 +81,6 @@ _UNSEEN = 0.04
 active power: a standard deviation. Windows under load show it as idle power."""
 
 _LARGEST = sqrt(LARGEST_RATIO)
-_DRIFT = 0.02
-"""Standard deviation of an idle power since it was observed, relative to it: it drifts with the
-temperature."""
 _UNEVEN = 0.04
 """Standard deviation of the power by which a package departs from the law of the fit between rest
 and the present load, relative to the active power. What others do not explain is the power of the
@@ -197,7 +195,7 @@ class ConsumerPowers:
             return None
         power, deviation = fit.values[IDLE], sqrt(max(0.0, fit.covariances[IDLE][IDLE]))
         active = means[POWER] - power
-        deviation = hypot(deviation, _DRIFT * power if self._rest else _UNSEEN * active)
+        deviation = hypot(deviation, DRIFT * power if self._rest else _UNSEEN * active)
         slope = fit.values[COMMON] * means[COMMON]
         return Extrapolation(power * 1e3, deviation * 1e3, active * 1e3, max(0.0, slope) * 1e3)
 
@@ -420,8 +418,8 @@ class ConsumerPowers:
     def _tilt(self) -> float:
         """The bend for a unit of use at the mean load.
 
-        What all consumers have in common, as the clock of all cores and the caches, is owed in
-        proportion to CPU time, so that the parts of all are the active power.
+        Consumers owe the power that they have in common, as of the clock of all cores and of the
+        caches, in proportion to CPU time, so that the parts of all are the active power.
         """
         means = self._regression.means
         return means[BEND] / max(_TINY, means[COMMON])

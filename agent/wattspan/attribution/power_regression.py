@@ -40,6 +40,10 @@ POWER, IDLE, COMMON, BEND, REST, FIRST = range(6)
 """Rows of the matrix. REST is the difference of the consumers without a row of their own, which
 is used for nothing; the rows of consumers begin with FIRST."""
 
+DRIFT = 0.02
+"""Standard deviation of an idle power since it was observed at rest, relative to it: it drifts with
+the temperature."""
+
 DIFFERENCE = 0.4
 """Standard deviation of the powers of consumers for equal CPU time, relative to their mean: about
 that of two equally frequent kinds with a ratio of 1 to 2.3, or of an even spread from 1 to 5."""
@@ -61,7 +65,7 @@ _STATED_CURVED = 0.3  # least part of the curve in the stated covariances
 
 
 class NormalPrior(NamedTuple):
-    """What is known of an unknown before: its mean and standard deviation, in watts."""
+    """The knowledge of an unknown before the windows: mean and standard deviation, in watts."""
 
     mean: float
     deviation: float
