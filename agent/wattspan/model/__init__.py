@@ -8,6 +8,7 @@ means *unknown*; zero is a measurement.
 from wattspan.model.consumers import HOST_ROOT as HOST_ROOT
 from wattspan.model.consumers import Attribution as Attribution
 from wattspan.model.consumers import Consumer as Consumer
+from wattspan.model.consumers import Counts as Counts
 from wattspan.model.consumers import Group as Group
 from wattspan.model.consumers import GroupKind as GroupKind
 from wattspan.model.consumers import IdlePolicy as IdlePolicy

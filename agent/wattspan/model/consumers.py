@@ -103,6 +103,22 @@ class PartUsage(NamedTuple):
         return sum(self.spent.values()) + max(0, self.unclaimed)
 
 
+class Counts(NamedTuple):
+    """Sums of performance counters over the time in which a payer ran on one socket.
+
+    ``time`` is that time in nanoseconds, as far as all counters counted; it differs from CPU time
+    by lost pairs and by the kernel's way of counting that. ``cycles`` are those of the core at its
+    present clock, ``reference`` those of a constant clock in the same time, ``misses`` those of the
+    last level of cache.
+    """
+
+    time: int
+    cycles: int
+    reference: int
+    instructions: int
+    misses: int
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The use of one resource by each payer in one period.
@@ -113,6 +129,7 @@ class Usage:
     lists the payers that hold the resource, used or not (GPU contexts). ``metered`` is the whole
     use by a meter of the resource itself, such as the idle times of CPUs; None without a precise
     one. ``parts`` divide the same use among the parts of the resource; () if it has none.
+    ``counts`` are of the payers that performance counters have counted; None without such counters.
     """
 
     resource: str
@@ -124,6 +141,7 @@ class Usage:
     present: frozenset[Payer] = frozenset()
     metered: int | None = None
     parts: tuple[PartUsage, ...] = ()
+    counts: Mapping[Payer, Counts] | None = None
 
     @property
     def busy(self) -> int:
