@@ -26,6 +26,7 @@ from testbed.cpu_plants import (
     TURBO,
     CpuPlant,
     EnergyCounter,
+    Rates,
     Work,
 )
 from testbed.idle_baseline import (
@@ -40,13 +41,15 @@ from testbed.idle_baseline import (
     wandering,
 )
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.model import SECOND, Consumer, HwType, Payer
+from wattspan.model import SECOND, Consumer, Counts, HwType, Payer
 from wattspan.service.energy_history import EnergyHistory
 
 LEARNING, JUDGED, SETTLING = 60, 30, 3  # seconds of work
 REST = 30  # seconds before the work of a package whose idle power is observed once
 WARMING = 60 * SECOND  # time constant
 FULL_TRAFFIC = 100.0  # gigabytes a second
+MISSES_NOISE = 0.2  # relative standard deviation of the misses of an instant
+SWITCH = SCHEDULER_TICK  # the longest time of a thread between two switches
 AGENT = "agent"
 
 Pattern = Callable[[random.Random], Loads]
@@ -57,6 +60,7 @@ class Process(NamedTuple):
 
     ``traffic`` is the part of ``FULL_TRAFFIC``. A process that changes its nature costs ``later``
     from ``LEARNING`` seconds of work on. One that ``copies`` has the load of another, earlier one.
+    Alone on a core it retires ``ipc`` instructions in a cycle.
     """
 
     cost: float
@@ -65,6 +69,7 @@ class Process(NamedTuple):
     traffic: Pattern = wandering(0.0, 0.0)
     later: float | None = None
     copies: int | None = None
+    ipc: float = 1.5
 
 
 class Row(NamedTuple):
@@ -82,6 +87,7 @@ class Scenario:
     """Processes on a plant, of which each row is judged after some seconds of work.
 
     ``rested``: the package was at rest before, so that its idle power was observed once.
+    ``counted``: the agent reads performance counters.
     """
 
     plant: CpuPlant
@@ -90,6 +96,7 @@ class Scenario:
     rested: bool = True
     counter: EnergyCounter = SKYLAKE
     learning: int = LEARNING
+    counted: bool = False
 
 
 class Truth(NamedTuple):
@@ -115,6 +122,8 @@ class EmulatedPackage:
         self._works = dict[int, Work]()
         self._powers = dict[int, float]()
         self._read = 0
+        self._rates = dict[int, Rates]()
+        self._counts = [[0.0] * len(Counts._fields) for _ in range(count)]
 
     @property
     def busy(self) -> float:
@@ -137,6 +146,7 @@ class EmulatedPackage:
             if self.at % STEP == 0 and self.at >= self._starts:
                 self._works = self._next_works()
                 self._powers = plant.owed(self._works)
+                self._rates = plant.rates(self._works) if self.scenario.counted else {}
             # Power that load does not explain is a part of all powers alike.
             noise = 1 + self.chance.gauss(0, NOISE * math.sqrt(TICK / length))
             self.energy += self.power * noise * length / 1e3
@@ -145,6 +155,8 @@ class EmulatedPackage:
                 self.owed[i] += self._powers[i] * noise * length / 1e3
                 self.spent[i] += work.busy * len(work.cpus) * length
                 used += work.busy * len(work.cpus)
+            for i, rates in self._rates.items():
+                self._count(i, rates, length)
             self.warmth += (used / plant.cpus - self.warmth) * length / WARMING
             self.at += length
 
@@ -156,8 +168,16 @@ class EmulatedPackage:
         ):
             load = next(loads) if process.copies is None else works[process.copies].busy
             cost = process.later if changed and process.later else process.cost
-            works[i] = Work(process.cpus, load, cost, next(traffic) * FULL_TRAFFIC)
+            works[i] = Work(process.cpus, load, cost, next(traffic) * FULL_TRAFFIC, process.ipc)
         return works
+
+    def _count(self, process: int, rates: Rates, length: int) -> None:
+        """Count the work of an instant; prefetching hides and adds misses."""
+        work, sums = self._works[process], self._counts[process]
+        sums[0] += work.busy * len(work.cpus) * length
+        noise = 1 + self.chance.gauss(0, MISSES_NOISE)
+        for place, rate in enumerate((*rates[:-1], rates.misses * max(0.0, noise)), 1):
+            sums[place] += rate * length / SECOND
 
     def counter(self) -> int:
         """The value of the counter's last update."""
@@ -175,6 +195,22 @@ class EmulatedPackage:
             running = work.cpus if work is not None and self.chance.random() < work.busy else ()
             unseen = sum(self.chance.uniform(0, SCHEDULER_TICK) for _ in running)
             found[consumer(i)] = max(0, int(spent - unseen))
+        return found
+
+    def counters(self) -> dict[Payer, Counts]:
+        """The counts of each process at the last switch of each running thread."""
+        found: dict[Payer, Counts] = {}
+        for i, sums in enumerate(self._counts):
+            work, rates = self._works.get(i), self._rates.get(i)
+            if work is None or rates is None or not work.busy:
+                found[consumer(i)] = Counts(*map(int, sums))
+                continue
+            running = sum(self.chance.random() < work.busy for _ in work.cpus)
+            unseen = sum(self.chance.uniform(0, SWITCH) for _ in range(running))
+            of_time = unseen / (work.busy * len(work.cpus) * SECOND)
+            now = (unseen, *(rate * of_time for rate in rates))
+            seen = (max(0, int(one - each)) for one, each in zip(sums, now, strict=True))
+            found[consumer(i)] = Counts(*seen)
         return found
 
 
@@ -202,7 +238,9 @@ def run(scenario: Scenario, seed: int) -> Outcome:
     ]
     first = scenario.learning + (REST if scenario.rested else 0)
     seen, moments = dict.fromkeys(consumers, 0), list[Moment]()
-    cycles = observed(package, first + JUDGED + SETTLING, cpus=scenario.plant.cpus)
+    counters = package.counters if scenario.counted else None
+    seconds = first + JUDGED + SETTLING
+    cycles = observed(package, seconds, cpus=scenario.plant.cpus, counters=counters)
     for number, (tick, truth) in enumerate(cycles):
         for usage in tick.usages:
             for one in consumers:
@@ -303,6 +341,19 @@ def _ten_rows(idle: str, varying: str, steady: str, sum_of_them: str) -> list[Ro
     ]
 
 
+def _without_and_with_counters(
+    plant: CpuPlant,
+    processes: Sequence[Process],
+    title: str,
+    judged: Sequence[int],
+    goals: tuple[str, str],
+) -> Iterator[Scenario]:
+    yield Scenario(plant, processes, [Row(title, judged, goals[0])])
+    yield Scenario(
+        plant, processes, [Row(f"{title}, with counters", judged, goals[1])], counted=True
+    )
+
+
 BOTH = (0, 1)
 INSIDE = "inside ≥ 95 %"
 SCENARIOS = [
@@ -327,23 +378,27 @@ SCENARIOS = [
         ten(3, ()),
         [Row("never varying, once at rest", range(10), f"{INSIDE}, ≤ CPU time")],
     ),
-    Scenario(
+    *_without_and_with_counters(
         SMT,
         [
-            Process(8.0, (0, 1, 2, 3), wandering(0.1, 0.7, 3.0)),
-            Process(8.0, (4, 5, 6, 7), wandering(0.1, 0.7, 3.0)),
-            Process(8.0, (12, 13, 14, 15), wandering(0.1, 0.7, 3.0)),
+            Process(8.0, (0, 1, 2, 3), wandering(0.1, 0.7, 3.0), ipc=1.2),
+            Process(8.0, (4, 5, 6, 7), wandering(0.1, 0.7, 3.0), ipc=1.8),
+            Process(8.0, (12, 13, 14, 15), wandering(0.1, 0.7, 3.0), ipc=1.5),
         ],
-        [Row("siblings: one busy against both busy", (0, 1, 2), "≤ 6 % with counters")],
+        "siblings: one busy against both busy",
+        (0, 1, 2),
+        ("≤ 6 % with counters", "≤ 6 %"),
     ),
-    Scenario(
+    *_without_and_with_counters(
         TURBO,
         [
             Process(4.0, (0, 1), wandering(0.0, 0.8)),
             Process(10.0, (2, 3), APART),
             Process(6.0, tuple(range(4, 16)), switching(0.0, 0.9, 4.0)),
         ],
-        [Row("clock moved by a neighbour", (0, 1, 2), "≤ 6 %")],
+        "clock moved by a neighbour",
+        (0, 1, 2),
+        ("≤ 6 %", "≤ 6 %"),
     ),
     Scenario(ADDITIVE, ten(1, VARYING), [Row("equal costs, once at rest", range(10), "no worse")]),
     Scenario(
@@ -352,10 +407,12 @@ SCENARIOS = [
         [Row("equal costs, never at rest", range(10), "no worse")],
         rested=False,
     ),
-    Scenario(
+    *_without_and_with_counters(
         MEMORY,
         two(Process(4.0, (), APART, wandering(0.15, 0.4, 3.0)), Process(4.0, (), APART)),
-        [Row("equal cores, one moves memory", BOTH, INSIDE)],
+        "equal cores, one moves memory",
+        BOTH,
+        (INSIDE, "≤ 6 %"),
     ),
     Scenario(
         ADDITIVE,
@@ -377,5 +434,14 @@ SCENARIOS = [
             counter=counter,
         )
         for counter in (SANDY_BRIDGE, SAPPHIRE_RAPIDS)
+    ),
+    Scenario(
+        SERVER,
+        [
+            one._replace(ipc=0.8 + 0.3 * (i * 7 % 5), traffic=wandering(0.02, 0.02 * (i % 3), 3.0))
+            for i, one in enumerate(ten(4, VARYING))
+        ],
+        [Row("ten processes 1 : 4, with counters", range(10), INSIDE)],
+        counted=True,
     ),
 ]

@@ -15,6 +15,10 @@ rule, and ``idle() + sum(owed())`` is ``package()``. All methods are judged by t
 - *Leakage*: a warm package leaks more, by ``leakage`` of its idle power at full warmth. No process
   owes it: it is idle power.
 
+Performance counters see the same work: ``rates()`` are cycles of the clock of the instant,
+instructions of which a thread retires fewer while its sibling is busy, and misses of the traffic.
+What a process costs is not in them: they have constants of their own.
+
 The figures are typical and chosen here, not those of one product.
 """
 
@@ -30,13 +34,28 @@ class Work(NamedTuple):
     """The activity of one process in an instant.
 
     It runs on each of ``cpus`` for the part ``busy`` of the instant, 0 to 1, at a ``cost`` in
-    joules per CPU-second, and moves ``traffic`` gigabytes a second.
+    joules per CPU-second, and moves ``traffic`` gigabytes a second. Alone on a core it retires
+    ``ipc`` instructions in a cycle.
     """
 
     cpus: tuple[int, ...]
     busy: float
     cost: float
     traffic: float = 0.0
+    ipc: float = 1.5
+
+
+class Rates(NamedTuple):
+    """What counters of the hardware count of a process in a second, on all of its CPUs."""
+
+    cycles: float
+    reference: float
+    instructions: float
+    misses: float
+
+
+LINE = 64
+"""Bytes of a cache line, of which a miss moves one."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class CpuPlant:
     uncore_cores: float = 2.0  # active cores for 63 % of that
     joules_per_gigabyte: float = 0.0
     leakage: float = 0.0  # part of the idle power by which full warmth raises it
+    retired: float = 0.62  # instructions of a thread whose sibling is busy, in those alone
 
     @property
     def cpus(self) -> int:
@@ -102,6 +122,25 @@ class CpuPlant:
                 alone -= siblings * (1 - self.smt / 2)
             core = work.busy * (work.cost * alone * dynamic + len(work.cpus) * awake)
             found[process] = core + work.traffic * self.joules_per_gigabyte
+        return found
+
+    def rates(self, works: Mapping[int, Work]) -> dict[int, Rates]:
+        """The rates of the counters of each process, without noise."""
+        busy = [0.0] * self.cpus
+        for work in works.values():
+            for cpu in work.cpus:
+                busy[cpu] += work.busy
+        clock = self.clock(self._active(busy)) * 1e9
+        found = {}
+        for process, work in works.items():
+            time = work.busy * len(work.cpus)
+            alone = float(len(work.cpus))
+            if self.smt is not None:
+                siblings = sum(busy[(cpu + self.cores) % self.cpus] for cpu in work.cpus)
+                alone -= siblings * (1 - self.retired)
+            retired = work.busy * alone * work.ipc * clock
+            misses = work.traffic * 1e9 / LINE
+            found[process] = Rates(time * clock, time * self.base_clock * 1e9, retired, misses)
         return found
 
     def idle(self, warmth: float = 0.0) -> float:

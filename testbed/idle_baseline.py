@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import sub
 from typing import Protocol, TypeVar
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
@@ -14,6 +15,7 @@ from wattspan.model import (
     SECOND,
     Checkpoint,
     Consumer,
+    Counts,
     Domain,
     HwType,
     Instant,
@@ -125,14 +127,21 @@ class ObservedSocket(Protocol[Truth_co]):
 
 
 def observed(
-    socket: ObservedSocket[Truth_co], seconds: int, *, cpus: int = CPUS, idle_states: bool = False
+    socket: ObservedSocket[Truth_co],
+    seconds: int,
+    *,
+    cpus: int = CPUS,
+    idle_states: bool = False,
+    counters: Callable[[], dict[Payer, Counts]] | None = None,
 ) -> Iterator[tuple[Tick, Truth_co]]:
     """The ticks by which an agent sees the socket, each with the truth when the counter was read.
 
     CPU times are read ``READ_DELAY`` after the counter. With ``idle_states`` the CPUs' own idle
-    times are known without delay, besides the CPU time of processes.
+    times are known without delay, besides the CPU time of processes. ``counters`` are performance
+    counters since the start, which are read with the CPU times.
     """
     usage_at, known, metered = Instant(socket.at, 0), dict[Payer, int](), 0
+    counted = dict[Payer, Counts]()
     for number in range(seconds * SECOND // TICK + 1):
         socket.advance(BEGIN + number * TICK)
         reading = Reading(PACKAGE.id, Instant(socket.at, 0), Microjoules(socket.counter()))
@@ -140,14 +149,29 @@ def observed(
         socket.advance(socket.at + READ_DELAY)
         now, before = Instant(socket.at, 0), known
         known = {one: max(before.get(one, 0), at) for one, at in socket.cpu_times().items()}
-        usages = ()
+        usages, counts = (), None
+        if counters is not None:
+            earlier = counted
+            counted = {one: _latest(earlier.get(one), at) for one, at in counters().items()}
+            counts = {one: _since(earlier.get(one), at) for one, at in counted.items()}
         if number:
             spent = {one: at - before[one] for one, at in known.items()}
             capacity = cpus * (now.mono - usage_at.mono)
             precise = int(socket.busy) - metered if idle_states else None
-            usages = (Usage("cpu:0", usage_at, now, spent, capacity=capacity, metered=precise),)
+            usage = Usage("cpu:0", usage_at, now, spent, capacity=capacity, metered=precise)
+            usages = (replace(usage, counts=counts),)
         usage_at, metered = now, int(socket.busy)
         yield Tick(now, {} if number else {"rapl": (PACKAGE,)}, (reading,), (), usages), truth
+
+
+def _latest(earlier: Counts | None, now: Counts) -> Counts:
+    """The counts of two readings, of which counters that never run backwards show the larger."""
+    return now if earlier is None else Counts(*map(max, earlier, now))
+
+
+def _since(earlier: Counts | None, now: Counts) -> Counts:
+    """What counters have counted since an earlier reading."""
+    return now if earlier is None else Counts(*map(sub, now, earlier))
 
 
 @dataclass
