@@ -197,9 +197,11 @@ class PowerRegression:
         limited = max(-_HUBER * deviation, min(_HUBER * deviation, residual))
         deviates = abs(residual) > _DEVIANT * deviation
         if not deviates:
-            self._products += (limited * self._residual - self._products) / MEMORY
-            self._squares += (limited * limited - self._squares) / MEMORY
-            self._residual = limited
+            # The first solutions predict badly: their residuals are not those of the noise.
+            standard = limited / deviation if deviation else 0.0
+            self._products += (standard * self._residual - self._products) / MEMORY
+            self._squares += (standard * standard - self._squares) / MEMORY
+            self._residual = standard
         self._deviants = max(0, self._deviants + (1 if deviates else -1))
         if self._deviants >= _CHANGED:
             self._noise = fit.noise
