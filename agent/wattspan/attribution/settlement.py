@@ -11,7 +11,9 @@ from collections import deque
 from typing import NamedTuple
 
 from wattspan.attribution.parts import merge_parts
-from wattspan.model import Instant, Interval, Payer, Usage
+from wattspan.model import Counts, Instant, Interval, Payer, Usage
+
+_NO_COUNTS = Counts(0, 0, 0, 0, 0)
 
 
 class SettledInterval(NamedTuple):
@@ -128,4 +130,19 @@ def _merge(inside: list[tuple[Usage, int]]) -> Usage:
         present,
         metered if is_metered else None,
         merge_parts(inside),
+        _merged_counts(inside),
     )
+
+
+def _merged_counts(inside: list[tuple[Usage, int]]) -> dict[Payer, Counts] | None:
+    """The counts of several usages; None unless all have counters, since sums would lack some."""
+    merged: dict[Payer, Counts] = {}
+    for usage, overlap in inside:
+        if usage.counts is None:
+            return None
+        whole = usage.end.mono - usage.start.mono
+        for payer, counts in usage.counts.items():
+            before = merged.get(payer, _NO_COUNTS)
+            parts = [old + new * overlap // whole for old, new in zip(before, counts, strict=True)]
+            merged[payer] = Counts(*parts)
+    return merged
