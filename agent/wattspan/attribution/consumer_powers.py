@@ -11,6 +11,10 @@ user's work may change what another's costs; beyond a limit they keep the common
 everybody whose use does not vary. Their uncertainty is that of the prior, which says how much the
 powers of processes differ.
 
+The use may be another one than CPU time, such as that of performance counters, with sums of
+further terms that draw power (:mod:`~wattspan.attribution.counted_uses`): their coefficients are
+common to all consumers, and unknowns of the same regression.
+
 Not excluded is a consumer that changes its own power for equal CPU time at the very moments at
 which another's use changes: nothing distinguishes it from power of the other. Weights are bounded,
 so that any two differ by a factor of eight at most.
@@ -25,7 +29,7 @@ from heapq import nlargest
 from itertools import filterfalse
 from math import ceil, exp, hypot, inf, sqrt
 from operator import mul
-from typing import cast
+from typing import NamedTuple, TypeVar, cast
 
 from wattspan.attribution.power_curve import Extrapolation
 from wattspan.attribution.power_regression import (
@@ -94,18 +98,33 @@ use: all have the same part in a common clock, and none in the pairs of siblings
 _TINY = 1e-9
 
 Owner = Callable[[Payer], Principal | None]
+Doubts = Callable[[int, Iterable[tuple[Payer, int]]], list[Microjoules]]
+"""Finds the possible errors of shares of active energy."""
+
 Key = Payer | Principal
+T = TypeVar("T")
+
+
+class TermPower(NamedTuple):
+    """The power of a term relative to that of a unit of use, and its standard deviation."""
+
+    ratio: float
+    deviation: float
+
+
+_UNKNOWN_TERM = TermPower(0.0, DIFFERENCE)
 
 
 class _Equation:
     """Energy and use of adjacent intervals: microjoules and nanoseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, terms: int) -> None:
         self.energy = self.duration = self.load = self.unclaimed = self.capacity = 0
         self.bounded = True  # the capacity is known
         self.spent: dict[Payer, int] = {}
+        self.terms = [0.0] * terms
 
-    def add(self, energy: int, duration: int, usage: Usage) -> None:
+    def add(self, energy: int, duration: int, usage: Usage, terms: Sequence[float]) -> None:
         # Usage and interval rarely have the same length: scale usage to the interval.
         length = max(1, usage.end.mono - usage.start.mono)
         self.energy += energy
@@ -119,6 +138,8 @@ class _Equation:
             now = {payer: used * duration // length for payer, used in now.items()}
         for payer, used in now.items():
             spent[payer] = spent.get(payer, 0) + used
+        part = duration / length
+        self.terms = [old + part * new for old, new in zip(self.terms, terms, strict=True)]
 
     @property
     def bend(self) -> float:
@@ -155,22 +176,33 @@ class _Variation:
 
 
 class ConsumerPowers:
-    """The powers of the consumers of one package. Powers are in watts, uses in CPUs."""
+    """The powers of the consumers of one package. Powers are in watts, uses in CPUs.
 
-    def __init__(self) -> None:
+    There are ``terms`` beside the uses of consumers, by rows from FIRST on.
+    """
+
+    def __init__(self, terms: int = 0) -> None:
         self._regression = PowerRegression()
-        self._keys: list[Key] = []  # of the rows from FIRST on
+        for _ in range(terms):
+            self._regression.admit()
+        self._first = FIRST + terms
+        self.terms = [_UNKNOWN_TERM] * terms
+        """The powers of the terms, 0 while they are not known."""
+        self._keys: list[Key] = []  # of the rows from the first one of a consumer on
         self._rows: dict[Payer, int] = {}  # of consumers, and of payers since the last window
         self._uses: dict[Key, float] = {}  # decaying means
         self._ages: Counter[Key] = Counter()  # windows with use
         self._variations: dict[Key | None, _Variation] = {}  # of the rows; None: REST
-        self._window = _Equation()
+        self._window = _Equation(terms)
         self._peak = 0.0  # decaying maximum of the use of a window
+        self._windows = 0
         self._unsolved = 0  # windows since the last solution
         self._rest: NormalPrior | None = None  # the idle power of the solution from elsewhere
-        self._ratios = [1.0] * FIRST  # used powers by row, relative to that of REST
-        self._errors = [STATED * DIFFERENCE] * FIRST  # stated errors, relative to the shares
-        self._certain = [1.0] * FIRST  # powers with the largest idle power, relative to the used
+        self._ratios = [1.0] * self._first  # used powers by row, relative to that of REST
+        self._errors = [STATED * DIFFERENCE] * self._first  # stated errors, relative to the shares
+        self._certain = [
+            1.0
+        ] * self._first  # powers with the largest idle power, relative to the used
         self._errors_surely = self._errors  # the errors, relative to the shares by those powers
         self._equal = _SHOWN  # solutions since the last one with different weights
 
@@ -208,20 +240,22 @@ class ConsumerPowers:
         usage: Usage,
         owner: Owner,
         idle: NormalPrior | None = None,
+        terms: Sequence[float] = (),
     ) -> None:
         """Add ``energy`` microjoules of the whole package in ``duration`` nanoseconds.
 
-        ``usage`` may be longer, with the same use all along. ``owner`` tells the principal of a
-        payer; ``idle`` is an idle power that was observed, now or in an earlier run.
+        ``usage`` may be longer, with the same use all along, and so are the sums of the ``terms``.
+        ``owner`` tells the principal of a payer; ``idle`` is an idle power that was observed, now
+        or in an earlier run.
         """
         # Most short processes begin and end within a window: their rows are needed before its end.
         for payer in filterfalse(self._rows.__contains__, usage.spent):
             self._rows[payer] = self._place_of_many(payer, owner)
         window = self._window
-        window.add(energy, duration, usage)
+        window.add(energy, duration, usage, terms)
         if not fills(WINDOW, window.duration, duration):
             return
-        self._window = _Equation()
+        self._window = _Equation(len(terms))
         uses = {
             payer: spent / window.duration for payer, spent in window.spent.items() if spent > 0
         }
@@ -233,16 +267,18 @@ class ConsumerPowers:
             self._rows = {one: row for one, row in self._rows.items() if one in self._uses}
             return  # its power is that of ``idle``, and would outweigh all that it is not
         self._place(uses, seconds, owner)
-        row = [0.0] * (FIRST + len(self._keys))
+        self._windows += 1
+        row = [0.0] * (self._first + len(self._keys))
         row[POWER], row[IDLE], row[BEND] = window.energy / window.duration * 1e3, 1.0, window.bend
         row[REST] = window.unclaimed / window.duration
+        row[FIRST : self._first] = [each / window.duration for each in window.terms]
         members = [0] * len(row)
         for payer, use in uses.items():
             place = self._rows.get(payer, REST)
             row[place] += use
             members[place] += 1
         row[COMMON] = load
-        for place, key in enumerate((None, *self._keys), REST):
+        for place, key in ((REST, None), *enumerate(self._keys, self._first)):
             observed, variation = row[place], self._variations.setdefault(key, _Variation())
             row[place] = variation.smoothed(observed, seconds, members[place])
             row[COMMON] += row[place] - observed
@@ -268,7 +304,7 @@ class ConsumerPowers:
             means[whose] = means.get(whose, 0.0) + new * uses[payer]
         self._ages.update(owners.values())
         self._choose(owners.values(), owner)
-        places = {key: place for place, key in enumerate(self._keys, FIRST)}
+        places = {key: place for place, key in enumerate(self._keys, self._first)}
         self._rows = {payer: places.get(whose, REST) for payer, whose in owners.items()}
         self._rows |= {key: row for key, row in places.items() if not isinstance(key, Principal)}
 
@@ -300,13 +336,15 @@ class ConsumerPowers:
                 removed = self._keys.pop(place)
                 users[place:] = [*users[place + 1 :], own]
                 self._variations.pop(removed, None)
-                self._regression.remove(FIRST + place)
+                self._regression.remove(self._first + place)
                 self._regression.renew(self._place_of_many(removed, owner))
                 self._admit(key, owner)
                 smallest = self._smallest(users)
 
     def _admit(self, key: Key, owner: Owner) -> None:
         self._regression.renew(self._place_of_many(key, owner))
+        if self.terms and self._windows < _ENOUGH:
+            self._regression.clear()  # the terms would explain what the first consumers have in one
         self._keys.append(key)
         self._regression.admit()
         self._unsolved = _SOLVE_EVERY
@@ -314,7 +352,7 @@ class ConsumerPowers:
     def _place_of_many(self, key: Key, owner: Owner) -> int:
         """The row of a consumer without a row of its own."""
         whose = None if isinstance(key, Principal) else owner(key)
-        return FIRST + self._keys.index(whose) if whose in self._keys else REST
+        return self._first + self._keys.index(whose) if whose in self._keys else REST
 
     def _smallest(self, users: Sequence[Hashable]) -> dict[int, tuple[float, int]]:
         """The least use of a row and its place, among users with at least some number of rows."""
@@ -328,15 +366,16 @@ class ConsumerPowers:
     def _weigh(self) -> None:
         """Find the used powers of the present solution, and their errors."""
         fit, means = self._regression.fit, self._regression.means
-        size = FIRST + len(self._keys)
+        size = self._first + len(self._keys)
         if fit is None:
             self._ratios, self._errors = [1.0] * size, [STATED * DIFFERENCE] * size
             self._certain, self._errors_surely = [1.0] * size, self._errors
             self._equal += 1
+            self.terms = [_UNKNOWN_TERM] * len(self.terms)
             return
         common = fit.values[COMMON] + self._tilt() * fit.values[BEND]
-        powers = [common + difference for difference in fit.values[REST:]]
-        mean = sum(map(mul, powers, means[REST:])) / max(_TINY, sum(means[REST:]))
+        powers, uses = [common + each for each in self._of(fit.values)], self._of(means)
+        mean = sum(map(mul, powers, uses)) / max(_TINY, sum(uses))
         least = _LEAST_POWER * means[POWER] / means[COMMON]
         surely = min(common, mean) >= least and self._regression.windows >= _ENOUGH
         mean, trust = max(mean, least), fit.trust if surely else 0.0
@@ -346,7 +385,14 @@ class ConsumerPowers:
             * min(max(1 + trust * _beyond(each - mean, departure) / mean, 1 / _LARGEST), _LARGEST)
             for each, departure in zip(powers, departures, strict=True)
         ]
-        self._ratios = [1.0] * REST + [each / used[0] for each in used]
+        self._ratios = self._by_row(1.0, [each / used[0] for each in used])
+        self.terms = [
+            TermPower(
+                trust * fit.values[row] / used[0],
+                sqrt(max(0.0, fit.covariances[row][row])) / used[0],
+            )
+            for row in range(FIRST, self._first)
+        ]
         self._errors = self._relative_errors(fit, used, powers)
         self._errors_surely = [
             (error + 1 - certain) / max(_TINY, certain)
@@ -370,9 +416,10 @@ class ConsumerPowers:
         size = _UNEVEN * (means[POWER] - fit.values[IDLE]) / known
         size *= misfit if seen else hypot(1, misfit)
         slope = fit.covariances[COMMON][IDLE] + tilt * fit.covariances[BEND][IDLE]
-        with_idle = [slope + one[IDLE] for one in fit.covariances[REST:]]
-        total = max(_TINY, sum(map(mul, powers, means[REST:])))
-        whole = sum(map(mul, with_idle, means[REST:])) / total
+        with_idle = [slope + one[IDLE] for one in self._of(fit.covariances)]
+        uses = self._of(means)
+        total = max(_TINY, sum(map(mul, powers, uses)))
+        whole = sum(map(mul, with_idle, uses)) / total
         return [
             abs(size * (one - whole * each)) for one, each in zip(with_idle, powers, strict=True)
         ]
@@ -390,7 +437,7 @@ class ConsumerPowers:
         uses = list(self._regression.means)
         uses[POWER] = uses[IDLE] = 0.0
         uses[BEND] = tilt * uses[COMMON]
-        total = max(_TINY, sum(map(mul, used, uses[REST:])))
+        total = max(_TINY, sum(map(mul, used, self._of(uses))))
         products = fit.products(uses)
         whole = sum(map(mul, products, uses)) / total**2
         slopes = [
@@ -401,19 +448,29 @@ class ConsumerPowers:
         departures = self._departures(fit, used)
         slope_variance = slopes[COMMON] + tilt * slopes[BEND]
         slope_product = products[COMMON] + tilt * products[BEND]
-        errors, self._certain = [0.0] * REST, [1.0] * REST
-        for row, (each, power) in enumerate(zip(used, powers, strict=True), REST):
+        errors, certainties = list[float](), list[float]()
+        rows = (REST, *range(self._first, len(covariances)))
+        for row, each, power, departure in zip(rows, used, powers, departures, strict=True):
             variance = slope_variance + 2 * slopes[row] + covariances[row][row]
             variance += (each - power) ** 2 + (_BENDS_APART * tilt * fit.values[BEND]) ** 2
-            if row == REST or isinstance(self._keys[row - FIRST], Principal):
+            if row == REST or isinstance(self._keys[row - self._first], Principal):
                 variance += (DIFFERENCE * used[0]) ** 2  # of one among several
             with_idle = slopes[IDLE] + covariances[row][IDLE]
-            variance += departures[row - REST] ** 2
+            variance += departure**2
             certain = 1 + _CREDIBLE * min(0.0, with_idle) / (idle_deviation * each)
-            self._certain.append(max(0.0, certain))
+            certainties.append(max(0.0, certain))
             shared = 2 * (slope_product + products[row]) / (total * each)
             errors.append(STATED * sqrt(max(0.0, variance / each**2 - shared + whole)))
-        return errors
+        self._certain = self._by_row(1.0, certainties)
+        return self._by_row(0.0, errors)
+
+    def _of(self, rows: Sequence[T]) -> list[T]:
+        """The values of consumers in those of all rows: of REST, and of those with their own."""
+        return [rows[REST], *rows[self._first :]]
+
+    def _by_row(self, other: float, values: Sequence[float]) -> list[float]:
+        """The values of consumers by row, and ``other`` in all other rows."""
+        return [*[other] * REST, values[0], *[other] * (self._first - FIRST), *values[1:]]
 
     def _tilt(self) -> float:
         """The bend for a unit of use at the mean load.

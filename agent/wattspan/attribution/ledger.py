@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import compress, takewhile
 from operator import add
 
 from wattspan.attribution.baseline import IdleModel, IdlePower, accept_idle_powers, idle_model
-from wattspan.attribution.consumer_powers import ConsumerPowers
+from wattspan.attribution.consumer_powers import Doubts
+from wattspan.attribution.counted_uses import CountedUses
 from wattspan.attribution.division import divide_among_payers
 from wattspan.attribution.metering import CounterMeters, MeteredPeriod
 from wattspan.attribution.missing import MissingEnergy
@@ -104,7 +104,7 @@ class _DomainState:
     withheld: int = 0
     measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
-    consumer_powers: ConsumerPowers = field(default_factory=ConsumerPowers)
+    uses: CountedUses = field(default_factory=CountedUses)
     observed: int = -LEARNING_PAUSE  # when its idle power was last observed
     origin: Provenance | None = None  # the least reliable one of the energy; None: the present
 
@@ -251,22 +251,22 @@ class Ledger:
         interval, usage, covered = settled
         state = self._domains[interval.domain_id]
         timed = usage if state.domain.method == CPU_TIME else None
-        powers, unsure = state.consumer_powers, 0
+        unsure = 0
+        doubts: Doubts | None = None
+        counted = None if timed is None else state.uses.counted(timed)
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_power.model.observe(interval.energy, interval.duration, usage)
-            if timed is not None:
-                evidence = state.idle_power.evidence
-                powers.learn(interval.energy, interval.duration, timed, self._owner, evidence)
-                state.idle_power.joint = powers.idle if powers.learned else None
+            if counted is not None:
+                state.uses.learn(interval, counted, self._owner, state.idle_power.evidence)
+                state.idle_power.joint = state.uses.idle
             state.observed = interval.end.mono
         idle_due, withheld_due = state.idle_power.due(interval, usage, state.domain.resolution)
         divided = state.learnable(usage) if not withheld_due else None
         if divided is not None:
             usage = state.part_powers.weighed(divided)
         surely = state.idle_power.power is None and state.idle_power.joint is not None
-        if timed is not None:
-            usage = powers.weighed(timed, surely=surely)
-            unsure = usage.unclaimed - timed.unclaimed
+        if counted is not None:
+            usage, unsure, doubts = state.uses.divided(counted, surely=surely)
         attribution = attribute(
             interval,
             usage,
@@ -275,7 +275,7 @@ class Ledger:
             withheld_due=withheld_due,
             unsure=unsure,
             policy=self._settings.idle,
-            doubts=None if timed is None else partial(powers.doubts, surely=surely),
+            doubts=doubts,
         )
         if divided is not None and covered == interval.duration:
             active = interval.energy - attribution.idle
@@ -447,7 +447,8 @@ class Ledger:
             measured=state.measured,
             silent=self.meters.silent(state.domain.id),
             origin=state.origin,
-            learned=state.domain.method == CPU_TIME and state.consumer_powers.stated,
+            learned=state.domain.method == CPU_TIME and state.uses.powers.stated,
+            counters=state.domain.method == CPU_TIME and state.uses.stated,
         )
 
     def _row(self, payer: Payer, listed: ListedPayer) -> ProcessRow:
@@ -541,10 +542,6 @@ def _same_hardware(before: Domain, now: Domain) -> bool:
     """
     models = {before.model, now.model} - {""}
     return before.provenance is now.provenance and len(models) <= 1
-
-
-Doubts = Callable[[int, Iterable[tuple[Payer, int]]], list[Microjoules]]
-"""Finds the possible errors of shares of active energy."""
 
 
 def attribute(

@@ -15,8 +15,12 @@ SECOND = Nanoseconds(1_000_000_000)
 MILLISECOND = Nanoseconds(1_000_000)
 
 
-CPU_TIME, LEARNED_POWERS = "cpu-time", "learned"
-"""Methods of attribution: by CPU time, and by CPU time weighed by what it costs each consumer."""
+CPU_TIME, LEARNED_POWERS, COUNTERS = "cpu-time", "learned", "counters"
+"""Methods of attribution: by CPU time, by CPU time weighed by what it costs each consumer, and by
+performance counters, whose uses are weighed likewise."""
+
+MEMORY_PROXY = "cpu-time-proxy"
+"""By CPU time, of which energy is not a function: memory and power sensors."""
 
 
 def energy_at(power: int, duration: int) -> Microjoules:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from wattspan.model.consumers import Group, PayerInfo
 from wattspan.model.measurements import (
+    COUNTERS,
     LEARNED_POWERS,
     Certainty,
     Domain,
@@ -196,7 +197,8 @@ class DomainAccount:
     ``uncounted`` is the part of ``energy`` that was measured while the domain was outside the
     cover; None if it has always been in its present place.
     ``origin`` is the least reliable provenance of ``energy``; None if it is that of the domain.
-    ``learned``: CPU time is weighed by the learned powers of consumers, at present.
+    ``learned``: CPU time is weighed by the learned powers of consumers, at present; ``counters``:
+    performance counters tell the use, whether it is weighed or not.
     """
 
     domain: Domain
@@ -219,10 +221,13 @@ class DomainAccount:
     silent: bool = False  # no reading is given, now
     origin: Provenance | None = None
     learned: bool = False
+    counters: bool = False
 
     @property
     def method(self) -> str:
         """The present method of the division, more precise than that of the domain."""
+        if self.counters:
+            return COUNTERS
         return LEARNED_POWERS if self.learned else self.domain.method
 
     @property

@@ -1,0 +1,307 @@
+"""The use of a package by each payer, as performance counters tell it.
+
+A CPU-second at a high clock draws more than one at a low clock, a thread whose sibling is busy
+draws less than one alone on its core, and traffic to memory draws power beside both. CPU time does
+not tell them, counters of each payer do:
+
+    use_i = time_i * clock_i^2.5 * (1 + a * log(clock_i) + b * retired_i) + c * misses_i
+
+``clock`` is the ratio of cycles to reference cycles: dynamic power goes with f·V², and voltage with
+the clock, less than in proportion. ``retired`` is the number of instructions in a cycle relative to
+the payer's own mean, less 1: a busy sibling lowers it, and so does waiting for memory. It is
+relative because programs differ in it for other reasons than power (the within estimator of panel
+data: Mundlak, "On the pooling of time series and cross section data", Econometrica 46, 1978).
+``a``, ``b`` and ``c`` are common to all payers of the package, and unknowns of the regression that
+learns the power of each for such a use (:mod:`~wattspan.attribution.consumer_powers`). Without
+variation they are 0.
+
+Counts that cannot be right are missing. A payer without counts has the mean use of a CPU-second.
+With its learned power, no use differs from the mean of CPU time by more than the root of eight.
+
+The coefficients are common, so a user may move them by what his counters show. The stated error of
+a share therefore contains all that they have moved, and what they may be wrong by chance: nobody
+else is moved beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, exp, log, sqrt
+from typing import NamedTuple
+
+from wattspan.attribution.consumer_powers import (
+    LARGEST_RATIO,
+    ConsumerPowers,
+    Doubts,
+    Owner,
+    TermPower,
+)
+from wattspan.attribution.power_curve import Extrapolation
+from wattspan.attribution.power_regression import NormalPrior
+from wattspan.model import MILLISECOND, SECOND, Counts, Interval, Microjoules, Payer, Usage
+
+CLOCK_POWER = 2.5
+"""The power of the clock with which dynamic power rises: 3 with a voltage in proportion, 1 with a
+constant one."""
+
+TERMS = 3
+"""The terms with learned coefficients: of the clock, of retired instructions and of misses."""
+
+LEAST_COUNTED = 0.5
+"""The part of the CPU time that must have counts."""
+
+_CLOCKS = 0.05, 10.0  # credible cycles for each reference cycle
+_CLOCK_RANGE = 8 ** (-0.5 / CLOCK_POWER), 8 ** (0.5 / CLOCK_POWER)  # around the mean clock
+_MOST_RETIRED = 16.0  # credible instructions in a cycle
+_MOST_MISSES = 1.0  # credible misses in a nanosecond of a CPU
+_TIMES = 0.25, 4.0  # credible counted times in the CPU time
+_TICKS = 8 * MILLISECOND  # edges of a CPU time
+_MISS_TIME = 10.0  # nanoseconds of CPU time that a miss may cost, as the scale of its prior
+_SETTLING = 5 * SECOND  # periods with counts, of the reference of a payer
+_RETIRED = -0.9, 1.0  # the used range of relative changes
+_STATED = 2.5  # standard deviations, as of the powers of consumers
+_CLOCK_DEVIATION = 0.2  # least one of the power of the clock
+_LEAST_FACTOR = 0.1  # of the terms
+_MAX_REMEMBERED = 2000
+_FORGOTTEN = 60 * SECOND  # without counts: the method is another
+_LARGEST = sqrt(LARGEST_RATIO)
+_TINY = 1e-12
+
+
+class Terms(NamedTuple):
+    """The counters of one payer in one period; ``misses`` are those in a nanosecond of CPU time."""
+
+    clock: float
+    retired: float
+    misses: float
+
+
+@dataclass(frozen=True, slots=True)
+class CountedUsage:
+    """CPU time, and what the counters tell of each payer.
+
+    ``clocked`` is the use at the clock of each, in nanoseconds of a CPU at the reference clock.
+    Without counters it is CPU time.
+    """
+
+    timed: Usage
+    clocked: Usage
+    terms: Mapping[Payer, Terms]
+    settled: bool = True  # the references of most of the use are known
+
+    def sums(self, uses: Mapping[Payer, int]) -> tuple[float, float, float]:
+        """The sums of the terms, for these uses by the power of each payer; in nanoseconds."""
+        clock = retired = misses = 0.0
+        times = self.timed.spent
+        for payer, one in self.terms.items():
+            use = uses[payer]
+            clock += use * log(one.clock)
+            retired += use * one.retired
+            misses += times[payer] * one.misses * _MISS_TIME
+        return clock, retired, misses
+
+    def weighed(self, powers: ConsumerPowers, *, surely: bool = False) -> Usage:
+        """The use in proportion to the power of each payer; ``surely`` as for those powers."""
+        if not self.terms:
+            return powers.weighed(self.clocked, surely=surely)
+        clock, retired, misses = _bounded_terms(powers.terms)
+        spent = dict(self.clocked.spent)
+        for payer, one in self.terms.items():
+            factor = 1 + clock.ratio * log(one.clock) + retired.ratio * one.retired
+            spent[payer] = round(spent[payer] * max(_LEAST_FACTOR, factor))
+        weighed = powers.weighed(replace(self.clocked, spent=spent), surely=surely)
+        spent, times = dict(weighed.spent), self.timed.spent
+        for payer, one in self.terms.items():
+            spent[payer] += round(misses.ratio * _MISS_TIME * one.misses * times[payer])
+        mean = (sum(spent.values()) + weighed.unclaimed) / max(1, self.timed.busy)
+        most, least = mean * _LARGEST, 0.0 if surely else mean / _LARGEST
+        for payer, use in spent.items():
+            time = times[payer]
+            if not least * time <= use <= most * time:
+                spent[payer] = round(min(max(use, least * time), most * time))
+        return replace(weighed, spent=spent)
+
+    def doubts(self, powers: ConsumerPowers, *, surely: bool = False) -> Doubts:
+        """The errors of shares, as of ``powers``, and those of the counters besides."""
+        errors = self._errors(powers.terms) if self.terms else {}
+
+        def found(active: int, shares: Iterable[tuple[Payer, int]]) -> list[Microjoules]:
+            known = [*shares]
+            others = powers.doubts(active, known, surely=surely)
+            if not errors:
+                return others
+            largest = max(errors.values())
+            return [
+                Microjoules(min(active, other + ceil(errors.get(payer, largest) * energy)))
+                for (payer, energy), other in zip(known, others, strict=True)
+            ]
+
+        return found
+
+    def _errors(self, powers: Iterable[TermPower]) -> dict[Payer, float]:
+        """The errors of shares by their counters, relative to them: see the module."""
+        uses, times, terms = self.clocked.spent, self.timed.spent, self.terms
+        whole = max(1, sum(uses[payer] for payer in terms))
+        mean_clock = sum(uses[payer] * log(one.clock) for payer, one in terms.items()) / whole
+        mean_retired = sum(uses[payer] * one.retired for payer, one in terms.items()) / whole
+        mean_misses = sum(times[payer] * one.misses for payer, one in terms.items()) / whole
+        clock, retired, misses = _bounded_terms(powers)
+        of_clock = abs(clock.ratio) + _STATED * max(_CLOCK_DEVIATION, clock.deviation)
+        of_retired = max(retired.ratio, 1 - retired.ratio)
+        of_misses = (misses.ratio + _STATED * misses.deviation) * _MISS_TIME
+        return {
+            payer: of_clock * abs(log(one.clock) - mean_clock)
+            + of_retired * abs(one.retired - mean_retired)
+            + of_misses * abs(one.misses * times[payer] / max(1, uses[payer]) - mean_misses)
+            for payer, one in terms.items()
+        }
+
+
+class Division(NamedTuple):
+    """The use by which energy is divided, and what finds the errors of shares.
+
+    Of its unclaimed use, ``unsure`` nanoseconds may be idle energy.
+    """
+
+    usage: Usage
+    unsure: int
+    doubts: Doubts
+
+
+class CountedUses:
+    """The uses of one package by its payers, and what a unit of use costs each."""
+
+    def __init__(self) -> None:
+        self.powers = ConsumerPowers()
+        self._references: dict[Payer, _Reference] = {}
+        self._pace = 1.0  # the mean use of a CPU-second with counts
+        self._uncounted = int(_FORGOTTEN)
+
+    @property
+    def stated(self) -> bool:
+        """True if there were counters in the last minute. It is a label."""
+        return self._uncounted < _FORGOTTEN
+
+    @property
+    def idle(self) -> Extrapolation | None:
+        """The idle power of one fit with the powers of consumers, while those differ."""
+        return self.powers.idle if self.powers.learned else None
+
+    def learn(
+        self, interval: Interval, counted: CountedUsage, owner: Owner, idle: NormalPrior | None
+    ) -> None:
+        """Learn what uses cost from the energy of the whole package; see ConsumerPowers.learn.
+
+        CPU time and counted use have different powers: what each costs is learned anew.
+        """
+        terms = TERMS if self.stated else 0
+        if len(self.powers.terms) != terms:
+            self.powers = ConsumerPowers(terms)
+        if not counted.settled or (terms and not counted.terms):
+            return
+        usage = counted.clocked
+        sums = counted.sums(self.powers.weighed(usage).spent) if terms else ()
+        self.powers.learn(interval.energy, interval.duration, usage, owner, idle, sums)
+
+    def divided(self, counted: CountedUsage, *, surely: bool = False) -> Division:
+        """The use weighed by its cost; ``surely`` as for the powers of consumers."""
+        usage = counted.weighed(self.powers, surely=surely)
+        unsure = usage.unclaimed - counted.clocked.unclaimed
+        return Division(usage, unsure, counted.doubts(self.powers, surely=surely))
+
+    def counted(self, usage: Usage) -> CountedUsage:
+        """``usage`` with its counters. A payer without them has the mean use of a CPU-second."""
+        terms = self._terms(usage)
+        if not terms:
+            self._uncounted += usage.end.mono - usage.start.mono
+            if not self.stated:
+                return CountedUsage(usage, usage, {})
+            return CountedUsage(usage, _clocked(usage, {}, self._pace), {})
+        self._uncounted, spent = 0, usage.spent
+        whole = sum(spent[payer] for payer in terms)
+        mean = exp(sum(spent[payer] * log(one.clock) for payer, one in terms.items()) / whole)
+        factors = {
+            payer: min(max(one.clock / mean, _CLOCK_RANGE[0]), _CLOCK_RANGE[1]) ** CLOCK_POWER
+            * mean**CLOCK_POWER
+            for payer, one in terms.items()
+        }
+        self._pace = sum(spent[payer] * each for payer, each in factors.items()) / whole
+        references = self._references
+        settled = 2 * sum(spent[payer] for payer in terms if references[payer].settled) >= whole
+        return CountedUsage(usage, _clocked(usage, factors, self._pace), terms, settled)
+
+    def _terms(self, usage: Usage) -> dict[Payer, Terms]:
+        """The counters of the payers with credible counts; {} if these are too few."""
+        found: dict[Payer, Terms] = {}
+        known, size, length = self._references, 0, usage.end.mono - usage.start.mono
+        for payer, counts in (usage.counts or {}).items():
+            used = usage.spent.get(payer, 0)
+            if used > 0 and credible(used, counts):
+                reference = known.setdefault(payer, _Reference())
+                clock, misses = counts.cycles / counts.reference, counts.misses / counts.time
+                found[payer] = Terms(clock, reference.change(counts, length), misses)
+                size += used
+        if len(known) > _MAX_REMEMBERED:
+            self._references = {payer: known[payer] for payer in found}
+        return found if size >= LEAST_COUNTED * sum(usage.spent.values()) else {}
+
+
+class _Reference:
+    """The instructions in a cycle of a payer in the first seconds in which it was counted.
+
+    Later ones are relative to it. It stays, since what is learned from them would change with it.
+    """
+
+    def __init__(self) -> None:
+        self._time = self._instructions = self._cycles = 0
+
+    @property
+    def settled(self) -> bool:
+        return self._time >= _SETTLING
+
+    def change(self, counts: Counts, length: int) -> float:
+        """The relative change in a period of this length."""
+        if not self.settled:
+            self._time += length
+            self._instructions += counts.instructions
+            self._cycles += counts.cycles
+            return 0.0
+        change = counts.instructions * self._cycles / (counts.cycles * self._instructions) - 1
+        return min(max(change, _RETIRED[0]), _RETIRED[1])
+
+
+def credible(used: int, counts: Counts) -> bool:
+    """True if ``counts`` can be those of a payer with so many nanoseconds of CPU time."""
+    time, cycles, reference, instructions, misses = counts
+    if min(time, cycles, reference, instructions) <= 0 or misses < 0:
+        return False
+    least, most = _TIMES
+    return (
+        least * used - _TICKS <= time <= most * used + _TICKS
+        and _CLOCKS[0] * reference <= cycles <= _CLOCKS[1] * reference
+        and instructions <= _MOST_RETIRED * cycles
+        and misses <= _MOST_MISSES * time
+    )
+
+
+def _bounded_terms(powers: Iterable[TermPower]) -> tuple[TermPower, TermPower, TermPower]:
+    """The powers of the terms within the bounds of physics."""
+    clock, retired, misses = powers
+    return (
+        clock._replace(ratio=min(max(clock.ratio, -1.0), 1.0)),
+        retired._replace(ratio=min(max(retired.ratio, 0.0), 1.0)),
+        misses._replace(ratio=max(misses.ratio, 0.0)),
+    )
+
+
+def _clocked(usage: Usage, factors: Mapping[Payer, float], pace: float) -> Usage:
+    """``usage`` with these factors of the uses, and the mean one ``pace`` of all others."""
+    spent = {payer: round(used * factors.get(payer, pace)) for payer, used in usage.spent.items()}
+    return replace(
+        usage,
+        spent=spent,
+        unclaimed=round(usage.unclaimed * pace),
+        capacity=None if usage.capacity is None else round(usage.capacity * pace),
+        metered=None if usage.metered is None else round(usage.metered * pace),
+    )
