@@ -212,7 +212,7 @@ ATTRIBUTES = {
     "that can be capped, `original` is the limit before the first write of the capper, and "
     "`ceiling` its share of the power budget",
     "listener": "`prometheus`, `http`, `grpc`, `unix` (both Unix sockets for spans) or `api`",
-    "method": "attribution method of the domain's energy: `cpu-time`, `learned`, "
+    "method": "attribution method of the domain's energy: `cpu-time`, `learned`, `counters`, "
     "`gpu-sm-utilisation`, `mig-gpm`, `mig-dcgm`, `mig-equal`, ...; for compared energy, "
     "`counter` or `integrated`",
     "mig": "`true` if the GPU is divided into MIG instances; absent if unknown",

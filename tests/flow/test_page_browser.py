@@ -218,9 +218,10 @@ def test_throttling_is_shown_as_none_reasons_or_unknown(browser: Browser) -> Non
 def test_division_by_learned_cost_is_named_beside_the_provenance(browser: Browser) -> None:
     told = page_worlds.world()
     told["snapshot"]["domains"][-1]["method"] = "learned"
+    told["snapshot"]["domains"][-2]["method"] = "counters"
     with PageServer(told) as server, opened(browser, server.url) as tab:
         figures = tab.page.locator("#devices td[data-title=Figures]").all_inner_texts()
-    assert figures == [*["emulated"] * 4, "emulated, by learned cost"]
+    assert figures == [*["emulated"] * 3, "emulated, by counters", "emulated, by learned cost"]
 
 
 def test_hostile_names_stay_text(browser: Browser) -> None:

@@ -206,9 +206,11 @@ def test_agent_findings_show_version_uptime_and_failing_sources(
 
 def test_packages_are_named_by_the_method_of_their_division() -> None:
     package, *others = busy_host().domains
-    learned, timed = examine_division(
-        document(replace(busy_host(), domains=(replace(package, learned=True), *others))).domains
+    marked = replace(package, learned=True), replace(package, counters=True), *others
+    counted, learned, timed = examine_division(
+        document(replace(busy_host(), domains=marked)).domains
     )
+    assert counted.detail == "package-0: divided by performance counters"
     assert (learned.mark, learned.remedy) == (Severity.OK, "")
     assert learned.detail.startswith("package-0: divided by CPU time at its learned cost, ")
     assert (timed.mark, timed.detail.partition(":")[0]) == (Severity.NOTE, "package-1")

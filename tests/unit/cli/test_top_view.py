@@ -148,15 +148,21 @@ def test_domain_without_readings_says_so_and_has_no_energy() -> None:
     assert any("unknown (absent)" in line for line in lines)
 
 
-def test_division_by_learned_cost_is_marked_and_named_on_a_wide_terminal() -> None:
+@pytest.mark.parametrize(
+    ("marked", "named"),
+    [({"learned": True}, "by learned cost"), ({"learned": True, "counters": True}, "by counters")],
+)
+def test_division_is_marked_and_named_on_a_wide_terminal(
+    marked: dict[str, bool], named: str
+) -> None:
     package, *others = busy_host().domains
-    host = replace(busy_host(), domains=(replace(package, learned=True), *others))
+    host = replace(busy_host(), domains=(replace(package, **marked), *others))
 
     def row(width: int) -> str:
         return line_with("package-0 ", [x for x in drawn(host, width) if "core" not in x])
 
     assert row(100).endswith("measured +")
-    assert "by learned cost" in row(160)
+    assert named in row(160)
     assert line_with("package-1", drawn(host)).endswith("measured")
 
 

@@ -28,7 +28,7 @@ from wattspan.config.loading import DEFAULT_PATH
 from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import BILLION
 from wattspan.http.sockets import directory_fault
-from wattspan.model import CPU_TIME, LEARNED_POWERS, HwType
+from wattspan.model import COUNTERS, CPU_TIME, LEARNED_POWERS, HwType
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
@@ -181,6 +181,8 @@ def examine_division(domains: Iterable[DomainEntry]) -> Iterator[Finding]:
     for one in domains:
         if one.attributed and one.present and one.hw_type is HwType.CPU:
             names.setdefault(one.method, []).append(one.hw_name)
+    if counted := ", ".join(names.get(COUNTERS, ())):
+        yield ok("CPU energy", f"{counted}: divided by performance counters")
     if learned := ", ".join(names.get(LEARNED_POWERS, ())):
         why = "divided by CPU time at its learned cost, since the uses of processes vary"
         yield ok("CPU energy", f"{learned}: {why}")

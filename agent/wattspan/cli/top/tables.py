@@ -35,6 +35,7 @@ from wattspan.cli.tune.text import (
     state_text,
 )
 from wattspan.model import (
+    COUNTERS,
     LEARNED_POWERS,
     BaselineQuality,
     Certainty,
@@ -290,9 +291,9 @@ def _share(part: Callable[[NestedDomain], float | None], row: NestedDomain) -> s
 
 
 def _provenance(row: NestedDomain) -> Text:
-    """The provenance of a domain, marked where CPU time is weighed by its learned cost."""
+    """The provenance of a domain, marked where CPU time is weighed or counted."""
     provenance = row.domain.provenance
-    mark = " +" if row.domain.method == LEARNED_POWERS else ""
+    mark = " +" if row.domain.method in {LEARNED_POWERS, COUNTERS} else ""
     return Text(f"{provenance}{mark}", style=_PROVENANCE_COLOURS[provenance])
 
 

@@ -57,7 +57,8 @@ procs, idle, unattr.
 -        unknown
 *        part of another device, or measured twice:
          in no sum
-+        CPU time is weighed by its learned cost"""
++        CPU time is weighed by its learned cost or
+         by performance counters"""
 
 DocumentView = Callable[[], SnapshotDocument]
 

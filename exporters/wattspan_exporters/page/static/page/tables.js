@@ -6,6 +6,7 @@ import * as figures from "./figures.js";
 // Explicit roles keep the table a table for screen readers when CSS shows its rows as cards.
 const ROW = { role: "row" };
 const CELL = { role: "cell" };
+const METHODS = new Map([["learned", "by learned cost"], ["counters", "by counters"]]);
 
 /** Columns are `{title, text(row)}` or `{title, draw(cell, row)}`; the first is the row header. */
 class Table {
@@ -67,7 +68,7 @@ export function devicesTable(parent) {
     { title: "Temp.", number: true, text: (d) => figures.celsius(d.gpu?.temperature_celsius) },
     { title: "Throttling", text: throttling },
     { title: "Gaps", text: gaps },
-    { title: "Figures", text: (d) => (d.method === "learned" ? `${d.provenance}, by learned cost` : d.provenance) },
+    { title: "Figures", text: (d) => [d.provenance, METHODS.get(d.method)].filter(Boolean).join(", ") },
   ], (d) => d.hw_id, "No device is known yet. Devices appear after the first read of their source.");
 }
 
