@@ -4,7 +4,16 @@ import pytest
 
 from wattspan.attribution.ledger import attribute
 from wattspan.attribution.settlement import Settlement
-from wattspan.model import SECOND, Consumer, IdlePolicy, Instant, Interval, Microjoules, Usage
+from wattspan.model import (
+    SECOND,
+    Consumer,
+    Counts,
+    IdlePolicy,
+    Instant,
+    Interval,
+    Microjoules,
+    Usage,
+)
 
 ME, YOU, HOLDER = (Consumer(pid, pid) for pid in (1, 2, 3))
 PATIENCE, KEEP = 3 * SECOND, 15 * SECOND
@@ -66,6 +75,20 @@ def test_usage_counts_by_its_overlap_with_the_interval() -> None:
     assert settled.usage.capacity == 50
     assert settled.usage.present == {YOU}
     assert settled.usage.end.mono - settled.usage.start.mono == settled.covered == 50
+
+
+def test_counts_are_merged_by_overlap_unless_some_are_unknown() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    for domain in ("a", "b"):
+        start = 75 if domain == "a" else 150
+        settlement.add(interval(start, start + 75)._replace(domain_id=domain), "r")
+    mine, yours = Counts(40, 80, 120, 160, 4), Counts(8, 8, 8, 8, 8)
+    settlement.add_usage(usage(0, 100, counts={ME: mine}))
+    settlement.add_usage(usage(100, 200, counts={ME: mine, YOU: yours}))
+    settlement.add_usage(usage(200, 300))
+    first, second = settlement.due(Instant(300, 0))
+    assert first.usage.counts == {ME: Counts(30, 60, 90, 120, 3), YOU: Counts(4, 4, 4, 4, 4)}
+    assert second.usage.counts is None
 
 
 def test_merged_usage_of_unknown_capacity_has_unknown_capacity() -> None:

@@ -12,6 +12,7 @@ from testbed.cpu_costs import (
     EmulatedPackage,
     Process,
     Scenario,
+    consumer,
     judge,
     two,
 )
@@ -55,6 +56,20 @@ def test_package_spends_what_its_processes_owe_and_shows_no_more(scenario: Scena
     assert all(0 <= true - one <= 40_000_000 for one, true in zip(seen, package.spent, strict=True))
 
 
+def test_package_shows_counters_of_the_true_cpu_time() -> None:
+    scenario = next(one for one in SCENARIOS if one.counted)
+    package = EmulatedPackage(scenario, random.Random(1))
+    package.advance(BEGIN + 60 * SECOND)
+    for counts, spent in zip(package.counters().values(), package.spent, strict=True):
+        assert 0 <= spent - counts.time <= 40_000_000
+        assert counts.cycles / counts.reference == pytest.approx(1, abs=1e-6)
+        assert counts.reference == pytest.approx(counts.time * 2.6, rel=1e-6)
+    assert EmulatedPackage(SCENARIOS[0], random.Random(1)).counters().keys() == {
+        consumer(0),
+        consumer(1),
+    }
+
+
 def test_process_may_change_its_cost_and_copy_a_load() -> None:
     processes = two(Process(4.0, (), APART, later=10.0), Process(4.0, (), APART, copies=0))
     package = EmulatedPackage(Scenario(ADDITIVE, processes, [], rested=False), random.Random(1))
@@ -64,6 +79,13 @@ def test_process_may_change_its_cost_and_copy_a_load() -> None:
     assert first == second
     changed, same = (new - old for new, old in zip(package.truth.owed, before, strict=True))
     assert changed / same == pytest.approx(2.5)
+
+
+def test_counters_tell_siblings_apart() -> None:
+    scenario = next(one for one in SCENARIOS if one.counted)
+    ((_, scores),) = judge(scenario, [1])
+    assert scores[AGENT].p95 <= 0.06
+    assert scores[AGENT].contained == 3
 
 
 def test_judge_sees_the_error_of_cpu_time_where_costs_differ() -> None:

@@ -85,6 +85,20 @@ def test_neighbour_changes_what_a_process_owes_by_the_clock_alone() -> None:
     assert TURBO.owed({0: own})[0] > 1.5 * TURBO.owed(both)[0]
 
 
+def test_counters_count_the_clock_the_siblings_and_the_traffic_of_each() -> None:
+    alone = Work((0,), 0.5, 8.0, traffic=6.4, ipc=2.0)
+    beside = Work((SMT.cores,), 1.0, 4.0, ipc=1.0)
+    rates = SMT.rates({0: alone, 1: beside})
+    assert rates[0].cycles == rates[0].reference == pytest.approx(0.5 * 2.6e9)
+    assert rates[0].instructions == pytest.approx(0.5 * 2.6e9 * 2 * SMT.retired)
+    assert rates[1].instructions == pytest.approx(2.6e9 * (0.5 + 0.5 * SMT.retired))
+    assert (rates[0].misses, rates[1].misses) == (pytest.approx(1e8), 0)
+    assert SMT.rates({0: alone})[0].instructions == pytest.approx(2.6e9)
+    lone = TURBO.rates({0: alone})[0]
+    assert lone.cycles / lone.reference == pytest.approx(TURBO.clock(0.5) / 2.6)
+    assert SMT.retired != SMT.smt / 2  # type: ignore[operator]
+
+
 def test_memory_traffic_is_owed_apart_from_cpu_time_and_leakage_by_nobody() -> None:
     still, moving = Work((0,), 0.5, 5.0), Work((1,), 0.5, 5.0, traffic=10.0)
     owed = MEMORY.owed({0: still, 1: moving})

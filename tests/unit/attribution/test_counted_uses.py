@@ -1,0 +1,316 @@
+"""Uses by performance counters: what they tell, what is learned of them, and broken ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from testbed.simulated_host import PACKAGE
+
+from wattspan.attribution.consumer_powers import LARGEST_RATIO
+from wattspan.attribution.counted_uses import CountedUses, credible
+from wattspan.attribution.division import split
+from wattspan.attribution.ledger import Ledger, LedgerSettings
+from wattspan.attribution.power_regression import NormalPrior
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Attribution,
+    Consumer,
+    Counts,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    Milliwatts,
+    Payer,
+    PayerInfo,
+    Principal,
+    Reading,
+    Tick,
+    Usage,
+)
+
+IDLE = 30.0
+AT_REST = NormalPrior(IDLE, 0.5)
+A, B, C = (Consumer(number, 1) for number in (1, 2, 3))
+GIGAHERTZ = 2.0
+
+
+def counts(seconds: float, clock: float = 1.0, retired: float = 1.5, misses: float = 0.0) -> Counts:
+    """The counters of so much CPU time, with a clock relative to the reference clock."""
+    time = round(seconds * SECOND)
+    cycles = round(time * GIGAHERTZ * clock)
+    reference = round(time * GIGAHERTZ)
+    return Counts(time, cycles, reference, round(cycles * retired), round(time * misses))
+
+
+def usage(uses: Mapping[Payer, float], counted: Mapping[Payer, Counts] | None) -> Usage:
+    """The use of a second, in CPUs."""
+    spent = {payer: round(use * SECOND) for payer, use in uses.items()}
+    start, end = Instant(0, 0), Instant(SECOND, 0)
+    return Usage("cpu:0", start, end, spent, capacity=16 * SECOND, counts=counted)
+
+
+GOOD = counts(1.0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "believed"),
+    [
+        ({}, True),
+        ({"time": 2 * SECOND // 7}, True),  # multiplexed
+        ({"time": SECOND // 7}, False),
+        ({"time": 0}, False),
+        ({"time": 5 * SECOND}, False),
+        ({"cycles": 0}, False),
+        ({"cycles": 21 * GOOD.reference}, False),
+        ({"cycles": GOOD.reference // 30}, False),
+        ({"reference": 0}, False),
+        ({"instructions": 0}, False),  # stopped
+        ({"instructions": 20 * GOOD.cycles}, False),
+        ({"instructions": 2**64}, False),
+        ({"instructions": -1}, False),
+        ({"misses": -1}, False),
+        ({"misses": 2 * SECOND}, False),
+        ({"misses": 0}, True),
+    ],
+)
+def test_counts_that_cannot_be_right_are_missing(broken: dict[str, int], believed: bool) -> None:
+    given = GOOD._replace(**broken)
+    assert credible(int(SECOND), given) is believed
+    uses = CountedUses()
+    found = uses.counted(usage({A: 1, B: 1}, {A: given, B: counts(1.0, clock=1.2)}))
+    assert (A in found.terms) is believed
+    assert found.clocked.spent[B] == round(SECOND * 1.2**2.5)
+    if not believed:
+        assert found.clocked.spent[A] == found.clocked.spent[B]
+
+
+def test_short_time_of_a_tick_is_believed() -> None:
+    assert credible(4 * MILLISECOND, GOOD._replace(time=11 * MILLISECOND))
+
+
+def test_use_is_cpu_time_without_counters() -> None:
+    uses, plain = CountedUses(), usage({A: 1, B: 2}, None)
+    assert uses.counted(plain).clocked is plain
+    assert not uses.stated
+    few = usage({A: 0.4, B: 1}, {A: counts(0.4)})
+    assert uses.counted(few).clocked is few
+    assert uses.counted(usage({A: 1}, {})).terms == {}
+    assert not uses.stated
+
+
+def test_payer_without_counts_has_the_mean_use_of_a_cpu_second() -> None:
+    both = {A: counts(2, clock=1.2), B: counts(1, clock=1.1)}
+    given = replace(usage({A: 2, B: 1, C: 1}, both), unclaimed=SECOND, metered=5 * SECOND)
+    found = CountedUses().counted(given).clocked
+    mean = (2 * 1.2**2.5 + 1.1**2.5) / 3
+    assert found.spent[C] == found.unclaimed == round(mean * SECOND)
+    assert found.load / found.capacity == pytest.approx(5 / 16)  # type: ignore[operator]
+
+
+def test_clock_far_from_the_others_is_bounded() -> None:
+    both = {A: counts(0.1, clock=9.0), B: counts(1.0)}
+    found = CountedUses().counted(usage({A: 0.1, B: 1.0}, both)).clocked.spent
+    assert 1 < found[A] / found[B] * 10 <= LARGEST_RATIO
+
+
+def test_counters_stay_the_method_for_a_minute_without_them() -> None:
+    uses = CountedUses()
+    uses.counted(usage({A: 1}, {A: counts(1, clock=1.2)}))
+    for _ in range(59):
+        kept = uses.counted(usage({A: 1}, None))
+    assert uses.stated
+    assert (kept.terms, kept.clocked.spent[A]) == ({}, round(SECOND * 1.2**2.5))
+    plain = usage({A: 1}, None)
+    assert uses.counted(plain).clocked is plain
+    assert not uses.stated
+
+
+Law = Callable[[Payer, Counts], float]
+"""The watts of a payer with the counters of a second."""
+
+
+class Package:
+    """A package of processes with counters, and their learned uses."""
+
+    def __init__(self, law: Law, seed: int = 1) -> None:
+        self.law, self.uses, self.chance = law, CountedUses(), random.Random(seed)
+        self.at = 0
+
+    def run(self, seconds: int, second: Callable[[], Mapping[Payer, Counts]]) -> None:
+        for _ in range(seconds):
+            now = second()
+            power = IDLE + sum(self.law(payer, one) for payer, one in now.items())
+            energy = Microjoules(round((power + self.chance.gauss(0, 0.1)) * 1e6))
+            given = usage({payer: one.time / SECOND for payer, one in now.items()}, now)
+            interval = Interval("p", Instant(0, 0), Instant(SECOND, 0), energy)
+            counted = self.uses.counted(given)
+            self.uses.learn(interval, counted, lambda _: None, AT_REST)
+
+    def shares(self, now: Mapping[Payer, Counts]) -> tuple[list[float], list[float]]:
+        """The parts of active energy of payers, and their stated errors."""
+        given = usage({payer: one.time / SECOND for payer, one in now.items()}, now)
+        divided = self.uses.divided(self.uses.counted(given))
+        active = 10**9
+        parts = split(active, list(divided.usage.spent.values()))
+        doubts = divided.doubts(active, zip(divided.usage.spent, parts, strict=True))
+        return [part / active for part in parts], [doubt / active for doubt in doubts]
+
+
+def test_coefficients_without_variation_leave_the_use_as_it_is() -> None:
+    package = Package(lambda _, one: 5.0 * one.time / SECOND)
+    package.run(
+        40, lambda: {one: counts(package.chance.uniform(0.2, 1), misses=0.01) for one in (A, B)}
+    )
+    shares, _ = package.shares({A: counts(1), B: counts(1)})
+    assert shares == pytest.approx([0.5, 0.5], rel=0.01)
+
+
+def test_memory_traffic_is_charged_to_those_who_cause_it() -> None:
+    def law(_: Payer, one: Counts) -> float:
+        return 4.0 * one.time / SECOND + 20.0 * one.misses / SECOND
+
+    package = Package(law)
+    package.run(
+        60,
+        lambda: {
+            A: counts(package.chance.uniform(0.2, 1), misses=package.chance.uniform(0.0, 0.2)),
+            B: counts(package.chance.uniform(0.2, 1)),
+        },
+    )
+    now = {A: counts(1, misses=0.2), B: counts(1)}
+    true = law(A, now[A]) / (law(A, now[A]) + law(B, now[B]))
+    shares, errors = package.shares(now)
+    assert shares[0] == pytest.approx(true, rel=0.03)
+    assert errors[0] < 0.5
+
+
+def test_clock_and_learned_costs_are_told_apart() -> None:
+    """The clock changes for all at once; each has a cost of its own, and one never varies."""
+    costs = {A: 4.0, B: 10.0, C: 6.0}
+
+    def law(payer: Payer, one: Counts) -> float:
+        return costs[payer] * one.time / SECOND * (one.cycles / one.reference) ** 2.2
+
+    package = Package(law)
+
+    def second() -> dict[Payer, Counts]:
+        clock, chance = package.chance.uniform(1.0, 1.3), package.chance
+        times = {A: 0.8, B: chance.uniform(0.3, 1.0), C: chance.uniform(0.1, 1.0)}
+        return {payer: counts(time, clock) for payer, time in times.items()}
+
+    package.run(90, second)
+    now = second()
+    true = [law(payer, one) for payer, one in now.items()]
+    shares, errors = package.shares(now)
+    for share, each, error in zip(shares, true, errors, strict=True):
+        assert share == pytest.approx(each / sum(true), rel=0.06)
+        assert abs(share - each / sum(true)) <= error
+
+
+def test_programs_that_retire_more_do_not_draw_more_for_that() -> None:
+    """Only changes of a payer tell its siblings: programs differ for other reasons."""
+    package = Package(lambda _, one: 5.0 * one.time / SECOND)
+    retired = {A: 0.5, B: 3.0}
+    package.run(
+        60,
+        lambda: {
+            one: counts(package.chance.uniform(0.2, 1), retired=each)
+            for one, each in retired.items()
+        },
+    )
+    shares, _ = package.shares({one: counts(1, retired=each) for one, each in retired.items()})
+    assert shares == pytest.approx([0.5, 0.5], rel=0.01)
+
+
+def test_any_two_uses_differ_by_the_largest_ratio_at_most() -> None:
+    """With counters and costs that both make one more expensive."""
+    costs = {A: 1.0, B: 40.0}
+    package = Package(lambda payer, one: costs[payer] * one.time / SECOND)
+
+    def second() -> dict[Payer, Counts]:
+        uniform = package.chance.uniform
+        return {A: counts(uniform(0.2, 1), 0.5), B: counts(uniform(0.2, 1), 1.5, misses=0.3)}
+
+    package.run(60, second)
+    shares, _ = package.shares({A: counts(1, 0.5), B: counts(1, 1.5, misses=0.9)})
+    assert 4 < shares[1] / shares[0] <= LARGEST_RATIO * 1.001
+
+
+def test_user_who_imitates_the_cost_of_misses_moves_nobody_beyond_the_stated_error() -> None:
+    """His power rises with his misses for another reason; a neighbour's misses cost nothing."""
+    package = Package(
+        lambda payer, one: 4 * one.time / SECOND + (40 * one.misses / SECOND if payer == A else 0)
+    )
+
+    def second() -> dict[Payer, Counts]:
+        uniform = package.chance.uniform
+        return {
+            A: counts(uniform(0.4, 1), misses=uniform(0, 0.2)),
+            B: counts(uniform(0.4, 1), misses=0.05),
+            C: counts(uniform(0.4, 1)),
+        }
+
+    package.run(90, second)
+    now = {A: counts(0.5), B: counts(0.5, misses=0.05), C: counts(0.5)}
+    shares, errors = package.shares(now)
+    for place in (1, 2):
+        assert abs(shares[place] - 1 / 3) <= errors[place]
+
+
+class Host:
+    """The ledger beside a package whose processes have counters from some time on."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(LedgerSettings(idle_powers={HwType.CPU: Milliwatts(30_000)}))
+        self.chance, self.at, self.energy = random.Random(1), 1000 * SECOND, 0.0
+        infos = tuple(PayerInfo(one, "work", principal=Principal(one.pid)) for one in (A, B))
+        self._apply(Tick(Instant(self.at, 0), {"rapl": (PACKAGE,)}, (self._reading(),), infos))
+
+    def _reading(self) -> Reading:
+        return Reading(PACKAGE.id, Instant(self.at, 0), Microjoules(round(self.energy * 1e6)))
+
+    def _apply(self, tick: Tick) -> list[Attribution]:
+        return self.ledger.apply(tick)
+
+    def run(self, seconds: int, *, counted: bool) -> list[Attribution]:
+        found: list[Attribution] = []
+        for _ in range(seconds):
+            now = {one: counts(self.chance.uniform(0.2, 1), clock=1.2) for one in (A, B)}
+            self.energy += IDLE + sum(5.0 * one.time / SECOND for one in now.values())
+            start, self.at = Instant(self.at, 0), self.at + SECOND
+            used = usage({payer: one.time / SECOND for payer, one in now.items()}, None)
+            used = replace(used, start=start, end=Instant(self.at, 0))
+            used = replace(used, counts=now if counted else None)
+            tick = Tick(Instant(self.at, 0), {}, (self._reading(),), (), (used,))
+            found += self._apply(tick)
+        return found
+
+    @property
+    def method(self) -> str:
+        return self.ledger.snapshot(Instant(self.at, 0), "host").account(PACKAGE.id).method
+
+
+def test_method_of_a_package_is_that_of_its_counters() -> None:
+    host = Host()
+    host.run(30, counted=False)
+    assert host.method == "cpu-time"
+    host.run(1, counted=True)
+    assert host.method == "counters"
+    host.run(30, counted=False)
+    assert host.method == "counters"
+    host.run(31, counted=False)
+    assert host.method == "cpu-time"
+
+
+def test_change_between_counters_and_cpu_time_keeps_the_division() -> None:
+    host = Host()
+    for counted in (False, True, False, True):
+        for one in host.run(70, counted=counted)[5:]:
+            used = sum(share.energy for share in one.shares)
+            assert used + one.idle + one.unattributed == one.interval.energy
+            assert used == pytest.approx(one.interval.energy - IDLE * 1e6, rel=0.35)
