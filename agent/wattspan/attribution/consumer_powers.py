@@ -195,14 +195,13 @@ class ConsumerPowers:
         self._variations: dict[Key | None, _Variation] = {}  # of the rows; None: REST
         self._window = _Equation(terms)
         self._peak = 0.0  # decaying maximum of the use of a window
-        self._windows = 0
+        self._windows = 0  # with use
         self._unsolved = 0  # windows since the last solution
         self._rest: NormalPrior | None = None  # the idle power of the solution from elsewhere
         self._ratios = [1.0] * self._first  # used powers by row, relative to that of REST
         self._errors = [STATED * DIFFERENCE] * self._first  # stated errors, relative to the shares
-        self._certain = [
-            1.0
-        ] * self._first  # powers with the largest idle power, relative to the used
+        # Powers with the largest idle power, relative to the used ones.
+        self._certain = [1.0] * self._first
         self._errors_surely = self._errors  # the errors, relative to the shares by those powers
         self._equal = _SHOWN  # solutions since the last one with different weights
 

@@ -51,8 +51,10 @@ TERMS = 3
 LEAST_COUNTED = 0.5
 """The part of the CPU time that must have counts."""
 
+_LARGEST = sqrt(LARGEST_RATIO)
 _CLOCKS = 0.05, 10.0  # credible cycles for each reference cycle
-_CLOCK_RANGE = 8 ** (-0.5 / CLOCK_POWER), 8 ** (0.5 / CLOCK_POWER)  # around the mean clock
+_CLOCK_RANGE = log(_LARGEST) / CLOCK_POWER  # logarithm of the ratio to the mean clock
+_MOST_CYCLES = 10.0  # credible cycles in a nanosecond
 _MOST_RETIRED = 16.0  # credible instructions in a cycle
 _MOST_MISSES = 1.0  # credible misses in a nanosecond of a CPU
 _TIMES = 0.25, 4.0  # credible counted times in the CPU time
@@ -65,12 +67,15 @@ _CLOCK_DEVIATION = 0.2  # least one of the power of the clock
 _LEAST_FACTOR = 0.1  # of the terms
 _MAX_REMEMBERED = 2000
 _FORGOTTEN = 60 * SECOND  # without counts: the method is another
-_LARGEST = sqrt(LARGEST_RATIO)
 _TINY = 1e-12
 
 
 class Terms(NamedTuple):
-    """The counters of one payer in one period; ``misses`` are those in a nanosecond of CPU time."""
+    """The counters of one payer in one period.
+
+    ``clock`` is the logarithm of the ratio to the reference clock, ``misses`` are those in a
+    nanosecond of CPU time.
+    """
 
     clock: float
     retired: float
@@ -94,26 +99,27 @@ class CountedUsage:
         """The sums of the terms, for these uses by the power of each payer; in nanoseconds."""
         clock = retired = misses = 0.0
         times = self.timed.spent
-        for payer, one in self.terms.items():
+        for payer, (of_clock, of_retired, of_misses) in self.terms.items():
             use = uses[payer]
-            clock += use * log(one.clock)
-            retired += use * one.retired
-            misses += times[payer] * one.misses * _MISS_TIME
-        return clock, retired, misses
+            clock += use * of_clock
+            retired += use * of_retired
+            misses += times[payer] * of_misses
+        return clock, retired, misses * _MISS_TIME
 
     def weighed(self, powers: ConsumerPowers, *, surely: bool = False) -> Usage:
         """The use in proportion to the power of each payer; ``surely`` as for those powers."""
         if not self.terms:
             return powers.weighed(self.clocked, surely=surely)
-        clock, retired, misses = _bounded_terms(powers.terms)
-        spent = dict(self.clocked.spent)
-        for payer, one in self.terms.items():
-            factor = 1 + clock.ratio * log(one.clock) + retired.ratio * one.retired
+        clock, retired, misses = (one.ratio for one in _bounded_terms(powers.terms))
+        spent, times, terms = dict(self.clocked.spent), self.timed.spent, self.terms
+        for payer, (of_clock, of_retired, _) in terms.items():
+            factor = 1 + clock * of_clock + retired * of_retired
             spent[payer] = round(spent[payer] * max(_LEAST_FACTOR, factor))
         weighed = powers.weighed(replace(self.clocked, spent=spent), surely=surely)
-        spent, times = dict(weighed.spent), self.timed.spent
-        for payer, one in self.terms.items():
-            spent[payer] += round(misses.ratio * _MISS_TIME * one.misses * times[payer])
+        spent = dict(weighed.spent)
+        if misses:
+            for payer, one in terms.items():
+                spent[payer] += round(misses * _MISS_TIME * one.misses * times[payer])
         mean = (sum(spent.values()) + weighed.unclaimed) / max(1, self.timed.busy)
         most, least = mean * _LARGEST, 0.0 if surely else mean / _LARGEST
         for payer, use in spent.items():
@@ -142,19 +148,18 @@ class CountedUsage:
     def _errors(self, powers: Iterable[TermPower]) -> dict[Payer, float]:
         """The errors of shares by their counters, relative to them: see the module."""
         uses, times, terms = self.clocked.spent, self.timed.spent, self.terms
-        whole = max(1, sum(uses[payer] for payer in terms))
-        mean_clock = sum(uses[payer] * log(one.clock) for payer, one in terms.items()) / whole
-        mean_retired = sum(uses[payer] * one.retired for payer, one in terms.items()) / whole
-        mean_misses = sum(times[payer] * one.misses for payer, one in terms.items()) / whole
+        whole = max(1, sum(map(uses.__getitem__, terms)))
+        mean_clock, mean_retired, mean_misses = (each / whole for each in self.sums(uses))
         clock, retired, misses = _bounded_terms(powers)
         of_clock = abs(clock.ratio) + _STATED * max(_CLOCK_DEVIATION, clock.deviation)
         of_retired = max(retired.ratio, 1 - retired.ratio)
-        of_misses = (misses.ratio + _STATED * misses.deviation) * _MISS_TIME
+        of_misses = misses.ratio + _STATED * misses.deviation
         return {
-            payer: of_clock * abs(log(one.clock) - mean_clock)
+            payer: of_clock * abs(one.clock - mean_clock)
             + of_retired * abs(one.retired - mean_retired)
-            + of_misses * abs(one.misses * times[payer] / max(1, uses[payer]) - mean_misses)
+            + of_misses * abs(_MISS_TIME * one.misses * times[payer] / use - mean_misses)
             for payer, one in terms.items()
+            if (use := uses[payer]) > 0
         }
 
 
@@ -169,6 +174,21 @@ class Division(NamedTuple):
     doubts: Doubts
 
 
+class CounterTime:
+    """Whether there were counters in the last minute: a label, which seldom changes."""
+
+    def __init__(self) -> None:
+        self._without = int(_FORGOTTEN)
+
+    @property
+    def recent(self) -> bool:
+        return self._without < _FORGOTTEN
+
+    def pass_by(self, usage: Usage, *, counted: bool) -> None:
+        """Add the period of ``usage``."""
+        self._without = 0 if counted else self._without + usage.end.mono - usage.start.mono
+
+
 class CountedUses:
     """The uses of one package by its payers, and what a unit of use costs each."""
 
@@ -176,12 +196,7 @@ class CountedUses:
         self.powers = ConsumerPowers()
         self._references: dict[Payer, _Reference] = {}
         self._pace = 1.0  # the mean use of a CPU-second with counts
-        self._uncounted = int(_FORGOTTEN)
-
-    @property
-    def stated(self) -> bool:
-        """True if there were counters in the last minute. It is a label."""
-        return self._uncounted < _FORGOTTEN
+        self.counters = CounterTime()
 
     @property
     def idle(self) -> Extrapolation | None:
@@ -195,7 +210,7 @@ class CountedUses:
 
         CPU time and counted use have different powers: what each costs is learned anew.
         """
-        terms = TERMS if self.stated else 0
+        terms = TERMS if self.counters.recent else 0
         if len(self.powers.terms) != terms:
             self.powers = ConsumerPowers(terms)
         if not counted.settled or (terms and not counted.terms):
@@ -213,17 +228,17 @@ class CountedUses:
     def counted(self, usage: Usage) -> CountedUsage:
         """``usage`` with its counters. A payer without them has the mean use of a CPU-second."""
         terms = self._terms(usage)
+        self.counters.pass_by(usage, counted=bool(terms))
         if not terms:
-            self._uncounted += usage.end.mono - usage.start.mono
-            if not self.stated:
+            if not self.counters.recent:
                 return CountedUsage(usage, usage, {})
             return CountedUsage(usage, _clocked(usage, {}, self._pace), {})
-        self._uncounted, spent = 0, usage.spent
+        spent = usage.spent
         whole = sum(spent[payer] for payer in terms)
-        mean = exp(sum(spent[payer] * log(one.clock) for payer, one in terms.items()) / whole)
+        mean = sum(spent[payer] * one.clock for payer, one in terms.items()) / whole
+        least, most = mean - _CLOCK_RANGE, mean + _CLOCK_RANGE
         factors = {
-            payer: min(max(one.clock / mean, _CLOCK_RANGE[0]), _CLOCK_RANGE[1]) ** CLOCK_POWER
-            * mean**CLOCK_POWER
+            payer: exp(CLOCK_POWER * min(max(one.clock, least), most))
             for payer, one in terms.items()
         }
         self._pace = sum(spent[payer] * each for payer, each in factors.items()) / whole
@@ -235,16 +250,18 @@ class CountedUses:
         """The counters of the payers with credible counts; {} if these are too few."""
         found: dict[Payer, Terms] = {}
         known, size, length = self._references, 0, usage.end.mono - usage.start.mono
+        spent = usage.spent
         for payer, counts in (usage.counts or {}).items():
-            used = usage.spent.get(payer, 0)
+            used = spent.get(payer, 0)
             if used > 0 and credible(used, counts):
-                reference = known.setdefault(payer, _Reference())
-                clock, misses = counts.cycles / counts.reference, counts.misses / counts.time
+                if (reference := known.get(payer)) is None:
+                    reference = known[payer] = _Reference()
+                clock, misses = log(counts.cycles / counts.reference), counts.misses / counts.time
                 found[payer] = Terms(clock, reference.change(counts, length), misses)
                 size += used
         if len(known) > _MAX_REMEMBERED:
             self._references = {payer: known[payer] for payer in found}
-        return found if size >= LEAST_COUNTED * sum(usage.spent.values()) else {}
+        return found if size >= LEAST_COUNTED * sum(spent.values()) else {}
 
 
 class _Reference:
@@ -255,10 +272,7 @@ class _Reference:
 
     def __init__(self) -> None:
         self._time = self._instructions = self._cycles = 0
-
-    @property
-    def settled(self) -> bool:
-        return self._time >= _SETTLING
+        self.settled = False
 
     def change(self, counts: Counts, length: int) -> float:
         """The relative change in a period of this length."""
@@ -266,6 +280,7 @@ class _Reference:
             self._time += length
             self._instructions += counts.instructions
             self._cycles += counts.cycles
+            self.settled = self._time >= _SETTLING
             return 0.0
         change = counts.instructions * self._cycles / (counts.cycles * self._instructions) - 1
         return min(max(change, _RETIRED[0]), _RETIRED[1])
@@ -280,6 +295,7 @@ def credible(used: int, counts: Counts) -> bool:
     return (
         least * used - _TICKS <= time <= most * used + _TICKS
         and _CLOCKS[0] * reference <= cycles <= _CLOCKS[1] * reference
+        and cycles <= _MOST_CYCLES * time
         and instructions <= _MOST_RETIRED * cycles
         and misses <= _MOST_MISSES * time
     )

@@ -448,7 +448,7 @@ class Ledger:
             silent=self.meters.silent(state.domain.id),
             origin=state.origin,
             learned=state.domain.method == CPU_TIME and state.uses.powers.stated,
-            counters=state.domain.method == CPU_TIME and state.uses.stated,
+            counters=state.uses.counters.recent,
         )
 
     def _row(self, payer: Payer, listed: ListedPayer) -> ProcessRow:

@@ -19,10 +19,6 @@ CPU_TIME, LEARNED_POWERS, COUNTERS = "cpu-time", "learned", "counters"
 """Methods of attribution: by CPU time, by CPU time weighed by what it costs each consumer, and by
 performance counters, whose uses are weighed likewise."""
 
-MEMORY_PROXY = "cpu-time-proxy"
-"""By CPU time, of which energy is not a function: memory and power sensors."""
-
-
 def energy_at(power: int, duration: int) -> Microjoules:
     """The energy of ``power`` milliwatts over ``duration`` nanoseconds, rounded down.
 
