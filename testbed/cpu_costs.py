@@ -18,6 +18,7 @@ from testbed.cpu_plants import (
     ADDITIVE,
     LEAKING,
     MEMORY,
+    MODULES,
     SANDY_BRIDGE,
     SAPPHIRE_RAPIDS,
     SERVER,
@@ -41,7 +42,7 @@ from testbed.idle_baseline import (
     wandering,
 )
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.model import SECOND, Consumer, Counts, HwType, Payer
+from wattspan.model import SECOND, Consumer, Counts, Domain, HwType, Payer
 from wattspan.service.energy_history import EnergyHistory
 
 LEARNING, JUDGED, SETTLING = 60, 30, 3  # seconds of work
@@ -51,6 +52,9 @@ FULL_TRAFFIC = 100.0  # gigabytes a second
 MISSES_NOISE = 0.2  # relative standard deviation of the misses of an instant
 SWITCH = SCHEDULER_TICK  # the longest time of a thread between two switches
 AGENT = "agent"
+MEMORY_ZONE = replace(
+    PACKAGE, id="rapl:dram-0", name="dram", hw_type=HwType.MEMORY, method="cpu-time-proxy"
+)
 
 Pattern = Callable[[random.Random], Loads]
 
@@ -60,7 +64,8 @@ class Process(NamedTuple):
 
     ``traffic`` is the part of ``FULL_TRAFFIC``. A process that changes its nature costs ``later``
     from ``LEARNING`` seconds of work on. One that ``copies`` has the load of another, earlier one.
-    Alone on a core it retires ``ipc`` instructions in a cycle.
+    Alone on a core it retires ``ipc`` instructions in a cycle. The part ``unmissed`` of its traffic
+    has no misses.
     """
 
     cost: float
@@ -70,6 +75,7 @@ class Process(NamedTuple):
     later: float | None = None
     copies: int | None = None
     ipc: float = 1.5
+    unmissed: float = 0.0
 
 
 class Row(NamedTuple):
@@ -87,7 +93,7 @@ class Scenario:
     """Processes on a plant, of which each row is judged after some seconds of work.
 
     ``rested``: the package was at rest before, so that its idle power was observed once.
-    ``counted``: the agent reads performance counters.
+    ``counted``: the agent reads performance counters. ``domain`` is that of the package's counter.
     """
 
     plant: CpuPlant
@@ -97,6 +103,7 @@ class Scenario:
     counter: EnergyCounter = SKYLAKE
     learning: int = LEARNING
     counted: bool = False
+    domain: Domain = PACKAGE
 
 
 class Truth(NamedTuple):
@@ -168,7 +175,8 @@ class EmulatedPackage:
         ):
             load = next(loads) if process.copies is None else works[process.copies].busy
             cost = process.later if changed and process.later else process.cost
-            works[i] = Work(process.cpus, load, cost, next(traffic) * FULL_TRAFFIC, process.ipc)
+            moved = next(traffic) * FULL_TRAFFIC
+            works[i] = Work(process.cpus, load, cost, moved, process.ipc, process.unmissed)
         return works
 
     def _count(self, process: int, rates: Rates, length: int) -> None:
@@ -240,7 +248,8 @@ def run(scenario: Scenario, seed: int) -> Outcome:
     seen, moments = dict.fromkeys(consumers, 0), list[Moment]()
     counters = package.counters if scenario.counted else None
     seconds = first + JUDGED + SETTLING
-    cycles = observed(package, seconds, cpus=scenario.plant.cpus, counters=counters)
+    domain, kind = scenario.domain, scenario.domain.hw_type
+    cycles = observed(package, seconds, cpus=scenario.plant.cpus, counters=counters, domain=domain)
     for number, (tick, truth) in enumerate(cycles):
         for usage in tick.usages:
             for one in consumers:
@@ -251,7 +260,7 @@ def run(scenario: Scenario, seed: int) -> Outcome:
         if first <= number * TICK / SECOND <= first + JUDGED:
             read = tuple(seen.values())
             moments.append(Moment(reading.at.mono, reading.counter, read, *truth))
-    account = ledger.snapshot(tick.at, "emulated").account(PACKAGE.id)
+    account = ledger.snapshot(tick.at, "emulated").account(domain.id)
     if account.energy != account.consumers + account.idle + account.unattributed:
         raise RuntimeError(f"the account does not balance: {account}")
 
@@ -259,8 +268,8 @@ def run(scenario: Scenario, seed: int) -> Outcome:
         one = consumers[process]
         history.merge(one)
         found = profiles[process].between(start, end)
-        bound = HwType.CPU in history.bounded(one, start)
-        energy, uncertainty = (by.get(HwType.CPU, 0) for by in (found.energy, found.uncertainty))
+        bound = kind in history.bounded(one, start)
+        energy, uncertainty = (by.get(kind, 0) for by in (found.energy, found.uncertainty))
         return Charge(energy, uncertainty, bound)
 
     return Outcome(moments, charge)
@@ -434,6 +443,20 @@ SCENARIOS = [
             counter=counter,
         )
         for counter in (SANDY_BRIDGE, SAPPHIRE_RAPIDS)
+    ),
+    *(
+        Scenario(
+            MODULES,
+            [
+                Process(0.0, (0, 1, 2, 3), APART, wandering(0.15, 0.6, 3.0)),
+                Process(0.0, (4, 5, 6, 7), APART, wandering(0.05, 0.2, 3.0), unmissed=0.4),
+                Process(0.0, (8, 9, 10, 11), APART, wandering(0.01, 0.02, 3.0)),
+            ],
+            [Row(f"equal CPU time, traffic 30 : 10 : 1{how}", (0, 1, 2), INSIDE)],
+            counted=counted,
+            domain=MEMORY_ZONE,
+        )
+        for counted, how in ((False, ""), (True, ", with counters"))
     ),
     Scenario(
         SERVER,

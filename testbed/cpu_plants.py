@@ -34,7 +34,8 @@ class Work(NamedTuple):
     """The activity of one process in an instant.
 
     It runs on each of ``cpus`` for the part ``busy`` of the instant, 0 to 1, at a ``cost`` in
-    joules per CPU-second, and moves ``traffic`` gigabytes a second. Alone on a core it retires
+    joules per CPU-second, and moves ``traffic`` gigabytes a second, of which the part ``unmissed``
+    without a miss: lines that are written back or fetched before. Alone on a core it retires
     ``ipc`` instructions in a cycle.
     """
 
@@ -43,6 +44,7 @@ class Work(NamedTuple):
     cost: float
     traffic: float = 0.0
     ipc: float = 1.5
+    unmissed: float = 0.0
 
 
 class Rates(NamedTuple):
@@ -139,7 +141,7 @@ class CpuPlant:
                 siblings = sum(busy[(cpu + self.cores) % self.cpus] for cpu in work.cpus)
                 alone -= siblings * (1 - self.retired)
             retired = work.busy * alone * work.ipc * clock
-            misses = work.traffic * 1e9 / LINE
+            misses = work.traffic * (1 - work.unmissed) * 1e9 / LINE
             found[process] = Rates(time * clock, time * self.base_clock * 1e9, retired, misses)
         return found
 
@@ -173,6 +175,8 @@ ADDITIVE = CpuPlant("additive")
 TURBO = CpuPlant("turbo", turbo_clock=3.4)
 SMT = CpuPlant("SMT", cores=8, smt=1.3)
 MEMORY = CpuPlant("uncore and memory", uncore=12.0, joules_per_gigabyte=0.2)
+MODULES = CpuPlant("memory modules", at_rest=6.0, joules_per_gigabyte=0.3)
+"""The memory of a socket, whose processes cost nothing but their traffic."""
 LEAKING = CpuPlant("leakage", leakage=0.05)
 SERVER = CpuPlant(
     "all of them",

@@ -133,6 +133,7 @@ def observed(
     cpus: int = CPUS,
     idle_states: bool = False,
     counters: Callable[[], dict[Payer, Counts]] | None = None,
+    domain: Domain = PACKAGE,
 ) -> Iterator[tuple[Tick, Truth_co]]:
     """The ticks by which an agent sees the socket, each with the truth when the counter was read.
 
@@ -144,7 +145,7 @@ def observed(
     counted = dict[Payer, Counts]()
     for number in range(seconds * SECOND // TICK + 1):
         socket.advance(BEGIN + number * TICK)
-        reading = Reading(PACKAGE.id, Instant(socket.at, 0), Microjoules(socket.counter()))
+        reading = Reading(domain.id, Instant(socket.at, 0), Microjoules(socket.counter()))
         truth = socket.truth
         socket.advance(socket.at + READ_DELAY)
         now, before = Instant(socket.at, 0), known
@@ -161,7 +162,7 @@ def observed(
             usage = Usage("cpu:0", usage_at, now, spent, capacity=capacity, metered=precise)
             usages = (replace(usage, counts=counts),)
         usage_at, metered = now, int(socket.busy)
-        yield Tick(now, {} if number else {"rapl": (PACKAGE,)}, (reading,), (), usages), truth
+        yield Tick(now, {} if number else {"rapl": (domain,)}, (reading,), (), usages), truth
 
 
 def _latest(earlier: Counts | None, now: Counts) -> Counts:

@@ -20,6 +20,7 @@ from wattspan.attribution.baseline import IdleModel, IdlePower, accept_idle_powe
 from wattspan.attribution.consumer_powers import Doubts
 from wattspan.attribution.counted_uses import CountedUses
 from wattspan.attribution.division import divide_among_payers
+from wattspan.attribution.memory_uses import MemoryUses
 from wattspan.attribution.metering import CounterMeters, MeteredPeriod
 from wattspan.attribution.missing import MissingEnergy
 from wattspan.attribution.parts import WINDOW, PartPowers, attribute_parts
@@ -105,6 +106,7 @@ class _DomainState:
     measured: bool = False
     part_powers: PartPowers = field(default_factory=PartPowers)
     uses: CountedUses = field(default_factory=CountedUses)
+    memory_uses: MemoryUses = field(default_factory=MemoryUses)
     observed: int = -LEARNING_PAUSE  # when its idle power was last observed
     origin: Provenance | None = None  # the least reliable one of the energy; None: the present
 
@@ -267,6 +269,8 @@ class Ledger:
         surely = state.idle_power.power is None and state.idle_power.joint is not None
         if counted is not None:
             usage, unsure, doubts = state.uses.divided(counted, surely=surely)
+        elif usage is not None and state.domain.hw_type is HwType.MEMORY:
+            usage, unsure, doubts = state.memory_uses.divided(usage)
         attribution = attribute(
             interval,
             usage,
@@ -448,7 +452,7 @@ class Ledger:
             silent=self.meters.silent(state.domain.id),
             origin=state.origin,
             learned=state.domain.method == CPU_TIME and state.uses.powers.stated,
-            counters=state.uses.counters.recent,
+            counters=state.uses.counters.recent or state.memory_uses.counters.recent,
         )
 
     def _row(self, payer: Payer, listed: ListedPayer) -> ProcessRow:
