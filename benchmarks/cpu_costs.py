@@ -4,7 +4,8 @@ Everything is emulated in virtual time: no process runs and no hardware is read.
 energy that each process owes by the rule that its plant states (testbed/cpu_plants.py), for the
 agent and its peers alike: costs of a CPU-second by process, pairs of siblings, turbo, uncore,
 memory traffic, leakage. The counter has the updates and the noise of RAPL; CPU time is known up to
-the last scheduler tick. The real ledger and energy history read these figures.
+the last scheduler tick. The real ledger and energy history read these figures, with performance
+counters and without.
 
 The two processes 1 : 2.5 use 60 % of the CPUs, and their sum varies by 10 %. Never at rest, they
 are a host like those of benchmarks/idle_baseline.py, which has one process and more laws of load.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 
-from testbed.cpu_costs import AGENT, JUDGED, LEARNING, SCENARIOS, judge
+from testbed.cpu_costs import AGENT, COUNTED, JUDGED, LEARNING, SCENARIOS, judge
 from testbed.cpu_judge import RULES, Score
 
 
@@ -30,7 +31,7 @@ def main() -> None:
         f"runs, of the error of a process's active energy over {JUDGED} s after {LEARNING} s of "
         "work.\n"
     )
-    titles = ["law of the truth", "processes", "goal", AGENT, "truth inside its range", *RULES]
+    titles = ["law of the truth", "processes", "goal", AGENT, COUNTED, *RULES]
     print("| " + " | ".join(titles) + " |")
     print("|---|---|---|" + "---:|" * (len(titles) - 3))
     for scenario in SCENARIOS:
@@ -38,18 +39,19 @@ def main() -> None:
         if not any(chosen.only in one for one in known):
             continue
         for row, scores in judge(scenario, range(chosen.seeds)):
-            agent = scores[AGENT]
-            inside = f"{agent.contained / len(agent.errors):.0%}"
-            cells = [row.title, row.goal, _error(agent), inside]
+            cells = [row.title, row.goal, *(_judged(scores[name]) for name in (AGENT, COUNTED))]
             cells += [_error(scores[name]) for name in RULES]
             print(f"| {scenario.plant.name} | " + " | ".join(cells) + " |", flush=True)
 
 
+def _judged(score: Score) -> str:
+    """The error of the agent, a mark for lower bounds, and the truth inside its stated range."""
+    mark = "↓" if score.lower_bounds else ""
+    return f"{_error(score)}{mark}, {score.contained / len(score.errors):.0%}"
+
+
 def _error(score: Score) -> str:
-    if not score.errors:
-        return "–"
-    bound = " (lower bound)" if score.lower_bounds else ""
-    return f"{score.p95:.1%}{bound}"
+    return f"{score.p95:.1%}" if score.errors else "–"
 
 
 if __name__ == "__main__":
