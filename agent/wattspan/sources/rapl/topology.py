@@ -503,6 +503,6 @@ def _max_power(kind: ZoneKind, claimed: int) -> Milliwatts:
 
 
 _HW_TYPE = {ZoneKind.DRAM: HwType.MEMORY, ZoneKind.PLATFORM: HwType.ENCLOSURE}
-# Memory traffic per process requires performance counters, so DRAM is charged
-# by CPU time as well, and its method is labelled as a proxy.
+# Memory traffic per process requires performance counters. Without them DRAM is
+# charged by CPU time, and its method is labelled as a proxy.
 _METHOD = {ZoneKind.PACKAGE: "cpu-time", ZoneKind.DIE: "cpu-time"}
