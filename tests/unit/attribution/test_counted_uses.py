@@ -114,7 +114,7 @@ def test_payer_without_counts_has_the_mean_use_of_a_cpu_second() -> None:
 
 
 def test_clock_far_from_the_others_is_bounded() -> None:
-    both = {A: counts(0.1, clock=9.0), B: counts(1.0)}
+    both = {A: counts(0.1, clock=4.5), B: counts(1.0)}
     found = CountedUses().counted(usage({A: 0.1, B: 1.0}, both)).clocked.spent
     assert 1 < found[A] / found[B] * 10 <= LARGEST_RATIO
 
@@ -192,7 +192,7 @@ def test_memory_traffic_is_charged_to_those_who_cause_it() -> None:
 
 def test_clock_and_learned_costs_are_told_apart() -> None:
     """The clock changes for all at once; each has a cost of its own, and one never varies."""
-    costs = {A: 4.0, B: 10.0, C: 6.0}
+    costs: dict[Payer, float] = {A: 4.0, B: 10.0, C: 6.0}
 
     def law(payer: Payer, one: Counts) -> float:
         return costs[payer] * one.time / SECOND * (one.cycles / one.reference) ** 2.2
@@ -230,7 +230,7 @@ def test_programs_that_retire_more_do_not_draw_more_for_that() -> None:
 
 def test_any_two_uses_differ_by_the_largest_ratio_at_most() -> None:
     """With counters and costs that both make one more expensive."""
-    costs = {A: 1.0, B: 40.0}
+    costs: dict[Payer, float] = {A: 1.0, B: 40.0}
     package = Package(lambda payer, one: costs[payer] * one.time / SECOND)
 
     def second() -> dict[Payer, Counts]:
