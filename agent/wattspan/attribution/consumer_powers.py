@@ -343,7 +343,8 @@ class ConsumerPowers:
     def _admit(self, key: Key, owner: Owner) -> None:
         self._regression.renew(self._place_of_many(key, owner))
         if self.terms and self._windows < _ENOUGH:
-            self._regression.clear()  # the terms would explain what the first consumers have in one
+            # Before consumers have rows, their different powers pass for those of the terms.
+            self._regression.clear()
         self._keys.append(key)
         self._regression.admit()
         self._unsolved = _SOLVE_EVERY
