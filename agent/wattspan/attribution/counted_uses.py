@@ -93,7 +93,6 @@ class CountedUsage:
     timed: Usage
     clocked: Usage
     terms: Mapping[Payer, Terms]
-    settled: bool = True  # the references of most of the use are known
 
     def sums(self, uses: Mapping[Payer, int]) -> tuple[float, float, float]:
         """The sums of the terms, for these uses by the power of each payer; in nanoseconds."""
@@ -213,7 +212,7 @@ class CountedUses:
         terms = TERMS if self.counters.recent else 0
         if len(self.powers.terms) != terms:
             self.powers = ConsumerPowers(terms)
-        if not counted.settled or (terms and not counted.terms):
+        if terms and not counted.terms:
             return
         usage = counted.clocked
         sums = counted.sums(self.powers.weighed(usage).spent) if terms else ()
@@ -242,9 +241,7 @@ class CountedUses:
             for payer, one in terms.items()
         }
         self._pace = sum(spent[payer] * each for payer, each in factors.items()) / whole
-        references = self._references
-        settled = 2 * sum(spent[payer] for payer in terms if references[payer].settled) >= whole
-        return CountedUsage(usage, _clocked(usage, factors, self._pace), terms, settled)
+        return CountedUsage(usage, _clocked(usage, factors, self._pace), terms)
 
     def _terms(self, usage: Usage) -> dict[Payer, Terms]:
         """The counters of the payers with credible counts; {} if these are too few."""
