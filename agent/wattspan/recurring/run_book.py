@@ -288,7 +288,7 @@ class RunBook:
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if application == APPLICATION_ID and version in (1, VERSION):
             return int(version)
-        if self._database.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone() is None:
+        if self._database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None:
             return None
         if application != APPLICATION_ID:
             raise RunBookError(
@@ -388,9 +388,11 @@ class RunBook:
 
     def _error(self, error: Exception) -> RunBookError:
         cause = error.strerror if isinstance(error, OSError) else error
-        return RunBookError(
-            f"{self._path}: {cause}. Repair or remove the file; its jobs then start anew."
-        )
+        remedy = "Repair or remove the file; its jobs then start anew."
+        if 'near "STRICT": syntax error' in str(error):  # of files by earlier versions
+            cause = f"SQLite {sqlite3.sqlite_version} cannot read its typed tables"
+            remedy = "Use a Python with SQLite 3.37 or newer, or another file."
+        return RunBookError(f"{self._path}: {cause}. {remedy}")
 
 
 def _decoded(terms: bytes) -> RecurringJobTerms:

@@ -266,6 +266,13 @@ def sqlite_error_name(error: BaseException) -> str:
     return "_".join(name.split("_")[:2])
 
 
+def newer_sqlite_needed(error: BaseException) -> str:
+    """The cause if SQLite before 3.37 reads typed tables, which it calls malformed; else ""."""
+    if 'near "STRICT": syntax error' not in str(error):
+        return ""
+    return f"its tables need SQLite 3.37 or newer, and this Python has {sqlite3.sqlite_version}"
+
+
 def is_corruption(error: BaseException) -> bool:
     """Return True if the file is corrupt, so that only a new one helps.
 
@@ -278,6 +285,7 @@ def is_corruption(error: BaseException) -> bool:
         return False
     return (
         isinstance(error, sqlite3.DatabaseError)
+        and not newer_sqlite_needed(error)
         and sqlite_error_name(error) not in _TRANSIENT_CODES
     )
 
@@ -301,6 +309,8 @@ def store_failure(error: BaseException, path: Path, doing: str, meanwhile: str =
         )
     elif name in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
         cause, remedy = "another program holds its lock", "End that program."
+    elif newer := newer_sqlite_needed(error):
+        cause, remedy = newer, "Use such a Python, or move the file away to start a new one."
     elif name == "SQLITE_IOERR":
         remedy = async_writer.DISK_REMEDY
     remedy = " ".join(part for part in (remedy, meanwhile) if part)

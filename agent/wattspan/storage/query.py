@@ -35,6 +35,7 @@ from wattspan.storage.database import (
     SchemaError,
     companion,
     file_exists,
+    newer_sqlite_needed,
     sqlite_error_name,
     supported_version,
 )
@@ -353,6 +354,8 @@ def _store_error(error: Exception, path: Path) -> StoreError:
         cause = f"{error}. Run this as root or as the user of the agent"
     elif sqlite_error_name(error) in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
         cause = "another program holds its lock. Try again"
+    elif newer := newer_sqlite_needed(error):
+        cause = f"{newer}. Use such a Python"
     else:
         cause = (
             f"it is corrupt ({error}). Restart the agent, which renames it and creates a new one"

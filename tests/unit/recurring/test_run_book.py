@@ -171,6 +171,22 @@ def test_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
         RunBook(path)
 
 
+def test_new_file_is_readable_with_an_old_sqlite_and_a_typed_one_names_the_version(
+    book: RunBook, tmp_path: Path
+) -> None:
+    begin(book)
+    with closing(sqlite3.connect(tmp_path / "runs.sqlite")) as database:
+        tables = database.execute("SELECT sql FROM sqlite_master WHERE sql LIKE '%STRICT%'")
+        assert tables.fetchall() == []
+        # The error of this schema is that of SQLite 3.34 for one STRICT.
+        database.executescript(
+            "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = sql || ' STRICT STRICT'"
+            " WHERE name = 'holder'"
+        )
+    with pytest.raises(RunBookError, match=r"Use a Python with SQLite 3\.37 or newer"):
+        RunBook(tmp_path / "runs.sqlite")
+
+
 def test_new_file_is_private_and_permissions_of_a_file_stay(tmp_path: Path) -> None:
     path = tmp_path / "runs.sqlite"
     RunBook(path).close()

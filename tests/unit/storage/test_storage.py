@@ -310,6 +310,25 @@ def test_store_needs_no_newer_sqlite_than_enterprise_linux_has(host: Books) -> N
     assert [one for one in statements if newer.search(one)] == []
 
 
+def test_typed_store_that_an_old_sqlite_cannot_read_is_left_alone(
+    tmp_path: Path, host: Books
+) -> None:
+    open_store(tmp_path, host).close()
+    path = tmp_path / "wattspan.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        # The error of this schema is that of SQLite 3.34 for one STRICT.
+        database.executescript(
+            "PRAGMA writable_schema = ON;"
+            "UPDATE sqlite_master SET sql = replace(sql, ') STRICT', ') STRICT STRICT')"
+        )
+    content = path.read_bytes()
+    with pytest.raises(StoreError, match=r"tables need SQLite 3\.37 or newer.*Use such a Python"):
+        open_store(tmp_path, host)
+    with pytest.raises(StoreError, match=r"tables need SQLite 3\.37 or newer.*Use such a Python"):
+        extract_history(path, 0, 2**40)
+    assert path.read_bytes() == content
+
+
 def test_two_agents_never_write_one_store(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         with pytest.raises(StoreError, match=f"process {os.getpid()} is writing it"):
