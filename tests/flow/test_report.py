@@ -180,6 +180,9 @@ def test_window_in_time(tmp_path: Path, host: Books, report: Report) -> None:
     lately = json.loads(report("--since", "45m", "--json").stdout)
     assert before["total"]["energy_microjoules"] == 2 * (16 + 1 + 3) * J
     assert before["total"] == after["total"] == lately["total"]
+    for start in (("--since", "106751d"), ("--from", "0001-01-03")):
+        whole = json.loads(report(*start, "--json").stdout)
+        assert whole["total"]["energy_microjoules"] == 4 * (16 + 1 + 3) * J
 
 
 def test_name_cannot_command_the_terminal(tmp_path: Path, host: Books, report: Report) -> None:
@@ -225,6 +228,9 @@ def test_empty_store_and_empty_range_have_messages(
         (["--from", "0001-01-01T00:00+14:00"], "is not a time"),
         (["--since", "1h", "--from", "2025-01-01"], "choose one"),
         (["--from", "2025-01-02", "--to", "2025-01-01"], "--from is not before --to"),
+        (["--since", "99999d", "--to", "0001-02-01"], "--to is before 1970"),
+        *((["--since", text], "is not a duration") for text in ("-1d", "nan", "inf", "1e3s", "")),
+        (["--since", "106752d"], "is too much"),
         (["--by", "colour"], "'--by'"),
     ],
 )

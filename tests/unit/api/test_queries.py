@@ -428,7 +428,16 @@ def test_unknown_route_error_lists_valid_routes(asked: Asked) -> None:
 any_agent = cache(Asked)
 
 
-@given(st.dictionaries(st.sampled_from(["start", "end", "pid", "started", "wait"]), st.text()))
+A_TIME = st.sampled_from(
+    ["-106751d", "-106752d", "-nan", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", f"{2**63 - 1}"]
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["start", "end", "pid", "started", "wait"]), st.one_of(st.text(), A_TIME)
+    )
+)
 def test_arbitrary_query_gets_a_response(query: dict[str, str]) -> None:
     assert any_agent().get(**query).status in {200, 400, 403, 404}
 

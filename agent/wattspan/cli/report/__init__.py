@@ -172,8 +172,9 @@ def command(
     now = SystemClock().now().wall // 10**9
     last = now + 60 if end is None else end  # includes the current minute
     first = start if start is not None else min(last, now) - int(since or DAY) // SECOND
+    first = max(0, first)  # there are no figures of earlier times
     if first >= last:
-        raise click.UsageError("--from is not before --to.")
+        raise click.UsageError("--from is not before --to, or --to is before 1970.")
     config = configuration.load(client=True).config
     by_default = context.get_parameter_source("by") is ParameterSource.DEFAULT
     shared_by = GroupKind.USER.value if by_default else by  # the rows that such a user sees
