@@ -18,7 +18,7 @@ from time import monotonic_ns
 TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 class MeasurementError(Exception):
@@ -74,12 +74,22 @@ _WATCH_REQUEST = (
 
 
 class WatchRegistration:
-    """The registration of this process; ``due`` is the monotonic time of the next one."""
+    """The registration of this process; ``due`` is the monotonic time of the next one.
 
-    __slots__ = ("due",)
+    Its copies are itself, so that copies of windows belong to the process that opened these.
+    """
+
+    __slots__ = ("_key", "due")
 
     def __init__(self) -> None:
         self.due = 0
+        self._key = os.urandom(16)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], WatchRegistration], tuple[bytes]]:
+        return _registration_of, (self._key,)
+
+    def has(self, key: bytes) -> bool:
+        return key == self._key
 
     def renew(self) -> None:
         """Register. Returns at once and never raises; reading a value reports errors."""
@@ -107,6 +117,11 @@ def _send_watch_request(directory: str) -> bool:
 
 
 registration = WatchRegistration()
+
+
+def _registration_of(key: bytes) -> WatchRegistration:
+    """The registration of this process; another one for a copy from another process."""
+    return registration if registration.has(key) else WatchRegistration()
 
 
 def _reset_after_fork() -> None:

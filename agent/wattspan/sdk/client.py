@@ -188,6 +188,9 @@ class NotSettledError(MeasurementError, TimeoutError):
         super().__init__(message)
         self.partial = partial
 
+    def __reduce__(self) -> tuple[type[NotSettledError], tuple[str, Measurement]]:
+        return type(self), (str(self), self.partial)
+
 
 def _energy(response: Mapping[str, Any], kinds: Iterable[str]) -> Energy:
     """A table of joules by kind, for a host with devices of ``kinds``."""

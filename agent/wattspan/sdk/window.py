@@ -251,10 +251,10 @@ class Window:
     def _parameters(self) -> dict[str, str]:
         begun, ended = self.period
         edges = {"start": f"mono:{begun}", "end": f"mono:{ended}"}
-        if self._registration is not sdk.registration:  # in a child of a fork
+        if self._registration is not sdk.registration:  # of a parent, or pickled elsewhere
             raise WindowError(
-                f"{self!r} belongs to another process, which opened it before it forked this one. "
-                "Read it there; a child measures itself with windows of its own."
+                f"{self!r} belongs to another process, which opened it. Read it there; this one "
+                "measures itself with windows of its own."
             )
         return {"pid": "self", "family": "1", **edges}
 

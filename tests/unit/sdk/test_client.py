@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from testbed.constant_history import GPU, ConstantPast
@@ -395,6 +398,24 @@ def test_invalid_run_directory_means_no_agent(monkeypatch: pytest.MonkeyPatch) -
         with wattspan.window() as w:
             pass
         assert sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER  # retried soon
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))]
+)
+def test_copy_has_the_values_of_its_window(
+    again: Callable[[object], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = wattspan.window("step").begin().end()
+    copied, unread = again(w), pickle.dumps(w)
+    assert copied.joules == w.joules
+    error = again(wattspan.NotSettledError("not yet", w.result()))
+    assert (str(error), error.partial) == ("not yet", w.result())
+    monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
+    assert again(w).joules == w.joules  # in another process: read before, so it has them
+    with pytest.raises(wattspan.WindowError, match="belongs to another process"):
+        pickle.loads(unread).result()
 
 
 def test_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
