@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import sub
 from typing import NamedTuple, TypeVar
 
 from wattspan.model import Exemplar, Snapshot
@@ -59,6 +60,13 @@ class Distribution(NamedTuple):
     observations: int
     total: int
     up_to: tuple[int, ...]
+
+    def since(self, before: Distribution) -> Distribution:
+        """The observations that ``before``, of the same series, has not."""
+        up_to = tuple(map(sub, self.up_to, before.up_to))
+        return Distribution(
+            self.observations - before.observations, self.total - before.total, up_to
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ class SeriesCache(Generic[T]):
         """All series with their items, absent ones too."""
         return self._items.items()
 
+    @property
+    def last(self) -> Mapping[Labels, int | float]:
+        """The series that were drawn last, with their values."""
+        return self._drawn
+
     def get(self, labels: Labels) -> T | None:
         """The item of a series; None if it is unknown."""
         return self._items.get(labels)

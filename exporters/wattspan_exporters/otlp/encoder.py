@@ -2,7 +2,9 @@
 
 A stream is a sequence of points with one start time, within which a counter never falls. If the
 value of a series falls, the series was restarted (a reused pid, a row that had left the list) and
-gets a new start time; otherwise a receiver would see negative energy.
+gets a new start time; otherwise a receiver would see negative energy. If only the provenance of a
+series changes, the stream of the new one begins there and counts from 0; otherwise a receiver would
+see the energy of the first one twice.
 
 The SDK's encoder builds an object and a message for every point and attribute of every push, and
 takes several times as long (docs/decisions/0017). Here the data point of a series is kept, and a
@@ -25,6 +27,7 @@ from wattspan.model import Exemplar, Snapshot
 from wattspan.util.protobuf import add_attributes, serialize
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
+    Distribution,
     Histogram,
     Instrument,
     Labels,
@@ -45,18 +48,24 @@ RENAMED_ATTRIBUTES = {"job": "exported_job"}
 """Attributes of the catalogue with another name in OTLP."""
 
 
+_NOTHING = Distribution(0, 0, ())
+
+
 class SeriesStream:
     """One series, with the data point that is sent with new times and values."""
 
-    __slots__ = ("exemplar", "point", "value")
+    __slots__ = ("before", "distribution", "exemplar", "point", "value")
 
     def __init__(self, point: DataPoint) -> None:
         self.point = point
         self.value: int | float = 0
+        self.distribution = _NOTHING
+        self.before: SeriesStream | None = None
+        """The ended stream that has counted a part of ``value``."""
         self.exemplar: Exemplar | None = None
 
-    def begin(self, at: int) -> None:
-        self.point.start_time_unix_nano = at
+    def begin(self, at: int, before: SeriesStream | None = None) -> None:
+        self.point.start_time_unix_nano, self.before = at, before
 
     def show(self, exemplar: Exemplar | None, one: int) -> None:
         """Set the exemplar, with ``one`` microjoules in the unit of the metric."""
@@ -104,6 +113,7 @@ class MetricStreams:
         """The series of ``snapshot`` in its order."""
         metric = self._metric
         counts = metric.instrument is Instrument.COUNTER
+        last = self._series.last
         if snapshot.at.wall < self._seen_at:
             self._set_back(snapshot.at.wall)
         drawn: list[SeriesStream] = []
@@ -114,6 +124,8 @@ class MetricStreams:
             drawn.append(stream)
         if self._fresh:
             self._begin(self._fresh, snapshot)
+            if counts and "provenance" in self._keys:
+                self._continue(self._fresh, last)
             self._fresh = []
         self._seen_at = snapshot.at.wall
         if self._series.shrink():
@@ -138,7 +150,7 @@ class MetricStreams:
         self._forgotten_at = min(self._forgotten_at, wall)
         for _, stream in self._series.items:
             if stream.point.start_time_unix_nano > wall:
-                stream.begin(wall)
+                stream.begin(wall, stream.before)
 
     def _begin(self, fresh: Iterable[tuple[Labels, SeriesStream]], snapshot: Snapshot) -> None:
         """Set the start time of new series."""
@@ -153,6 +165,20 @@ class MetricStreams:
             own = of_series(labels)
             start = max(begun if own is None else own, self._forgotten_at)
             stream.begin(max(0, min(start, snapshot.at.wall)))
+
+    def _continue(
+        self, fresh: Iterable[tuple[Labels, SeriesStream]], last: Iterable[Labels]
+    ) -> None:
+        """Begin the streams of series that differ in the provenance from one that has ended."""
+        place, now = self._keys.index("provenance"), self._series.last
+        ended = {
+            labels[:place] + labels[place + 1 :]: labels for labels in last if labels not in now
+        }
+        for labels, stream in fresh:
+            one = ended.get(labels[:place] + labels[place + 1 :])
+            before = None if one is None else self._series.get(one)
+            if before is not None and before.value <= stream.value:
+                stream.begin(self._seen_at, before)
 
     def _show(self, snapshot: Snapshot) -> None:
         """Update the exemplars of the series."""
@@ -275,10 +301,11 @@ class _MetricFamily:
             self._whole = False
         one = self._one
         for stream in streams:
-            if self._whole and -_BEYOND_64_BITS <= stream.value < _BEYOND_64_BITS:
-                stream.point.as_int = int(stream.value)
+            value = stream.value if stream.before is None else stream.value - stream.before.value
+            if self._whole and -_BEYOND_64_BITS <= value < _BEYOND_64_BITS:
+                stream.point.as_int = int(value)
             else:
-                stream.point.as_double = stream.value / one
+                stream.point.as_double = value / one
 
     def _set_distributions(
         self, streams: Sequence[SeriesStream], histogram: Histogram, snapshot: Snapshot
@@ -286,6 +313,9 @@ class _MetricFamily:
         """Set the counts, the sums, and the numbers of observations in each bucket alone."""
         drawn = histogram.drawn(snapshot).values()
         for stream, one in zip(streams, drawn, strict=True):
+            stream.distribution = one
+            if stream.before is not None:
+                one = one.since(stream.before.distribution)
             point, up_to = stream.point, (*one.up_to, one.observations)
             point.count, point.sum = one.observations, one.total / self._one
             point.bucket_counts[:] = [after - before for before, after in pairwise((0, *up_to))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
@@ -14,6 +15,7 @@ from wattspan.model import (
     SECOND,
     AgentStats,
     Consumer,
+    HwType,
     Instant,
     Microjoules,
     PayerInfo,
@@ -22,6 +24,13 @@ from wattspan.model import (
     Snapshot,
 )
 from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.catalogue.definition import (
+    Distribution,
+    Histogram,
+    Instrument,
+    Metric,
+    no_samples,
+)
 from wattspan_exporters.catalogue.series import CACHE_SLACK
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 
@@ -67,6 +76,37 @@ def test_falling_series_restarts_at_the_previous_push() -> None:
     found = pushes(world(0, {"sh": 7}), world(10, {"sh": 9}), world(20, {"sh": 2}))["sh"]
     assert [point.start for point in found] == [STARTED, STARTED, NOON + 10 * SECOND]
     assert total_seen(found) == 11
+
+
+@pytest.mark.parametrize("first", [{}, {CPU: Provenance.MEASURED}])
+def test_energy_of_a_series_whose_provenance_changes_is_counted_once(
+    first: dict[HwType, Provenance],
+) -> None:
+    worlds = [world(10 * n, {"sh": joules}) for n, joules in enumerate((5, 9, 11, 14, 3))]
+    known = (first, first, {CPU: Provenance.DERIVED}, {CPU: Provenance.ESTIMATED})
+    found = pushes(*map(_of, worlds, (*known, known[-1])))["sh"]
+    assert [point.start - NOON for point in found[2:]] == [10 * SECOND, 20 * SECOND, 30 * SECOND]
+    assert total_seen(found) == 17
+
+
+def test_observations_of_a_series_whose_provenance_changes_are_counted_once() -> None:
+    drawn = Histogram(
+        (10,),
+        lambda now: [((now.provenance[CPU],), Distribution(now.sequence, 7 * now.sequence, (1,)))],
+    )
+    metric = Metric(
+        "x", Instrument.HISTOGRAM, "J", "", ("provenance",), no_samples, histogram=drawn
+    )
+    encoder = MetricsEncoder(lambda _: {}, "", [metric])
+    encoder.encode(world(3, {}))
+    (request,) = encoder.encode(_of(world(5, {}), {CPU: Provenance.DERIVED}))
+    sent = ExportMetricsServiceRequest.FromString(request.body)
+    (point,) = sent.resource_metrics[0].scope_metrics[0].metrics[0].histogram.data_points
+    assert (point.count, round(point.sum * 1e6), [*point.bucket_counts]) == (2, 14, [0, 2])
+
+
+def _of(one: Snapshot, provenance: dict[HwType, Provenance]) -> Snapshot:
+    return replace(one, provenance=provenance)
 
 
 def test_returning_row_restarts_at_its_last_absent_push() -> None:
