@@ -22,6 +22,7 @@ class ResourceClaim(NamedTuple):
     created: str = ""  # process.creation.time, ISO 8601
     container: str = ""  # container.id
     model: str = ""  # gen_ai.request.model: of requests whose spans name no model
+    host: str = ""  # host.id
 
 
 class WorkAttribute(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from wattspan.http.sockets import Peer
@@ -26,6 +26,8 @@ from wattspan.ingest.process_lookups import (
     StartTimeMatcher,
     container_id,
     find_by_pid,
+    is_elsewhere,
+    is_inner,
     is_same_container,
     unix_time,
 )
@@ -193,11 +195,6 @@ def _unchanged(process: LiveProcess, proven: Principal | None) -> Sender:
     return NO_SENDER
 
 
-def _is_inner(process: LiveProcess | None, pid: int) -> bool:
-    """True if ``pid`` is not the one here of a sender in a pid namespace, which are all alike."""
-    return process is not None and len(process.pids) > 1 and pid != process.consumer.pid
-
-
 def drops(root: Principal, other: Principal | None) -> bool:
     """True if root of the same host or container can have become ``other``."""
     return root.user == 0 and other is not None and other._replace(user=0) == root
@@ -224,10 +221,11 @@ class ClaimVerifier:
         forwarders: FairPool[Consumer],
         *,
         unproven: bool = False,
+        hosts: Collection[str] = (),
     ) -> None:
-        """``unproven``: believe pids of senders that the kernel cannot identify."""
+        """``unproven``: believe pids of unidentified senders; ``hosts``: the ids of this host."""
         self._kernel = kernel
-        self._unproven = unproven
+        self._unproven, self._hosts = unproven, hosts
         self._containers = containers
         self._starts = starts
         self._forwarders = forwarders
@@ -239,7 +237,9 @@ class ClaimVerifier:
         process = sender.process
         if claim.pid is None:
             return self._without_pid(sender, container)
-        if sender.forwards and not container and created is None and _is_inner(process, claim.pid):
+        bare = not container and created is None
+        alien = bare and is_elsewhere(claim.host, self._hosts)
+        if sender.forwards and (alien or (bare and is_inner(process, claim.pid))):
             return Outcome.UNKNOWN_PROCESS
         if process is not None and (
             self._is_sender(process, claim.pid, container, created)
@@ -255,6 +255,8 @@ class ClaimVerifier:
             return process.consumer
         if isinstance(found, Outcome):
             return found
+        if alien:
+            return Outcome.UNKNOWN_PROCESS
         if found is None or not self._is_believable(found, sender, created, container):
             return Outcome.NOT_BELIEVED
         if process is not None:
@@ -467,6 +469,7 @@ class IdentityResolver:
         kernel: ProcessLookup,
         *,
         unproven: bool = False,
+        hosts: Collection[str] = (),
         pools: Pools | None = None,
     ) -> None:
         pools = pools or Pools()
@@ -483,6 +486,7 @@ class IdentityResolver:
             self._starts,
             pools.make(PoolName.FORWARDERS),
             unproven=unproven,
+            hosts=hosts,
         )
         identities = pools.make(PoolName.IDENTITIES)
         self._identities: FairCache[_IdentityKey, _CachedIdentity] = FairCache(identities)
@@ -588,8 +592,8 @@ class IdentityResolver:
 
 def _read(claim: ResourceClaim) -> ResourceClaim:
     """The part of a claim that is read, without its names."""
-    _, pid, created, container, _ = claim
+    _, pid, created, container, _, host = claim
     if len(created) + len(container) > MAX_CLAIM_LENGTH:
         half = MAX_CLAIM_LENGTH // 2
         created, container = created[:half], container[:half]
-    return ResourceClaim("", pid, created, container)
+    return ResourceClaim("", pid, created, container, host=host)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Protocol
@@ -169,6 +169,25 @@ def container_id(text: str) -> str:
     text = text.lower()
     match = _ID.search(text) or _SHORT_ID.search(text)
     return match[0] if match else ""
+
+
+_HOST_ID = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def is_elsewhere(host: str, known: Collection[str]) -> bool:
+    """True if a `host.id` is that of another host than the one with the ids ``known``.
+
+    Ids of one form are compared: 32 digits, or a UUID. Others, as of clouds, are of any host.
+    """
+    host = host.strip().lower()
+    if not _HOST_ID.fullmatch(host) or not any(len(one) == len(host) for one in known):
+        return False
+    return host.replace("-", "") not in {one.replace("-", "") for one in known}
+
+
+def is_inner(process: LiveProcess | None, pid: int) -> bool:
+    """True if ``pid`` is not the one here of a sender in a pid namespace, which are all alike."""
+    return process is not None and len(process.pids) > 1 and pid != process.consumer.pid
 
 
 class ContainerProcesses:

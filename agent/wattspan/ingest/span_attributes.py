@@ -123,6 +123,7 @@ def resource_claim(attributes: Mapping[bytes, Scalar]) -> ResourceClaim:
         created=text(b"process.creation.time", _MAX_ID),
         container=text(b"container.id", _MAX_ID),
         model=text(b"gen_ai.request.model", MAX_NAME),
+        host=text(b"host.id", _MAX_ID),
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
+from uuid import UUID
 
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, NamePolicy
@@ -56,6 +58,32 @@ class HostUsage(NamedTuple):
     usage: CpuUsageSource
     directory: HostProcesses
     capabilities: tuple[Capability, ...]
+
+
+_IN_CONTAINERS = ("run/systemd/container", ".dockerenv", "run/.containerenv")
+_MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
+
+
+def host_ids(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """The `host.id` of this host: 32 digits of the machine, and a UUID of the board, for root only.
+
+    A container may have a machine id of its own. Some clouds write the UUID in bytes of the
+    other order.
+    """
+    inside = any((root / name).exists() for name in _IN_CONTAINERS)
+    files = () if inside or "KUBERNETES_SERVICE_HOST" in environ else _MACHINE_IDS
+    found = {_line(root / name) for name in files} - {""}
+    with suppress(ValueError):
+        board = UUID(_line(root / "sys/class/dmi/id/product_uuid"))
+        found |= {str(board), str(UUID(bytes=board.bytes_le))}
+    return frozenset(found)
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text().strip().lower()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def open_processes(

@@ -185,6 +185,7 @@ class SpanAssembly:
 
     def _add_joiner(self, checkpoint: Checkpoint | None) -> SpanJoiner:
         from wattspan.ingest.identity_verification import IdentityResolver
+        from wattspan.processes.host import host_ids
         from wattspan.processes.inspector import ProcessInspector
         from wattspan.service.span_joiner import SpanJoiner
 
@@ -200,7 +201,11 @@ class SpanAssembly:
             self._core.clock,
             self._core.history,
             IdentityResolver(
-                self._core.clock, inspector, unproven=settings.unproven, pools=self._core.pools
+                self._core.clock,
+                inspector,
+                unproven=settings.unproven,
+                hosts=host_ids(),
+                pools=self._core.pools,
             ),
             settings,
             keep=self._core.config.agent.history,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 
 import pytest
 from testbed.fake_kernel import OURS, FakeKernel, Process
@@ -19,6 +20,7 @@ from wattspan.ingest.identity_verification import (
     IdentityResolver,
 )
 from wattspan.model import SECOND, Consumer, Principal
+from wattspan.processes.host import host_ids
 from wattspan.processes.inspector import LiveProcess
 from wattspan.sharing.pools import PoolName
 from wattspan.spans.values import Outcome
@@ -35,11 +37,11 @@ ELSEWHERE = Peer(address=("10.0.0.7", 4000), local=("10.0.0.1", 4318), accepted=
 class Host:
     """A kernel, and the identities derived from it. Everybody is of user 1000 unless it is said."""
 
-    def __init__(self, *, unproven: bool = False) -> None:
+    def __init__(self, *, unproven: bool = False, hosts: tuple[str, ...] = ()) -> None:
         self.clock = ManualClock()
         self.kernel = FakeKernel(self.clock)
         self.kernel.born(1, user=0, parent=0)
-        self.identities = IdentityResolver(self.clock, self.kernel, unproven=unproven)
+        self.identities = IdentityResolver(self.clock, self.kernel, unproven=unproven, hosts=hosts)
         self.born = self.kernel.born
 
     def whose(self, peer: Peer, claim: ResourceClaim | None = None) -> Consumer | Outcome:
@@ -99,6 +101,55 @@ def test_socket_for_forwarders_accepts_processes_of_every_user(host: Host) -> No
     assert host.whose(peer, ResourceClaim("web")) == UNKNOWN
     assert host.whose(peer, ResourceClaim(pid=51)) == DISBELIEVED
     assert host.whose(peer, ResourceClaim(pid=1)) == DISBELIEVED
+
+
+MACHINE, BOARD = "b08dfa6083e7567a1921a715000001fb", "4c4c4544-0042-3510-8052-b4c04f4e4731"
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+@pytest.mark.parametrize(
+    ("text", "hosts", "elsewhere"),
+    [
+        ("f" * 32, (MACHINE, BOARD), True),  # machine-id: Go, Java, JavaScript, Python
+        (MACHINE.upper(), (MACHINE,), False),
+        ("b08dfa60-83e7-567a-1921-a715000001fb", (MACHINE, BOARD), False),  # so by gopsutil
+        ("03000200-0400-0500-0006-000700080009", (MACHINE, BOARD), True),  # DMI's product_uuid
+        (BOARD.upper(), (MACHINE, BOARD), False),
+        ("03000200-0400-0500-0006-000700080009", (MACHINE,), False),  # unknown here
+        ("f" * 32, (), False),
+        ("i-0123456789abcdef0", (MACHINE, BOARD), False),  # ids of EC2 and GCE, and a name
+        ("4520031799277581759", (MACHINE, BOARD), False),
+        ("node7", (MACHINE, BOARD), False),
+        ("", (MACHINE, BOARD), False),
+    ],
+)
+def test_pid_alone_of_another_host_is_no_process_here(
+    text: str, hosts: tuple[str, ...], elsewhere: bool, forwards: bool
+) -> None:
+    host = Host(hosts=hosts)
+    app, sender = host.born(50), host.born(60)
+    peer = host.kernel.over_unix(sender)._replace(forwards=forwards)
+    found = host.whose(peer, ResourceClaim(pid=50, host=text))
+    assert found == (UNKNOWN if elsewhere else app.consumer)
+    own = host.whose(peer, ResourceClaim(pid=60, host=text))
+    assert own == (UNKNOWN if elsewhere and forwards else sender.consumer)
+    # A container may have a machine id of its own.
+    told = ResourceClaim(pid=50, created=host.created(app), host=text)
+    assert host.whose(peer, told) == app.consumer
+
+
+def test_ids_of_a_host_are_not_those_of_a_container(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/machine-id").write_text(f"{MACHINE}\n")
+    assert host_ids(tmp_path, {}) == {MACHINE}
+    assert host_ids(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == frozenset()
+    board = tmp_path / "sys/class/dmi/id/product_uuid"
+    board.parent.mkdir(parents=True)
+    board.write_text(f"{BOARD.upper()}\n")
+    assert host_ids(tmp_path, {}) == {MACHINE, BOARD, "44454c4c-4200-1035-8052-b4c04f4e4731"}
+    board.write_text("Not Settable\n")
+    (tmp_path / ".dockerenv").touch()
+    assert host_ids(tmp_path, {}) == frozenset()
 
 
 def test_forwarded_spans_without_pid_have_no_process(host: Host) -> None:
