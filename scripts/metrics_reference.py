@@ -238,7 +238,7 @@ ATTRIBUTES = {
     "owner": "principal of the process, as the kernel proves it: a user, a user and a "
     "container, or a pod",
     "state": "`waiting`, `exploring`, `holding`, `released`, `declined` or `ended`",
-    "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
+    "trouble": "`denied`, `absent`, `retry`, `stuck`, `malformed` or `suspended`",
     "window": "length of the window: `1s`, `10s` or `60s`",
 }
 """Description of each attribute in Markdown."""

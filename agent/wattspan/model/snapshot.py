@@ -34,6 +34,7 @@ class Trouble(ModelEnum):
     RETRY = "retry"  # a temporary failure, which is retried
     STUCK = "stuck"  # a call does not return
     MALFORMED = "malformed"  # invalid response
+    SUSPENDED = "suspended"  # no fault: the kernel powers it down while nobody uses it
 
 
 @dataclass(frozen=True, slots=True)

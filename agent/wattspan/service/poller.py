@@ -168,8 +168,9 @@ class MonitoredSource:
         last = self._last_reading
         up = last is not None and self._clock.monotonic() - last <= SILENT_SOURCE_AFTER
         # Nothing is wrong with devices that are left alone, so that the kernel can suspend them.
-        alone = bool(batch.domains) and all(one.suspended or one.rest for one in batch.domains)
-        up |= alone and not batch.failures
+        alone = {bool(one.suspended or one.rest) for one in batch.domains}
+        alone |= {one.trouble is Trouble.SUSPENDED for one in batch.failures}
+        up |= alone == {True}
         return SourceHealth(name, up, *counts, batch.failures, self._duration, batch.calls)
 
 
@@ -179,8 +180,7 @@ class MonitoredUsage:
     def __init__(self, source: UsageSource) -> None:
         self.source = source
         self.batch = UsageBatch()
-        self._polls = 0
-        self._failed = 0
+        self._polls = self._failed = 0
 
     def poll(self, *, settle: bool, watched: frozenset[Payer] | None) -> UsageBatch:
         """Poll once. Energy is measured even if no usage is known."""

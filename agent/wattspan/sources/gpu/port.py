@@ -227,6 +227,9 @@ class GpuDevice(ABC):
     Only a library that finds boards at its initialisation alone needs to tell.
     """
 
+    keeps_settings: bool = True
+    """False if an initialisation of the library may end the settings of the board."""
+
     static_power: Milliwatts | None = None
     """The configured power of a blocked board."""
 

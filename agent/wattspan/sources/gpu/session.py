@@ -38,7 +38,7 @@ MAX_DELAY = 8 * SECOND
 
 SYSFS = Path("/sys")
 LONGEST_PERIOD = 16
-"""Where an initialisation may end the settings of all boards, the periods of failures between two
+"""Where an initialisation may end the settings of boards, the periods of failures between two
 of them double for a lost board, up to so many: 43 minutes."""
 
 LOOK_INTERVAL = 5 * SECOND
@@ -289,14 +289,20 @@ class GpuSession:
                     return
                 lost.backoff.failed(now)
                 rounds, rest = divmod(lost.backoff.failures, self.vendor.reinitialise_after)
-                seldom = self.vendor.resets_settings and rounds.bit_count() > 1
-                again |= not rest and not (seldom and rounds % LONGEST_PERIOD)
+                seldom = rounds.bit_count() > 1 and rounds % LONGEST_PERIOD
+                again |= not rest and not (seldom and self._ends_settings)
                 continue
             if gpu is not None:
                 self._gpus[gpu.identity.domain_id] = gpu
             del self._lost[key]
         if again:
             self._initialise(found)
+
+    @property
+    def _ends_settings(self) -> bool:
+        """True if an initialisation may end the settings of a board that works."""
+        works = self._gpus.values()
+        return self.vendor.resets_settings and not all(gpu.device.keeps_settings for gpu in works)
 
     def _found_again(self, lost: LostGpu) -> GpuBoard | None:
         """The board with a new handle; None if it is of another vendor."""
@@ -426,9 +432,9 @@ class GpuSession:
             with contextlib.suppress(DriverError):
                 self.vendor.end()
 
-    def _unavailable(self, cause: str, remedy: str) -> Failure:
+    def _unavailable(self, cause: str, remedy: str, trouble: Trouble = Trouble.ABSENT) -> Failure:
         messages = self.vendor.messages
-        return Failure(messages.source, messages.label, Trouble.ABSENT, cause, remedy)
+        return Failure(messages.source, messages.label, trouble, cause, remedy)
 
     def _all_domains(self) -> tuple[Domain, ...]:
         """The present and the lost; the same object while nothing about them changes."""
@@ -446,6 +452,7 @@ _NOT_HERE = frozenset({NOT_FOUND, GPU_NOT_FOUND, INVALID_ARGUMENT, NO_PERMISSION
 _ASLEEP = (
     "all GPUs are suspended, and a call would wake them",
     "They are read as soon as a program uses one.",
+    Trouble.SUSPENDED,
 )
 
 

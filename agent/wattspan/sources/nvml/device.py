@@ -286,6 +286,11 @@ class NvmlDevice(GpuDevice):
             self.clock,
         )
 
+    @property
+    def keeps_settings(self) -> bool:  # type: ignore[override]
+        """True in persistence mode, in which the driver stays loaded for the board."""
+        return self.library.optional("nvmlDeviceGetPersistenceMode", self.calls.handle) == 1
+
     def energy(self, max_power: Milliwatts) -> tuple[Microjoules | None, Instant]:
         del max_power
         millijoules, at = self.calls.stamped(self.messages.counter, _ENERGY_CALL)

@@ -10,11 +10,12 @@ from testbed.field import build_tree
 from testbed.gpu_sessions import nvml_session
 
 from wattspan.attribution.metering import CounterMeters
-from wattspan.model import Domain, Gap, GapReason, Reading, Tick
+from wattspan.model import Domain, Gap, GapReason, Reading, Tick, Trouble
 from wattspan.ports import Batch, SourceContext
+from wattspan.service.poller import MonitoredSource
 from wattspan.sources.gpu.calls import GPU_IS_LOST
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.testing import FakeDirectory, ManualClock
+from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
 
 FIRST, SECOND_BOARD = "0000:01:00.0", "0000:02:00.0"
 ENABLED = "Runtime D3 status:          Enabled (coarse-grained)\nVideo Memory:  Active\n"
@@ -78,6 +79,18 @@ def test_suspended_board_is_not_opened_with_the_others(host: Host) -> None:
     batch = host.run(2)
     assert ids(batch.readings) == {"gpu:GPU-a", "gpu:GPU-b"}
     assert {one.epoch for one in batch.readings} == {0}
+
+
+def test_source_of_boards_that_sleep_from_the_start_is_no_fault_and_finds_them(host: Host) -> None:
+    for address in (FIRST, SECOND_BOARD):
+        host.power(address, "suspended")
+    source = MonitoredSource(ReplaySource([host.run(60)], "nvml"), host.clock)
+    source.read()
+    health = source.health()
+    assert (health.up, [one.trouble for one in health.failures]) == (True, [Trouble.SUSPENDED])
+    assert host.nvml.calls == []
+    host.power(SECOND_BOARD, "active")
+    assert ids(host.run(2).readings) == {"gpu:GPU-b"}
 
 
 def test_idle_boards_are_closed_so_that_the_kernel_can_suspend_them(host: Host) -> None:
