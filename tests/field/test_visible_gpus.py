@@ -1,7 +1,8 @@
 """The devices behind the indices of CUDA and HIP, by the variables of a program's environment.
 
 ``devices`` are names of the listing below; ``expected`` are those behind the indices 0, 1, ...,
-or ``refused`` is a part of the error. ``nodes`` and ``kfd`` are device files of the runtimes.
+or ``refused`` is a part of the error. ``nodes`` and ``kfd`` are device files of the runtimes; by
+default each board of NVIDIA has one.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ def test_indices_are_those_of_the_runtime(case: FieldCase, tmp_path: Path) -> No
     for place, row in enumerate(case["row"]):
         files = tmp_path / str(place)
         files.mkdir()
-        for name in [f"nvidia{n}" for n in range(row.get("nodes", 0))] + ["kfd"] * ("kfd" in row):
+        devices = [DEVICES[name] for name in row.get("devices", case.get("devices"))]
+        nodes = row.get("nodes", sum((one.uuid or "").startswith("GPU-") for one in devices))
+        for name in [f"nvidia{n}" for n in range(nodes)] + ["kfd"] * ("kfd" in row):
             (files / name).touch()
         environment = CudaEnvironment.of(row.get("environment", {}), files)
-        devices = [DEVICES[name] for name in row.get("devices", case.get("devices"))]
         if "refused" in row:
             with pytest.raises(DeviceMappingError, match=row["refused"]):
                 visible_boards(devices, environment, row.get("reported", []))

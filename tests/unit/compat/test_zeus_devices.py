@@ -161,7 +161,7 @@ def test_gpus_that_the_agent_does_not_measure_make_numbers_unknown() -> None:
 
 def test_variable_of_a_container_means_nothing_outside_of_one() -> None:
     assert numbers(BOARDS, "1", container="2", nodes=4) == [1]
-    assert numbers(BOARDS, "1", container="2", nodes=0) == [1]
+    assert numbers(BOARDS, "1", container="2") == [1]
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,10 @@ def test_environment_comes_from_variables_and_device_files(tmp_path: Path) -> No
     found = CudaEnvironment.of(variables, tmp_path)
     assert found == CudaEnvironment("1", "PCI_BUS_ID", "all", "4", 2)
     assert CudaEnvironment.of({**variables, "SLURM_STEP_GPUS": "5"}, tmp_path).batch == "5"
-    assert CudaEnvironment.of({}, tmp_path / "none") == CudaEnvironment()
+    assert CudaEnvironment.of({}, tmp_path / "none") == CudaEnvironment(nodes=0)
     (tmp_path / "dxg").touch()  # on WSL
-    assert CudaEnvironment.of(variables, tmp_path).container is None
+    wsl = CudaEnvironment.of(variables, tmp_path)
+    assert (wsl.container, wsl.nodes) == (None, None)
 
 
 def test_host_without_gpus_has_no_index() -> None:

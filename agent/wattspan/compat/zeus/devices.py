@@ -53,16 +53,16 @@ class CudaEnvironment:
     """All that decides about the numbers of a program's CUDA devices.
 
     ``visible`` and ``order`` are CUDA's variables, ``container`` and ``batch`` the GPUs that a
-    container and a Slurm job were given; None if unset. ``nodes`` is the number of device files, 0
-    without any (an emulated host). ``rocr`` and ``hip`` are the variables of AMD's runtimes, and
-    ``kfd`` is true where their device file exists.
+    container and a Slurm job were given; None if unset. ``nodes`` is the number of device files,
+    None where it tells nothing (WSL, an emulated host). ``rocr`` and ``hip`` are the variables of
+    AMD's runtimes, and ``kfd`` is true where their device file exists.
     """
 
     visible: str | None = None
     order: str | None = None
     container: str | None = None
     batch: str | None = None
-    nodes: int = 0
+    nodes: int | None = None
     rocr: str | None = None
     hip: str | None = None
     kfd: bool = False
@@ -70,13 +70,14 @@ class CudaEnvironment:
     @classmethod
     def of(cls, environ: Mapping[str, str], devices: Path = Path("/dev")) -> CudaEnvironment:
         """The environment of a process with the variables ``environ``."""
+        # WSL has no device file for each GPU, and CDI sets "void" in containers that have GPUs.
+        wsl = (devices / "dxg").exists()
         return cls(
             environ.get("CUDA_VISIBLE_DEVICES"),
             environ.get("CUDA_DEVICE_ORDER"),
-            # WSL has no device file for each GPU, and CDI sets "void" in containers that have GPUs.
-            None if (devices / "dxg").exists() else environ.get("NVIDIA_VISIBLE_DEVICES"),
+            None if wsl else environ.get("NVIDIA_VISIBLE_DEVICES"),
             environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS"),
-            sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*")),
+            None if wsl else sum(one.name[6:].isdecimal() for one in devices.glob("nvidia[0-9]*")),
             environ.get("ROCR_VISIBLE_DEVICES"),
             environ.get("HIP_VISIBLE_DEVICES"),
             (devices / "kfd").exists(),
@@ -119,7 +120,7 @@ def visible_boards(
     """
     boards = [one for one in devices if not _is_instance(one)]
     if any(board.provenance == "emulated" for board in boards):
-        environment = replace(environment, nodes=0, kfd=False, container=None)  # of another host
+        environment = replace(environment, nodes=None, kfd=False, container=None)  # of another host
     amd = [board for board in boards if _PCI_ADDRESS.fullmatch(board.uuid or "")]
     if amd and (environment.uses_hip or (len(amd) == len(boards) and not environment.nodes)):
         return _hip_boards(amd, environment)
@@ -140,8 +141,8 @@ def visible_boards(
             "This program may use GPUs of AMD and the agent measures none: `wattspan doctor` names "
             "the fault. A program that uses none sets HIP_VISIBLE_DEVICES=-1."
         )
-    if environment.container in ("", "none", "void") and not environment.nodes:
-        return ()  # a container that was given no GPU, on a host with some
+    if environment.nodes == 0 and all((one.uuid or "").startswith("GPU-") for one in boards):
+        return ()  # a container that was given no GPU, whatever its variables, on a host with some
     given = _entries(environment.container)
     if given[:1] and given[0].startswith("MIG-") and (visible is None or _numbers([visible])[:1]):
         inside = _numbers(_entries(visible)) if visible is not None else [0]
@@ -274,7 +275,7 @@ def _in_cuda_order(boards: Sequence[Device], environment: CudaEnvironment) -> tu
 def _given_to_container(boards: Sequence[Device], environment: CudaEnvironment) -> Sequence[Device]:
     """The boards with a device file here; all of them outside a container."""
     numbers, nodes = [board.number for board in boards], environment.nodes
-    if nodes in (0, len(boards)):
+    if nodes in (None, len(boards)):
         if numbers != list(range(len(boards))):
             raise DeviceMappingError(
                 f"The agent measures the GPUs {_listed(numbers)} of the driver and not all before "
@@ -292,7 +293,7 @@ def _given_to_container(boards: Sequence[Device], environment: CudaEnvironment) 
     if len(given) != nodes:
         cause = (
             "as in a container, and NVIDIA_VISIBLE_DEVICES does not name them."
-            if nodes < len(boards)
+            if (nodes or 0) < len(boards)
             else "and `wattspan doctor` names the faults of the others."
         )
         raise DeviceMappingError(
@@ -320,7 +321,7 @@ def _listed(numbers: Sequence[int | None]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _of_mig(boards: _Devices, instances: _Devices, entry: str, nodes: int) -> Device:
+def _of_mig(boards: _Devices, instances: _Devices, entry: str, nodes: int | None) -> Device:
     """The MIG instance that ``entry`` names, in full, shortened, or by board, GI and CI.
 
     Where the agent lists no instance, the whole board if it is known.
@@ -331,7 +332,7 @@ def _of_mig(boards: _Devices, instances: _Devices, entry: str, nodes: int) -> De
         ids = {owner.id for owner in owners}
         alike = [one for one in instances if one.parent in ids and one.number == int(place[2])]
     else:
-        owners = list(boards) if nodes <= len(boards) else []
+        owners = list(boards) if (nodes or 0) <= len(boards) else []
         alike = [one for one in instances if (one.uuid or "").lower().startswith(entry.lower())]
     if len(alike) == 1:
         return alike[0]
