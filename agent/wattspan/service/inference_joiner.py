@@ -413,7 +413,7 @@ class InferenceJoiner:
             self._count_call(self._calls.pop(early)[1], now)
 
     def _count_call(self, waiting: _WaitingRequest, now: int, *, computes: bool = False) -> None:
-        """Count a request without known energy; ``computes``: it used a GPU of its engine."""
+        """Count a request without known energy; ``computes``: its engine uses a GPU."""
         place, request = (waiting.principal, waiting.place), waiting.request
         known = request.context or request.generated or not self._traces.has_outer(*place)
         if known and not self._traces.is_repeated(*place):
@@ -502,7 +502,10 @@ class InferenceJoiner:
                 self._accounts.open(each.request, waiting.owner, now)
             else:  # what is known of it is the energy of no other request
                 self._idle += each.energy
-                self._count_call(waiting, now, computes=each.energy > 0)
+                # One from before the first use of its engine's GPU is a client's no more.
+                engine = self._engines.get(waiting.sender)
+                computes = each.energy > 0 or (engine is not None and bool(engine.boards))
+                self._count_call(waiting, now, computes=computes)
         while self._calls:
             number, (due, call) = next(iter(self._calls.items()))
             if wait and due > now:

@@ -496,6 +496,20 @@ def test_requests_before_the_first_gpu_user_of_an_engine_are_unmetered() -> None
     assert (row.role, row.requests, row.tokens) == ("engine", 1, {"input": 100, "output": 11})
 
 
+@pytest.mark.parametrize("role", [TokenRole.PLAIN, TokenRole.CALL, TokenRole.SERVER])
+def test_request_from_before_the_first_gpu_use_of_its_sender_is_no_clients(role: TokenRole) -> None:
+    host = Host()
+    host.born(SERVER, 2)
+    host.run(2, {"gpu0": ()})
+    host.send(1, 1.9, end=0.2, details=PLAIN, role=role)
+    host.run(3, {"gpu0": (SERVER,)})
+    host.send(2, 1.0, details=PLAIN, role=role)
+    host.run(60, {"gpu0": ()})
+
+    assert set(host.found) == {2}
+    assert [(row.role, row.requests) for row in host.joiner.unmetered] == [("engine", 1)]
+
+
 def test_servers_of_one_launcher_become_one_engine() -> None:
     host = _launched(SIBLING)
     host.run(2, {"gpu0": ()})
