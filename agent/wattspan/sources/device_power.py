@@ -95,12 +95,13 @@ def processor_around(chips: Iterable[Path], cpus: Callable[[], CpuTopology]) -> 
     """The processor whose power a GPU of AMD shows, as it is in it (an APU); None of a card.
 
     ``chips`` are its directories in hwmon. The driver shows the voltage of a northbridge ("vddnb")
-    of such GPUs only, and none of the MI300A.
+    of such GPUs only, and none of the MI300A, which has all of the socket's memory in it.
     """
     for chip in chips:
         gpu = chip / "device"
-        if _text(chip / "in1_label") == "vddnb" or _text(gpu / "device") == _MI300A:
-            return Thing(ThingKind.SOCKET, cpus().socket_near(gpu))
+        stacked = _text(gpu / "device") == _MI300A
+        if stacked or _text(chip / "in1_label") == "vddnb":
+            return Thing(ThingKind.SOCKET, cpus().socket_near(gpu), memory=stacked)
     return None
 
 

@@ -474,7 +474,11 @@ def test_mi300a_counts_as_the_processor_of_its_socket(tmp_path: Path) -> None:
         replace(one, id=f"rapl:package-{n}", source="rapl", measures=Thing(ThingKind.SOCKET, n))
         for n, one in enumerate(domains)
     ]
-    assert cover_of(domains) == {one.id for one in domains}
+    memory = Domain(
+        "estimate:dram", HwType.MEMORY, "dram", "estimate", Provenance.ESTIMATED,
+        measures=Thing(ThingKind.MEMORY), modelled=True,
+    )  # fmt: skip
+    assert cover_of((*domains, memory)) == {one.id for one in domains}
     assert len(cover_of((*domains, *packages))) == 2
     host.session.close()
     host.gpus.close()
