@@ -228,7 +228,8 @@ def _sockets_of(procfs: Path, sysfs: Path) -> CpuTopology:
     """The sockets of the host; of a virtual machine with one core in each, all CPUs together.
 
     Some hypervisors make a socket of each virtual CPU, whatever the processor has. ARM and RISC-V
-    ("Features" and "isa" in cpuinfo) do not tell a guest; no host of theirs has such sockets.
+    ("Features" and "isa" in cpuinfo) do not tell a guest; no host of theirs has such sockets. Linux
+    before 5.19 takes the clusters in their device tree for packages; its sockets have own nodes.
     """
 
     def text(path: Path) -> str:
@@ -240,7 +241,9 @@ def _sockets_of(procfs: Path, sysfs: Path) -> CpuTopology:
     alone = max(cpus.capacity().values()) <= threads
     guest = r"^(flags\b.*\bhypervisor|Features|isa)\b"
     virtual = re.search(guest, text(procfs / "cpuinfo"), re.MULTILINE)
-    return CpuTopology(Path(os.devnull)) if virtual and alone and len(cpus.sockets) > 1 else cpus
+    clusters = any((sysfs / "firmware/devicetree/base/cpus/cpu-map").glob("cluster*"))
+    one = clusters or (virtual and alone)
+    return CpuTopology(Path(os.devnull)) if one and len(cpus.sockets) > 1 else cpus
 
 
 def open_estimate(settings: EstimateSettings, context: SourceContext) -> CounterSource | None:

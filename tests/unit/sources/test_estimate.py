@@ -75,6 +75,13 @@ def test_every_figure_is_labelled_estimated(host: Host) -> None:
     ]
 
 
+@pytest.mark.parametrize(("nodes", "packages"), [("cluster1", 1), ("socket0/cluster1", 2)])
+def test_clusters_of_a_device_tree_are_one_socket(host: Host, nodes: str, packages: int) -> None:
+    """An S922X with Linux 5.10: https://github.com/util-linux/util-linux/issues/1207."""
+    (host.root / "sys/firmware/devicetree/base/cpus/cpu-map" / nodes).mkdir(parents=True)
+    assert len(host.open().read().domains) == packages
+
+
 def test_idle_socket_draws_idle_power_and_a_busy_one_all_of_it(host: Host) -> None:
     source = host.open()
     source.read()
