@@ -33,6 +33,7 @@ from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
 from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.files import file_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +73,11 @@ def host_ids(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) ->
     """
     inside = any((root / name).exists() for name in _IN_CONTAINERS)
     files = () if inside or "KUBERNETES_SERVICE_HOST" in environ else _MACHINE_IDS
-    found = {_line(root / name) for name in files} - {""}
+    found = {file_text(root / name).lower() for name in files} - {""}
     with suppress(ValueError):
-        board = UUID(_line(root / "sys/class/dmi/id/product_uuid"))
+        board = UUID(file_text(root / "sys/class/dmi/id/product_uuid"))
         found |= {str(board), str(UUID(bytes=board.bytes_le))}
     return frozenset(found)
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text().strip().lower()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def open_processes(

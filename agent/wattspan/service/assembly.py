@@ -80,6 +80,7 @@ from wattspan.service.tuning_assembly import AgentCore, TuningAssembly, add_flee
 from wattspan.sharing.pools import Pools
 from wattspan.storage.checkpoints import latest_checkpoint
 from wattspan.storage.store import DeferredStore, Store
+from wattspan.util.files import file_text
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -158,7 +159,7 @@ def build_agent(
         if checkpoint is not None:
             rows = processes.directory.restore(checkpoint.processes)
             checkpoint = replace(checkpoint, processes=rows)
-        boot_id = _boot_id()
+        boot_id = file_text(BOOT_ID)
         ledger = Ledger(
             LedgerSettings(
                 idle=config.processes.idle,
@@ -333,13 +334,6 @@ def _open_store(
             f"lost with the agent. {error}"
         )
         return DeferredStore(open_store, error, log, closing=closing)
-
-
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 # ---------------------------------------------------------------------------- cost and carbon

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from wattspan.model import MILLISECOND, SECOND, Nanoseconds, Thing, ThingKind
 from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.files import file_text
 
 IDLE_TIME = 10 * SECOND
 """The time without work after which a device is left alone first."""
@@ -43,13 +44,13 @@ class DevicePower:
     @property
     def is_managed(self) -> bool:
         """True if the kernel may suspend the device by itself."""
-        automatic = _text(self._power / "control") == "auto"
+        automatic = file_text(self._power / "control") == "auto"
         return automatic and self.status not in {"", "unsupported", "error"}
 
     @property
     def status(self) -> str:
         """The kernel's ``runtime_status``; "" if it cannot be read."""
-        return _text(self._status)
+        return file_text(self._status)
 
     def is_suspended(self) -> bool:
         """True if a read would wake the device, or keep it from being suspended just now."""
@@ -79,7 +80,7 @@ class DevicePower:
         if not (can_suspend() and self.is_managed):
             self._idle_since = now
             return False
-        delay = _text(self._power / "autosuspend_delay_ms")
+        delay = file_text(self._power / "autosuspend_delay_ms")
         milliseconds = int(delay) if delay.isascii() and delay.isdigit() else None
         wait = USUAL_DELAY if milliseconds is None else milliseconds * MILLISECOND
         self.rest = Nanoseconds(min(wait, LONGEST_DELAY) + REST_MARGIN)
@@ -99,14 +100,7 @@ def processor_around(chips: Iterable[Path], cpus: Callable[[], CpuTopology]) -> 
     """
     for chip in chips:
         gpu = chip / "device"
-        stacked = _text(gpu / "device") == _MI300A
-        if stacked or _text(chip / "in1_label") == "vddnb":
+        stacked = file_text(gpu / "device") == _MI300A
+        if stacked or file_text(chip / "in1_label") == "vddnb":
             return Thing(ThingKind.SOCKET, cpus().socket_near(gpu), memory=stacked)
     return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")[:64].strip()
-    except OSError:
-        return ""

@@ -44,6 +44,7 @@ from wattspan.ports import (
 )
 from wattspan.sources.driver_thread import CallInterval
 from wattspan.util.cpu_topology import CpuTopology, parse_cpu_list
+from wattspan.util.files import file_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +232,12 @@ def _sockets_of(procfs: Path, sysfs: Path) -> CpuTopology:
     ("Features" and "isa" in cpuinfo) do not tell a guest; no host of theirs has such sockets. Linux
     before 5.19 takes the clusters in their device tree for packages; its sockets have own nodes.
     """
-
-    def text(path: Path) -> str:
-        return path.read_text(errors="replace") if path.is_file() else ""
-
     cpus = CpuTopology(sysfs)
-    siblings = text(sysfs / "devices/system/cpu/cpu0/topology/thread_siblings_list")
+    siblings = file_text(sysfs / "devices/system/cpu/cpu0/topology/thread_siblings_list")
     threads = len([*parse_cpu_list(siblings)]) or 1
     alone = max(cpus.capacity().values()) <= threads
     guest = r"^(flags\b.*\bhypervisor|Features|isa)\b"
-    virtual = re.search(guest, text(procfs / "cpuinfo"), re.MULTILINE)
+    virtual = re.search(guest, file_text(procfs / "cpuinfo"), re.MULTILINE)
     clusters = any((sysfs / "firmware/devicetree/base/cpus/cpu-map").glob("cluster*"))
     one = clusters or (virtual and alone)
     return CpuTopology(Path(os.devnull)) if one and len(cpus.sockets) > 1 else cpus

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from wattspan.util.files import file_text
+
 _MAX_CPUS = 1 << 16  # eight times the limit of Linux
 
 
@@ -64,11 +66,8 @@ class CpuTopology:
 
     def socket_near(self, device: Path) -> int | None:
         """The only socket whose CPUs are local to a PCI device; None if it is not known."""
-        try:
-            text = (device / "local_cpulist").read_text()
-        except OSError:
-            return None
-        near = {self.socket_of(cpu) for cpu in parse_cpu_list(text) if cpu in self._packages}
+        cpus = parse_cpu_list(file_text(device / "local_cpulist"))
+        near = {self.socket_of(cpu) for cpu in cpus if cpu in self._packages}
         return near.pop() if self.known and len(near) == 1 else None
 
     def sockets_of_packages(self, packages: Collection[int]) -> Mapping[int, int | None]:
@@ -124,10 +123,7 @@ class CpuTopology:
         return len(named) + -(-undescribed // largest)
 
     def _text(self, name: str) -> str:
-        try:
-            return (self._cpus / name).read_text().strip()
-        except OSError:
-            return ""
+        return file_text(self._cpus / name)
 
 
 def parse_cpu_list(text: str) -> Iterable[int]:

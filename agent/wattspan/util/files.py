@@ -59,6 +59,14 @@ def read_regular(path: Path | str, most: int = MAX_FILE_BYTES) -> RegularFile:
     return RegularFile(content, status)
 
 
+def file_text(path: Path) -> str:
+    """The text of a small file of the kernel or system, without spaces around; "" without one."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def _require_regular(status: os.stat_result) -> None:
     is_null = stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL_DEVICE
     if not stat.S_ISREG(status.st_mode) and not is_null:

@@ -34,6 +34,7 @@ from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.service.configuration import ask_agent, run_directory
+from wattspan.util.files import file_text
 
 _CAPABILITIES = {
     2: "CAP_DAC_READ_SEARCH",
@@ -98,14 +99,6 @@ def container(root: Path = Path("/")) -> str:
     if (root / ".dockerenv").exists():
         return "docker"
     return "podman" if (root / "run/.containerenv").exists() else ""
-
-
-def file_text(path: Path) -> str:
-    """The text of a file without spaces around it; "" if it cannot be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:

@@ -16,7 +16,6 @@ from wattspan.attribution.frozen_counters import FROZEN_CAUSE, FROZEN_REMEDY
 from wattspan.attribution.metering import energy_between
 from wattspan.cli import formatting
 from wattspan.cli.doctor import Diagnosis, Finding, declared, failure, note, ok, warning
-from wattspan.cli.doctor.host import file_text
 from wattspan.config import Config
 from wattspan.model import (
     MILLISECOND,
@@ -42,6 +41,7 @@ from wattspan.sources.amdsmi.source import load_binding as load_amdsmi
 from wattspan.sources.nvml.source import LIBRARY
 from wattspan.sources.nvml.source import load_binding as load_nvml
 from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.files import file_text
 
 _WORK = 0.3  # seconds of CPU time on each socket
 _TIMEOUT = 3 * SECOND  # for a source whose first reading comes from a thread of its own

@@ -51,6 +51,7 @@ from wattspan.sources.hwmon.sensors import (
     role_fault,
 )
 from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.files import file_text
 from wattspan.util.text import natural_key, printable
 
 HWMON_CLASS = "class/hwmon"
@@ -166,10 +167,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return printable(path.read_text(errors="replace").strip()[:_MAX_LABEL])
-    except OSError:
-        return ""
+    return printable(file_text(path)[:_MAX_LABEL])
 
 
 def _number(path: Path) -> int:

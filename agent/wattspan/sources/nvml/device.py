@@ -51,6 +51,7 @@ from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.mig import MigDivision, NvmlUsage
 from wattspan.sources.nvml.processes import GpuProcesses
 from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.files import file_text
 
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
@@ -192,10 +193,7 @@ class NvmlVendor(GpuVendor):
 
     def can_suspend(self, address: str) -> bool:
         """True if the driver's power management of idle boards (RTD3) is on for the board."""
-        try:
-            lines = (self._driver_files / address / "power").read_text().splitlines()
-        except OSError:
-            return False
+        lines = file_text(self._driver_files / address / "power").splitlines()
         return any(one.startswith("Runtime D3 status:") and "Enabled" in one for one in lines)
 
     def open(self, place: BoardPlace) -> GpuBoard:

@@ -22,6 +22,7 @@ from wattspan.model import (
 from wattspan.ports import Clock
 from wattspan.sources.rapl.topology import NAME, MirrorPair, Zone, ZoneTopology, resolve_topology
 from wattspan.util.cpu_topology import CpuTopology
+from wattspan.util.files import file_text
 
 GRANT_REMEDY = (
     "Run the agent in the group wattspan, or as a user who is a member, and let that group read "
@@ -229,10 +230,7 @@ def _read_number(path: Path) -> int | None:
 
 def cpu_vendor(sysfs: Path) -> str | None:
     """The maker of the processor, from its modalias; None if unknown."""
-    try:
-        modalias = (sysfs / "devices/system/cpu/modalias").read_text(errors="replace")
-    except OSError:
-        return None
+    modalias = file_text(sysfs / "devices/system/cpu/modalias")
     for number, name in (("ven0000", "intel"), ("ven0002", "amd"), ("ven0009", "amd")):
         if number in modalias:  # 9 is Hygon, with the registers of AMD
             return name
@@ -241,11 +239,7 @@ def cpu_vendor(sysfs: Path) -> str | None:
 
 def cpu_model(cpuinfo: Path) -> str:
     """The name of the processor in ``/proc/cpuinfo``; "" if unknown, as on most ARM kernels."""
-    try:
-        text = cpuinfo.read_text(errors="replace")
-    except OSError:
-        return ""
-    named = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", text, re.MULTILINE)
+    named = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", file_text(cpuinfo), re.MULTILINE)
     return "" if named is None else named[1]
 
 
