@@ -352,7 +352,7 @@ class GpuVendor(ABC):
     finds_again: ClassVar[bool] = True
     """False if the library finds boards at its initialisation only."""
 
-    reinitialise_after: ClassVar[int] = 20
+    reinitialise_after: ClassVar[int] = 15
     """Failures to recover a lost board after which the library is initialised again, although the
     other boards answer: a board that was bound again is not found otherwise. It grows with
     ``resets_settings``. A board that the kernel has no longer in its driver is awaited instead."""

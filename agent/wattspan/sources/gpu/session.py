@@ -39,7 +39,7 @@ MAX_DELAY = 8 * SECOND
 SYSFS = Path("/sys")
 LONGEST_PERIOD = 16
 """Where an initialisation may end the settings of boards, the periods of failures between two
-of them double for a lost board, up to so many: 43 minutes."""
+of them double for a lost board, from two up to 32 minutes."""
 
 LOOK_INTERVAL = 5 * SECOND
 SETTLING = 30 * SECOND
@@ -84,6 +84,15 @@ class BoundDevices:
         """True if the driver had the device at ``address``, and has not; see ``appeared``."""
         return address in self._seen and address not in (self._present or ())
 
+    def has_fallen(self, address: str) -> bool:
+        """True if the device is off its bus: its configuration reads as ones."""
+        with (
+            contextlib.suppress(OSError),
+            (self._directory / address / "config").open("rb") as file,
+        ):
+            return file.read(4) == b"\xff" * 4
+        return False
+
     def power(self, address: str) -> DevicePower:
         """The power of the device at ``address``; "" is of one that is always awake."""
         known = self._powers.get(address)
@@ -127,6 +136,7 @@ class LostGpu:
     known: GpuSampler | BoardPlace
     code: int
     backoff: RetryBackoff
+    fallen: bool = False  # off its bus: no initialisation finds it before it is reset
 
     @property
     def gpu(self) -> GpuSampler | None:
@@ -276,6 +286,11 @@ class GpuSession:
             address = "" if known is None else known.identity.pci
             away = self._bound.has_lost(address) or self._bound.power(address).is_quiet(now)
             if away or not lost.backoff.is_due(now):
+                continue
+            fell, lost.fallen = lost.fallen, bool(address) and self._bound.has_fallen(address)
+            if fell or lost.fallen:
+                lost.backoff.failed(now)
+                again |= not lost.fallen
                 continue
             try:
                 board = self._found_again(lost)

@@ -149,6 +149,19 @@ def test_board_that_is_lost_as_it_wakes_is_absent_and_not_suspended(host: Host) 
     assert reasons == {GapReason.ABSENT}
 
 
+def test_board_that_fell_off_its_bus_is_found_as_soon_as_it_is_reset(host: Host) -> None:
+    host.gpus[0].utilisation = (50, 10)
+    host.run(2)
+    config = host.root / "bus/pci/drivers/nvidia" / SECOND_BOARD / "config"
+    config.write_bytes(b"\xff" * 64)
+    host.nvml.errors["GPU-b"] = GPU_IS_LOST
+    host.run(600)
+    assert host.nvml.generation == 1
+    config.write_bytes(bytes.fromhex("de103023"))
+    host.nvml.errors = {("nvmlDeviceGetHandleByUUID", "GPU-b"): GPU_IS_LOST}
+    assert ids(host.run(17).readings) == {"gpu:GPU-a", "gpu:GPU-b"}
+
+
 def test_board_that_flaps_each_second_has_no_energy_across_a_suspend(host: Host) -> None:
     host.gpus[0].utilisation = (50, 10)
     host.run(1)

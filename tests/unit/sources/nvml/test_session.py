@@ -83,7 +83,7 @@ def test_board_that_is_lost_for_good_costs_fewer_and_fewer_initialisations() -> 
     bench.turn()
     bench.nvml.errors["GPU-a"] = LOST
     bench.run(3600, every=1.0)
-    assert bench.nvml.generation == 1 + 5  # after 20, 40, 80, 160 and 320 failures
+    assert bench.nvml.generation == 1 + 5  # after 15, 30, 60, 120 and 240 failures
 
 
 def test_reset_board_is_found_in_minutes_where_an_initialisation_ends_no_settings() -> None:
@@ -93,7 +93,7 @@ def test_reset_board_is_found_in_minutes_where_an_initialisation_ends_no_setting
     bench.nvml.errors["GPU-a"] = LOST
     bench.run(3600, every=1.0)
     bench.nvml.errors = {("nvmlDeviceGetHandleByUUID", "GPU-a"): LOST}  # until the next one
-    bench.run(161, every=1.0)
+    bench.run(121, every=1.0)
     assert (bench.batch.failures, len(bench.batch.readings)) == ((), 2)
 
 
