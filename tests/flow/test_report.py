@@ -229,8 +229,6 @@ def test_empty_store_and_empty_range_have_messages(
         (["--since", "1h", "--from", "2025-01-01"], "choose one"),
         (["--from", "2025-01-02", "--to", "2025-01-01"], "--from is not before --to"),
         (["--since", "99999d", "--to", "0001-02-01"], "--to is before 1970"),
-        *((["--since", text], "is not a duration") for text in ("-1d", "nan", "inf", "1e3s", "")),
-        (["--since", "106752d"], "is too much"),
         (["--by", "colour"], "'--by'"),
     ],
 )

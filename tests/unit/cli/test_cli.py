@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from testbed.program import ENVIRONMENT
 
 from wattspan import __version__
 from wattspan.cli import COMMANDS, cli
+from wattspan.cli.options import DURATION
 from wattspan.ports import StoreError
 
 
@@ -23,6 +25,28 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wattspan(*arguments: str, env: dict[str, str] | None = None) -> Result:
     return CliRunner().invoke(cli, arguments, env=env, prog_name="wattspan")
+
+
+def durations(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+    """The options of ``command`` and its commands that take a duration, each with its path."""
+    for option in command.params:
+        if option.type is DURATION:
+            yield *path, option.opts[-1]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            _, inner, _ = command.resolve_command(context, [name])
+            assert inner is not None
+            yield from durations(inner, *path, name)
+
+
+@pytest.mark.parametrize("value", ["-1d", "nan", "inf", "1e3s", "106752d", ""])
+def test_impossible_duration_of_any_option_is_a_usage_error(value: str) -> None:
+    options = list(durations(cli))
+    assert ("report", "--since") in options
+    for words in options:
+        result = wattspan(*words[:-1], f"{words[-1]}={value}")
+        assert (result.exit_code, f"Invalid value for '{words[-1]}'" in result.stderr) == (2, True)
 
 
 NETWORK = {"ssl", "http.client", "asyncio", "urllib.request", "h11"}
