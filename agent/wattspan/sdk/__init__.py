@@ -79,17 +79,13 @@ class WatchRegistration:
     Its copies are itself, so that copies of windows belong to the process that opened these.
     """
 
-    __slots__ = ("_key", "due")
+    __slots__ = ("due", "key")
 
     def __init__(self) -> None:
-        self.due = 0
-        self._key = os.urandom(16)
+        self.due, self.key = 0, os.urandom(16)
 
     def __reduce__(self) -> tuple[Callable[[bytes], WatchRegistration], tuple[bytes]]:
-        return _registration_of, (self._key,)
-
-    def has(self, key: bytes) -> bool:
-        return key == self._key
+        return _registration_of, (self.key,)
 
     def renew(self) -> None:
         """Register. Returns at once and never raises; reading a value reports errors."""
@@ -121,7 +117,7 @@ registration = WatchRegistration()
 
 def _registration_of(key: bytes) -> WatchRegistration:
     """The registration of this process; another one for a copy from another process."""
-    return registration if registration.has(key) else WatchRegistration()
+    return registration if registration.key == key else WatchRegistration()
 
 
 def _reset_after_fork() -> None:

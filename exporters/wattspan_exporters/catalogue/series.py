@@ -23,7 +23,8 @@ class SeriesCache(Generic[T]):
         """``make`` returns the item of a new series."""
         self._make = make
         self._items: dict[Labels, T] = {}
-        self._drawn: dict[Labels, int | float] = {}
+        self.last: dict[Labels, int | float] = {}
+        """The series that were drawn last, with their values."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -32,11 +33,6 @@ class SeriesCache(Generic[T]):
     def items(self) -> Iterable[tuple[Labels, T]]:
         """All series with their items, absent ones too."""
         return self._items.items()
-
-    @property
-    def last(self) -> Mapping[Labels, int | float]:
-        """The series that were drawn last, with their values."""
-        return self._drawn
 
     def get(self, labels: Labels) -> T | None:
         """The item of a series; None if it is unknown."""
@@ -52,7 +48,7 @@ class SeriesCache(Generic[T]):
         if len(values) < len(found):
             values = dict(reversed(found))
             values = {labels: values[labels] for labels, _ in found}
-        self._drawn = values
+        self.last = values
         items, make = self._items, self._make
         drawn: list[tuple[T, int | float]] = []
         for labels, value in values.items():
@@ -64,9 +60,9 @@ class SeriesCache(Generic[T]):
 
     def shrink(self) -> bool:
         """Forget the series that were not drawn last, if they are many; True if it did."""
-        if len(self._items) <= 2 * len(self._drawn) + CACHE_SLACK:
+        if len(self._items) <= 2 * len(self.last) + CACHE_SLACK:
             return False
-        self._items = {labels: self._items[labels] for labels in self._drawn}
+        self._items = {labels: self._items[labels] for labels in self.last}
         return True
 
 
