@@ -210,7 +210,7 @@ ATTRIBUTES = {
     "knob": "`gpu_power`, `gpu_clock` or `cpu_power`",
     "limit": "`minimum`, `default`, `maximum`, `requested` or `enforced`; for a device "
     "that can be capped, `original` is the limit before the first write of the capper, and "
-    "`ceiling` its share of the power budget",
+    "`ceiling` its fixed cap or its share of the power budget",
     "listener": "`prometheus`, `http`, `grpc`, `unix` (both Unix sockets for spans) or `api`",
     "method": "attribution method of the domain's energy: `cpu-time`, `learned`, `counters`, "
     "`gpu-sm-utilisation`, `mig-gpm`, `mig-dcgm`, `mig-equal`, ...; for compared energy, "

@@ -165,7 +165,6 @@ class MemoryCapper:
         self.unusable = False  # clocks cannot be written
         self.rejects: Knob | None = None  # the boards cannot be set by it, which a write shows
         self.largest = DEFAULT
-        self.ceilings: dict[str, int] = {}
         self.foreign: set[str] = set()
         self.refusal: tuple[str, str] | None = None
         self.renewed = self.asked = 0
@@ -200,8 +199,7 @@ class MemoryCapper:
             assert MINIMUM <= value <= self.originals[key.device], "out of bounds"
             self.holders[key.device] = job
             self.wanted[key.device] = value
-            most = min(value, self.ceilings.get(key.device, value))
-            gpu.cap = max(most, gpu.cap - self.largest)
+            gpu.cap = max(value, gpu.cap - self.largest)
         for device in [d for d, holder in self.holders.items() if holder == job]:
             if not any(key.device == device for key in caps):
                 self._give_back(device)
@@ -215,17 +213,6 @@ class MemoryCapper:
     def close(self) -> None:
         self.closed = True
 
-    def impose(self, device: str, ceiling: int | None) -> None:
-        """Sets the share of the host's budget for a device; None removes it."""
-        gpu = self._host.gpu(device)
-        original = self.originals.setdefault(device, gpu.cap)
-        if ceiling is None:
-            del self.ceilings[device]
-        else:
-            self.ceilings[device] = ceiling
-        wanted = self.wanted[device] if device in self.holders else original
-        gpu.cap = min(wanted, self.ceilings.get(device, wanted))
-
     def lapse(self) -> None:
         """Action of the capper without a renewal."""
         for device in list(self.holders):
@@ -237,9 +224,7 @@ class MemoryCapper:
             return
         original = self.originals.pop(device)
         if device not in self.foreign:
-            self._host.gpu(device).cap = min(original, self.ceilings.get(device, original))
-        if device in self.ceilings:
-            self.originals[device] = original
+            self._host.gpu(device).cap = original
 
     def _refuse(self) -> None:
         if self.refusal is not None:
@@ -270,7 +255,6 @@ class MemoryCapper:
             ),
             original=self.originals.get(gpu.device),
             wanted=self.wanted.get(gpu.device) if held else None,
-            ceiling=self.ceilings.get(gpu.device),
             holder=self.holders.get(gpu.device, ""),
             expires=self._host.clock.monotonic() + LEASE if held else None,
             foreign=gpu.device in self.foreign,

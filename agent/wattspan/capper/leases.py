@@ -160,7 +160,7 @@ class LeaseRegistry:
             state=state,
             original=entry.original if entry is not None else state.requested,
             wanted=held.requested[key] if held is not None else imposed.fixed.get(key),
-            ceiling=imposed.shares.get(key),
+            ceiling=planner.imposed_limit(key) or imposed.shares.get(key),
             holder=cause.job,
             why=cause.why,
             since=held.since if held is not None else None,

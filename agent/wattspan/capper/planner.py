@@ -21,6 +21,7 @@ from wattspan.model import SECOND, CapKey, Knob, KnobState
 from wattspan.model.settings import quoted
 from wattspan.sharing.power_budget import (
     DEFAULT_PRIORITY,
+    SHARE_STEP,
     BudgetClaim,
     RampAllowance,
     ramp_parts,
@@ -241,8 +242,7 @@ class Planner:
 
         ``planned`` are limits that are about to be written. Each knob keeps its present limit if
         the change of all knobs to their imposed limits at once could exceed the budget: because
-        a device is not lowered yet, was lent the power that a tuned one does not use, or hangs
-        and is not known.
+        a device is not lowered yet, or hangs and is not known.
         """
         ours = {key: one for key, one in self.entries.items() if not one.left_alone}
         keys = {*ours, *planned} & self.states.keys()
@@ -300,12 +300,17 @@ def cap_bounds(
     if not candidates:
         return None
     highest, lowest = min(candidates), state.minimum or 0
-    if is_power_knob(state.key.knob):
-        lowest = max(lowest, limits.floor_watts * _MILLIWATTS_PER_WATT)
     default = reference_setting(state)
     if tuned and default is not None:
         lowest = max(lowest, math.ceil(limits.floor * default))
+    if is_power_knob(state.key.knob):
+        lowest = _whole_watts(lowest, limits.floor_watts)
     return CapBounds(min(lowest, highest), highest)
+
+
+def _whole_watts(lowest: int, floor_watts: int) -> int:
+    """The higher one of both in milliwatts, in whole watts: a device may round all others down."""
+    return max(-(-lowest // SHARE_STEP) * SHARE_STEP, floor_watts * _MILLIWATTS_PER_WATT)
 
 
 def reference_setting(state: KnobState) -> int | None:
@@ -363,7 +368,9 @@ def imposed_limits(
     """The limits of all devices by the operator's fixed caps and the ceilings.
 
     ``configured`` is the ceiling of the configuration, ``requested`` the lowest of the file's and
-    the users': only the first lowers a device below the tuner's floor.
+    the users': only the first lowers a device below the tuner's floor. A tuned device keeps its
+    whole share: a share that follows the tuner would change the tuner's own reference, and the
+    speed of other jobs while it compares settings.
     """
     fixed: dict[CapKey, int] = {}
     for one in settings.fixed:
@@ -427,18 +434,15 @@ def _budget_devices(
         lowest = state.minimum
         if lowest is None:
             lowest = (reference_setting(state) or 0) // _DEFAULT_MINIMUM_DIVISOR
-        lowest = max(lowest, settings.floor_watts * _MILLIWATTS_PER_WATT)
+        lowest = _whole_watts(lowest, settings.floor_watts)
         if original > _UNLIMITED and state.default:  # a range of 4 kW would take the budget
             original = min(original, _TURBO * state.default)
-        wants = [fixed[key]] if key in fixed else []
-        if key in host.demand.tuned:
-            wants.append(host.demand.tuned[key].value)
         named = (one.priority for one in settings.priority if state.is_named([one.device]))
         devices[key] = BudgetClaim(
             min(lowest, original),
             original,
             next(named, DEFAULT_PRIORITY),
-            min(wants, default=None),
+            fixed.get(key),
         )
     return devices
 
@@ -477,7 +481,7 @@ def unmatched_settings(
         if not named:
             yield f"{setting} matches nothing: {_having(one.knob, having)}."
         for state in named:
-            lowest = max(state.minimum or 0, caps.floor_watts * _MILLIWATTS_PER_WATT)
+            lowest = _whole_watts(state.minimum or 0, caps.floor_watts)
             if state.requested is None:
                 yield (
                     f"{setting} does not limit {state.name}: it shows no limit (0 W), as in"

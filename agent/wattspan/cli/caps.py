@@ -438,8 +438,8 @@ def cap_lines(row: CapRow, now: int) -> Iterator[str]:
             yield f"lapses in {_left(row.expires - now)} unless renewed"
         if row.why:
             yield f"because: {row.why.removesuffix('.')}"
-    if row.ceiling is not None:
-        yield f"its share of the ceiling: {setting(row.ceiling)}"
+    if row.ceiling not in (None, row.wanted):
+        yield f"its imposed limit: {setting(row.ceiling)}"
     if row.trouble:
         yield row.trouble
 

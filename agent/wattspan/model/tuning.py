@@ -82,9 +82,10 @@ class CapRow:
     """One knob and its holder.
 
     ``original`` is the limit before the first write of the capper, which is restored at the end.
-    ``wanted`` is the holder's limit; the lower of it and ``ceiling`` applies. ``foreign``: another
-    program has written since, and the capper does not write. ``lost`` is a foreign one with an
-    unknown original, because the journal was damaged.
+    ``wanted`` is the holder's limit; the lower of it and ``ceiling`` applies, which a fixed cap or
+    the share of a budget imposes with any holder and without. ``foreign``: another program has
+    written since, and the capper does not write. ``lost`` is a foreign one with an unknown
+    original, because the journal was damaged.
     """
 
     state: KnobState

@@ -155,13 +155,16 @@ class HostView:
             limits.enforced,
         )
 
-    def imposed_limit(self, key: CapKey) -> int | None:
-        """The limit that the operator or the host's power budget imposes, in the knob's unit."""
+    def highest(self, key: CapKey) -> int | None:
+        """The setting without a tuner, in the knob's unit; None if the capper does not show it.
+
+        It is the original one, or a lower one that the operator or the host's power budget imposes.
+        """
         row = self.rows.get(key)
         if row is None:
             return None
-        fixed = row.wanted if row.expires is None else None  # tuned limits have a lease
-        return min((value for value in (fixed, row.ceiling) if value is not None), default=None)
+        original = None if key.knob is Knob.GPU_CLOCK else row.original or row.state.requested
+        return min((one for one in (row.ceiling, original) if one is not None), default=None)
 
     def range(self, key: CapKey, lowest: float, floor: int, rank: int) -> KnobRange | None:
         """The permitted settings of a device; None if they are unknown.
@@ -171,22 +174,18 @@ class HostView:
         state, row = self.knob(key), self.rows.get(key)
         if state is None:
             return None
-        original = (row.original if row is not None else None) or state.requested
-        original = original or state.maximum or state.default
+        present = None if key.knob is Knob.GPU_CLOCK else state.requested  # a lock is a tuner's
+        original = self.highest(key) or present or state.maximum or state.default
         if original is None:
             return None
-        imposed = self.imposed_limit(key)
-        if imposed is not None:  # it is in force with and without a tuner
-            original = min(original, imposed)
-        if state.enforced and not (row is not None and row.wanted):
-            # limited from outside this operating system
+        is_outside = state.enforced != state.requested and not (row is not None and row.wanted)
+        if state.enforced and is_outside:  # limited from outside this operating system
             original = min(original, state.enforced)
-        least = max(
-            state.minimum or 0,
-            round(lowest * (state.default or original)),
-            floor if key.knob is not Knob.GPU_CLOCK else 0,
-        )
-        return KnobRange(key.device, original, min(least, original), _KNOB_STEP[key.knob], rank)
+        least, step = round(lowest * (state.default or original)), _KNOB_STEP[key.knob]
+        least = max(state.minimum or 0, least)
+        if key.knob is not Knob.GPU_CLOCK:  # every device keeps whole watts
+            least = -(-max(least, floor) // step) * step
+        return KnobRange(key.device, original, min(least, original), step, rank)
 
     def is_usable(self, key: CapKey) -> bool:
         """True if the capper can write the knob."""

@@ -149,12 +149,17 @@ _FINAL_REASONS = frozenset(
 
 
 class DeviceChoice(NamedTuple):
-    """Devices and the position of their knob, and all that a tuner of them depends on."""
+    """Devices and the position of their knob, and all that a tuner of them depends on.
+
+    ``ceilings`` are the settings of the devices without a tuner, ``floors`` the lowest ones that
+    they have taken.
+    """
 
     position: int
     devices: tuple[str, ...]
     apply: bool
     ceilings: tuple[int | None, ...]
+    floors: tuple[int, ...]
 
 
 class JobDevices:
@@ -172,7 +177,8 @@ class JobDevices:
         self._members_read_at = 0
         self._position = self._first = 0  # in ``knobs``: the present one, the first worth trying
         self._rounds = self._round_ends = 0  # rounds in which no knob was of use
-        self._ceilings: tuple[int | None, ...] = ()
+        self._bounds: tuple[tuple[int | None, ...], tuple[int, ...]] = (), ()
+        self._floors: dict[CapKey, int] = {}  # firmware may raise a limit that is written
         self._partition_modes: Mapping[str, str] = {}  # in all of the evidence
         self.passed: Mapping[Knob, DecisionReason] = {}
         self.ranges: tuple[KnobRange, ...] = ()
@@ -286,7 +292,12 @@ class JobDevices:
                 break
         keys = self._keys(position, devices)
         usable = apply and host.trouble is None and all(map(host.is_usable, keys))
-        return DeviceChoice(position, devices, usable, tuple(map(host.imposed_limit, keys)))
+        for key in keys:
+            row = host.rows.get(key)
+            least = 0 if row is None else row.state.minimum or 0
+            self._floors[key] = max(self._floors.get(key, 0), least)
+        ceilings, floors = map(host.highest, keys), map(self._floors.__getitem__, keys)
+        return DeviceChoice(position, devices, usable, tuple(ceilings), tuple(floors))
 
     def refusal(
         self, host: HostView, choice: DeviceChoice, job: str
@@ -311,7 +322,7 @@ class JobDevices:
     def are(self, choice: DeviceChoice, *, applied: bool) -> bool:
         """True if the present devices are those of the choice, and a tuner of them may continue."""
         return bool(choice.devices) and choice == (
-            self._position, self.names, applied, self._ceilings
+            self._position, self.names, applied, *self._bounds
         )  # fmt: skip
 
     def use(self, host: HostView, choice: DeviceChoice, used: Mapping[str, set[Payer]]) -> bool:
@@ -320,7 +331,7 @@ class JobDevices:
         ranges = tuple(one for key in keys if (one := self._range(host, key, used)) is not None)
         if not ranges or len(ranges) < len(keys):
             return False
-        self._position, self.ranges, self._ceilings = choice.position, ranges, choice.ceilings
+        self._position, self.ranges, self._bounds = choice.position, ranges, choice[3:]
         self.sampler = DeviceSampler(self.knob, ranges, host.now.mono, host.energies.settled())
         return True
 
@@ -338,7 +349,7 @@ class JobDevices:
         domain = host.domains.get(key.device)
         users = used.get(domain.resource or "", ()) if domain is not None else ()
         rank = min((self.members[one] for one in users), default=0)
-        floor = self._context.floor
+        floor = max(self._context.floor, self._floors.get(key, 0))
         if key.knob is Knob.GPU_POWER:
             floor = max(floor, self._lowest_power)
         return host.range(key, self._settings.floor, floor, rank)

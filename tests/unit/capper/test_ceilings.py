@@ -434,13 +434,6 @@ def test_share_of_a_device_without_a_limit_is_by_its_specification(tmp_path: Pat
     assert shares == {bench.key(0): 525 * W, bench.key(1): 375 * W}
 
 
-def test_power_unused_by_a_tuner_goes_to_other_devices(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, limits=OperatorLimits(0.3, 0, 1.0))
-    bench.hold(300 * W, 0)
-    shares = imposed_limits(CapsSettings(), bench.manager.planner(), 900 * W).shares
-    assert shares[bench.key(1)] == 600 * W
-
-
 def test_externally_set_device_counts_with_its_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold(500 * W, 0)

@@ -64,7 +64,7 @@ def test_lease_table_shows_holder_limit_time_and_reason() -> None:
         f"    since {local_time(0)}",
         "    lapses in 8.0 s unless renewed",
         "    because: Hold 512.5 W",
-        "    its share of the ceiling: 600 W",
+        "    its imposed limit: 600 W",
     ]
 
 

@@ -325,8 +325,8 @@ def test_explanation_ends_with_an_operator_action_if_available() -> None:
         (cap("GPU-3", usable=False, trouble="it is locked"), "; it is locked."),
         (
             cap("GPU-3", "a job", why="Because.", ceiling=600 * W, since=None, expires=None),
-            "; held for a job: 560 W; the original is 700 W; because: Because; its share of the"
-            " ceiling: 600 W.",
+            "; held for a job: 560 W; the original is 700 W; because: Because; its imposed"
+            " limit: 600 W.",
         ),
     ],
     ids=["nobody", "foreign", "unusable", "held"],

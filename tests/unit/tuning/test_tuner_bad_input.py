@@ -332,36 +332,6 @@ def test_flapping_capper_is_logged_at_a_limited_rate() -> None:
     assert 1.0 <= host.gpus[0].slowdown < 1.1
 
 
-# ------------------------------------------------------------------------------------- ceilings
-
-
-def test_ceiling_is_the_reference_below_it() -> None:
-    host = Host()
-    host.capper.impose("GPU-0", 600_000)
-    host.train()
-    host.run(HOUR, until=lambda: held(host))
-    row = host.row()
-    assert row.original == {"GPU-0": 600_000}
-    assert host.gpus[0].cap < 600_000
-
-
-@pytest.mark.slow
-def test_new_ceiling_is_not_a_foreign_write() -> None:
-    host = held_host()
-    host.capper.impose("GPU-0", 500_000)
-    host.run(120)
-    row = host.row()
-    assert row.original == {"GPU-0": 500_000}
-    assert host.gpus[0].cap <= 500_000
-    host.capper.impose("GPU-0", None)
-    host.run(HOUR, until=lambda: held(host))
-    assert held(host)
-    row = host.row()
-    assert row.original == {"GPU-0": DEFAULT}
-    reasons = {one.decision.reason for one in host.book.decided}
-    assert DecisionReason.FOREIGN_WRITER not in reasons
-
-
 # ------------------------------------------------------------------------------------------- knobs
 
 
