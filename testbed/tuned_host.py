@@ -167,7 +167,7 @@ class MemoryCapper:
         self.largest = DEFAULT
         self.foreign: set[str] = set()
         self.refusal: tuple[str, str] | None = None
-        self.renewed = self.asked = 0
+        self.renewed = 0
         self.closed = False
 
     @property
@@ -175,7 +175,6 @@ class MemoryCapper:
         return CapTotals()
 
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
-        self.asked += 1
         self._refuse()
         self.renewed += renew
         rows = [self._row(gpu) for gpu in self._host.devices]

@@ -401,12 +401,14 @@ class PowerRange(NamedTuple):
     """The sums of all devices with a power limit, in milliwatts.
 
     ``floor`` is the lowest sum of their limits, ``original`` that of their original ones,
-    ``enforced`` that of the present ones, None if a device's is unknown.
+    ``enforced`` that of the present ones, None if a device's is unknown. ``tuned`` is the power
+    by which tuners hold limits below those that apply without them.
     """
 
     floor: int
     original: int
     enforced: int | None
+    tuned: int
 
 
 def power_range(settings: CapsSettings, host: Planner) -> PowerRange:
@@ -416,7 +418,10 @@ def power_range(settings: CapsSettings, host: Planner) -> PowerRange:
     original = sum(one.maximum for one in devices.values())
     is_known = all(_power_limit(host.states[key]) for key in devices) and not host.hidden
     enforced = sum(map(_power_limit, host.states.values())) if devices and is_known else None
-    return PowerRange(floor, original, enforced)
+    untuned = {key: host.imposed_limit(key) or one.maximum for key, one in devices.items()}
+    tuned = devices.keys() & host.demand.tuned.keys()
+    lowered = sum(max(0, untuned[key] - host.power(key)) for key in tuned)
+    return PowerRange(floor, original, enforced, lowered)
 
 
 def _budget_devices(

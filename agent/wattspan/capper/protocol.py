@@ -233,7 +233,7 @@ class AllotmentRow(msgspec.Struct, frozen=True, kw_only=True):
     All are of the host with its reserve. ``until`` is the end by the clock since boot, None once it
     has passed. ``floor`` is the lowest sum to which the devices can be limited, ``original`` the
     sum of their original limits; ``enforced`` is the sum of the present ones, None if a device's is
-    unknown.
+    unknown. ``tuned`` is the power by which tuners hold limits below those that apply without them.
     """
 
     limit: int
@@ -242,6 +242,7 @@ class AllotmentRow(msgspec.Struct, frozen=True, kw_only=True):
     floor: int
     original: int
     enforced: int | None
+    tuned: int = 0
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):

@@ -377,15 +377,17 @@ _DECAY: Final = 0.98
 
 
 def next_demand(
-    previous: int | None, power: int | None, limit: int, floor: int, original: int
+    previous: int | None, power: int | None, limit: int, floor: int, original: int, tuned: int = 0
 ) -> int | None:
     """The next demand of a host that draws ``power`` under ``limit``, all in milliwatts.
 
     A limited host does not show the power that it wants, so its demand grows until the limit holds
-    it back no more. None, which asks for everything, while the power is unknown.
+    it back no more. None, which asks for everything, while the power is unknown. ``tuned``, by
+    which a tuner lowers limits, counts as drawn: its tries must not change the tuner's reference.
     """
     if power is None:
         return None
+    power, limit = power + tuned, limit + tuned
     is_limited = power >= _LIMITED * limit
     wanted = round(max(power, limit) * _GROWTH if is_limited else power * _HEADROOM)
     if previous is not None:

@@ -198,8 +198,9 @@ class FleetMember:
         settings = self._settings
         held = max(self._holding.limit, state.floor)
         original = max(state.floor, state.original)
+        limit = state.enforced or held
         self.demand = next_demand(
-            self.demand, self._power(), state.enforced or held, state.floor, original
+            self.demand, self._power(), limit, state.floor, original, state.tuned
         )
         presence = Presence(
             report=HostReport(

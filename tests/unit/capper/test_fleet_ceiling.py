@@ -210,6 +210,8 @@ def test_allotment_divides_among_devices_and_lapses_by_itself(host: Host) -> Non
     assert isinstance(reply, StateReply)
     assert reply.allotment.enforced == 1000 * W
     assert host.bench.stands == [450 * W, 450 * W]
+    host.bench.hold(430 * W)
+    assert host.desk.state().allotment.tuned == 20 * W
     assert host.desk.next_expiry == host.bench.clock.monotonic() + 10 * SECOND
     host.bench.clock.advance(10)
     host.desk.turn()

@@ -41,10 +41,10 @@ def test_original_below_the_floor_leaves_no_room_and_is_never_exceeded() -> None
     assert allowed == CapBounds(300 * W, 300 * W)
 
 
-def test_floor_is_rounded_up_to_a_writable_value() -> None:
+def test_floor_is_rounded_up_to_whole_watts() -> None:
     odd = KnobState(KEY, "GPU 0", 0, 333_333, 400 * W)
     allowed = cap_bounds(odd, 400 * W, OperatorLimits(floor=0.1), tuned=True)
-    assert allowed.lowest == 33_334
+    assert allowed.lowest == 34 * W
 
 
 def test_write_without_an_original_is_rejected() -> None:

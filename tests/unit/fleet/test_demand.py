@@ -31,6 +31,10 @@ def test_demand_follows_the_power(
     assert next_demand(previous, power, limit, 200, 1000) == demand
 
 
+def test_demand_of_a_tuned_host_is_that_without_its_tuner() -> None:
+    assert next_demand(600, 450, 450, 200, 1000, tuned=150) == 750
+
+
 @given(previous=st.none() | POWERS, power=POWERS, limit=POWERS, low=POWERS, more=POWERS)
 def test_demand_is_within_the_range_of_the_host(
     previous: int | None, power: int, limit: int, low: int, more: int

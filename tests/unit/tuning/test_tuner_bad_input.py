@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from testbed.tuned_host import DEFAULT, MINIMUM, Host, held, held_host, quick
+from testbed.tuned_host import DEFAULT, MINIMUM, Host, held, quick
 
 from wattspan.config import TunedJobSettings
 from wattspan.model import (

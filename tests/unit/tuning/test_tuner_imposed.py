@@ -28,7 +28,7 @@ def fixed(watts: int) -> CapsSettings:
 class CoreCaps:
     """Implements ports.Caps by the core of a capper, which turns whenever it is asked.
 
-    Firmware raises limits to ``least``; ``highest`` is the largest sum of all limits.
+    Firmware raises limits to ``least``; ``ceilings`` are all that were shown.
     """
 
     totals = CapTotals()
@@ -41,12 +41,10 @@ class CoreCaps:
         self.host = Host(2, settings=SETTINGS, clock=self.bench.clock, caps=lambda clock: self)
         self.desk = self.bench.desk(settings)
         self.desk.turn()
-        self.highest = 0
 
     def written(self, key: CapKey) -> None:
         board = self.bench.actuator.boards[key.device]
         self.host.gpu(key.device).cap = board.stands = max(board.stands, self.least)
-        self.highest = max(getattr(self, "highest", 0), sum(self.bench.stands))
 
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
         self.desk.turn()
@@ -83,14 +81,10 @@ def test_imposed_limit_is_the_reference_until_another_one_is_imposed(
     host = core.tune(*jobs)
     found = [host.row(job) for job in jobs]
     assert {row.decision.reason for row in found} == {DecisionReason.CERTIFIED}
-    assert (core.ceilings, core.highest) == ({600 * W}, 1200 * W)
+    assert core.ceilings == {600 * W}
     core.desk.ceilings.request(1100 * W, "why", HOUR * SECOND, ROOT)
     host.run(5)
     assert {watts for job in jobs for watts in host.row(job).original.values()} == {550 * W}
-    core.hold(jobs[0], {CapKey(*core.bench.key()._replace(device="GPU-0")): 500 * W}, "why")
-    core.desk.turn()
-    core.bench.manager.stop()
-    assert core.bench.stands == [550 * W] * 2
 
 
 def test_fixed_cap_below_the_range_of_the_tuner_leaves_no_room(tmp_path: Path) -> None:
@@ -99,6 +93,15 @@ def test_fixed_cap_below_the_range_of_the_tuner_leaves_no_room(tmp_path: Path) -
     core.host.run(120)
     assert core.host.row(JOBS[0]).decision.reason is DecisionReason.NO_ROOM
     assert core.bench.stands == [300 * W] * 2
+
+
+def test_limit_that_the_operator_lowers_before_a_cap_is_the_reference(tmp_path: Path) -> None:
+    core = CoreCaps(tmp_path, CapsSettings())
+    core.host.train("job0")
+    core.host.run(1)
+    core.bench.actuator.boards["GPU-0"].stands = core.host.gpus[0].cap = 600 * W
+    core.host.run(15)
+    assert core.host.row(JOBS[0]).original == {"GPU-0": 600 * W}
 
 
 def test_limit_that_firmware_raises_is_the_lowest_that_is_tried(tmp_path: Path) -> None:
