@@ -29,7 +29,7 @@ DEVICES = {
     ),
     "package": KnobState(
         CapKey(Knob.CPU_POWER, "rapl:package-0"), "package-0", None, 205 * W, 205 * W, 205 * W,
-        aliases=("intel-rapl:0", "package-0"),
+        205 * W, aliases=("intel-rapl:0", "package-0"),
     ),
 }  # fmt: skip
 

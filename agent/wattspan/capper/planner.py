@@ -506,12 +506,19 @@ def unmatched_settings(
                 f"[[caps.priority]] device = {quoted(ranked.device)} matches nothing:"
                 f" {_having(None, powered)}."
             )
-    if (caps.budget_watts or caps.budget_file) and not powered:
-        name = "budget_watts" if caps.budget_watts else "budget_file"
+    name = "budget_watts" if caps.budget_watts else "budget_file" if caps.budget_file else ""
+    if name and not powered:
         yield (
             f"[caps] {name} limits nothing: no device here has a power limit that can be set, as is"
             " usual for laptops and virtual machines."
         )
+    for state in powered if name else ():
+        if state.key.knob is Knob.CPU_POWER and state.enforced is None:
+            yield (
+                f"[caps] {name} counts {state.name} with {(state.requested or 0) / 1000:g} W, a"
+                " limit that is not known to be in force: it may draw more. Write 1 into `enabled`"
+                " of its zone if that is 0."
+            )
     boards = [state for state in states if state.key.knob is not Knob.CPU_POWER]
     for name in tunable:
         if not any(state.is_named([name]) for state in boards):
