@@ -434,23 +434,6 @@ def test_share_of_a_device_without_a_limit_is_by_its_specification(tmp_path: Pat
     assert shares == {bench.key(0): 525 * W, bench.key(1): 375 * W}
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_tuned_device_keeps_its_share_and_has_it_after_the_capper(
-    killed: bool, tmp_path: Path
-) -> None:
-    bench = Bench(tmp_path)
-    desk = bench.desk(CapsSettings(budget_watts=900))
-    desk.turn()
-    bench.hold(430 * W)
-    desk.turn()
-    assert [row.ceiling for row in bench.manager.rows()] == [450 * W] * 2
-    if killed:
-        bench.start()
-        bench.manager.impose_retained()
-    bench.manager.stop()
-    assert bench.stands == [450 * W] * 2
-
-
 def test_externally_set_device_counts_with_its_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold(500 * W, 0)

@@ -210,8 +210,6 @@ def test_allotment_divides_among_devices_and_lapses_by_itself(host: Host) -> Non
     assert isinstance(reply, StateReply)
     assert reply.allotment.enforced == 1000 * W
     assert host.bench.stands == [450 * W, 450 * W]
-    host.bench.hold(430 * W)
-    assert host.desk.state().allotment.tuned == 20 * W
     assert host.desk.next_expiry == host.bench.clock.monotonic() + 10 * SECOND
     host.bench.clock.advance(10)
     host.desk.turn()
@@ -247,7 +245,10 @@ def test_unlisted_user_sets_no_allotment(host: Host) -> None:
     assert host.bench.stands == [200 * W, 200 * W]
 
 
-def test_retained_limits_of_an_ended_capper_keep_the_allotment(host: Host) -> None:
+def test_tuned_device_has_its_share_of_the_allotment_after_the_capper(host: Host) -> None:
     host.allot(1000, 600)
+    host.bench.hold(430 * W)
+    host.desk.turn()
+    assert host.desk.state().allotment.tuned == 20 * W
     host.bench.manager.stop()
-    assert sum(host.bench.stands) <= 900 * W
+    assert host.bench.stands == [450 * W, 450 * W]

@@ -15,7 +15,6 @@ from wattspan.model import SECOND, CapKey, CapRow, DecisionReason
 from wattspan.ports import CapTotals
 from wattspan.util.unix_sockets import PeerCredentials
 
-HOUR = 3600
 JOBS = "job0/train_step", "job1/train_step"
 SETTINGS = quick(job=tuple(TunedJobSettings(*one.split("/"), kind="steps") for one in JOBS))
 ROOT = PeerCredentials(10, 0)
@@ -68,7 +67,7 @@ class CoreCaps:
         """The host once all ``jobs`` have a setting, each on a board of its own."""
         for number, job in enumerate(jobs):
             self.host.train(job.split("/")[0], number)
-        self.host.run(HOUR, until=lambda: all(held(self.host, job) for job in jobs))
+        self.host.run(3600, until=lambda: all(held(self.host, job) for job in jobs))
         return self.host
 
 
@@ -82,7 +81,7 @@ def test_imposed_limit_is_the_reference_until_another_one_is_imposed(
     found = [host.row(job) for job in jobs]
     assert {row.decision.reason for row in found} == {DecisionReason.CERTIFIED}
     assert core.ceilings == {600 * W}
-    core.desk.ceilings.request(1100 * W, "why", HOUR * SECOND, ROOT)
+    core.desk.ceilings.request(1100 * W, "why", 3600 * SECOND, ROOT)
     host.run(5)
     assert {watts for job in jobs for watts in host.row(job).original.values()} == {550 * W}
 
@@ -105,7 +104,6 @@ def test_limit_that_the_operator_lowers_before_a_cap_is_the_reference(tmp_path: 
 
 
 def test_limit_that_firmware_raises_is_the_lowest_that_is_tried(tmp_path: Path) -> None:
-    host = CoreCaps(tmp_path, CapsSettings(), least=600 * W).tune(JOBS[0])
-    reasons = [one.decision.reason for one in host.book.decided]
-    assert reasons[-1] is DecisionReason.CERTIFIED
-    assert DecisionReason.FOREIGN_WRITER not in reasons
+    decided = CoreCaps(tmp_path, CapsSettings(), least=600 * W).tune(JOBS[0]).book.decided
+    assert decided[-1].decision.reason is DecisionReason.CERTIFIED
+    assert DecisionReason.FOREIGN_WRITER not in {one.decision.reason for one in decided}
