@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wattspan.attribution.consumer_powers import LARGEST_RATIO, ConsumerPowers
@@ -68,6 +68,42 @@ def test_any_windows_divide_energy_exactly_within_the_bounds(
     assert max(even.values()) <= min(even.values()) * LARGEST_RATIO * 1.01
     found_idle = powers.idle
     assert found_idle is None or all(map(math.isfinite, found_idle))
+
+
+extremes = st.lists(
+    st.tuples(
+        st.sampled_from([SECOND // 1000, SECOND // 10, SECOND, 3600 * SECOND]),
+        st.sampled_from([0.0, 1e-6, 1e-3, 1.0, 40.0, 300.0, 1e4]),  # watts
+        st.sampled_from([1e-9, 1e-6, 1e-3, 1.0, 100.0]),  # the CPUs in use by all
+        st.lists(st.integers(0, 1000), min_size=1, max_size=20),
+        st.none() | st.tuples(st.sampled_from([0.0, 1e-6, 40.0]), st.sampled_from([0.0, 0.5, 1e3])),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@given(extremes)
+@example([(SECOND, 40.0, 1e-9, [1], None)] * 3 + [(SECOND, 40.0, 1e-3, [1, 1], None)] * 30)
+@example([(SECOND, 40.0, 1.0, [1, 2], None)] * 5 + [(3600 * SECOND, 0.0, 1.0, [1, 2], None)] * 2)
+def test_windows_of_any_size_divide_energy(
+    history: list[tuple[int, float, float, list[int], tuple[float, float] | None]],
+) -> None:
+    powers = ConsumerPowers()
+    for duration, watts, cpus, parts, idle in history:
+        energy, whole = int(watts * duration / 1e3), max(1, sum(parts))
+        spent = {
+            payer: int(cpus * duration * part / whole)
+            for payer, part in zip(PAYERS, parts, strict=False)
+        }
+        one = Usage("cpu:0", Instant(0, 0), Instant(duration, 0), spent, capacity=128 * duration)
+        powers.learn(energy, duration, one, owner, None if idle is None else NormalPrior(*idle))
+        for surely in (False, True):
+            weighed = powers.weighed(one, surely=surely)
+            shares = [(payer, energy // len(spent)) for payer in spent]
+            doubts = powers.doubts(energy, shares, surely=surely)
+            assert all(0 <= doubt <= energy for doubt in doubts)
+            assert sum(weighed.spent.values()) <= LARGEST_RATIO * (sum(spent.values()) + len(spent))
 
 
 @given(

@@ -526,8 +526,8 @@ class ConsumerPowers:
 
 def _beyond(difference: float, deviation: float) -> float:
     """The part of a difference that its error permits to use: none of it within two deviations."""
-    within = 2 * deviation / max(_TINY, abs(difference))
-    return difference * max(0.0, 1 - within**4)
+    within = min(1.0, 2 * deviation / max(_TINY, abs(difference)))
+    return difference * (1 - within**4)
 
 
 def _user(key: Key, owner: Owner) -> Hashable:

@@ -52,6 +52,7 @@ _FIRST_NOISE = 0.002  # relative to the mean power
 _NOISE_WINDOWS = 4.0  # the weight of the noise that is known before, in seconds
 _LEAST_NOISE = 0.001  # relative to the mean power: counters are updated every millisecond
 _LEAST_COMMON = 0.02  # of the power for each CPU
+_LEAST_LEVEL, _LEAST_TOTAL = 1e-3, 1e-6  # mean watts and CPUs from which anything is learned
 _HUBER = 3.0  # standard deviations from which on a window loses weight
 _DEVIANT = 5.0  # standard deviations of a window that the powers do not explain
 _CHANGED = 4  # deviant windows, less the others since, after which a consumer has changed
@@ -165,12 +166,15 @@ class PowerRegression:
         return self._noise if self.fit is None else self.fit.noise
 
     def _common(self) -> float:
-        """The common power of a busy CPU, the scale of the priors."""
+        """The common power of a busy CPU, the scale of the priors.
+
+        The last fit may be of windows that are forgotten, with far less use: no CPU draws more
+        than all power in relation to the use.
+        """
         means = self.means
         share = means[POWER] / max(means[COMMON], _TINY)
-        return max(
-            _LEAST_COMMON * share, share / 2 if self.fit is None else self.fit.values[COMMON]
-        )
+        known = share / 2 if self.fit is None else self.fit.values[COMMON]
+        return min(share, max(_LEAST_COMMON * share, known))
 
     # ----------------------------------------------------------------------------------- learn
 
@@ -214,11 +218,11 @@ class PowerRegression:
     def solve(self, idle: NormalPrior | None = None) -> None:
         """Find the present :attr:`fit`, with what is known of the idle power.
 
-        There is none without power or without use.
+        There is none without power or without use: their sums would vanish in rounding errors.
         """
         means = self.means
         level, total = means[POWER], means[COMMON]
-        if level <= 0 or total <= 0:
+        if level < _LEAST_LEVEL or total < _LEAST_TOTAL:
             self.fit = None
             return
         common, self._noise = self._common(), self._noise or _FIRST_NOISE * level
