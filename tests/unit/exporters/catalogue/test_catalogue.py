@@ -418,7 +418,7 @@ def test_unreadable_throttle_reasons_are_absent() -> None:
 def test_failing_source_is_itself_a_figure() -> None:
     unreadable = drawn("wattspan_source_unreadable", full_host())
     assert {trouble: count for (_, trouble), count in unreadable.items() if count} == {"denied": 1}
-    assert len(unreadable) == 5
+    assert len(unreadable) == 6
 
 
 def test_pod_of_a_device_is_found_by_uuid_and_by_pci_address_once() -> None:
