@@ -60,7 +60,8 @@ sum by (hw_type) (rate(hw_energy_joules_total{hw_parent=""}[5m]))
 `estimated` or `emulated`; limits and caps are settings and have none. It speaks of the
 joules; how they are divided among processes is `method` on `wattspan_domain_info`. A series
 changes its identity if its provenance changes, so aggregate with `without (provenance)` or
-`by (...)`; a counter keeps the least reliable one of its joules. By OTLP the new series begins at 0.
+`by (...)`; a counter keeps the least reliable one of its joules. By OTLP the new series begins
+at 0.
 
 **Rates.** Use `rate()` or `increase()` on the counters; they survive a restart of the agent.
 Prometheus takes the first value of a new series as its starting point, so what a process was
