@@ -71,7 +71,7 @@ class CoreCaps:
         return self.host
 
 
-@pytest.mark.parametrize("jobs", [JOBS[:1], JOBS])
+@pytest.mark.parametrize("jobs", [JOBS[:1], pytest.param(JOBS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [CapsSettings(budget_watts=1200), fixed(600)])
 def test_imposed_limit_is_the_reference_until_another_one_is_imposed(
     settings: CapsSettings, jobs: tuple[str, ...], tmp_path: Path
