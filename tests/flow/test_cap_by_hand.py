@@ -165,7 +165,7 @@ def test_budget_that_cannot_be_had_leaves_every_device_its_minimum(
     hands = operator("[caps]\nbudget_watts = 1\nlargest_step = 1.0\n")
     hands.sees(
         lambda now: all(
-            limit == (200 * W if key.startswith("gpu:") else before[key] // 4)
+            limit == (200 * W if key.startswith("gpu:") else -(-before[key] // (4 * W)) * W)
             for key, limit in now.items()
         ),
         "boards have their minimums, and packages a quarter",
