@@ -520,7 +520,6 @@ def test_device_that_never_had_a_limit_takes_no_part(tmp_path: Path) -> None:
 
 BOARD = KnobState(CapKey(Knob.GPU_POWER, "gpu0"), "GPU0", 200 * W, 700 * W, 700 * W, 700 * W)
 PACKAGE = KnobState(CapKey(Knob.CPU_POWER, "rapl:0"), "PACKAGE0", None, *[205 * W] * 4)
-OFF = replace(PACKAGE, enforced=None)
 UNSET = replace(PACKAGE, name="UNSET", requested=None)
 NO_RANGE = KnobState(UNSET.key, "NO RANGE")
 
@@ -532,7 +531,7 @@ NO_RANGE = KnobState(UNSET.key, "NO RANGE")
         (Knob.GPU_POWER, 200, [BOARD], []),
         (Knob.CPU_POWER, 60, [PACKAGE], ["sets PACKAGE0 to 100 W instead of 60 W"]),
         (Knob.CPU_POWER, 100, [PACKAGE, UNSET], ["does not limit UNSET"]),
-        (Knob.CPU_POWER, 100, [OFF], ["counts PACKAGE0 with 205 W, a limit that is not"]),
+        (Knob.CPU_POWER, 100, [replace(PACKAGE, enforced=None)], ["counts PACKAGE0 with 205 W"]),
         (
             Knob.CPU_POWER,
             100,

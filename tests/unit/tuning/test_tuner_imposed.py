@@ -17,7 +17,7 @@ from wattspan.util.unix_sockets import PeerCredentials
 
 JOBS = "job0/train_step", "job1/train_step"
 SETTINGS = quick(job=tuple(TunedJobSettings(*one.split("/"), kind="steps") for one in JOBS))
-ROOT = PeerCredentials(10, 0)
+ROOT, HOUR = PeerCredentials(10, 0), 3600 * SECOND
 
 
 def fixed(watts: int) -> CapsSettings:
@@ -63,11 +63,11 @@ class CoreCaps:
     def close(self) -> None:
         """Nothing is open."""
 
-    def tune(self, *jobs: str) -> Host:
-        """The host once all ``jobs`` have a setting, each on a board of its own."""
+    def tune(self, *jobs: str, seconds: float = 3600) -> Host:
+        """The host once all ``jobs`` have a setting, each on a board of its own, or later."""
         for number, job in enumerate(jobs):
             self.host.train(job.split("/")[0], number)
-        self.host.run(3600, until=lambda: all(held(self.host, job) for job in jobs))
+        self.host.run(seconds, until=lambda: all(held(self.host, job) for job in jobs))
         return self.host
 
 
@@ -78,26 +78,22 @@ def test_imposed_limit_is_the_reference_until_another_one_is_imposed(
 ) -> None:
     core = CoreCaps(tmp_path, settings)
     host = core.tune(*jobs)
-    found = [host.row(job) for job in jobs]
-    assert {row.decision.reason for row in found} == {DecisionReason.CERTIFIED}
+    assert {host.row(job).decision.reason for job in jobs} == {DecisionReason.CERTIFIED}
     assert core.ceilings == {600 * W}
-    core.desk.ceilings.request(1100 * W, "why", 3600 * SECOND, ROOT)
+    core.desk.ceilings.request(1100 * W, "why", HOUR, ROOT)
     host.run(5)
     assert {watts for job in jobs for watts in host.row(job).original.values()} == {550 * W}
 
 
 def test_fixed_cap_below_the_range_of_the_tuner_leaves_no_room(tmp_path: Path) -> None:
     core = CoreCaps(tmp_path, fixed(300))
-    core.host.train("job0")
-    core.host.run(120)
-    assert core.host.row(JOBS[0]).decision.reason is DecisionReason.NO_ROOM
+    assert core.tune(JOBS[0], seconds=120).row(JOBS[0]).decision.reason is DecisionReason.NO_ROOM
     assert core.bench.stands == [300 * W] * 2
 
 
 def test_limit_that_the_operator_lowers_before_a_cap_is_the_reference(tmp_path: Path) -> None:
     core = CoreCaps(tmp_path, CapsSettings())
-    core.host.train("job0")
-    core.host.run(1)
+    core.tune(JOBS[0], seconds=1)
     core.bench.actuator.boards["GPU-0"].stands = core.host.gpus[0].cap = 600 * W
     core.host.run(15)
     assert core.host.row(JOBS[0]).original == {"GPU-0": 600 * W}
