@@ -93,7 +93,8 @@ class Scenario:
     """Processes on a plant, of which each row is judged after some seconds of work.
 
     ``rested``: the package was at rest before, so that its idle power was observed once.
-    ``counted``: the agent reads performance counters. ``domain`` is that of the package's counter.
+    ``counted``: the agent reads performance counters. ``domain`` is that of the package's counter,
+    which is read once in an ``interval``.
     """
 
     plant: CpuPlant
@@ -104,6 +105,7 @@ class Scenario:
     learning: int = LEARNING
     counted: bool = False
     domain: Domain = PACKAGE
+    interval: int = TICK
 
 
 class Truth(NamedTuple):
@@ -248,9 +250,16 @@ def run(scenario: Scenario, seed: int) -> Outcome:
     first = scenario.learning + (REST if scenario.rested else 0)
     seen, moments = dict.fromkeys(consumers, 0), list[Moment]()
     counters = package.counters if scenario.counted else None
-    seconds = first + JUDGED + SETTLING
+    seconds, interval = first + JUDGED + SETTLING, scenario.interval
     domain, kind = scenario.domain, scenario.domain.hw_type
-    cycles = observed(package, seconds, cpus=scenario.plant.cpus, counters=counters, domain=domain)
+    cycles = observed(
+        package,
+        seconds,
+        cpus=scenario.plant.cpus,
+        counters=counters,
+        domain=domain,
+        interval=interval,
+    )
     for number, (tick, truth) in enumerate(cycles):
         for usage in tick.usages:
             for one in consumers:
@@ -258,7 +267,7 @@ def run(scenario: Scenario, seed: int) -> Outcome:
                 clocks[one].append((usage.end.mono, seen[one]))
         history.apply(tick, ledger.apply(tick))
         (reading,) = tick.readings
-        if first <= number * TICK / SECOND <= first + JUDGED:
+        if first <= number * interval / SECOND <= first + JUDGED:
             read = tuple(seen.values())
             moments.append(Moment(reading.at.mono, reading.counter, read, *truth))
     account = ledger.snapshot(tick.at, "emulated").account(domain.id)
@@ -283,10 +292,10 @@ def _taken(samples: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _judge_run(
-    outcome: Outcome, row: Row, by_method: dict[str, Score], agent: str, cpus: int
+    outcome: Outcome, row: Row, by_method: dict[str, Score], agent: str, cpus: int, interval: int
 ) -> None:
     """Add the errors of the ``agent``, and those of the peers in its first run."""
-    length = row.seconds * SECOND // TICK
+    length = row.seconds * SECOND // interval
     for begin in range(0, len(outcome.moments) - length, length):
         moments = outcome.moments[begin : begin + length + 1]
         truth = owed_energies(moments)
@@ -310,7 +319,7 @@ def judge(scenario: Scenario, seeds: Iterable[int]) -> list[tuple[Row, dict[str,
         for agent in (AGENT, COUNTED):
             outcome = run(replace(scenario, counted=agent == COUNTED), seed)
             for row, by_method in scores:
-                _judge_run(outcome, row, by_method, agent, scenario.plant.cpus)
+                _judge_run(outcome, row, by_method, agent, scenario.plant.cpus, scenario.interval)
     return scores
 
 
@@ -350,6 +359,12 @@ def ten(most: float, varying: Sequence[int]) -> list[Process]:
         )
         for i in range(10)
     ]
+
+
+BURSTY = [
+    Process(4.0 * (1 + 2 * i / 9), (i,), switching(0.02, 0.9, 0.1 + 0.05 * i)) for i in range(10)
+]
+"""Ten processes 1 : 3, each on its CPU, with bursts of 0.1 to 0.55 s on average."""
 
 
 def _ten_rows(idle: str, varying: str, steady: str, sum_of_them: str) -> list[Row]:
@@ -402,6 +417,13 @@ SCENARIOS = [
             Process(6.0, tuple(range(4, 16)), switching(0.0, 0.9, 4.0)),
         ],
         [Row("clock moved by a neighbour", (0, 1, 2), "≤ 6 %")],
+    ),
+    Scenario(ADDITIVE, BURSTY, [Row("ten bursty processes 1 : 3, at 10 Hz", range(10), "–")]),
+    Scenario(
+        ADDITIVE,
+        BURSTY,
+        [Row("ten bursty processes 1 : 3, at 1 Hz", range(10), "≤ 1 point more")],
+        interval=SECOND,
     ),
     Scenario(ADDITIVE, ten(1, VARYING), [Row("equal costs, once at rest", range(10), "no worse")]),
     Scenario(

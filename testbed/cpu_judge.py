@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from wattspan.model import MILLISECOND, SECOND
+
 
 class Moment(NamedTuple):
     """A package when its counter is read. All figures but ``at`` are cumulated.
@@ -116,21 +118,21 @@ def by_scaphandre(moments: Sequence[Moment], cpus: int) -> list[float]:
 
 
 class Rule(NamedTuple):
-    """The energies of processes by a method that reads the counter every so many ticks of 0.1 s."""
+    """The energies of processes by a method that reads the counter once in a ``period``, in ns."""
 
     energies: Callable[[Sequence[Moment], int], list[float]]
-    every: int
+    period: int
 
     def charges(self, moments: Sequence[Moment], cpus: int) -> list[Charge]:
         """The charges of all processes; none if the period is shorter than the method's own."""
-        read = moments[:: self.every]
+        read = moments[:: max(1, round(self.period / (moments[1].at - moments[0].at)))]
         return [Charge(one) for one in self.energies(read, cpus)] if len(read) > 1 else []
 
 
 RULES = {
-    "CPU time alone": Rule(by_cpu_time, 1),
-    "Kepler's rule": Rule(by_kepler, 50),
-    "Scaphandre's rule": Rule(by_scaphandre, 20),
+    "CPU time alone": Rule(by_cpu_time, MILLISECOND),
+    "Kepler's rule": Rule(by_kepler, 5 * SECOND),
+    "Scaphandre's rule": Rule(by_scaphandre, 2 * SECOND),
 }
 
 

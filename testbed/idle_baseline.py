@@ -134,17 +134,19 @@ def observed(
     idle_states: bool = False,
     counters: Callable[[], dict[Payer, Counts]] | None = None,
     domain: Domain = PACKAGE,
+    interval: int = TICK,
 ) -> Iterator[tuple[Tick, Truth_co]]:
     """The ticks by which an agent sees the socket, each with the truth when the counter was read.
 
-    CPU times are read ``READ_DELAY`` after the counter. With ``idle_states`` the CPUs' own idle
-    times are known without delay, besides the CPU time of processes. ``counters`` are performance
-    counters since the start, which are read with the CPU times.
+    They come once in an ``interval``. CPU times are read ``READ_DELAY`` after the counter. With
+    ``idle_states`` the CPUs' own idle times are known without delay, besides the CPU time of
+    processes. ``counters`` are performance counters since the start, which are read with the CPU
+    times.
     """
     usage_at, known, metered = Instant(socket.at, 0), dict[Payer, int](), 0
     counted = dict[Payer, Counts]()
-    for number in range(seconds * SECOND // TICK + 1):
-        socket.advance(BEGIN + number * TICK)
+    for number in range(seconds * SECOND // interval + 1):
+        socket.advance(BEGIN + number * interval)
         reading = Reading(domain.id, Instant(socket.at, 0), Microjoules(socket.counter()))
         truth = socket.truth
         socket.advance(socket.at + READ_DELAY)

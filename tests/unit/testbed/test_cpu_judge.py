@@ -37,6 +37,9 @@ def test_rules_divide_what_they_see() -> None:
     for peer in ("Kepler's rule", "Scaphandre's rule"):
         assert [round(one.energy) for one in charged[peer]] == [4_500_000] * 2
     assert RULES["Kepler's rule"].charges(MOMENTS[:11], 2) == []
+    seconds = MOMENTS[::10]  # all read at the same times as before
+    for name in ("Kepler's rule", "Scaphandre's rule"):
+        assert RULES[name].charges(seconds, 2) == charged[name]
 
 
 def test_score_counts_stated_ranges_and_lower_bounds() -> None:
