@@ -12,7 +12,6 @@ processes. :mod:`wattspan.api.authorization` says who may see which energy.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -54,12 +53,12 @@ from wattspan.api.requests import (
     whole_number,
 )
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
+from wattspan.api.watches import ProcessCpuSampler, WatchList
 from wattspan.http.limits import FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
     MILLISECOND,
-    SECOND,
     Consumer,
     Provenance,
     RecordedDecision,
@@ -74,7 +73,7 @@ from wattspan.ports import (
     WattspanError,
 )
 from wattspan.processes.principals import PrincipalResolver
-from wattspan.sharing.fair_pool import SharePath, share_path
+from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import recorded_decision_to_json, tuning_document
@@ -105,122 +104,6 @@ class DecisionHistoryView(Protocol):
         self, job: str = "", limit: int = DEFAULT_DECISIONS, since: int | None = None
     ) -> Sequence[RecordedDecision]: ...
 
-
-# -------------------------------------------------------------------------------- watches
-
-MAX_WATCHED = 8
-"""Watched processes. Ended ones are replaced first, then the least recently requested."""
-
-MAX_SAMPLED = 4
-"""Watched processes with frequent CPU samples: the most recently requested."""
-
-KEEP_ENDED = 60 * SECOND
-"""Time that an ended process is kept, so that its last energy can be read."""
-
-HISTORY_HOLDER = "questions"
-
-
-class ProcessCpuSampler(Protocol):
-    """Samples the CPU time of a few processes more often than the poller.
-
-    The samples of a process may end some time after the last ``watch`` of it.
-    """
-
-    def watch(self, consumer: Consumer) -> bool: ...
-
-    def unwatch(self, consumer: Consumer) -> None: ...
-
-    def take(self, consumer: Consumer) -> Sequence[tuple[int, int]]: ...
-
-
-class WatchList:
-    """Processes whose energy is kept on request, within bounds.
-
-    A watched process takes up to some megabytes of memory and time at every poll, most of it for
-    its CPU samples. Any user may request a watch, so the list is short and drops ended processes.
-    ``sampler`` serves this list only. Its samples locate the work within an interval, so that a
-    short window next to idle time is not charged with the average. They end some time after the
-    last request or reading of a process. Its profile remains, with the edges of open windows.
-    """
-
-    def __init__(
-        self,
-        energy_history: EnergyQueries,
-        directory: ProcessDirectory,
-        clock: Clock,
-        sampler: ProcessCpuSampler | None = None,
-    ) -> None:
-        self._energy_history, self._directory, self._clock = energy_history, directory, clock
-        self._sampler = sampler
-        # In the order of requests, with the time at which the end was seen.
-        self._ended: dict[Consumer, int | None] = {}
-        self._paths: dict[Consumer, SharePath] = {}  # of the owners
-
-    def __len__(self) -> int:
-        return len(self._ended)
-
-    def __contains__(self, consumer: Consumer) -> bool:
-        return consumer in self._ended
-
-    def add(self, consumer: Consumer, *, family: bool, owner: Hashable = None) -> None:
-        """Watch ``consumer`` from now on, on behalf of ``owner``."""
-        samples = None
-        if self._sampler is not None:
-            self._sampler.watch(consumer)
-            samples = partial(self._sampler.take, consumer)
-        self._energy_history.watch(consumer, family=family, samples=samples, holder=HISTORY_HOLDER)
-        self._ended.pop(consumer, None)
-        self._ended[consumer], self._paths[consumer] = None, share_path(owner)
-        self._expire()
-        ranked = self._ranked()
-        for one in ranked[MAX_SAMPLED:]:
-            if self._sampler is not None:
-                self._sampler.unwatch(one)
-        for one in ranked[MAX_WATCHED:]:
-            self._remove(one)
-
-    def renew(self, consumer: Consumer) -> None:
-        """Sample a watched process on, because its energy is read."""
-        if (
-            self._sampler is not None
-            and consumer in self._ranked()[:MAX_SAMPLED]
-            and self._directory.identify(consumer.pid) == consumer  # no reused pid
-        ):
-            self._sampler.watch(consumer)
-
-    def _ranked(self) -> list[Consumer]:
-        """By priority: the newest of each user, the next of each user, ended ones last.
-
-        Those of a user are in the same order by container.
-        """
-        newest = list(reversed(self._ended))
-        # From the innermost level of owners to the outermost, which decides.
-        for level in range(max(map(len, self._paths.values()), default=0), 0, -1):
-            seen: Counter[SharePath] = Counter()
-            ranks: dict[Consumer, tuple[bool, int]] = {}
-            for one in newest:
-                path = self._paths[one][:level]
-                ranks[one] = self._ended[one] is not None, seen[path]
-                seen[path] += 1
-            newest.sort(key=ranks.__getitem__)
-        return newest
-
-    def _expire(self) -> None:
-        now = self._clock.monotonic()
-        for consumer, ended in list(self._ended.items()):
-            if ended is not None and now - ended > KEEP_ENDED:
-                self._remove(consumer)
-            elif ended is None and self._directory.identify(consumer.pid) != consumer:
-                self._ended[consumer] = now
-
-    def _remove(self, consumer: Consumer) -> None:
-        del self._ended[consumer], self._paths[consumer]
-        self._energy_history.forget(consumer, holder=HISTORY_HOLDER)
-        if self._sampler is not None:
-            self._sampler.unwatch(consumer)
-
-
-# -------------------------------------------------------------------------------- service
 
 SETTLE_POLL_INTERVAL = 20 * MILLISECOND
 """Interval between checks whether a window has settled."""

@@ -25,7 +25,8 @@ from testbed.constant_history import (
 
 from wattspan.api import authorization
 from wattspan.api.requests import parse_time
-from wattspan.api.service import MAX_SAMPLED, MAX_WAITING, MAX_WATCHED, WatchList
+from wattspan.api.service import MAX_WAITING
+from wattspan.api.watches import MAX_SAMPLED, MAX_WATCHED, WatchList
 from wattspan.config.settings import AgentSettings
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND, Consumer, HwType, Instant, PayerInfo, Principal
