@@ -11,13 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from testbed.machine import describe
 from testbed.spans.agent import SpanAgent
 
 import wattspan
+from wattspan.compat.zeus import Measurement, ZeusMonitor
+from wattspan.sdk.client import read_measurement
 
 FIRST = """
 import socket, time, wattspan
@@ -32,6 +36,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--windows", type=int, default=100_000)
     options.add_argument("--reads", type=int, default=200)
+    options.add_argument("--kept", type=int, default=5000)
     chosen = options.parse_args()
     print(describe())
     print("\nMicroseconds; a running agent on an emulated host with two sockets and two GPUs\n")
@@ -47,6 +52,7 @@ def main() -> None:
             show("the first window of a process", (first() for _ in range(100)))
             windows[-1].result(timeout=30)
             show("reading a settled window", reads(windows[-chosen.reads :]))
+            devices(chosen.kept)
         finally:
             agent.close()
 
@@ -68,6 +74,29 @@ def edges(count: int) -> tuple[list[int], list[int], list[wattspan.Window]]:
     return begins, ends, windows[-1000:]
 
 
+def devices(count: int) -> None:
+    """Seconds for the sum of kept windows of a GPU, and the part of a loop that reading takes."""
+    warnings.simplefilter("ignore")
+    monitor = ZeusMonitor(gpu_indices=[0], cpu_indices=[])
+
+    def step(seconds: float) -> Measurement:
+        monitor.begin_window("step", sync_execution=False)
+        time.sleep(seconds)
+        return monitor.end_window("step", sync_execution=False)
+
+    kept = [step(0.001) for _ in range(count)]
+    time.sleep(1)
+    summed = took(lambda: sum(one.total_energy for one in kept)) / 1e9
+    print(f"\n{count:,} kept windows of one GPU are summed in {summed:.2f} s.")
+    kept, spent = [], 0
+    for _ in range(100):
+        kept.append(step(0.1))
+        if len(kept) > 3:
+            spent += took(lambda: kept[-4].total_energy)
+    part = spent / 1e9 / sum(one.time for one in kept)
+    print(f"Reading each window 0.3 s after its end takes {part:.1%} of a loop of 0.1 s.")
+
+
 def first() -> int:
     """Nanoseconds that the first window of a program takes to begin."""
     done = subprocess.run(
@@ -77,7 +106,12 @@ def first() -> int:
 
 
 def reads(windows: Iterable[wattspan.Window]) -> Iterable[int]:
-    return (took(window.result) for window in windows)
+    """Nanoseconds of each, without others that are unread."""
+    queries = [
+        {"pid": "self", "family": "1", "start": f"mono:{start}", "end": f"mono:{end}"}
+        for start, end in (window.period for window in windows)
+    ]
+    return (took(partial(read_measurement, query, 5.0)) for query in queries)
 
 
 def took(act: Callable[[], object]) -> int:

@@ -107,7 +107,7 @@ class ConstantPast:
 
     def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         self.asked_cells.add(domain_id)
-        return self.device(domain_id, start, end)
+        return self.device(domain_id, start, end)._replace(uncertainty={})
 
     def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
         energy = energy_at(self.devices[domain_id], self.until - self.horizon)

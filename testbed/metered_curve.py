@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattspan.attribution.energy_curve import MAX_KNOTS, EnergyCurve
+from wattspan.attribution.energy_curve import MAX_KNOTS, Edges, EnergyCurve
 from wattspan.attribution.metering import CounterMeter
 from wattspan.model import Domain, Instant, Interval, Reading
 
@@ -10,8 +10,15 @@ from wattspan.model import Domain, Instant, Interval, Reading
 class MeteredCurve(EnergyCurve):
     """A curve that receives readings; ``absence`` is the time without one that is a gap."""
 
-    def __init__(self, domain: Domain, absence: int, cell: int = 0, limit: int = MAX_KNOTS) -> None:
-        super().__init__(domain, cell, limit)
+    def __init__(
+        self,
+        domain: Domain,
+        absence: int,
+        cell: int = 0,
+        limit: int = MAX_KNOTS,
+        edges: Edges = tuple,
+    ) -> None:
+        super().__init__(domain, cell, limit, edges)
         self._meter = CounterMeter(domain, absence)
 
     def read(self, reading: Reading) -> None:

@@ -267,7 +267,7 @@ class DeviceQueries(Protocol):
         ...
 
     def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        """The energy of whole cells of one device, without uncertainty.
+        """The energy of whole cells of one device, with the uncertainty of thinned ones alone.
 
         Edges are multiples of the resolution for users who may not read the counters.
         """

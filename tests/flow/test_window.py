@@ -228,6 +228,55 @@ def test_command_is_measured_without_an_agent_on_an_emulated_host(tmp_path: Path
     assert list(tmp_path.iterdir()) == [out]  # it serves no client and stores no data
 
 
+@pytest.mark.long
+def test_late_reads_of_windows_have_the_energy_of_an_immediate_read(tmp_path: Path) -> None:
+    """A hundred readings a second: the history is thinned after 41 s."""
+    with Running(tmp_path, emulate="two-socket", agent__interval="10ms") as agent:
+        knows_all(agent)
+        told = program(
+            agent,
+            """
+            from wattspan.sdk.client import request_json
+
+            def read(begin, end):
+                query = {"pid": "self", "family": "1", "wait": "20s"}
+                found = request_json(
+                    "/v1/energy", {**query, "start": f"mono:{begin}", "end": f"mono:{end}"},
+                    patience=20,
+                )
+                return [
+                    *(one["joules"] for one in found["devices"]),
+                    *found["family"]["joules"].values(),
+                ]
+
+            windows = []
+            for _ in range(30):
+                with wattspan.window() as w:
+                    burn(0.02)
+                    time.sleep(0.02)
+                windows.append(w)
+                time.sleep(0.02)
+            early = [read(*w.period) for w in windows]
+            inside = [(w.period[0] + 17_000_000, w.period[1] - 5_000_000) for w in windows]
+            others = [read(*period) for period in inside]
+            deadline = time.monotonic() + 150
+            while [read(*one)[:4] for one in inside] == [one[:4] for one in others]:
+                assert time.monotonic() < deadline, "the history is never thinned"
+                time.sleep(1)
+            windows[0].result()
+            late = [
+                [*(one.joules for one in w.devices), *w.joules.values()] for w in windows
+            ]
+            print(json.dumps([early, late, [read(*w.period) for w in windows]]))
+            """,
+        )
+        agent.end()
+    early, together, alone = told
+    assert all(None not in one for one in early)
+    assert together == early
+    assert alone == early
+
+
 def test_ended_agent_is_reported_and_a_new_one_is_used(tmp_path: Path) -> None:
     with Running(tmp_path) as first:
         knows_all(first)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from testbed.metered_curve import MeteredCurve
 from testbed.simulated_host import PACKAGE
 
+from wattspan.attribution.energy_curve import EnergyCurve
 from wattspan.attribution.metering import CounterMeter
 from wattspan.model import MILLISECOND, SECOND, Instant, Interval, Microjoules, Reading
 
@@ -81,6 +82,33 @@ def test_neighbouring_periods_add_up_to_the_microjoule(
         assert 0 <= part.covered <= end - begin
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, 2 * 10**6)), max_size=300),
+    st.lists(st.integers(-SECOND, 600 * SECOND), max_size=30),
+    st.integers(8, 32),
+    st.integers(0, 299),
+)
+def test_thinning_moves_no_energy_over_edges_and_knows_what_it_moves_elsewhere(
+    steps: list[tuple[int, int]], edges: list[int], limit: int, known: int
+) -> None:
+    """The edges become known after some of the steps, between which nothing was thinned."""
+    kept: list[int] = []
+    exact, thinned = EnergyCurve(PACKAGE), EnergyCurve(PACKAGE, 0, limit, lambda: kept)
+    now, times = START, sorted(START + edge for edge in edges)
+    for number, (milliseconds, energy) in enumerate(steps):
+        if number == min(known, limit - 1):
+            kept = times
+        for curve in (exact, thinned):
+            curve.add(now, now + milliseconds * MILLISECOND, energy)
+        now += milliseconds * MILLISECOND
+    assert len(thinned) <= limit + 2 * len(kept)
+    for begin, end in pairwise(times):
+        true, found = exact.between(begin, end), thinned.between(begin, end)
+        if kept:
+            assert (found.energy, found.covered, found.blur) == (true.energy, true.covered, 0)
+        assert abs(found.energy - true.energy) <= found.blur + 2  # both are rounded
+
+
 @given(TICKS)
 def test_cells_have_the_energy_of_the_readings(
     ticks: list[tuple[int, int | None, int, bool]],
@@ -91,7 +119,7 @@ def test_cells_have_the_energy_of_the_readings(
     start = -(-first // SECOND) * SECOND
     end = max(start, last - last % SECOND)
     fine = history.between(start, end)
-    assert history.cells_between(start, end) == (fine.energy, fine.covered)
+    assert history.cells_between(start, end)[::2] == (fine.energy, fine.covered)
 
 
 CELLS = st.lists(

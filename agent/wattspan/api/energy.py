@@ -18,9 +18,19 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from wattspan.api.requests import WAIT, Parameter, ProblemError, flag, sanitized, suggestion
+import msgspec
+
+from wattspan.api.requests import (
+    WAIT,
+    Parameter,
+    ProblemError,
+    bad_request,
+    flag,
+    sanitized,
+    suggestion,
+)
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -145,7 +155,8 @@ def _complete_cells(
         edges = sum(_edge_allowance(devices, domain, edge) for edge in (start, end))
         displaced = min(length, edges + 2 * domain.resolution)
         uncertainty = {
-            kind: Microjoules(amount * displaced // length) for kind, amount in spent.energy.items()
+            kind: Microjoules(amount * displaced // length + spent.uncertainty.get(kind, 0))
+            for kind, amount in spent.energy.items()
         }
         yield spent._replace(uncertainty=uncertainty)
     elif spent.covered > 0 and length > size:
@@ -337,6 +348,27 @@ def _joules(microjoules: int | None) -> float | None:
     return None if microjoules is None else microjoules / 1e6
 
 
+MAX_PERIODS, MAX_BODY_BYTES = 1024, 64 << 10  # of one request
+
+Period = tuple[int, int]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_decoder = msgspec.json.Decoder(
+    Annotated[list[tuple[_Time, _Time]], msgspec.Meta(min_length=1, max_length=MAX_PERIODS)]
+)
+
+
+def decoded_periods(body: bytes) -> list[Period]:
+    """The periods of a body: begin and end of each in monotonic nanoseconds. ProblemError."""
+    remedy = f"Write a list of 1 to {MAX_PERIODS} pairs of monotonic nanoseconds, in order."
+    try:
+        found: list[Period] = _decoder.decode(body[:MAX_BODY_BYTES])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise bad_request("the body", f"it has no periods: {error}", remedy) from None
+    if any(end < start for start, end in found):
+        raise bad_request("the body", "a period ends before its start", remedy)
+    return found
+
+
 DEFAULT_WAIT = 2 * SECOND
 MAX_IDS = 256
 
@@ -399,7 +431,7 @@ class DeviceEnergyQuery(NamedTuple):
     timeline: bool = False
 
     @property
-    def period(self) -> tuple[int, int]:
+    def period(self) -> Period:
         return self.start, self.end
 
     @property
@@ -424,6 +456,13 @@ class DeviceEnergyQuery(NamedTuple):
             "provenance": worst,
             "devices": devices,
         }
+
+    def figures(self, domain: Domain) -> tuple[Any, ...]:
+        """Joules, their uncertainty, coverage of the period, and True if these are final."""
+        complete = self._complete(domain)  # read first, as below
+        spent = self.grid.device(self.devices, domain, *self.period)
+        found = device_figures(domain, spent, self.end - self.start)
+        return found["joules"], found["uncertainty_joules"], found["coverage"], complete
 
     def _complete(self, domain: Domain) -> bool:
         known = self.devices.known(domain.id)

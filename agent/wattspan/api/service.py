@@ -170,7 +170,7 @@ class QueryService:
         self._waiting = (pools or Pools()).make(PoolName.WAITING_QUERIES)
         self._slow_lock = FairTurns(1)
         self._paths: dict[str, tuple[tuple[str, ...], Handler]] = {
-            "/v1/energy": (_READ, self._energy),
+            "/v1/energy": ((*_READ, "POST"), self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),
             SNAPSHOT_PATH: (_READ, self._snapshot),
             "/v1/status": (_READ, self._status),
@@ -234,57 +234,65 @@ class QueryService:
     async def _energy(self, request: HttpRequest) -> HttpResponse:
         if "of" in request.query:
             return await self._device_energy(request)
-        values, start, end = self._period(request, {"wait": WAIT, **PROCESS_PARAMETERS})
+        values, periods = self._periods(request, {"wait": WAIT, **PROCESS_PARAMETERS})
         consumer = self._consumer(values, request.peer) if "pid" in values else None
         grid = self._grid_for(request.peer)
         owner = request.peer.quota_owner
         if consumer is not None and (values["pid"] == SENDER or consumer in self._watches):
             self._registered(consumer, owner)
             self._watches.renew(consumer)
-        await self._settle(end, values.get("wait", 0), consumer, grid, owner)
-        respond = partial(
-            energy.energy_response,
-            self._energy_history,
-            self._devices,
-            start,
-            end,
-            consumer,
-            family=values.get("family", False),
-            grid=grid,
-        )
-        if consumer is None or consumer in self._watches:
-            facts = respond()
-        else:
-            facts = await self._in_thread(owner, respond)  # a search of the whole history
-        return json_response({"host_name": self._host, **facts})
+        await self._settle(periods[0][1], values.get("wait", 0), consumer, grid, owner)
+
+        answer = partial(energy.energy_response, self._energy_history, self._devices)
+        family = values.get("family", False)
+
+        def respond() -> HttpResponse:
+            found = [answer(*one, consumer, family=family, grid=grid) for one in periods]
+            facts = {"windows": found} if request.method == "POST" else found[0]
+            return json_response({"host_name": self._host, **facts})
+
+        if len(periods) == 1 and (consumer is None or consumer in self._watches):
+            return respond()
+        return await self._in_thread(owner, respond)  # a search of the whole history, or of many
 
     async def _device_energy(self, request: HttpRequest) -> HttpResponse:
-        values, start, end = self._period(request, energy.DEVICE_PARAMETERS)
+        values, periods = self._periods(request, energy.DEVICE_PARAMETERS)
         query = energy.DeviceEnergyQuery(
             self._devices,
             energy.selected_domains(
                 self._devices, values.get("hw_id"), parts=values.get("parts", False)
             ),
-            start,
-            end,
+            *periods[0],
             self._grid_for(request.peer),
             values.get("timeline", False),
         )
         wait = values.get("wait", energy.DEFAULT_WAIT)
         if not all(domain.in_cover for domain in query.domains):  # parts have no readings
-            self._energy_history.expect(end)
-        await self._wait_until(lambda: query.answerable, wait, request.peer.quota_owner)
-        return json_response({"host_name": self._host, **query.response()})
+            self._energy_history.expect(query.end)
+        owner = request.peer.quota_owner
+        await self._wait_until(lambda: query.answerable, wait, owner)
+        facts = {"host_name": self._host, **query.response()}
+        if request.method != "POST":
+            return json_response(facts)
+
+        def respond() -> HttpResponse:
+            windows = (query._replace(start=start, end=end) for start, end in periods)
+            found = [list(map(one.figures, query.domains)) for one in windows]
+            return json_response({**facts, "windows": found})
+
+        return await self._in_thread(owner, respond)
 
     def _grid_for(self, peer: Peer) -> TimeGrid:
         """The grid of the energy of devices for ``peer``."""
         may_read = self._authorization.may_read_counters(peer)
         return energy.UNQUANTIZED if may_read else self._grid
 
-    def _period(
+    def _periods(
         self, request: HttpRequest, known: Mapping[str, Parameter]
-    ) -> tuple[dict[str, Any], int, int]:
-        """The values of a query, and the begin and end of its period."""
+    ) -> tuple[dict[str, Any], list[energy.Period]]:
+        """The values of a query, and the begin and end of its period, or of those in its body."""
+        if request.method == "POST":
+            return read_query(request.query, known), energy.decoded_periods(request.body)
         now = self._clock.now()
         time = time_parameter(now)
         values = read_query(request.query, {"start": time, "end": time, **known})
@@ -292,7 +300,7 @@ class QueryService:
         if end < start:
             remedy = "Swap them, or write both by the same clock."
             raise bad_request("end", "it lies before start", remedy)
-        return values, start, end
+        return values, [(start, end)]
 
     async def _inference(self, request: HttpRequest) -> HttpResponse:
         values = read_query(request.query, INFERENCE_PARAMETERS)

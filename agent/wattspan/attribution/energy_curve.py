@@ -3,20 +3,24 @@
 The edges of intervals are the *knots* of a function that rises evenly in between, so the energies
 of neighbouring periods add up to the microjoule. Intervals may have any length. Old knots are
 thinned, ever more with their age, so a period may begin hours ago: its edge is then located to
-within a 256th of its age, or exactly if it was pinned.
+within a 256th of its age. An interval with an edge of a window that may still be read is kept.
 
-The uncertainty of an edge has three parts. The counter's last step may lie on its wrong side. The
+The uncertainty of an edge has four parts. The counter's last step may lie on its wrong side. The
 power inside an interval may have changed from that of the interval before to that of the one
 after: at the fraction ``f`` of an interval this moves at most ``min(f, 1 - f)`` times the
-difference of power. And the power may vary faster than the readings show, by ``RIPPLE``.
+difference of power. The power may vary faster than the readings show, by ``RIPPLE``. And where
+knots were thinned, the energy deviates from the straight line by a known amount at most.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
 from math import ceil, hypot
+from operator import itemgetter
 from typing import NamedTuple
 
 from wattspan.model import Domain, Microjoules
@@ -33,24 +37,42 @@ Training steps of exactly one counter step, at full and at a quarter of the powe
 
 
 class CurveEnergy(NamedTuple):
-    """The energy of a period; ``covered`` are its measured nanoseconds."""
+    """The energy of a period; ``covered`` are its measured nanoseconds.
+
+    ``blur`` is the part of the uncertainty that comes from thinning.
+    """
 
     energy: Microjoules
     uncertainty: Microjoules
     covered: int
+    blur: Microjoules = Microjoules(0)
+
+
+Edges = Callable[[], Sequence[int]]
+"""Returns the times around which knots are kept."""
+
+
+def around(times: Sequence[int], edges: Iterable[int]) -> set[int]:
+    """The indices of the ends of the intervals in ``times`` that contain an edge."""
+    ends = set(map(partial(bisect_left, list(times)), edges)) - {0, len(times)}  # lists are faster
+    return ends | {end - 1 for end in ends}
 
 
 class EnergyKnots:
-    """Cumulative energy and measured time at some instants, at most ``limit`` of them."""
+    """Cumulative energy and measured time at some instants, at most ``limit`` of them.
 
-    def __init__(self, limit: int) -> None:
+    Two knots around each of ``edges`` are kept besides.
+    """
+
+    def __init__(self, limit: int, edges: Edges = tuple) -> None:
         if limit < 8:
             raise ValueError(f"an energy curve needs room for 8 knots, not {limit}")
-        self._limit = limit
+        self._limit = self._thin_at = limit
+        self._edges = edges
         self.times = array("q")
         self.energies = array("q")  # up to each knot
         self.covered = array("q")  # measured nanoseconds up to each knot
-        self._pinned = Counter[int]()
+        self.deviations = array("q")  # largest one of the energy before each knot, from a line
 
     def __len__(self) -> int:
         return len(self.times)
@@ -60,30 +82,40 @@ class EnergyKnots:
         self.times.append(time)
         self.energies.append(energy)
         self.covered.append(covered)
-        if len(self.times) > self._limit:
+        self.deviations.append(0)
+        if len(self.times) > self._thin_at:
             self._thin()
 
-    def pin(self, time: int) -> bool:
-        """Keep the knots around ``time`` until ``unpin``; False without room for them."""
-        if time not in self._pinned and len(self._pinned) >= self._limit // 8:
-            return False
-        self._pinned[time] += 1
-        return True
-
-    def unpin(self, time: int) -> None:
-        """End one ``pin``."""
-        self._pinned -= Counter((time,))
-
     def _thin(self) -> None:
-        """Remove old knots until a quarter of the limit is free."""
+        """Remove old knots until a quarter of the limit is free, besides those around edges."""
         times, scale = self.times, 1
-        around = (bisect_left(times, time) - before for time in self._pinned for before in (0, 1))
-        pinned = {i for i in around if 0 <= i < len(times)}
-        while len(kept := sorted(pinned.union(_kept(times, scale)))) > self._limit * 3 // 4:
+        while len(spaced := _kept(times, scale)) > self._limit * 3 // 4:
             scale *= 2
-        self.times, self.energies, self.covered = (
-            array("q", [column[i] for i in kept]) for column in (times, self.energies, self.covered)
+        kept = sorted(around(times, self._edges()).union(spaced))
+        for left, right in pairwise(kept):
+            if right - left > 1:
+                self.deviations[right] = self._deviation(left, right)
+        columns, chosen = (times, self.energies, self.covered, self.deviations), itemgetter(*kept)
+        self.times, self.energies, self.covered, self.deviations = (
+            array("q", chosen(column)) for column in columns
         )
+        self._thin_at = self._limit + len(kept) - len(spaced)
+
+    def _deviation(self, left: int, right: int) -> int:
+        """The largest deviation of the energy from a line between two knots."""
+        begin, base = self.times[left], self.energies[left]
+        power = (self.energies[right] - base) / (self.times[right] - begin)
+        apart = [
+            abs(self.energies[i] - base - power * (self.times[i] - begin))
+            for i in range(left, right + 1)
+        ]
+        inside = zip(pairwise(apart), self.deviations[left + 1 : right + 1], strict=True)
+        return ceil(max(max(ends) + within for ends, within in inside))
+
+    def blur(self, time: int) -> int:
+        """The largest error of the energy up to ``time`` by thinning."""
+        i = bisect_left(self.times, time)
+        return 0 if self.times[i] == time else self.deviations[i]
 
     def at(self, time: int) -> tuple[int, int]:
         """Energy and measured time up to ``time``, rounded down between two knots."""
@@ -108,13 +140,16 @@ class EnergyKnots:
 class EnergyCurve:
     """The energy of one domain, from its first reading to its newest.
 
-    ``cell``: length of the cells of ``cells_between``, 0 for none.
+    ``cell``: length of the cells of ``cells_between``, 0 for none. The energies up to ``edges``
+    stay as they are, once these are known.
     """
 
-    def __init__(self, domain: Domain, cell: int = 0, limit: int = MAX_KNOTS) -> None:
+    def __init__(
+        self, domain: Domain, cell: int = 0, limit: int = MAX_KNOTS, edges: Edges = tuple
+    ) -> None:
         self.domain = domain
         self._cell = cell
-        self._fine, self._coarse = EnergyKnots(limit), EnergyKnots(limit)
+        self._fine, self._coarse = EnergyKnots(limit, edges), EnergyKnots(limit, edges)
 
     def __len__(self) -> int:
         return len(self._fine)
@@ -168,14 +203,6 @@ class EnergyCurve:
             if edge > known and since <= edge <= end:
                 self._coarse.append(edge, *self._fine.at(edge))
 
-    def pin(self, time: int) -> bool:
-        """Keep the energy up to ``time`` exact for a reader; False if too many times are pinned."""
-        return self._fine.pin(time)
-
-    def unpin(self, time: int) -> None:
-        """End one ``pin``."""
-        self._fine.unpin(time)
-
     # ----------------------------------------------------------------------------------- answers
 
     def between(self, start: int, end: int) -> CurveEnergy:
@@ -185,24 +212,28 @@ class EnergyCurve:
         start, end = self._fine.clipped(start, end)
         before, after = self._fine.at(start), self._fine.at(end)
         error = hypot(self._edge_error(start), self._edge_error(end)) if end > start else 0.0
+        blur = self._fine.blur(start) + self._fine.blur(end) if end > start else 0
         energy = Microjoules(after[0] - before[0])
-        return CurveEnergy(energy, Microjoules(ceil(error)), after[1] - before[1])
+        uncertainty = Microjoules(ceil(error) + blur)
+        return CurveEnergy(energy, uncertainty, after[1] - before[1], Microjoules(blur))
 
     def up_to(self, time: int) -> tuple[int, int] | None:
         """Cumulative energy and measured time at ``time``; None outside of the history."""
         times = self._fine.times
         return self._fine.at(time) if times and times[0] <= time <= times[-1] else None
 
-    def cells_between(self, start: int, end: int) -> tuple[Microjoules, int]:
-        """Energy and measured time of whole cells, from and to the edge of one.
+    def cells_between(self, start: int, end: int) -> CurveEnergy:
+        """The energy of whole cells, from and to the edge of one; uncertain by thinning alone.
 
         Old cells are thinned to the edges of cells, so no answer contains more of the readings
         inside a cell than its energy.
         """
         if not self._coarse.times:
-            return Microjoules(0), 0
-        before, after = map(self._coarse.at, self._coarse.clipped(start, end))
-        return Microjoules(after[0] - before[0]), after[1] - before[1]
+            return CurveEnergy(Microjoules(0), Microjoules(0), 0)
+        edges = self._coarse.clipped(start, end)
+        before, after = map(self._coarse.at, edges)
+        blur = Microjoules(sum(map(self._coarse.blur, edges)))
+        return CurveEnergy(Microjoules(after[0] - before[0]), blur, after[1] - before[1], blur)
 
     def knots(self, start: int, end: int) -> list[tuple[int, Microjoules, int]]:
         """The knots around a period: time, energy up to it, and measured nanoseconds up to it.
@@ -240,11 +271,10 @@ class EnergyCurve:
 
 def _kept(times: array[int], scale: int) -> list[int]:
     """The knots that remain; their distances grow with their age."""
-    last = len(times) - 1
-    kept = [last]
-    for i in range(last - 1, 0, -1):
-        apart = (times[last] - times[i]) * scale // RESOLVED_FRACTION
-        if times[kept[-1]] - times[i - 1] > apart:
-            kept.append(i)
-    kept.append(0)
+    i = len(times) - 1
+    kept, last = [i], times[i]
+    while i > 0:
+        time = times[i]
+        i = min(i - 1, bisect_left(times, time - (last - time) * scale // RESOLVED_FRACTION))
+        kept.append(i)
     return kept[::-1]

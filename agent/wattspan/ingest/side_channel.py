@@ -21,7 +21,7 @@ import stat
 import struct
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,16 @@ from typing import NamedTuple
 from wattspan.http.sockets import ListeningSocket, UserPrincipals, listen_unix
 from wattspan.model import Principal
 from wattspan.ports import PeerPrincipals
-from wattspan.sdk.ring import ENDED, HELLO, MAGIC, READ_FORMAT, RECORD_SIZE, STARTED, VERSION
+from wattspan.sdk.ring import (
+    EDGE,
+    ENDED,
+    HELLO,
+    MAGIC,
+    READ_FORMAT,
+    RECORD_SIZE,
+    STARTED,
+    VERSION,
+)
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import SpanEnd, SpanStart
@@ -76,6 +85,8 @@ class RingReader:
         self._count = count
         self._next = 1
         self._hole = 0  # number of a missing record that was waited for
+        self.edges: list[int] = []
+        """The edges of windows in the last `drain`."""
         self.examined = 0
         """The records of the last `drain`: valid and invalid ones, and a chunk for each jump."""
 
@@ -91,7 +102,7 @@ class RingReader:
         next call; not if this is the ``last`` call.
         """
         records: list[RingRecord] = []
-        lost, size, self.examined = 0, _FIRST, 0
+        lost, size, self.examined, self.edges = 0, _FIRST, 0, []
         # Enough rounds to read the whole ring and more; a faster writer is left for the next call.
         for _ in range(2 * self._count // _CHUNK + 16):
             before = self._next
@@ -126,6 +137,8 @@ class RingReader:
                 records.append(new(SpanStart, (id_, known, at, thread, cpu)))
             elif kind == ENDED:
                 records.append(new(SpanEnd, (id_, at, thread, cpu)))
+            elif kind == EDGE:
+                self.edges.append(at)
             else:
                 invalid += 1
         self._next = number
@@ -205,7 +218,8 @@ class ProcessRecords(NamedTuple):
     ``pid`` and ``principal`` are the kernel's at the time of connection; the records are claims of
     the process. They are in the order of their creation, except that those of different threads
     may be slightly out of order. ``lost`` records were overwritten before they were read. After
-    ``gone``, nothing follows from this process unless it connects anew.
+    ``gone``, nothing follows from this process unless it connects anew. ``edges`` are the times at
+    which windows begin and end.
     """
 
     pid: int
@@ -213,6 +227,7 @@ class ProcessRecords(NamedTuple):
     records: list[RingRecord]
     lost: int
     gone: bool
+    edges: Sequence[int] = ()
 
 
 class _Client:
@@ -222,6 +237,8 @@ class _Client:
         self.connection, self.pid, self.principal = connection, pid, principal
         self.ring: RingReader | None = None
         self.turns = 0
+        self.announces: bool | None = None  # spans; None before the first record
+        self.quiet = False
 
     def close(self) -> None:
         self.connection.close()
@@ -234,6 +251,7 @@ class SideChannelCounters:
     """Connections and records since the start."""
 
     connected: int = 0  # at present
+    quiet: int = 0  # of these, that have never announced a span and no window in the last turn
     tried: int = 0  # connections in the last turn, also those that were not admitted
     admitted: int = 0
     crowded_out: int = 0  # rejected for lack of room
@@ -242,8 +260,8 @@ class SideChannelCounters:
 
     @property
     def active(self) -> bool:
-        """True if processes are connected, or tried to connect in the last turn."""
-        return self.connected + self.tried > 0
+        """True if processes announce, or tried to connect in the last turn."""
+        return self.connected - self.quiet + self.tried > 0
 
 
 class SideChannelServer:
@@ -326,6 +344,7 @@ class SideChannelServer:
         if left_over:
             self._clients.sort(key=left_over.__contains__, reverse=True)
         self.counts.connected = len(self._clients)
+        self.counts.quiet = sum(client.quiet for client in self._clients)
         return _merge_exits(reports, {(one.pid, one.principal) for one in self._clients})
 
     def _accept(self) -> None:
@@ -392,9 +411,12 @@ class SideChannelServer:
         gone = gone and ring.examined < limit  # else there may be more
         if gone:
             self._remove(client)
-        if not records and not lost and not gone:
+        if records or ring.edges:
+            client.announces = bool(records or client.announces)
+        client.quiet = client.announces is False and not ring.edges
+        if not records and not lost and not gone and not ring.edges:
             return None
-        return ProcessRecords(client.pid, client.principal, records, lost, gone)
+        return ProcessRecords(client.pid, client.principal, records, lost, gone, ring.edges)
 
     def _receive_hello(self, client: _Client) -> RingReader | None:
         """The ring of the client's hello; None before it arrives. OSError or RingError."""

@@ -4,21 +4,29 @@ Imports the standard library only, and most of it only when a value is read. The
 ``wattspan``: ``wattspan.window``, ``wattspan.measured`` and so on.
 
 A process that opens windows registers itself with the agent from time to time. The agent keeps the
-history of a registered process for longer than others and samples it more often. Without an agent
-nothing happens, and a later window tries again. Registration uses no thread and imports only the
-socket module: a thread that imports while the program forks leaves the child with an import lock
-that is never released.
+history of a registered process for longer than others and samples it more often. The edges of
+windows go to the agent through a ring in shared memory, and the agent keeps the energies up to
+them. Without an agent nothing happens, and a later window tries again. Registration uses no thread
+and imports a few small modules: a thread that imports while the program forks leaves the child with
+an import lock that is never released.
 """
 
 from __future__ import annotations
 
 import os
+from _weakref import ref  # of C: `weakref` imports more
 from time import monotonic_ns
 
 TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections import deque
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from typing import Any
+
+    from wattspan.sdk.ring import RingChannel
+else:
+    from _collections import deque  # of C, as above
 
 
 class MeasurementError(Exception):
@@ -65,7 +73,7 @@ RENEW_AFTER = 300 * 10**9
 """Nanoseconds until the next registration: the agent may have restarted."""
 
 RETRY_AFTER = 10 * 10**9
-"""Nanoseconds until the next attempt without an agent."""
+"""Nanoseconds until the next attempt without an agent, or look at the connection to it."""
 
 _WATCH_REQUEST = (
     b"POST /v1/watch?pid=self&family=1 HTTP/1.1\r\n"
@@ -73,30 +81,104 @@ _WATCH_REQUEST = (
 )
 
 
+KEPT_WINDOWS, READ_TOGETHER = 8192, 256
+
+
+class UnreadWindows:
+    """Windows that have ended, in this order, whose values were not read yet. Thread-safe.
+
+    They are read together with the first that the program reads. Each has a ``period``, and its
+    method ``accept`` keeps an answer that is final. Windows that the program drops are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._all: deque[ref[Any]] = deque(maxlen=KEPT_WINDOWS)
+        self._of: dict[Hashable, deque[ref[Any]]] = {}  # by kind of the values
+
+    def add(self, window: Any) -> None:
+        """Add a window at its end."""
+        link = ref(window)
+        for unread in (self._all, *self._of.values()):
+            unread.append(link)
+
+    def read(
+        self, window: Any, kind: Hashable, ask: Callable[[list[tuple[int, int]]], list[Any]]
+    ) -> Any:
+        """The answer for ``window`` by a question for several periods, its own first.
+
+        None if no other window is unread, or for a MeasurementError: then it is to be read alone.
+        """
+        from contextlib import suppress
+
+        if (unread := self._of.get(kind)) is None:
+            unread = self._of[kind] = deque(self._all, KEPT_WINDOWS)
+        found = [window]
+        with suppress(IndexError):  # there are no more
+            while len(found) < READ_TOGETHER:
+                if (one := unread.popleft()()) not in (None, window):
+                    found.append(one)
+        with suppress(MeasurementError):
+            if len(found) > 1:
+                answers = ask([one.period for one in found])
+                pairs = zip(found, answers, strict=True)
+                unknown = [one for one, answer in pairs if not one.accept(kind, answer)]
+                unread.extendleft(map(ref, reversed(unknown)))
+                return answers[0]
+        return None
+
+
 class WatchRegistration:
     """The registration of this process; ``due`` is the monotonic time of the next one.
 
-    Its copies are itself, so that copies of windows belong to the process that opened these.
+    ``note_edge`` tells the agent the monotonic time of an edge of a window, in a microsecond. Its
+    copies are itself, so that copies of windows belong to the process that opened these.
     """
 
-    __slots__ = ("due", "key")
+    __slots__ = ("_channel", "_holds_until", "due", "key", "note_edge", "unread")
 
     def __init__(self) -> None:
-        self.due, self.key = 0, os.urandom(16)
+        self.due = self._holds_until = 0
+        self.key = os.urandom(16)
+        self.unread = UnreadWindows()
+        self._channel: RingChannel | None = None
+        self.note_edge: Callable[[int], object] = int  # has no effect
 
     def __reduce__(self) -> tuple[Callable[[bytes], WatchRegistration], tuple[bytes]]:
         return _registration_of, (self.key,)
 
     def renew(self) -> None:
         """Register. Returns at once and never raises; reading a value reports errors."""
-        self.due = monotonic_ns() + RETRY_AFTER  # first: other threads need not register
+        now = monotonic_ns()
+        self.due = now + RETRY_AFTER  # first: other threads need not register
         if any(map(_send_watch_request, run_directories())):
-            self.due += RENEW_AFTER - RETRY_AFTER
+            self._holds_until = now + RENEW_AFTER
+            if not self._connects():
+                self.due = self._holds_until
 
     def renew_if_due(self) -> None:
         """Register if the last registration may be forgotten."""
-        if monotonic_ns() >= self.due:
+        now = monotonic_ns()
+        if now < self.due:
+            return
+        if now < self._holds_until and self._channel is not None and self._channel.is_open:
+            self.due = now + RETRY_AFTER
+        else:
             self.renew()
+
+    def _connects(self) -> bool:
+        """True if the ring of edges is, or can be, connected."""
+        if self._channel is not None and self._channel.is_open:
+            return True
+        self._channel, self.note_edge = None, int
+        from wattspan.sdk.ring import SIDE_CHANNEL_SOCKET, RingChannel
+
+        try:
+            channel = RingChannel()
+        except OSError:
+            return False
+        if channel.connect(f"{one}/{SIDE_CHANNEL_SOCKET}" for one in run_directories()):
+            self._channel, self.note_edge = channel, channel.pen.write_edge
+        return self._channel is not None
 
 
 def _send_watch_request(directory: str) -> bool:

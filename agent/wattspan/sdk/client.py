@@ -209,7 +209,7 @@ def request_json(
     parameters: Mapping[str, str],
     *,
     method: str = "GET",
-    body: Mapping[str, Any] | None = None,
+    body: object = None,
     patience: float = 0.0,
     margin: float = _TIMEOUT_MARGIN,
     directories: tuple[str, ...] = (),
@@ -236,7 +236,7 @@ def request_json(
 
 
 def _request(
-    socket_path: str, target: str, method: str, sent: Mapping[str, Any] | None, patience: float
+    socket_path: str, target: str, method: str, sent: object, patience: float
 ) -> dict[str, Any]:
     Path(socket_path).stat()  # without a socket, the same error as by connecting, but at once
     encoded = None if sent is None else json.dumps(sent)
@@ -270,10 +270,11 @@ def _read_energy(
     timeout: float,
     directories: tuple[str, ...],
     is_final: Callable[[Mapping[str, Any]], bool],
+    periods: Sequence[tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
     """The response once it ``is_final``, or the last one after ``timeout`` seconds.
 
-    A busy agent is asked again for as long.
+    It is that for several ``periods`` if they are given. A busy agent is asked again for as long.
     """
     deadline = monotonic() + max(0.0, timeout)
     while True:
@@ -283,6 +284,8 @@ def _read_energy(
             response = request_json(
                 "/v1/energy",
                 {**query, "wait": f"{wait * 1e3:.0f}ms"},
+                method="GET" if periods is None else "POST",
+                body=periods,
                 patience=wait,
                 directories=directories,
             )
@@ -302,6 +305,16 @@ def read_measurement(
     """The measurement once it is complete, or the partial one after ``timeout`` seconds."""
     answer = _read_energy(parameters, timeout, directories, lambda one: bool(one["complete"]))
     return Measurement.of(answer)
+
+
+def read_measurements(
+    parameters: Mapping[str, str], periods: Sequence[tuple[int, int]], timeout: float
+) -> list[Measurement]:
+    """The measurements of up to 1024 periods by one request, some of which may be partial."""
+    answer = _read_energy(
+        parameters, timeout, (), lambda one: bool(one["windows"][0]["complete"]), periods
+    )
+    return [Measurement.of({**one, "host_name": answer["host_name"]}) for one in answer["windows"]]
 
 
 DeviceReader = Callable[..., Sequence[Device]]
@@ -332,10 +345,25 @@ def read_devices(
         query["hw_id"] = ",".join(ids)
     flags = {"timeline": timeline, "parts": parts}
     query |= {name: "1" for name, wanted in flags.items() if wanted}
-    answer = _read_energy(
-        query,
-        timeout,
-        directories,
-        lambda found: all(one.complete or one.silent for one in map(Device.of, found["devices"])),
-    )
+    answer = _read_energy(query, timeout, directories, _is_known)
     return tuple(map(Device.of, answer["devices"]))
+
+
+def _is_known(answer: Mapping[str, Any]) -> bool:
+    return all(one.complete or one.silent for one in map(Device.of, answer["devices"]))
+
+
+def read_device_windows(
+    periods: Sequence[tuple[int, int]], ids: Sequence[str], timeout: float
+) -> list[tuple[Device, ...]]:
+    """As ``read_devices``, of up to 1024 periods by one request."""
+    query = {"of": "devices", "hw_id": ",".join(ids)}
+    answer = _read_energy(query, timeout, (), _is_known, periods)
+    devices = list(map(Device.of, answer["devices"]))
+    return [
+        tuple(
+            one._replace(joules=joules, uncertainty=error, coverage=coverage, complete=complete)
+            for one, (joules, error, coverage, complete) in zip(devices, figures, strict=True)
+        )
+        for figures in answer["windows"]
+    ]

@@ -14,7 +14,7 @@ n % count:
 | 16-23 | CLOCK_MONOTONIC, nanoseconds |
 | 24-31 | CPU time of the thread, nanoseconds |
 | 32-35 | native id of the thread |
-| 36-39 | 1 the span starts, 2 it ends |
+| 36-39 | 1 the span starts, 2 it ends, 3 a window begins or ends (no span: its time alone counts) |
 | 40-47 | n, written last |
 
 Any thread writes records without a lock. No call blocks: a Unix socket connects and accepts a
@@ -30,8 +30,9 @@ import itertools
 import mmap
 import os
 import struct
+import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import get_native_id, local
 
 SIDE_CHANNEL_SOCKET = "feed.sock"
@@ -43,7 +44,7 @@ HELLO = struct.Struct(">8sHHI")  # magic, version, bytes a record, records in th
 WRITE_FORMAT = struct.Struct(">QQQQIIQ")  # of the application: ids are numbers
 READ_FORMAT = struct.Struct(">8s8sQQIIQ")  # of the agent: ids are bytes
 RECORD_SIZE = WRITE_FORMAT.size
-STARTED, ENDED = 1, 2
+STARTED, ENDED, EDGE = 1, 2, 3
 
 RECORDS = 16384
 """Records of an application's ring: 768 KiB, 160 ms at the highest rate of a Python process."""
@@ -68,6 +69,12 @@ class RingWriter:
         self.take = itertools.count(1).__next__
         self.threads = [0]
         self.here = CurrentThread(self.threads)
+
+    def write_edge(self, at: int) -> None:
+        """Record that a window begins or ends at a monotonic time."""
+        number = self.take()
+        place = number % RECORDS * RECORD_SIZE
+        WRITE_FORMAT.pack_into(self.memory, place, 0, 0, at, 0, 0, EDGE, number)
 
 
 class ThreadCpuTime:
@@ -168,8 +175,8 @@ class RingChannel:
             _leaked_maps.append(self._memory)
         self._held.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_held"):
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_held") and not ends():  # at the end of Python, modules are gone
             self._held.close()
 
 

@@ -1,7 +1,7 @@
 """Windows: a period of a program, and its energy.
 
-The begin and end of a window take a time stamp each and nothing else: they read no counter and
-contact no agent. The agent is queried when a value is read.
+The begin and end of a window take a time stamp each, and note it in memory that the agent reads:
+they read no counter and wait for nothing. The agent is queried when a value is read.
 
 On request a window waits for a device at its edges. Work is queued on a GPU and runs later;
 without waiting, a window ends when its work was queued. A framework that the program has not
@@ -63,6 +63,8 @@ def synchronize_hook(wanted: str | Callable[[], object]) -> Callable[[], object]
         ) from None
 
 
+_PROCESS = {"pid": "self", "family": "1"}
+
 RESULT_TIMEOUT = 5.0
 """Seconds to wait for a value: GPU counters settle 1 to 3 s late."""
 
@@ -76,14 +78,14 @@ class Window:
     without blocking an event loop.
     """
 
-    __slots__ = ("_begun", "_ended", "_measurement", "_registration", "_synchronize", "name")
+    __slots__ = ("__weakref__", "_begun", "_ended", "_measurement", "_owner", "_sync", "name")
 
     def __init__(self, name: str, synchronize: Callable[[], object] | None = None) -> None:
         self.name = name
-        self._synchronize = synchronize
+        self._sync = synchronize
         self._begun = 0
         self._ended = 0
-        self._registration: WatchRegistration | None = None
+        self._owner: WatchRegistration | None = None
         self._measurement: Measurement | None = None
 
     # ---------------------------------------------------------------------------- measuring
@@ -92,14 +94,15 @@ class Window:
         """Begin the window now, where ``with`` is not possible."""
         if self._begun:
             raise WindowError(f"{self!r} was begun before. Open a new one each time.")
-        if self._synchronize is not None:
-            self._synchronize()
-        self._registration = registration = sdk.registration
+        if self._sync is not None:
+            self._sync()
+        self._owner = registration = sdk.registration
         now = monotonic_ns()
         if now >= registration.due:
-            registration.renew()
+            registration.renew_if_due()
             now = monotonic_ns()
         self._begun = now
+        registration.note_edge(now)
         return self
 
     def end(self) -> Self:
@@ -107,11 +110,17 @@ class Window:
         if not self._begun or self._ended:
             raise WindowError(f"{self!r} is not open. Begin a window before ending it, once.")
         try:
-            if self._synchronize is not None:
-                self._synchronize()
+            if self._sync is not None:
+                self._sync()
         finally:
-            self._ended = monotonic_ns()
+            self._finish()
         return self
+
+    def _finish(self) -> None:
+        self._ended = now = monotonic_ns()
+        if self._owner is sdk.registration:  # else in a child of a fork
+            sdk.registration.note_edge(now)
+            sdk.registration.unread.add(self)
 
     __enter__ = begin
 
@@ -126,7 +135,7 @@ class Window:
         if kind is None:
             self.end()
         else:  # without waiting for the device, which may have failed
-            self._ended = monotonic_ns()
+            self._finish()
 
     # ------------------------------------------------------------------------------ reading
 
@@ -214,18 +223,25 @@ class Window:
         """
         if self._measurement is not None:
             return self._measurement
-        from wattspan.sdk.client import NotSettledError, read_measurement
+        from wattspan.sdk.client import NotSettledError, read_measurement, read_measurements
 
-        measurement = read_measurement(self._parameters(), timeout)
-        if measurement.complete:
-            self._measurement = measurement
-        elif not partial:
+        parameters = self._parameters()
+        measurement: Measurement = sdk.registration.unread.read(
+            self, "process", lambda periods: read_measurements(_PROCESS, periods, timeout)
+        ) or read_measurement(parameters, timeout)
+        if not self.accept("process", measurement) and not partial:
             raise NotSettledError(
                 f"The energy of {self!r} is not known yet after {timeout:g} s. Read it again "
                 "later, wait longer with result(timeout=...), or take result(partial=True).",
                 measurement,
             )
         return measurement
+
+    def accept(self, kind: object, measurement: Measurement) -> bool:
+        """Keep a measurement that is final; True if it is."""
+        if measurement.complete:
+            self._measurement = measurement
+        return measurement.complete
 
     async def aresult(
         self, timeout: float = RESULT_TIMEOUT, *, partial: bool = False
@@ -251,12 +267,12 @@ class Window:
     def _parameters(self) -> dict[str, str]:
         begun, ended = self.period
         edges = {"start": f"mono:{begun}", "end": f"mono:{ended}"}
-        if self._registration is not sdk.registration:  # of a parent, or pickled elsewhere
+        if self._owner is not sdk.registration:  # of a parent, or pickled elsewhere
             raise WindowError(
                 f"{self!r} belongs to another process, which opened it. Read it there; this one "
                 "measures itself with windows of its own."
             )
-        return {"pid": "self", "family": "1", **edges}
+        return {**_PROCESS, **edges}
 
     def __repr__(self) -> str:
         state = "not begun"

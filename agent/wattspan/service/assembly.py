@@ -64,7 +64,7 @@ from wattspan.service.configuration import (
     host_name,
     selected_emulated_host,
 )
-from wattspan.service.device_history import DeviceHistory
+from wattspan.service.device_history import DeviceHistory, WindowEdges
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import (
     DEVICES,
@@ -175,6 +175,7 @@ def build_agent(
         refusals = RejectionCounter()
         principals = PeerPrincipalLookup(clock, resolver)
         pools = Pools()
+        edges = WindowEdges(pools)
         failures = [*opened.failures]
 
         def open_all() -> Iterator[Exporter]:
@@ -201,6 +202,7 @@ def build_agent(
             ledger.baseline_errors,
             ledger.missing_until,
             pools,
+            edges.of,
         )
         interval = config.agent.interval
         demand = SamplingDemand(
@@ -209,7 +211,8 @@ def build_agent(
             RunningProcesses(processes.directory, ProcFs()).lives,
             pools,
         )
-        devices = DeviceHistory(interval, LedgerSettings().absence, config.agent.api_resolution)
+        resolution = config.agent.api_resolution
+        devices = DeviceHistory(interval, LedgerSettings().absence, resolution, edges)
         core = AgentCore(
             config,
             clock,
@@ -222,6 +225,7 @@ def build_agent(
             static_powers,
             demand,
             pools,
+            edges,
         )
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, principals=principals)

@@ -8,21 +8,23 @@ are many. One lock protects the state and is held for the duration of an answer.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from wattspan.attribution.energy_curve import EnergyCurve
+from wattspan.attribution.energy_curve import MAX_KNOTS, RESOLVED_FRACTION, CurveEnergy, EnergyCurve
 from wattspan.attribution.metering import MeteredPeriod
 from wattspan.model import (
     SECOND,
     Attribution,
+    Consumer,
     Domain,
     GpuStatus,
     Interval,
@@ -31,6 +33,8 @@ from wattspan.model import (
 )
 from wattspan.ports import EnergyStep
 from wattspan.service.poller import MeteredTick
+from wattspan.sharing.fair_pool import SharePath, share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import IntervalEnergy
 
 MIN_SILENCE = 2 * SECOND
@@ -51,6 +55,48 @@ MAX_WAITING_TICKS = 64
 
 PART_SILENCE = 10 * SECOND
 """The same of a part, whose energy is known once that of its device is attributed."""
+
+
+class WindowEdges:
+    """The edges of windows that living processes may still read. Thread-safe.
+
+    Beyond the limit of their pool, the process with the most, of the user with the most, loses its
+    oldest.
+    """
+
+    def __init__(self, pools: Pools | None = None, limit: int | None = None) -> None:
+        self._pool = (pools or Pools()).make(PoolName.WINDOW_EDGES, limit)
+        self._lock = threading.Lock()
+        self._of: dict[SharePath, deque[int]] = {}
+        self._sorted: list[int] | None = []
+
+    def update(
+        self, process: Consumer, owner: Hashable, times: Iterable[int], *, ended: bool = False
+    ) -> None:
+        """Add edges of a process, monotonic times in any order; forget all once it ``ended``."""
+        path = *share_path(owner), process
+        with self._lock:
+            for time in times:
+                admission = self._pool.acquire(path)
+                if admission:
+                    self._of.setdefault(path, deque()).append(time)
+                for loser in admission.displaced:
+                    self._of[loser].popleft()
+            if ended:
+                self._pool.release(path, len(self._of.pop(path, ())))
+            self._sorted = None
+
+    def of(self, process: Consumer) -> Sequence[int]:
+        """The edges of one process."""
+        with self._lock:
+            return [time for path, own in self._of.items() if path[-1] == process for time in own]
+
+    def all(self) -> Sequence[int]:
+        """The edges of all processes."""
+        with self._lock:
+            if self._sorted is None:
+                self._sorted = sorted(itertools.chain.from_iterable(self._of.values()))
+            return self._sorted
 
 
 class _DeviceTick(NamedTuple):
@@ -114,11 +160,15 @@ class DeviceHistory:
 
     ``interval`` is the longest one of ticks, and ``absence`` the time without energy of a part of a
     device that is a gap. ``cell`` is the resolution for users who may not read the counters.
+    Energies up to ``edges`` stay as they are.
     """
 
-    def __init__(self, interval: int, absence: int, cell: int = 0) -> None:
+    def __init__(
+        self, interval: int, absence: int, cell: int = 0, edges: WindowEdges | None = None
+    ) -> None:
         self._silence = max(MIN_SILENCE, 3 * interval)
         self._absence, self._cell = absence, cell
+        self._edges = edges or WindowEdges()
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
         self._now = 0
@@ -191,7 +241,9 @@ class DeviceHistory:
                 if known is not None:  # it has left the cover
                     known.domain = domain
             elif known is None:
-                curve = EnergyCurve(domain, self._cell)
+                # No two devices are thinned while the lock is held once: that takes milliseconds.
+                limit = MAX_KNOTS - (MAX_WAITING_TICKS + 8) * (len(self._devices) % 12)
+                curve = EnergyCurve(domain, self._cell, limit, self._edges.all)
                 self._devices[domain.id] = _Device(domain, curve, self._now)
             else:
                 known.domain, known.present = domain, True
@@ -205,21 +257,6 @@ class DeviceHistory:
         celsius = status.temperature_celsius
         if isinstance(celsius, int) and abs(celsius) < 1 << 15:  # a plugin may tell any number
             device.temperatures.append(status.at.mono, celsius)
-
-    def pin(self, time: int) -> bool:
-        """Keep the energies up to ``time`` exact for a late reader; False without room for it.
-
-        Of the devices that are listed now; each success needs an ``unpin``.
-        """
-        with self._current():
-            pinned = [device.curve.pin(time) for device in self._devices.values()]
-        return all(pinned)
-
-    def unpin(self, time: int) -> None:
-        """End one ``pin``."""
-        with self._current():
-            for device in self._devices.values():
-                device.curve.unpin(time)
 
     # -------------------------------------------------------------------------- for snapshots
 
@@ -295,16 +332,21 @@ class DeviceHistory:
         """The energy of one device; time after ``known`` is not covered."""
         with self._current():
             device = self._devices[domain_id]
-            energy, uncertainty, covered = device.curve.between(start, end)
-        kind = device.domain.hw_type
-        return IntervalEnergy({kind: energy}, {kind: uncertainty}, covered)
+            return self._found(device.domain, device.curve.between(start, end), start, end)
 
     def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        """The energy of whole cells of one device, without uncertainty."""
+        """The energy of whole cells of one device, with the uncertainty of thinned ones alone."""
         with self._current():
             device = self._devices[domain_id]
-            energy, covered = device.curve.cells_between(start, end)
-        return IntervalEnergy({device.domain.hw_type: energy}, {}, covered)
+            spent = device.curve.cells_between(start, end)
+            return self._found(device.domain, spent, start, end)
+
+    def _found(self, domain: Domain, spent: CurveEnergy, start: int, end: int) -> IntervalEnergy:
+        """Nothing, if the energy may be off by half and the period is too short for its age."""
+        if 2 * spent.blur > spent.energy and self._now - start > RESOLVED_FRACTION * (end - start):
+            return IntervalEnergy({}, {}, 0)
+        kind = domain.hw_type
+        return IntervalEnergy({kind: spent.energy}, {kind: spent.uncertainty}, spent.covered)
 
     def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
         """The energy between neighbouring readings that overlap a period, oldest first."""

@@ -59,10 +59,8 @@ _MERGE_WITHIN = 10 * SECOND  # such merges are spread over it, so that no tick h
 _KEEP_STEPS = BACKFILL + MERGE_AFTER + _MERGE_WITHIN + SETTLEMENT_TIMEOUT
 
 IN_USE = SECOND
-"""The history is in use this long after somebody has wanted the energy of a process.
-
-By then, the spans that wanted it are in the totals of a snapshot.
-"""
+"""The history is in use this long after somebody has wanted the energy of a process: by then, the
+spans that wanted it are in the totals of a snapshot."""
 
 _MAX_SAMPLES = 1024
 """Samples of a CPU clock after which a process is merged: its profile keeps twice as many."""
@@ -122,7 +120,8 @@ class EnergyHistory:
     ``static_powers`` are those of the GPUs, by domain; profiles have the static part of GPU energy
     while it is known. ``baseline_errors`` are the half-widths of the 95 % ranges of idle powers in
     milliwatts, by domain; it is called in the poller's thread. ``missing_until`` is the monotonic
-    time until which energy of a payer was in gaps, by type; it is called in any thread.
+    time until which energy of a payer was in gaps, by type, and ``edges`` are those of the windows
+    of a process, whose energies up to them do not change; both are called in any thread.
     """
 
     def __init__(
@@ -133,12 +132,13 @@ class EnergyHistory:
         baseline_errors: Callable[[], Mapping[str, float]] = dict,
         missing_until: Callable[[Payer], Mapping[HwType, int]] = lambda _: {},
         pools: Pools | None = None,
+        edges: Callable[[Consumer], Sequence[int]] = lambda _: (),
     ) -> None:
         self.lock = threading.RLock()
         self._attributions = PackedAttributions(span, limit)
         self._static_powers, self._read_baseline_errors = static_powers, baseline_errors
         self._baseline_errors: Mapping[str, float] = {}
-        self._missing_until = missing_until
+        self._missing_until, self._edges = missing_until, edges
         self._dividers: dict[str, StaticDivider] = {}
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
@@ -438,7 +438,7 @@ class EnergyHistory:
             self._wanted = self._now
             watched = self._watched.get(consumer)
             if watched is None:
-                watched = _WatchedProcess(self._energy({consumer}, since), {consumer})
+                watched = _WatchedProcess(self._energy(consumer, {consumer}, since), {consumer})
                 self._watched[consumer] = watched
                 if watched.own.waiting:
                     self._unmerged[consumer] = self._now
@@ -447,7 +447,7 @@ class EnergyHistory:
                 watched.with_family, members = True, self._families.family(consumer)
                 if len(members) > 1:
                     self._merge(consumer)
-                    watched.descended = self._energy(members)
+                    watched.descended = self._energy(consumer, members)
                     watched.descended.merge(self._steps)
                 self._set_members(consumer, watched, members)
             watched.holders[holder] = samples or watched.holders.get(holder)
@@ -513,9 +513,9 @@ class EnergyHistory:
         # Without the lock: entries are immutable, and there may be thousands.
         return self._profile(found).between(start, end)
 
-    def _energy(self, members: set[Payer], since: int = 0) -> ProcessEnergy:
+    def _energy(self, root: Consumer, members: set[Payer], since: int = 0) -> ProcessEnergy:
         """The energy of some payers since ``BACKFILL``, or a later time; not merged yet."""
-        found, since = ProcessEnergy(), max(since, self._now - BACKFILL)
+        found, since = ProcessEnergy(partial(self._edges, root)), max(since, self._now - BACKFILL)
         for domain_id, steps in self._steps.items():
             begin = self._attributions.begin(domain_id)
             first = steps.begin(max(since, self._now if begin is None else begin))

@@ -210,6 +210,7 @@ class SpanAssembly:
             settings,
             keep=self._core.config.agent.history,
             side_channel=self._open_side_channel() if settings.unix else None,
+            edges=self._core.edges,
             sampler=sampler,
             forwarder=self._forwarder,
             tap=self._tuning.tap,

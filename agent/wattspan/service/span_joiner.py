@@ -32,6 +32,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock
 from wattspan.processes.principals import owner_label
+from wattspan.service.device_history import WindowEdges
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.service.sampling_demand import ASKED_FOR, Reason, SamplingDemand
@@ -116,6 +117,7 @@ class SpanJoiner:
         *,
         keep: int,
         side_channel: SideChannelServer | None = None,
+        edges: WindowEdges | None = None,
         sampler: CpuSampler | None = None,
         forwarder: Forwarder | None = None,
         tap: ReceivedSpanQueue | None = None,
@@ -137,7 +139,7 @@ class SpanJoiner:
         self._keep = keep
         self._remembered = remembered
         self._by_cpu = settings.weight == "cpu"
-        self._side_channel = side_channel
+        self._side_channel, self._edges = side_channel, edges or WindowEdges()
         self._sampler = sampler
         clocks: FairPool[Consumer] = pools.make(PoolName.CPU_CLOCKS)
         self._sampled = SampledProcesses(sampler, clocks, history)
@@ -190,9 +192,9 @@ class SpanJoiner:
         """Wait until the next pass is due; True to end."""
         if not self._rests:
             return stop.wait(0 if self.inbox.backlog else JOIN_INTERVAL / 1e9)
-        channel = self._side_channel
-        longest = TIDY_EVERY if self._processes or self._inference.in_use else IDLE_INTERVAL
-        arrived = self.inbox.rest(longest, None if channel is None else channel.descriptor)
+        channel, used = self._side_channel, self._processes or self._inference.in_use
+        rest = TIDY_EVERY if used or (channel and channel.counts.connected) else IDLE_INTERVAL
+        arrived = self.inbox.rest(rest, None if channel is None else channel.descriptor)
         for _ in range(OBSERVATIONS):  # of a small step since the last pass
             self._wall.observe(self._clock.now())
         # The requests that follow soon are joined in the same pass.
@@ -201,8 +203,8 @@ class SpanJoiner:
     @property
     def _rests(self) -> bool:
         """True while no span waits for energy, and no process announces any."""
-        announced = self._side_channel is not None and self._side_channel.counts.active
-        return not (self._waiting or self.inbox or announced)
+        channel = self._side_channel
+        return not (self._waiting or self.inbox or (channel and channel.counts.active))
 
     def _guarded(self, act: Callable[[], None], what: str = "A pass of the joiner") -> None:
         try:
@@ -284,11 +286,14 @@ class SpanJoiner:
         """Read announced starts and ends of spans."""
         if self._side_channel is None:
             return
-        if self._demand is not None and self._side_channel.counts.connected:
+        if self._demand is not None and self._side_channel.counts.active:
             self._demand.hold(Reason.SIDE_CHANNEL, ASKED_FOR)
         for report in self._side_channel.drain():
             consumer = self._announcers.process(report, now)
             if consumer is None or report.principal is None:
+                continue
+            self._edges.update(consumer, report.principal, report.edges, ended=report.gone)
+            if not report.records and consumer not in self._processes:
                 continue
             process = self._process(consumer, now, report.principal)
             self._processes.seen(process, now)

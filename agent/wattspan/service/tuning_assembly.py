@@ -34,7 +34,7 @@ from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.capper_process import CapperHealth, CapperProcess
 from wattspan.service.configuration import capper_client
-from wattspan.service.device_history import DeviceHistory
+from wattspan.service.device_history import DeviceHistory, WindowEdges
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
 from wattspan.service.sampling_demand import SamplingDemand
@@ -73,6 +73,7 @@ class AgentCore:
     static_powers: StaticPowerLearner
     demand: SamplingDemand
     pools: Pools = field(default_factory=Pools)
+    edges: WindowEdges = field(default_factory=WindowEdges)
 
 
 @dataclass(slots=True)

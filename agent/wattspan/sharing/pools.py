@@ -59,6 +59,8 @@ class PoolName(StrEnum):
     # services and models of requests without energy
     UNMETERED_ACCOUNTS = ("unmetered_accounts", 64, Overflow.REFUSE, 24 * 3600 * SECOND)
     WAITING_QUERIES = ("waiting_queries", 64, Overflow.RESERVE)  # for energy that has not settled
+    # of processes that may still read them: 8,192 windows
+    WINDOW_EDGES = ("window_edges", 16_384, Overflow.REPLACE)
 
 
 class Pools:

@@ -15,6 +15,7 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from wattspan.attribution.division import StaticShare
+from wattspan.attribution.energy_curve import Edges
 from wattspan.model import Domain, Interval, StaticBasis
 from wattspan.spans.profiles import EnergyProfile
 
@@ -128,8 +129,9 @@ class ProcessShares:
 class ProcessEnergy:
     """A profile, and the shares that are not merged into it yet."""
 
-    def __init__(self) -> None:
-        self.profile = EnergyProfile()
+    def __init__(self, edges: Edges = tuple) -> None:
+        self._edges = edges
+        self.profile = EnergyProfile(edges=edges)
         self._merged: dict[str, int] = {}  # by domain
         self._shares: dict[str, ProcessShares] = {}
 
@@ -156,8 +158,8 @@ class ProcessEnergy:
 
     def copy(self) -> ProcessEnergy:
         """The same energy, for a family that has had one process until now."""
-        found = ProcessEnergy()
-        found.profile = deepcopy(self.profile, {id(self.profile.lanes): self.profile.lanes})
+        found, shared = ProcessEnergy(self._edges), (self.profile.lanes, self._edges)
+        found.profile = deepcopy(self.profile, {id(one): one for one in shared})
         found._merged = dict(self._merged)
         return found
 

@@ -28,6 +28,7 @@ from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
 
+from wattspan.attribution.energy_curve import Edges, around
 from wattspan.model import SECOND, HwType, Interval, Microjoules, StaticBasis, StaticSplit
 from wattspan.spans.interval_pool import (
     CounterStep,
@@ -68,13 +69,15 @@ class EnergyProfile:
 
     ``limit`` is the largest number of rows. A domain more than ``patience`` nanoseconds behind the
     others is not waited for; its energy before the watermark is counted in ``lost``, because
-    answers never change.
+    answers never change. The rows around ``edges`` are kept besides.
     """
 
-    def __init__(self, limit: int = 4096, *, patience: int = 5 * SECOND) -> None:
+    def __init__(
+        self, limit: int = 4096, *, patience: int = 5 * SECOND, edges: Edges = tuple
+    ) -> None:
         if limit < 16:
             raise ValueError(f"a profile needs room for 16 rows, not {limit}")
-        self._limit = limit
+        self._limit, self._edges = limit, edges
         self._patience = patience
         self._clock = CpuTimeCurve()
         self._tracks: dict[str, IntervalPool] = {}
@@ -312,8 +315,9 @@ class EnergyProfile:
         times, and a smaller energy there would be a negative one of the next span.
         """
         room, scale = self._limit * 3 // 4, 1
-        while len(kept := thinned_indices(self.rows.times, scale)) > room:
+        while len(spaced := thinned_indices(self.rows.times, scale)) > room:
             scale *= 2
+        kept = sorted(around(self.rows.times, self._edges()).union(spaced))
         # Most rows remain as they are, and C copies them.
         old, errors, chosen = self.rows, self._errors, itemgetter(*kept)
         self.rows = ProfileRows(*(list(chosen(column)) for column in old))
@@ -332,7 +336,7 @@ class EnergyProfile:
             for lane, error in zip(self.lanes.numbers, merged, strict=True):
                 for values, value in zip(self._errors[lane], error, strict=True):
                     values[at] = value
-        self._thin_at = min(self._limit, len(kept) + self._limit // 8)
+        self._thin_at = min(self._limit, len(spaced) + self._limit // 8) + len(kept) - len(spaced)
 
     # ----------------------------------------------------------------------------------- reshape
 
@@ -400,7 +404,7 @@ class EnergyProfile:
         rows.energy[kept:until] = bases
         rows.slope[kept:until] = slopes
         self._cached.clear()
-        if len(rows.times) > self._limit:
+        if len(rows.times) > max(self._limit, self._thin_at):
             self._thin()
 
     # ----------------------------------------------------------------------------------- answers

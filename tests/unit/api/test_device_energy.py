@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from testbed.constant_history import DRAM, GPU, PACKAGE, Asked, local_peer
 
-from wattspan.api.energy import DEFAULT_WAIT, MAX_IDS, TimeGrid
+from wattspan.api.energy import DEFAULT_WAIT, MAX_BODY_BYTES, MAX_IDS, MAX_PERIODS, TimeGrid
+from wattspan.http.sockets import Peer
 from wattspan.model import SECOND, GpuStatus, Instant
 
 ROOT = local_peer(9, 0)
@@ -184,3 +186,60 @@ def test_uncertainty_of_cells_contains_nothing_of_single_readings() -> None:
     assert asked.past.asked_cells == {PACKAGE.id, DRAM.id}
     # 10 ms and the counter's step of 1 ms at either edge, of 20 J in 2 s
     assert told["uncertainty_joules"] == pytest.approx(20.0 * 0.022 / 2)
+
+
+def many(asked: Asked, *periods: tuple[float, float], **query: Any) -> dict[str, Any]:
+    """The answer for several periods, in seconds from now."""
+    body = [[asked.now + round(edge * SECOND) for edge in period] for period in periods]
+    response = asked.get(method="POST", body=json.dumps(body).encode(), **query)
+    assert response.status == 200, response.body
+    told = json.loads(response.body)
+    assert isinstance(told, dict)
+    return told
+
+
+@pytest.mark.parametrize("peer", [ROOT, STRANGER])
+def test_periods_of_one_request_have_the_figures_of_each_alone(peer: Peer) -> None:
+    asked = Asked(resolution=SECOND)
+    with_gpu(asked)
+    periods = (-9.25, -7.5), (-5.0, -4.9), (-1.0, 3.0), (-2.0, -2.0)
+    told = many(asked, *periods, of="devices", hw_id=f"dram-0,{GPU.id}", peer=peer)
+    assert [one["hw_id"] for one in told["devices"]] == [GPU.id, "dram-0"]
+    for (start, end), figures in zip(periods, told["windows"], strict=True):
+        edges = {"end": f"mono:{asked.now + round(end * SECOND)}", "wait": "0s"}
+        alone = asked.energy(-start, of="devices", hw_id=f"dram-0,{GPU.id}", peer=peer, **edges)
+        assert figures == [
+            [one["joules"], one["uncertainty_joules"], one["coverage"], one["complete"]]
+            for one in alone["devices"]
+        ]
+
+
+def test_many_periods_wait_for_the_first_alone(asked: Asked) -> None:
+    told = many(asked, (-2, -1), (-1, 50), of="devices", hw_id="dram-0", wait="5s")
+    assert [figures[0][-1] for figures in told["windows"]] == [True, False]
+    assert asked.pauses == []
+    many(asked, (-1, 50), (-2, -1), of="devices", hw_id="dram-0", wait="5s")
+    assert sum(asked.pauses) == pytest.approx(5)
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("", "truncated"),
+        ("{}", "array"),
+        ("[]", "length"),
+        (json.dumps([[1, 2]] * (MAX_PERIODS + 1)), "length"),
+        (" " * MAX_BODY_BYTES + "[[1, 2]]", "truncated"),
+        ("[[1]]", "length"),
+        ("[[1, 2.5]]", "int"),
+        ("[[-1, 2]]", ">= 0"),
+        (f"[[1, {2**63}]]", "int"),
+        ("[[2, 1]]", "ends before its start"),
+        ("[" * 50_000, "the body"),
+    ],
+)
+@pytest.mark.parametrize("query", [{"of": "devices"}, {"pid": "self"}])
+def test_bodies_without_periods_are_refused(
+    asked: Asked, body: str, cause: str, query: dict[str, str]
+) -> None:
+    assert cause in asked.problem(400, method="POST", body=body.encode(), **query)

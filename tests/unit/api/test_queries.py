@@ -481,3 +481,15 @@ def test_process_of_a_user_in_a_container_is_not_the_users_outside() -> None:
     inside = OURSELVES._replace(principal=Principal(USER, "0123456789ab"))
     assert "another user" in asked.problem(403, pid=OURS.pid, start="-1s", peer=inside)
     assert asked.problem(403, pid=OURS.pid, start="-1s", peer=Peer(pid=OURS.pid, uid=USER))
+
+
+def test_process_has_the_energy_of_each_of_many_periods(asked: Asked) -> None:
+    edges = [[asked.now - 5 * SECOND, asked.now - SECOND], [asked.now - SECOND, asked.now]]
+    body = json.dumps(edges).encode()
+    told = json.loads(asked.get(method="POST", body=body, pid="self", family=1).body)
+    alone = [
+        asked.energy((asked.now - start) / SECOND, end=f"mono:{end}", pid="self", family=1)
+        for start, end in edges
+    ]
+    assert [{"host_name": told["host_name"], **one} for one in told["windows"]] == alone
+    assert asked.registered == [OURS] * 3

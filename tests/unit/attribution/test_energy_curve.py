@@ -1,4 +1,4 @@
-"""The energy of one counter over time: knots, gaps, thinning, pins, uncertainty."""
+"""The energy of one counter over time: knots, gaps, thinning, edges of windows, uncertainty."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_history_without_readings_knows_nothing() -> None:
 def test_first_reading_covers_no_time() -> None:
     first = history([])
     assert first.known == START
-    assert first.between(START - SECOND, START + SECOND) == (0, 0, 0)
+    assert first.between(START - SECOND, START + SECOND) == (0, 0, 0, 0)
 
 
 def test_energy_between_readings_rises_evenly() -> None:
@@ -117,29 +117,57 @@ def test_old_readings_are_thinned_and_keep_the_total() -> None:
     assert middle.energy == pytest.approx(sum(energies[6000:]), rel=0.01)
 
 
-def test_pinned_edge_stays_exact_until_it_is_released() -> None:
-    one = history([1000 + i % 7 for i in range(5)], limit=64)
-    edge = START + 3 * TICK + TICK // 3
-    before = one.up_to(edge)
-    assert one.pin(edge)
-    assert one.pin(edge)
-    one.unpin(edge)
+@pytest.mark.parametrize("load", ["idle", "work", "turns"])
+@pytest.mark.parametrize("registered", [True, False])
+def test_window_has_the_energy_of_an_immediate_read_minutes_later(
+    load: str, registered: bool
+) -> None:
+    rng, edges, at_once = random.Random(1), list[int](), list[tuple[int, int, CurveEnergy]]()
+    one = EnergyCurve(PACKAGE, SECOND, edges=lambda: sorted(edges))
+    energies = {"idle": (6, 6), "work": (1, 60), "turns": (0, 80)}[load]
+    for i in range(9000):
+        power = energies[i // 7 % 2] if load == "turns" else rng.randint(*energies)
+        one.add(START + i * TICK, START + (i + 1) * TICK, power * 500_000)
+        if i % 10 == 9:
+            begin = START + i * TICK - rng.randrange(8 * TICK, 9 * TICK)
+            at_once.append((begin, begin + SECOND // 2, one.between(begin, begin + SECOND // 2)))
+            edges += at_once[-1][:2] if registered else ()
+    late = [(before, one.between(begin, end)) for begin, end, before in at_once]
+    for before, after in late:
+        assert abs(after.energy - before.energy) <= after.blur <= after.uncertainty
+        assert after.energy == before.energy or not registered
+    assert any(after.blur for _, after in late) is (load != "idle" and not registered)
+
+
+def test_edges_that_are_forgotten_are_thinned() -> None:
+    edges = [START + 3 * TICK + TICK // 3]
+    one = MeteredCurve(PACKAGE, ABSENCE, limit=64, edges=lambda: edges)
     for i in range(4000):
-        start = START + (5 + i) * TICK
-        one.add(start, start + TICK, 10_000 * (i % 2))
-    assert one.up_to(edge) == before
-    one.unpin(edge)
+        one.add(START + i * TICK, START + (i + 1) * TICK, 10_000 * (i % 2))
+    assert one.up_to(edges[0]) == (13_333, edges[0] - START)
+    forgotten = edges.pop()
     for i in range(4000, 4100):
-        start = START + (5 + i) * TICK
-        one.add(start, start + TICK, 10_000)
-    assert one.up_to(edge) != before
+        one.add(START + i * TICK, START + (i + 1) * TICK, 10_000)
+    assert one.up_to(forgotten) != (13_333, forgotten - START)
     assert len(one) <= 64
 
 
-def test_pins_beyond_an_eighth_of_the_knots_are_refused() -> None:
-    one = history([1000] * 20, limit=64)
-    assert [one.pin(START + i * TICK) for i in range(9)] == [True] * 8 + [False]
-    assert one.pin(START)  # again: it needs no room
+def test_edges_outside_of_the_readings_keep_no_knots() -> None:
+    far = [0, START, START + 2**40 * TICK, 2**64 - 1]
+    one = MeteredCurve(PACKAGE, ABSENCE, limit=64, edges=lambda: far)
+    for i in range(1000):
+        one.add(START + i * TICK, START + (i + 1) * TICK, 10_000)
+    assert len(one) <= 64
+
+
+def test_cells_around_an_edge_keep_their_energy() -> None:
+    edges = [START + 2 * SECOND + TICK // 3]
+    one = MeteredCurve(PACKAGE, ABSENCE, SECOND, 64, lambda: edges)
+    for i in range(40_000):
+        one.add(START + i * TICK, START + (i + 1) * TICK, 10_000 * (i // 10 % 2))
+    assert one.cells_between(START + 2 * SECOND, START + 3 * SECOND) == (0, 0, SECOND, 0)
+    blurred = one.cells_between(START + 8 * SECOND, START + 9 * SECOND)
+    assert blurred.energy <= blurred.blur
 
 
 def test_history_of_readings_without_age_stays_within_its_limit() -> None:
@@ -148,25 +176,25 @@ def test_history_of_readings_without_age_stays_within_its_limit() -> None:
 
 def test_cells_have_the_energy_between_their_edges() -> None:
     one = history([1000 + i for i in range(95)])
-    assert one.cells_between(START, START + SECOND) == (sum(range(1000, 1010)), SECOND)
-    assert one.cells_between(START - SECOND, START + 20 * SECOND) == (
+    assert one.cells_between(START, START + SECOND)[::2] == (sum(range(1000, 1010)), SECOND)
+    assert one.cells_between(START - SECOND, START + 20 * SECOND)[::2] == (
         sum(range(1000, 1090)),
         9 * SECOND,
     )
-    assert MeteredCurve(PACKAGE, ABSENCE, SECOND).cells_between(0, SECOND) == (0, 0)
+    assert MeteredCurve(PACKAGE, ABSENCE, SECOND).cells_between(0, SECOND) == (0, 0, 0, 0)
 
 
 def test_history_without_cells_has_none() -> None:
     one = MeteredCurve(PACKAGE, ABSENCE)
     for i in range(30):
         one.read(Reading(PACKAGE.id, at(START + i * TICK), Microjoules(i)))
-    assert one.cells_between(START, START + SECOND) == (0, 0)
+    assert one.cells_between(START, START + SECOND) == (0, 0, 0, 0)
 
 
 def test_cells_within_one_interval_share_its_energy() -> None:
     one = history([90_000] * 4, tick=9 * SECOND)
-    assert one.cells_between(START + SECOND, START + 4 * SECOND) == (30_000, 3 * SECOND)
-    assert one.cells_between(START, START + 36 * SECOND) == (360_000, 36 * SECOND)
+    assert one.cells_between(START + SECOND, START + 4 * SECOND)[::2] == (30_000, 3 * SECOND)
+    assert one.cells_between(START, START + 36 * SECOND)[::2] == (360_000, 36 * SECOND)
 
 
 def test_history_without_room_is_refused() -> None:

@@ -17,7 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from testbed.constant_history import GPU, PACKAGE, ConstantPast
 from testbed.metered_devices import MeteredDevices, gpu, package, rough_energy
+from testbed.query_server import FAR, QueryServer
 from testbed.waiting import eventually
 
 from wattspan.compat.zeus.devices import CudaEnvironment, DeviceIndex, DeviceMappingError
@@ -28,7 +30,9 @@ from wattspan.compat.zeus.monitor import (
     WindowMeasurement,
     ZeusMonitor,
 )
+from wattspan.model import GpuStatus, Instant, Provenance
 from wattspan.sdk import AgentUnavailableError, NotMeasuredError
+from wattspan.sdk.client import DeviceReader, read_devices
 
 GPUS = (gpu(0), gpu(1))
 HOST = (*GPUS, package(0), package(1), package(0, "memory"), package(1, "memory"))
@@ -46,11 +50,11 @@ def meter() -> MeteredDevices:
     return MeteredDevices(HOST)
 
 
-def monitor_of(meter: MeteredDevices) -> type[ZeusMonitor]:
+def monitor_of(meter: DeviceReader) -> type[ZeusMonitor]:
     """A ZeusMonitor that asks ``meter`` instead of an agent, and never waits for a GPU."""
 
     class Monitor(ZeusMonitor):
-        read_devices = meter
+        read_devices = staticmethod(meter)
 
         def begin_window(
             self, key: str, sync_execution: bool = False, restart: bool = False
@@ -327,7 +331,7 @@ def test_reset_discards_open_windows(monitor: ZeusMonitor) -> None:
 
 def test_failing_synchronisation_leaves_no_window(meter: MeteredDevices) -> None:
     class Broken(ZeusMonitor):
-        read_devices = meter
+        read_devices = staticmethod(meter)
 
         def _synchronize(self) -> None:
             raise RuntimeError("CUDA error")
@@ -535,7 +539,7 @@ def test_unknown_framework_is_refused(meter: MeteredDevices) -> None:
 
 def test_windows_synchronise_only_on_request_and_with_gpus(meter: MeteredDevices) -> None:
     class Counting(ZeusMonitor):
-        read_devices = meter
+        read_devices = staticmethod(meter)
 
     one = Counting(cpu_indices=[])
     torch = FakeTorch()
@@ -710,3 +714,24 @@ def test_unused_log_closes_at_once(logs: Path) -> None:
         warnings.simplefilter("error")
         WindowLog(logs, [0]).close()
     assert logs.read_text() == "start_time,window_name,elapsed_time,gpu0_energy\n"
+
+
+def test_energies_of_windows_are_read_with_the_first_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    emulated = dataclasses.replace(GPU, provenance=Provenance.EMULATED)  # a real one has a device file
+    past = ConstantPast(until=FAR, known_domains=(PACKAGE, emulated))
+    past.devices[GPU.id] = 300_000
+    past.gpus[GPU.id] = GpuStatus(GPU.id, Instant(5, 5), index=0)
+    with QueryServer(tmp_path, past):
+        monitor = monitor_of(read_devices)(gpu_indices=[0])
+        monitor.begin_window("all", sync_execution=False)
+        windows = [measured(monitor) for _ in range(20)]
+        whole = monitor.end_window("all", sync_execution=False)
+        assert windows[5].total_energy > 0
+        assert windows[4].cpu_energy
+    assert sum(one.total_energy for one in windows) < whole.total_energy
+    for one in windows:
+        assert one.total_energy == pytest.approx(300 * one.time, rel=0.01, abs=2e-6)
+        assert one.cpu_energy == {0: pytest.approx(10 * one.time, rel=0.01, abs=2e-6)}

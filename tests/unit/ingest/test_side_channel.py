@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from testbed.announcing import ends, listening, processor_of, starts, telling
 
+import wattspan
+from wattspan import sdk
 from wattspan.http.sockets import UserPrincipals
 from wattspan.ingest.side_channel import (
     MAX_OWNER_RECORDS,
@@ -23,7 +25,16 @@ from wattspan.ingest.side_channel import (
 )
 from wattspan.model import Principal
 from wattspan.ports import ListenError
-from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITE_FORMAT
+from wattspan.sdk.ring import (
+    HELLO,
+    MAGIC,
+    RECORD_SIZE,
+    RECORDS,
+    STARTED,
+    VERSION,
+    WRITE_FORMAT,
+    RingChannel,
+)
 from wattspan.spans.values import SpanStart
 
 GOOD = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 64)
@@ -430,3 +441,56 @@ def test_stop_closes_everything(tmp_path: Path) -> None:
         channel = processor_of(provider)._channel
         assert not channel.is_open
     assert open_descriptors() <= before + 1  # the memory of the ring goes with its last user
+
+
+@contextmanager
+def windows_of(run_dir: Path) -> Iterator[sdk.WatchRegistration]:
+    """This process with a ring of the edges of windows."""
+    channel = RingChannel()
+    assert channel.connect([f"{run_dir}/feed.sock"])
+    registration = sdk.WatchRegistration()
+    registration.note_edge = channel.pen.write_edge
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sdk, "registration", registration)
+        registration.due = 2**63
+        yield registration
+    channel.close()
+
+
+def test_windows_tell_their_edges_and_announce_no_spans(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
+    with windows_of(tmp_path):
+        one = wattspan.window().begin()
+        (begun,) = feed.drain()
+        assert feed.counts.active
+        one.end()
+        with pytest.raises(ZeroDivisionError), wattspan.window() as failed:
+            _ = 1 / 0
+        (ended,) = feed.drain()
+        assert [*begun.edges, *ended.edges] == [*one.period, *failed.period]
+        assert (begun.records, begun.lost, begun.gone) == ([], 0, False)
+        assert feed.drain() == []
+        assert feed.counts.connected
+        assert not feed.counts.active  # the agent rests until the next window
+        wattspan.window().begin()
+        assert len(feed.drain()) == 1
+        assert feed.counts.active
+    (gone,) = feed.drain()
+    assert gone.gone
+
+
+def test_forked_child_writes_no_edges_of_its_parent(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
+    with windows_of(tmp_path):
+        one = wattspan.window().begin()
+        child = os.fork()
+        if not child:
+            one.end()
+            wattspan.window().begin().end()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        one.end()
+        (report,) = feed.drain()
+        assert (list(report.edges), report.lost) == (list(one.period), 0)

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from testbed.announcing import listening
 from testbed.constant_history import GPU, ConstantPast
 from testbed.query_server import FAR, STARTED, QueryServer, powered
 from testbed.waiting import eventually
@@ -23,7 +25,13 @@ import wattspan
 from wattspan import sdk as sdk_agent
 from wattspan.http.limits import ServerLimits
 from wattspan.model import Consumer, HwType, Milliwatts, StaticBasis
-from wattspan.sdk import AgentBusyError, run_directories
+from wattspan.sdk import (
+    KEPT_WINDOWS,
+    READ_TOGETHER,
+    AgentBusyError,
+    UnreadWindows,
+    run_directories,
+)
 from wattspan.sdk.client import Energy, request_json
 
 
@@ -380,6 +388,36 @@ def test_process_watch_is_requested_once(agent: QueryServer, past: ConstantPast)
     eventually(lambda: len(past.watched) == 2, "the agent is asked again")
 
 
+def test_process_registers_its_edges_and_itself_with_a_restarted_agent(
+    agent: QueryServer, past: ConstantPast, tmp_path: Path
+) -> None:
+    for runs in (1, 2):
+        with listening(tmp_path) as feed:
+            for _ in range(2):
+                sdk_agent.registration.due = 0  # as time does
+                with wattspan.window() as w:
+                    pass
+                (report,) = feed.drain()
+                assert list(report.edges) == list(w.period)
+            eventually(lambda: len(past.watched) == runs, "the agent is asked once")  # noqa: B023
+
+
+@pytest.mark.usefixtures("agent")
+def test_program_with_windows_ends_quietly_and_its_edges_are_read(tmp_path: Path) -> None:
+    script = "import wattspan; kept = wattspan.window().begin().end()"
+    with listening(tmp_path) as feed:
+        done = subprocess.run(
+            [sys.executable, "-X", "dev", "-c", script],
+            env=os.environ | {"PYTHONPATH": str(Path(wattspan.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == ""
+        (report,) = feed.drain()
+        assert (len(report.edges), report.gone) == (2, True)
+
+
 def test_later_agent_receives_the_process_watch(no_agent: Path, past: ConstantPast) -> None:
     with wattspan.window() as w:
         pass
@@ -662,3 +700,92 @@ def test_every_public_name_can_be_had() -> None:
     assert set(wattspan.__all__) <= set(dir(wattspan))
     with pytest.raises(AttributeError, match="no attribute 'windows'"):
         _ = wattspan.windows  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------- many windows
+
+
+@dataclass(eq=False)
+class Read:
+    """A window with an answer that is final once it is positive."""
+
+    end: int
+    answers: list[int] = field(default_factory=list)
+
+    @property
+    def period(self) -> tuple[int, int]:
+        return 0, self.end
+
+    def accept(self, kind: object, answer: int) -> bool:
+        if answer > 0:
+            self.answers.append(answer)
+        return answer > 0
+
+
+def test_unread_windows_are_asked_for_at_once_until_they_are_known() -> None:
+    unread, asked = UnreadWindows(), list[list[int]]()
+    windows = [Read(end) for end in range(1, 7)]
+
+    def ask(periods: list[tuple[int, int]]) -> list[int]:
+        asked.append([end for _, end in periods])
+        return [end if end < 5 or len(asked) > 1 else 0 for _, end in periods]
+
+    for one in windows:
+        unread.add(one)
+    del windows[3], one
+    assert unread.read(windows[1], "gpu", ask) == 2
+    assert unread.read(windows[3], "gpu", ask) == 5
+    assert asked == [[2, 1, 3, 5, 6], [5, 6]]
+    assert unread.read(windows[0], "gpu", ask) is None  # to be read alone, if at all
+    assert unread.read(windows[0], "cpu", ask) == 1  # another kind
+    assert asked[2:] == [[1, 2, 3, 5, 6]]
+    assert [one.answers for one in windows] == [[1, 1], [2, 2], [3, 3], [5, 5], [6, 6]]
+
+
+def test_many_unread_windows_are_asked_for_in_parts_the_newest_only() -> None:
+    unread, sizes = UnreadWindows(), list[int]()
+    windows = [Read(end) for end in range(1, KEPT_WINDOWS + 100)]
+    for one in windows:
+        unread.add(one)
+
+    def ask(periods: list[tuple[int, int]]) -> list[int]:
+        sizes.append(len(periods))
+        return [1] * len(periods)
+
+    for one in windows[-KEPT_WINDOWS:]:
+        assert one.answers or unread.read(one, "", ask)
+    assert sizes == [READ_TOGETHER] * (KEPT_WINDOWS // READ_TOGETHER)
+    assert not windows[0].answers
+
+
+def test_failed_question_for_several_windows_leaves_each_to_be_read_alone() -> None:
+    unread, windows = UnreadWindows(), [Read(1), Read(2)]
+
+    def ask(periods: list[tuple[int, int]]) -> list[int]:
+        raise wattspan.sdk.RefusedError("POST /v1/energy: the path does not support this method")
+
+    for one in windows:
+        unread.add(one)
+    assert unread.read(windows[0], "", ask) is None
+
+
+def test_windows_are_read_with_the_first_of_them(agent: QueryServer) -> None:
+    windows = [wattspan.window(str(i)).begin().end() for i in range(20)]
+    assert windows[3].total > 0
+    agent.close()
+    for one in windows:
+        assert one.joules["cpu"] == pytest.approx(5 * one.seconds, rel=0.01, abs=2e-6)
+
+
+def test_window_that_is_not_known_yet_is_asked_for_again(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    windows = [wattspan.window(str(i)).begin().end() for i in range(3)]
+    past.until = windows[0].period[1]
+    assert windows[0].total > 0
+    with pytest.raises(wattspan.NotSettledError):
+        windows[1].result(timeout=0)
+    past.until = FAR
+    assert windows[2].total > 0
+    agent.close()
+    assert windows[1].total > 0

@@ -13,7 +13,7 @@ from testbed.query_server import FAR, QueryServer
 
 from wattspan.model import GpuStatus, Instant
 from wattspan.sdk import AgentUnavailableError, RefusedError
-from wattspan.sdk.client import Device, read_devices
+from wattspan.sdk.client import Device, read_device_windows, read_devices
 
 SECOND = 10**9
 
@@ -83,3 +83,13 @@ def test_partial_energy_is_returned_after_the_timeout(
 def test_missing_agent_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(AgentUnavailableError, match="No wattspan agent answers"):
         read_devices(0, 1, timeout=3600.0, directories=(str(tmp_path),))
+
+
+def test_devices_of_several_periods_are_those_of_each(
+    agent: QueryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(agent.folder))
+    periods = [(0, SECOND), (SECOND, 3 * SECOND)]
+    assert read_device_windows(periods, [GPU.id, DRAM.id], 0.0) == [
+        read(agent, *period, [GPU.id, DRAM.id]) for period in periods
+    ]

@@ -22,6 +22,7 @@ from wattspan.model import (
     Interval,
     Microjoules,
     PartEnergy,
+    Principal,
     Reading,
     Share,
     Tick,
@@ -31,20 +32,28 @@ from wattspan.service.device_history import (
     MAX_WAITING_TICKS,
     RAMP_WINDOWS,
     DeviceHistory,
+    WindowEdges,
 )
 from wattspan.service.poller import TickMeter
+from wattspan.sharing.pools import Pools
 
 TICK = 100 * MILLISECOND
 START = 1000 * SECOND
+USER = Principal(1000)
 PACKAGE_POWER, GPU_POWER = 5_000_000, 40_000_000  # microjoules a tick
 
 
 class Host:
     """A package and a GPU, whose readings are stamped 30 ms before the tick."""
 
-    def __init__(self, interval: int = TICK, resumed: int | None = None) -> None:
+    def __init__(
+        self,
+        interval: int = TICK,
+        resumed: int | None = None,
+        edges: WindowEdges | None = None,
+    ) -> None:
         """``resumed`` is the time of an earlier run's readings, of a tenth of a joule more."""
-        self.devices = DeviceHistory(interval, 10 * SECOND, cell=SECOND)
+        self.devices = DeviceHistory(interval, 10 * SECOND, cell=SECOND, edges=edges)
         meters = CounterMeters(10 * SECOND)
         if resumed is not None:
             for domain in (PACKAGE, GPU):
@@ -133,7 +142,7 @@ def test_cells_have_the_energy_of_whole_seconds() -> None:
     host.run(50)
     cells = host.devices.cells(PACKAGE.id, START + SECOND, START + 3 * SECOND)
     assert (cells.energy, cells.covered) == ({HwType.CPU: 20 * PACKAGE_POWER}, 2 * SECOND)
-    assert cells.uncertainty == {}
+    assert cells.uncertainty == {HwType.CPU: 0}
 
 
 @pytest.mark.parametrize("tick", [TICK, SECOND])
@@ -259,18 +268,46 @@ def test_timeline_has_the_energy_between_readings() -> None:
     assert steps[0].end == steps[1].start == START + 3 * TICK - 30 * MILLISECOND
 
 
-def test_pinned_time_keeps_the_energies_up_to_it() -> None:
-    host = Host()
-    host.run(5)
-    edge = START + 2 * TICK + 7
-    before = host.devices.device(GPU.id, START, edge).energy
-    assert host.devices.pin(edge)
+def test_late_reads_have_the_energy_between_edges_of_windows() -> None:
+    edges = WindowEdges()
+    host = Host(edges=edges)
+    for tick in range(100):
+        host.powers[GPU.id] = GPU_POWER * (tick // 3 % 2)
+        host.run(1)
+    window = START + 2 * TICK + 7, START + 7 * TICK + 7
+    other = START + 33 * TICK, START + 34 * TICK
+    before = host.devices.device(GPU.id, *window)
+    assert before.energy[HwType.GPU] > 2 * GPU_POWER
+    edges.update(Consumer(5, 1), USER, window)
     host.powers[GPU.id] = 1
     host.run(5000)
-    assert host.devices.device(GPU.id, START, edge).energy == before
-    host.devices.unpin(edge)
+    assert host.devices.device(GPU.id, *window).energy == before.energy
+    assert host.devices.device(GPU.id, *other).energy == {}  # it may be off by half
+    assert host.devices.device(GPU.id, *other).covered == 0
+    longer = host.devices.device(GPU.id, other[0], other[0] + 30 * TICK)
+    assert abs(longer.energy[HwType.GPU] - 15 * GPU_POWER) <= longer.uncertainty[HwType.GPU]
+    edges.update(Consumer(5, 1), USER, (), ended=True)
     host.run(4000)
-    assert host.devices.device(GPU.id, START, edge).energy != before
+    assert host.devices.device(GPU.id, *window).energy == {}
+
+
+@pytest.mark.parametrize("hostile", [10**5, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_edges_are_divided_among_users_and_processes(hostile: int) -> None:
+    pools = Pools()
+    edges = WindowEdges(pools, limit=10)
+    own, sibling, foreign = Consumer(5, 1), Consumer(6, 1), Consumer(7, 1)
+    edges.update(sibling, USER, [1, 2])
+    edges.update(foreign, Principal(7), [3, 4])
+    edges.update(own, USER, range(hostile, 0, -1))
+    assert [len(edges.of(one)) for one in (sibling, foreign, own)] == [2, 2, 6]
+    assert edges.of(own) == [6, 5, 4, 3, 2, 1]  # the oldest are dropped, whatever their times
+    assert edges.all() == sorted([1, 2, 3, 4, *range(1, 7)])
+    assert pools.refusals()["window_edges", "displaced"] == hostile - 6
+    edges.update(own, USER, (), ended=True)
+    edges.update(own, USER, (), ended=True)
+    assert edges.all() == [1, 2, 3, 4]
+    edges.update(own, USER, [2**64 - 1])
+    assert edges.all()[-1] == 2**64 - 1
 
 
 def test_temperatures_are_kept_within_bounds() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -44,7 +44,13 @@ class Host:
     def __init__(
         self, *domains: Domain, span: int = 300 * SECOND, errors: Mapping[str, float] | None = None
     ) -> None:
-        self.past = EnergyHistory(span, 10**7, baseline_errors=lambda: errors or {})
+        self.edges: dict[Consumer, Sequence[int]] = {}
+        self.past = EnergyHistory(
+            span,
+            10**7,
+            baseline_errors=lambda: errors or {},
+            edges=lambda process: self.edges.get(process, ()),
+        )
         self.domains = domains
         self.now = 1000 * SECOND
         self.past.apply(Tick(Instant(self.now, 0), domains={"fake": domains}), ())
@@ -172,6 +178,30 @@ def test_profile_reaches_back_further_than_the_history() -> None:
     assert host.past.process(SHELL, start, host.now).energy == {HwType.CPU: 100_000}
     host.past.forget(SHELL)
     assert host.past.process(SHELL, start, host.now).covered < 3 * SECOND
+
+
+def test_late_reads_of_a_process_and_its_family_have_the_energy_between_edges() -> None:
+    host = Host(CPU, span=5 * SECOND)
+    host.born(*family())
+    host.past.watch(SHELL, family=True, holder="questions")
+    for _ in range(20):
+        for payers in ((SHELL,), (SHELL, CHILD), (STRANGER,)):
+            host.run(3, payers)
+    window, other = (
+        (host.now - n * TICK + 7, host.now - (n - 4) * TICK + 7 * MILLISECOND) for n in (100, 60)
+    )
+
+    def read(start: int, end: int) -> list[tuple[int, int]]:
+        found = [host.past.process(SHELL, start, end, family=wanted) for wanted in (False, True)]
+        return [(one.energy[HwType.CPU], one.uncertainty[HwType.CPU]) for one in found]
+
+    early, unregistered = read(*window), read(*other)
+    host.edges[SHELL] = window
+    host.run(5000, (SHELL,))
+    assert read(*window) == early
+    assert read(*other) != unregistered
+    for (energy, _), (late, uncertainty) in zip(unregistered, read(*other), strict=True):
+        assert abs(late - energy) <= uncertainty
 
 
 def test_new_profile_includes_the_history() -> None:

@@ -37,6 +37,7 @@ from wattspan.model import (
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import ForwardStats
 from wattspan.processes.principals import owner_label
+from wattspan.service.device_history import WindowEdges
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import (
     EXITED_PROCESS_TIMEOUT,
@@ -74,6 +75,7 @@ class Heard(NamedTuple):
     lost: int = 0
     gone: bool = False
     principal: Principal | None = USER
+    edges: Sequence[int] = ()
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Agent:
             10**7,
             missing_until=lambda payer: self.gaps.get(payer, {}),  # type: ignore[call-overload]
         )
-        self.feed, self.collector = Channel(), Collector()
+        self.feed, self.collector, self.edges = Channel(), Collector(), WindowEdges()
         self.said: list[str] = []
         self.resolver, self.pools = BelievingResolver((10, 11)), Pools()
         self.joiner = SpanJoiner(
@@ -140,6 +142,7 @@ class Agent:
             keep=HISTORY,
             remembered=remembered,
             side_channel=self.feed,
+            edges=self.edges,
             forwarder=self.collector,
             log=self.said.append,
             pools=self.pools,
@@ -955,3 +958,15 @@ def test_clock_step_affects_only_spans_with_an_end_near_it(
         assert error <= min(abs(step) * 1000, 100) + 1.5
         if not (abs(start) <= near or abs(end) <= near):
             assert error <= 1.5, (start, end)
+
+
+def test_edges_of_windows_are_kept_until_their_process_ends() -> None:
+    agent = Agent()
+    agent.feed.reports = [Heard(10, [], edges=[7, 5]), Heard(99, [], edges=[1], principal=None)]
+    agent.run(0.1)
+    assert agent.edges.of(APP) == [7, 5]
+    assert agent.edges.all() == [5, 7]
+    assert APP not in agent.past.watched  # it has announced no span
+    agent.feed.reports = [Heard(10, [], edges=[9], gone=True)]
+    agent.run(0.1)
+    assert agent.edges.all() == []

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from time import time
@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from wattspan.compat.zeus.devices import DeviceIndex
 from wattspan.compat.zeus.log_file import WindowLog
-from wattspan.sdk import MeasurementError, NotMeasuredError
-from wattspan.sdk.client import Device, DeviceReader, Energy, read_devices
+from wattspan.sdk import MeasurementError, NotMeasuredError, UnreadWindows
+from wattspan.sdk.client import Device, DeviceReader, Energy, read_device_windows, read_devices
 from wattspan.sdk.window import RESULT_TIMEOUT, Window, finish_jax
 
 Framework = Literal["torch", "jax", "cupy"]
@@ -99,9 +99,18 @@ class DeviceFigures:
     """The energies of the devices of an index in one period, asked for when they are read."""
 
     def __init__(
-        self, read: DeviceReader, index: DeviceIndex, name: str, period: tuple[int, int]
+        self,
+        read: DeviceReader,
+        index: DeviceIndex,
+        name: str,
+        period: tuple[int, int],
+        unread: UnreadWindows | None = None,
     ) -> None:
         self._read, self._index, self._name, self.period = read, index, name, period
+        self._unread = unread
+        self._found: dict[tuple[str, ...], tuple[Device, ...]] = {}  # read together with others
+        if unread is not None:
+            unread.add(self)
 
     def during(self, start: int, end: int) -> DeviceFigures:
         """The same of another period."""
@@ -127,8 +136,20 @@ class DeviceFigures:
         return {i: tuple(found[key] for key in ids) for i, ids in groups.items()}
 
     def _devices(self, ids: Iterable[str]) -> dict[str, Device]:
-        found = self._read(*self.period, tuple(ids), timeout=RESULT_TIMEOUT)
+        asked = tuple(ids)
+        found = self._found.get(asked)
+        if found is None and self._unread is not None and asked:
+            ask = partial(read_device_windows, ids=asked, timeout=RESULT_TIMEOUT)
+            found = self._unread.read(self, asked, ask)
+        if found is None:
+            found = tuple(self._read(*self.period, asked, timeout=RESULT_TIMEOUT))
         return {device.id: device for device in self._known(found)}
+
+    def accept(self, ids: tuple[str, ...], devices: tuple[Device, ...]) -> bool:
+        """Keep the figures of some devices if they are final; True if they are."""
+        if final := all(one.complete or one.silent for one in devices):
+            self._found[ids] = devices
+        return final
 
     def _known(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """``devices``; a warning if a figure is partial, NotMeasuredError if one is unknown."""
@@ -137,8 +158,9 @@ class DeviceFigures:
             if device.joules is None:
                 raise NotMeasuredError(
                     f"The energy of {device.name} in window {self._name!r} is unknown: no reading "
-                    "of it is known in this time. The agent started later, or the device does not "
-                    "answer; `wattspan doctor` names its fault."
+                    "of it is known in this time. The agent started later, has dropped readings of "
+                    "a window this old, or the device does not answer; `wattspan doctor` names its "
+                    "fault."
                 )
             if not device.complete and not device.silent:
                 raise NotMeasuredError(
@@ -299,6 +321,7 @@ class ZeusMonitor:
         self._index.check(type(self).__name__)
         self._windows: dict[str, OpenWindow] = {}
         self._inherited: tuple[int, frozenset[str]] = 0, frozenset()
+        self._unread = UnreadWindows()
         self.log_file = None if log_file is None else WindowLog(Path(log_file), self.gpu_indices)
         _MONITORS.add(self)
 
@@ -358,7 +381,8 @@ class ZeusMonitor:
             self._synchronize()
         window.end()
         measurement = WindowMeasurement(
-            window, DeviceFigures(self.read_devices, self._index, key, window.period)
+            window,
+            DeviceFigures(self.read_devices, self._index, key, window.period, self._unread),
         )
         if self.log_file is not None:
             self.log_file.add(opened.wall, key, measurement)
