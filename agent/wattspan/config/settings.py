@@ -106,6 +106,8 @@ class ProcessesSettings(Table, frozen=True):
         events: Receive every fork and exit from the kernel, so that the agent attributes work
             shorter than a sampling interval to its process. Needs CAP_NET_ADMIN. `false` also turns
             off the count of work by CPU socket in the scheduler (eBPF).
+        counters: Performance counters of processes. `auto`: by the helper `wattspan-counters`, if
+            its socket exists.
     """
 
     top: Annotated[int, about(least=0, most=10_000)] = 50
@@ -117,6 +119,7 @@ class ProcessesSettings(Table, frozen=True):
     cpu_idle_watts: Annotated[float, about(least=0, most=10_000)] = 0.0
     memory_idle_watts: Annotated[float, about(least=0, most=10_000)] = 0.0
     events: BoolOrAuto = "auto"
+    counters: Literal["auto", "off"] = "auto"
 
     @property
     def idle_powers(self) -> dict[HwType, Milliwatts]:

@@ -258,7 +258,7 @@ HOST_RESOURCE = "cpu"
 SocketTimesByPid = Mapping[int, Mapping[int, int]]
 """Nanoseconds of processes by pid and socket."""
 
-_SOCKET = 0xFFFFFFFF
+SOCKET_MASK = 0xFFFFFFFF
 
 
 class SocketTimesSample(NamedTuple):
@@ -277,7 +277,7 @@ class SocketTimesSample(NamedTuple):
                 times = found.get(pid)
                 if times is None:
                     times = found[pid] = {}
-                socket = pair & _SOCKET
+                socket = pair & SOCKET_MASK
                 times[socket] = times.get(socket, 0) + time
         return found
 

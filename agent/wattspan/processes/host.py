@@ -29,6 +29,7 @@ from wattspan.processes.cpus import (
 )
 from wattspan.processes.kernel_events import open_process_connector, open_taskstats
 from wattspan.processes.metadata import HostProcesses
+from wattspan.processes.performance_counters import ProcessCounters
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
@@ -85,6 +86,7 @@ def open_processes(
     *,
     sysfs: Path = _SYSFS,
     events: Literal["auto"] | bool = "auto",
+    counters: ProcessCounters | None = None,
     names: NamePolicy = NamePolicy.COMMAND,
     principals: PrincipalResolver | None = None,
 ) -> HostUsage:
@@ -130,6 +132,7 @@ def open_processes(
         cgroups=clocks,
         total=total,
         times=times,
+        counters=counters,
         scan_every=SECOND if fork_events is None else SAFETY_SCAN,
         names=names,
         principals=principals,

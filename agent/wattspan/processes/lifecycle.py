@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, PayerInfo, Usage
+from wattspan.model import MILLISECOND, SECOND, Consumer, Failure, Instant, Payer, PayerInfo, Usage
 from wattspan.ports import UsageBatch
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.metadata import HostProcesses
@@ -213,12 +213,12 @@ class UsageResults:
     infos: list[PayerInfo] = field(default_factory=list)
     exited: list[Payer] = field(default_factory=list)
 
-    def batch(self, processes: int) -> UsageBatch:
+    def batch(self, processes: int, failures: tuple[Failure, ...] = ()) -> UsageBatch:
         return UsageBatch(
             usages=tuple(self.usages),
             infos=tuple(self.infos),
             exited=tuple(self.exited),
-            failures=() if processes else (NO_PROCESSES,),
+            failures=failures if processes else (NO_PROCESSES, *failures),
             processes=processes,
         )
 

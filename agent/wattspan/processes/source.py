@@ -39,6 +39,7 @@ from wattspan.processes.lifecycle import (
     UsageResults,
 )
 from wattspan.processes.metadata import HostProcesses
+from wattspan.processes.performance_counters import ProcessCounters, add_counts
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.table import (
@@ -87,6 +88,7 @@ class CpuUsageSource:
         cgroups: CgroupClocks | None = None,
         total: TotalCpuClock | None = None,
         times: ProcessSocketTimes | None = None,
+        counters: ProcessCounters | None = None,
         scan_every: int = SECOND,
         names: NamePolicy = NamePolicy.COMMAND,
         principals: PrincipalResolver | None = None,
@@ -102,7 +104,7 @@ class CpuUsageSource:
         self._principals = directory.principals
         self._lifecycle = LifecycleTracker(processes, self._table, directory)
         self._scanner = ProcessScanner(processes, self._table, scan_every)
-        self._times = times
+        self._times, self._counters = times, counters
         placement = PlacementSampler(processes, topology)
         self._accounts = SocketAccounting(topology, placement, busy, times)
         self._excess = CgroupExcess()
@@ -145,7 +147,7 @@ class CpuUsageSource:
                     self._settle_sample(sample, result)
                 self._samples.clear()
             self._settle(result)
-        return result.batch(len(self._table))
+        return result.batch(len(self._table), self._counters.failures if self._counters else ())
 
     def _waits(self, watched: frozenset[Payer] | None) -> bool:
         """Take a sample if it may wait for the next poll; all that wait are of one kind."""
@@ -224,6 +226,8 @@ class CpuUsageSource:
         """Sample, and settle with the events and cgroups of this moment."""
         samples, self._samples = self._samples, []
         watched, self._watched = self._watched or [], None
+        if self._counters is not None:
+            self._counters.request()
         now = self._clock.now()
         if now.mono >= self._next_topology:
             self._next_topology = now.mono + SECOND
@@ -260,11 +264,16 @@ class CpuUsageSource:
                 self._add_events(events, found)
                 self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         times = self._accounts.sample_times()
+        sums = self._counters.sample() if self._counters is not None else None
+        if sums is not None and self._times is None and len(self._topology.sockets) > 1:
+            times = sums.times
         complete = found.complete and not self._lifecycle.has_young
         self._finish(update, result, times, measured=measured, complete=complete)
         if len(samples) > 1:
             in_sum: dict[Payer, bool] = {row.consumer: self._in_sum(row) for row in watched}
             result.usages = cut(result.usages, samples, in_sum, total)
+        if sums is not None:
+            result.usages = add_counts(result.usages, sums, update.accounts)
 
     def _finish(
         self,
@@ -359,6 +368,7 @@ class CpuUsageSource:
             self._cgroups,
             self._idle_scanner.total,
             self._times,
+            self._counters,
             self._busy,
             self._processes,
         ):

@@ -55,6 +55,7 @@ from wattspan.ports import (
 from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
 from wattspan.processes.metadata import RunningProcesses
+from wattspan.processes.performance_counters import CountersClient
 from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
@@ -126,6 +127,10 @@ def build_agent(
             clock,
             sysfs=sysfs or Path("/sys"),
             events=config.processes.events,
+            # Those of this host tell nothing of an emulated one.
+            counters=CountersClient(clock)
+            if config.processes.counters == "auto" and emulated is None
+            else None,
             names=config.processes.names,
             principals=resolver,
         )
