@@ -211,7 +211,9 @@ def diagnose(
         "Host": local.examine_host(root),
         "GPUs": examine_gpus(root, sources.domains, emulated=context.emulated),
         **sources.sections,
-        "Processes": chain(local.examine_processes(config, clock), pods),
+        "Processes": chain(
+            local.examine_processes(config, clock), local.examine_counters(config, clock), pods
+        ),
         "Agent": local.examine_agent(config),
         "Configuration": local.examine_configuration(config, plugins, faults=faults),
         "Directories": local.examine_directories(config),

@@ -28,7 +28,7 @@ from wattspan.config.loading import DEFAULT_PATH
 from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import BILLION
 from wattspan.http.sockets import directory_fault
-from wattspan.model import COUNTERS, CPU_TIME, LEARNED_POWERS, HwType
+from wattspan.model import COUNTERS, CPU_TIME, LEARNED_POWERS, SECOND, HwType
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError, SourceError
@@ -118,6 +118,40 @@ def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:
                 yield warning(capability.name, capability.detail, capability.remedy)
     finally:
         processes.usage.close()
+
+
+def examine_counters(config: Config, clock: Clock, path: Path | None = None) -> Iterator[Finding]:
+    """The performance counters of processes: by the helper, or why there are none."""
+    from wattspan.processes.ebpf import close_all, open_perf_events
+    from wattspan.processes.performance_counters import (
+        HARDWARE_EVENTS,
+        SOCKET_PATH,
+        CountersClient,
+    )
+
+    path = path or SOCKET_PATH
+    if config.processes.counters == "off":
+        yield declared("counters-off")
+    elif path.exists():
+        client = CountersClient(clock, path, _COUNTERS_TIMEOUT)
+        client.request()
+        answered = client.sample() is not None
+        client.close()
+        yield from (warning("counters", str(one)) for one in client.failures)
+        if not client.failures:
+            yield declared("counters-used" if answered else "counters-late")
+    else:
+        try:
+            close_all(open_perf_events(HARDWARE_EVENTS[:1], 0))
+        except PermissionError:
+            yield declared("counters-unused")
+        except OSError as error:
+            yield declared("counters-missing", cause=error.strerror)
+        else:
+            yield declared("counters-unused")
+
+
+_COUNTERS_TIMEOUT = 5 * SECOND
 
 
 def examine_pods(config: Config) -> Iterator[Finding]:
