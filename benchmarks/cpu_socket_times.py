@@ -2,7 +2,8 @@
 
 Each CPU is a socket of an emulated topology. Processes move between the CPUs and record the truth:
 their own CPU time on each. Two sources of the agent read the same processes, one with the
-scheduler's count, one without. Needs root, two CPUs and Linux 5.8.
+scheduler's count, one without. Needs root, two CPUs and Linux 5.8. The cost is also that of the
+program with the hardware's events (``--events hardware``) or as many of the kernel's own.
 
     .venv/bin/python -m benchmarks.cpu_socket_times
 """
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,9 @@ from pathlib import Path
 from testbed.machine import describe
 
 from wattspan.clock import SystemClock
-from wattspan.processes.cpu_socket_times import SocketTimes, call_bpf
+from wattspan.processes.cpu_socket_times import SocketTimes
+from wattspan.processes.ebpf import PerfEvent, call_bpf
+from wattspan.processes.performance_counters import HARDWARE_EVENTS
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
 from wattspan.util.cpu_topology import (
@@ -189,12 +192,40 @@ def run_statistics(program: int) -> tuple[int, int]:
     return struct.unpack_from("=QQ", info, 192)
 
 
+SOFTWARE_EVENTS = ((1, 0), (1, 1), (1, 3), (1, 2))  # cpu-clock, task-clock, switches, page faults
+EVENTS = {"hardware": HARDWARE_EVENTS, "software": SOFTWARE_EVENTS}
+
+
+def print_cost(
+    sockets: CpuTopology, events: Sequence[PerfEvent], repeats: int, rounds: int
+) -> None:
+    without, counted, runs = [], [], []
+    cpu_of_switches(rounds // 10)
+    for _ in range(repeats):
+        without.append(cpu_of_switches(rounds))
+        times = SocketTimes(sockets, CpuTopology().possible, events=events)
+        counted.append(cpu_of_switches(rounds))
+        statistics_on = call_bpf(32, bytes(4))  # BPF_ENABLE_STATS
+        cpu_of_switches(rounds)
+        spent, number = run_statistics(times.program)
+        runs.append(spent / number)
+        os.close(statistics_on)
+        times.close()
+    before, after, one = (statistics.median(found) for found in (without, counted, runs))
+    print(
+        f"\nA round trip of two context switches takes {before:.0f} ns of CPU time without the "
+        f"program and {after:.0f} ns with it, one run of the program with {len(events)} events "
+        f"{one:.0f} ns by the kernel's statistics (medians)."
+    )
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=60.0, help="of the comparison")
     options.add_argument("--movers", type=int, default=3)
     options.add_argument("--rounds", type=int, default=100_000, help="of two switches")
     options.add_argument("--repeats", type=int, default=0, help="of the cost of two switches")
+    options.add_argument("--events", choices=EVENTS, default="software", help="of the cost")
     chosen = options.parse_args()
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
@@ -209,27 +240,8 @@ def main() -> None:
             found.sort()
             p95 = found[int(len(found) * 0.95)]
             print(f"| {name} | {statistics.median(found):.1%} | {p95:.1%} | {found[-1]:.1%} |")
-        without, counted, runs = [], [], []
-        if chosen.repeats:
-            cpu_of_switches(chosen.rounds // 10)
-        for _ in range(chosen.repeats):
-            without.append(cpu_of_switches(chosen.rounds))
-            times = SocketTimes(sockets, CpuTopology().possible)
-            counted.append(cpu_of_switches(chosen.rounds))
-            statistics_on = call_bpf(32, bytes(4))  # BPF_ENABLE_STATS
-            cpu_of_switches(chosen.rounds)
-            spent, number = run_statistics(times.program)
-            runs.append(spent / number)
-            os.close(statistics_on)
-            times.close()
-    if not chosen.repeats:
-        return
-    before, after, one = (statistics.median(found) for found in (without, counted, runs))
-    print(
-        f"\nA round trip of two context switches takes {before:.0f} ns of CPU time without the "
-        f"program and {after:.0f} ns with it, one run of the program {one:.0f} ns by the kernel's "
-        "statistics (medians)."
-    )
+    for events in ((), EVENTS[chosen.events]) if chosen.repeats else ():
+        print_cost(sockets, events, chosen.repeats, chosen.rounds)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ from wattspan.emulation.host import EmulatedHost, profile_named
 
 T = TypeVar("T")
 
-UNITS = ("wattspan.service", "wattspan-capper.service", "wattspan-capper.socket")
+UNITS = (
+    *("wattspan.service", "wattspan-capper.service", "wattspan-capper.socket"),
+    "wattspan-counters.socket",
+)
 PYTHON = "/opt/wattspan/bin/python3"
 CONFIG = "/etc/wattspan/config.toml"
 # A lease that no test outlasts: the test ends the cap

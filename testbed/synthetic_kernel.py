@@ -7,6 +7,7 @@ from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import Consumer, NamePolicy
 from wattspan.processes.cpu_socket_division import ProcessSocketTimes
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
+from wattspan.processes.performance_counters import ProcessCounters
 from wattspan.processes.procfs import TICK, Stat
 from wattspan.processes.source import CpuUsageSource
 from wattspan.testing import ManualClock
@@ -255,6 +256,7 @@ class SyntheticKernel:
         vigil: bool = False,
         topology: CpuTopology | None = None,
         times: ProcessSocketTimes | None = None,
+        counters: ProcessCounters | None = None,
         names: NamePolicy = NamePolicy.COMMAND,
     ) -> CpuUsageSource:
         return CpuUsageSource(
@@ -268,6 +270,7 @@ class SyntheticKernel:
             cgroups=self.envelope if envelope else None,
             total=self if vigil else None,
             times=times,
+            counters=counters,
             names=names,
         )
 

@@ -25,8 +25,11 @@ from testbed.waiting import eventually
 from wattspan.emulation.host import EmulatedHost, profile_named
 
 SHIPPED = ROOT / "systemd"
-UNITS = ("wattspan.service", "wattspan-capper.service", "wattspan-capper.socket")
-AGENT, CAPPER, SOCKET = UNITS
+UNITS = (
+    *("wattspan.service", "wattspan-capper.service", "wattspan-capper.socket"),
+    *("wattspan-counters@.service", "wattspan-counters.socket"),
+)
+AGENT, CAPPER, SOCKET, COUNTERS, COUNTERS_SOCKET = UNITS
 PROGRAM = Path("/opt/wattspan/bin/wattspan")
 PYTHON = Path("/opt/wattspan/bin/python")
 BASE = Path("/opt/python")
@@ -89,7 +92,7 @@ class Installed:
         """No unit runs or has failed, and no configuration exists."""
         # stop clients first, because they would activate the capper again
         self.host.systemctl("stop", AGENT)
-        self.host.systemctl("stop", CAPPER, SOCKET)
+        self.host.systemctl("stop", CAPPER, SOCKET, COUNTERS_SOCKET)
         self.host.systemctl("reset-failed")
         for unit in UNITS:
             shutil.rmtree(self.host.units / f"{unit}.d", ignore_errors=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from testbed.requirements import ROOT, find_program
 from testbed.systemd_host import SystemdHost
-from testbed.systemd_wattspan import AGENT, CAPPER, SHIPPED, SHIPPED_PROGRAM, UNITS
+from testbed.systemd_wattspan import AGENT, CAPPER, COUNTERS, SHIPPED, SHIPPED_PROGRAM, UNITS
 
 pytestmark = pytest.mark.needs_systemd
 
@@ -41,7 +41,7 @@ def _directives(unit: str) -> list[str]:
     return [line.partition("=")[0] for line in lines if re.match(r"[A-Z]\w+=", line)]
 
 
-@pytest.mark.parametrize("unit", [AGENT, CAPPER])
+@pytest.mark.parametrize("unit", [AGENT, CAPPER, COUNTERS])
 def test_unit_exposure_matches_the_reference(unit: str) -> None:
     measured = _exposure(unit)
     assert measured <= MOST

@@ -11,18 +11,13 @@ from wattspan.ports import WattspanError
 
 
 @click.command(name="counters")
-@click.option("--user", "users", multiple=True, default=("wattspan",), metavar="NAME")
-def command(users: tuple[str, ...]) -> None:
-    """Pass sums of performance counters to the agent. systemd starts this for each connection.
+@click.option("--user", default="wattspan", help="User who may ask, besides root.")
+def command(user: str) -> None:
+    """Pass sums of performance counters to the agent.
 
-    Standard input is the connection. Root and each --user may ask.
+    systemd starts this for each connection, which is standard input.
     """
-    from wattspan.processes.performance_counters import (
-        CLOCKED_EVENTS,
-        HARDWARE_EVENTS,
-        open_program,
-        serve_sums,
-    )
+    from wattspan.processes import performance_counters as counters
     from wattspan.util.unix_sockets import uids_of
 
     try:
@@ -32,8 +27,8 @@ def command(users: tuple[str, ...]) -> None:
             "Standard input is no connection. Use `systemctl enable --now wattspan-counters.socket`"
             " instead of this command."
         ) from None
-    permitted, _ = uids_of(users)
-    opener = partial(open_program, (HARDWARE_EVENTS, CLOCKED_EVENTS))
+    permitted, _ = uids_of([user])
+    opener = partial(counters.open_program, counters.OFFERED_EVENTS)
     with connection:
-        if error := serve_sums(connection, permitted | {0}, opener):
+        if error := counters.serve_sums(connection, permitted | {0}, opener):
             click.echo(f"wattspan: Cannot read performance counters: {error}.", err=True)

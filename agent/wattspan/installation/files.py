@@ -74,6 +74,8 @@ def _digest(text: str) -> str:
 AGENT = "wattspan.service"
 CAPPER = "wattspan-capper.service"
 CAPPER_SOCKET = "wattspan-capper.socket"
+COUNTERS = "wattspan-counters@.service"
+COUNTERS_SOCKET = "wattspan-counters.socket"
 
 LOCAL_LIB = "/usr/local/lib"
 """systemd and udev read it before the distribution's files and after /etc."""
@@ -152,7 +154,8 @@ def with_program_path(text: str, program: str) -> str:
 
 
 def unit_names(files: Sequence[ServiceFile]) -> tuple[str, ...]:
-    return tuple(file.name for file in files if file.unit)
+    """The units with a state: not the template, whose instances end with their connections."""
+    return tuple(file.name for file in files if file.unit and file.name != COUNTERS)
 
 
 # --------------------------------------------------------------------- the state of the host

@@ -17,6 +17,8 @@ from wattspan.installation.files import (
     CAPPER,
     CAPPER_SOCKET,
     CONFIG,
+    COUNTERS,
+    COUNTERS_SOCKET,
     LOCAL_LIB,
     PLACES,
     FileContent,
@@ -182,6 +184,8 @@ _PURPOSES = {
     AGENT: "the agent's service",
     CAPPER: "the service that sets power limits",
     CAPPER_SOCKET: "the socket of that service",
+    COUNTERS: "the helper that reads performance counters",
+    COUNTERS_SOCKET: "the socket of that helper",
     PLACES["system"]: "a unit",
     PLACES["sysusers.d"]: "the user that the agent runs as",
     PLACES["tmpfiles.d"]: "read permission for the CPU counters",
@@ -244,6 +248,8 @@ def _activate(files: Sequence[ServiceFile], found: InstallationState) -> Iterato
     yield Note(f"To start the agent now and at every boot: systemctl enable --now {AGENT}")
     if any(f.name == CAPPER_SOCKET for f in files):
         yield Note(f"To let it set power limits: systemctl enable --now {CAPPER_SOCKET}")
+    if any(f.name == COUNTERS_SOCKET for f in files):
+        yield Note(f"To use performance counters: systemctl enable --now {COUNTERS_SOCKET}")
 
 
 def _reload_system(found: InstallationState, why: str) -> Iterator[Action]:
@@ -275,6 +281,9 @@ def _stop_services(
         if AGENT in units:
             why = "stops the agent, which releases its limits"
             yield Run(("systemctl", "disable", "--now", AGENT), why, required=True)
+        if COUNTERS_SOCKET in units:
+            why = "ends the access to performance counters"
+            yield Run(("systemctl", "disable", "--now", COUNTERS_SOCKET), why, required=True)
         if capper := tuple(name for name in _CAPPER_UNITS if name in units):
             why = "stops the capper, which restores every limit"
             yield Run(("systemctl", "disable", "--now", *capper), why, required=True)
@@ -304,7 +313,11 @@ def _remove_empty_directories(removed: Sequence[ServiceFile]) -> Iterator[Action
 
 def _package_notice(units: Sequence[str], found: InstallationState) -> Iterator[Action]:
     """Yield a note if the stopped units have the names of those of a package."""
-    if found.packaged and found.live and (stopped := [u for u in units if u != CAPPER]):
+    if (
+        found.packaged
+        and found.live
+        and (stopped := [one for one in (AGENT, CAPPER_SOCKET) if one in units])
+    ):
         yield Note(
             "The services of the package are stopped and disabled now. To start them, run "
             f"`systemctl enable --now {' '.join(stopped)}`."

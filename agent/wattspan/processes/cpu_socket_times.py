@@ -8,6 +8,8 @@ the CPU while they ran; only the proportions between sockets are used.
 
 With perf events it adds what they have counted in that time as well. A time in which others had the
 CPU's counters, so that an event was not counted throughout, is left out together with its counts.
+The kernel lets only programs under a licence that is compatible with the GPL read perf events: that
+program alone, `program` with ``count``, is under the MIT licence and the GPL, version 2, as well.
 """
 
 from __future__ import annotations
@@ -19,27 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from wattspan.processes import ebpf
 from wattspan.processes.cpu_socket_division import SocketTimesSample
-from wattspan.processes.ebpf import (
-    HASH,
-    LOOKUP,
-    MONOTONIC_TIME,
-    PERCPU_ARRAY,
-    PERF_EVENT_ARRAY,
-    PID_AND_GROUP,
-    READ_PERF_EVENT,
-    UPDATE,
-    BatchReader,
-    Instruction,
-    Op,
-    PerfEvent,
-    attach_raw_tracepoint,
-    close_all,
-    create_map,
-    load_program,
-    open_perf_events,
-    update_map,
-)
+from wattspan.processes.ebpf import Instruction, Op
 from wattspan.processes.procfs import ProcFs
 from wattspan.util.cpu_topology import CpuTopology, parse_cpu_list
 
@@ -52,12 +36,13 @@ A thousand processes that begin and end between two samples are up to two thousa
 those of all others. Each sample walks a table of this length: an empty one of 4,096 takes 7 us.
 """
 
-_WORD, _KEY, _INDEX = 8, struct.Struct("=Q"), struct.Struct("=I")
+_WORD, _INDEX = 8, struct.Struct("=I")
 """A key is process << 32 | socket; a value has a word of nanoseconds, and one for each event."""
 
 # The words of each CPU: the time of the last run, 0 before; the socket; the index of the first of
 # its events; the time that events were not counted in, negative; and the count of each event.
 _LAST, _SOCKET, _FIRST, _MISSED, _COUNTS = range(0, 5 * _WORD, _WORD)
+_STATE = struct.Struct("=QQQQ")
 
 _STACK = 10  # register: the end of the stack
 _READING = struct.Struct("=QQQ")  # count, and the times for which it was enabled and has run
@@ -70,15 +55,15 @@ def program(cpus: int, totals: int, events: int = 0, count: int = 0) -> Sequence
     """
     value = -2 * _WORD - _WORD * (1 + count)
     return (
-        Instruction(Op.CALL, value=MONOTONIC_TIME),
+        Instruction(Op.CALL, value=ebpf.MONOTONIC_TIME),
         Instruction(Op.MOVE, 7, 0),
-        Instruction(Op.CALL, value=PID_AND_GROUP),
+        Instruction(Op.CALL, value=ebpf.PID_AND_GROUP),
         Instruction(Op.MOVE, 8, 0),
         Instruction(Op.STORE_WORD, _STACK, offset=-4, value=0),
         Instruction(Op.LOAD_MAP, 1, value=cpus),
         Instruction(Op.MOVE, 2, _STACK),
         Instruction(Op.ADD, 2, value=-4),
-        Instruction(Op.CALL, value=LOOKUP),
+        Instruction(Op.CALL, value=ebpf.LOOKUP),
         Instruction(Op.JUMP_IF_ZERO, 0, jump="end"),
         Instruction(Op.MOVE, 6, 0),
         Instruction(Op.LOAD, 9, 6, _LAST),
@@ -98,7 +83,7 @@ def program(cpus: int, totals: int, events: int = 0, count: int = 0) -> Sequence
         Instruction(Op.LOAD_MAP, 1, value=totals),
         Instruction(Op.MOVE, 2, _STACK),
         Instruction(Op.ADD, 2, value=-16),
-        Instruction(Op.CALL, value=LOOKUP),
+        Instruction(Op.CALL, value=ebpf.LOOKUP),
         Instruction(Op.JUMP_IF_ZERO, 0, jump="insert"),
         *_add_all(range(0, _WORD * (1 + count), _WORD), value),
         Instruction(Op.SET, 0, value=0, label="end"),
@@ -109,7 +94,7 @@ def program(cpus: int, totals: int, events: int = 0, count: int = 0) -> Sequence
         Instruction(Op.MOVE, 3, _STACK),
         Instruction(Op.ADD, 3, value=value),
         Instruction(Op.SET, 4, value=0),
-        Instruction(Op.CALL, value=UPDATE),
+        Instruction(Op.CALL, value=ebpf.UPDATE),
         Instruction(Op.SET, 0, value=0),
         Instruction(Op.LEAVE),
         *((Instruction(Op.SET, 0, value=0, label="unknown"),) if count else ()),
@@ -133,7 +118,7 @@ def _count_events(events: int, count: int, value: int) -> Iterator[Instruction]:
             Instruction(Op.MOVE, 3, _STACK),
             Instruction(Op.ADD, 3, value=reading),
             Instruction(Op.SET, 4, value=_READING.size),
-            Instruction(Op.CALL, value=READ_PERF_EVENT),
+            Instruction(Op.CALL, value=ebpf.READ_PERF_EVENT),
             Instruction(Op.JUMP_UNLESS_ZERO, 0, jump="unknown"),
             Instruction(Op.LOAD, 1, _STACK, reading),
             Instruction(Op.LOAD, 2, 6, now),
@@ -167,7 +152,7 @@ class SocketTimes:
         topology: CpuTopology,
         possible: str,
         procfs: Path = Path("/proc"),
-        events: Sequence[PerfEvent] = (),
+        events: Sequence[ebpf.PerfEvent] = (),
     ) -> None:
         """``possible`` is the kernel's list of possible CPUs; ``topology`` has their sockets.
 
@@ -182,21 +167,18 @@ class SocketTimes:
             raise OSError(errno.ENODEV, "the possible CPUs are unknown")
         self._open: list[int] = []
         count, cpus = len(events), len(self._possible)
+        entries, value = max(MIN_ENTRIES, ENTRIES_PER_CPU * cpus), _WORD * (1 + count)
         try:
-            self._cpus = self._keep(create_map(PERCPU_ARRAY, 4, _COUNTS + _WORD * count, 1))
-            entries = max(MIN_ENTRIES, ENTRIES_PER_CPU * cpus)
-            totals = self._keep(create_map(HASH, _KEY.size, _WORD * (1 + count), entries))
-            self._reader = BatchReader(totals, entries, 1 + count)
-            self._counters = 0
-            if count:
-                self._counters = self._keep(create_map(PERF_EVENT_ARRAY, 4, 4, count * cpus))
+            self._cpus = self._map(ebpf.PERCPU_ARRAY, 4, _COUNTS + _WORD * count, 1)
+            totals = self._map(ebpf.HASH, _WORD, value, entries)
+            self._reader = ebpf.BatchReader(totals, entries, 1 + count)
+            self._counters = self._map(ebpf.PERF_EVENT_ARRAY, 4, 4, count * cpus) if count else 0
             self._place_cpus()
             code = program(self._cpus, totals, self._counters, count)
-            # READ_PERF_EVENT is for programs under a licence that is compatible with the GPL.
             licence = "Dual MIT/GPL" if count else "Apache-2.0"
-            self.program = self._keep(load_program("wattspan_socket", code, licence))
+            self.program = self._keep(ebpf.load_program("wattspan_socket", code, licence))
             for name in TRACEPOINTS:
-                self._keep(attach_raw_tracepoint(name, self.program))
+                self._keep(ebpf.attach_raw_tracepoint(name, self.program))
             self._reader.take()
         except OSError:
             self.close()
@@ -208,22 +190,19 @@ class SocketTimes:
             self._place_cpus()
 
     def _place_cpus(self) -> None:
-        count = len(self._events)
-        for at, cpu in enumerate(self._possible if count else ()):
-            if cpu not in self._topology.online:
-                continue
-            opened = open_perf_events(self._events, cpu)
+        count, state = len(self._events), bytearray()
+        for at, cpu in enumerate(self._possible):
+            first = at * count
+            state += _STATE.pack(0, self._topology.socket_of(cpu), first, 0) + bytes(_WORD * count)
+            opened: list[int] = []
+            if count and cpu in self._topology.online:
+                opened = ebpf.open_perf_events(self._events, cpu)
             try:
-                for index, event in enumerate(opened, at * count):
-                    update_map(self._counters, _INDEX.pack(index), _INDEX.pack(event))
+                for index, event in enumerate(opened, first):
+                    ebpf.update_map(self._counters, _INDEX.pack(index), _INDEX.pack(event))
             finally:
-                close_all(opened)  # the map holds them
-        places = (
-            struct.pack(f"=QQQ{1 + count}Q", 0, self._topology.socket_of(cpu), at * count, *rest)
-            for rest in [(0,) * (1 + count)]
-            for at, cpu in enumerate(self._possible)
-        )
-        update_map(self._cpus, bytes(4), b"".join(places))
+                ebpf.close_all(opened)  # the map holds them
+        ebpf.update_map(self._cpus, bytes(4), bytes(state))
 
     def sample(self) -> SocketTimesSample:
         """The nanoseconds since the last sample."""
@@ -240,7 +219,10 @@ class SocketTimes:
         return b"".join(self._reader.take())
 
     def close(self) -> None:
-        close_all(self._open)
+        ebpf.close_all(self._open)
+
+    def _map(self, kind: int, key: int, value: int, entries: int) -> int:
+        return self._keep(ebpf.create_map(kind, key, value, entries))
 
     def _keep(self, descriptor: int) -> int:
         self._open.append(descriptor)

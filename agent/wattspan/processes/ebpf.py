@@ -20,14 +20,9 @@ from typing import NamedTuple
 
 # -------------------------------------------------------------------------- maps and attachments
 
-_SYSCALLS = {
-    "x86_64": (321, 298),
-    "aarch64": (280, 241),
-    "riscv64": (280, 241),
-    "ppc64le": (361, 319),
-    "s390x": (351, 331),
-}
-"""The numbers of bpf and perf_event_open."""
+_SYSCALLS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
+_PERF_SYSCALLS = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
+"""The numbers of bpf and of perf_event_open."""
 _MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _RAW_TRACEPOINT, _TAKE_BATCH = 0, 2, 5, 17, 25
 _RAW_TRACEPOINT_PROGRAM = 17
 HASH, PERF_EVENT_ARRAY, PERCPU_ARRAY = 1, 4, 6
@@ -37,7 +32,7 @@ _Block = ctypes.Array[ctypes.c_char]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
-_BPF, _PERF_EVENT_OPEN = _SYSCALLS.get(os.uname().machine, (-1, -1))
+_BPF, _PERF_EVENT_OPEN = (one.get(os.uname().machine, -1) for one in (_SYSCALLS, _PERF_SYSCALLS))
 
 
 def _block(content: bytes) -> _Block:

@@ -40,8 +40,9 @@ HARDWARE_EVENTS: Sequence[PerfEvent] = ((0, 0), (0, 9), (0, 1), (0, 3))
 The last one is of the last level of cache on Intel; AMD and ARM map it to another level.
 """
 
-CLOCKED_EVENTS: Sequence[PerfEvent] = ((0, 0), (1, 0), (0, 1), (0, 3))
-"""The same for a CPU without ref-cycles: the nanoseconds of cpu-clock are as constant."""
+OFFERED_EVENTS = HARDWARE_EVENTS, ((0, 0), (1, 0), (0, 1), (0, 3))
+"""The events by preference: for ref-cycles, which not every CPU has, the nanoseconds of cpu-clock,
+which are as constant."""
 
 _WORDS = len(Counts._fields)
 _ROW = 8 * (1 + _WORDS)  # bytes of a pair and its values
@@ -55,15 +56,6 @@ MAX_BODY = 8 << 20
 
 IDLE_TIMEOUT = 60.0
 """Seconds without a request, or in which an answer is not read, after which a helper ends."""
-
-
-class CounterProgram(Protocol):
-    """Counts what each process does on each socket."""
-
-    def sums(self) -> bytes:
-        """The body of an answer. OSError."""
-
-    def close(self) -> None: ...
 
 
 def open_program(events: Iterable[Sequence[PerfEvent]]) -> SocketTimes:
@@ -82,7 +74,7 @@ def open_program(events: Iterable[Sequence[PerfEvent]]) -> SocketTimes:
 def serve_sums(
     connection: socket.socket,
     permitted: Collection[int],
-    opener: Callable[[], CounterProgram],
+    opener: Callable[[], SocketTimes],
     timeout: float = IDLE_TIMEOUT,
 ) -> str:
     """Answer the agent at the other end until it has ended; returns the error that it was told.
@@ -95,19 +87,16 @@ def serve_sums(
             raise PermissionError(errno.EPERM, f"user {uid} may not read performance counters")
         with closing(opener()) as program:
             while connection.recv(1):
-                _answer(connection, _SUMS, program.sums())
+                body = program.sums()
+                connection.sendall(_HEADER.pack(_SUMS, len(body)) + body)
     except (TimeoutError, ConnectionError):
         return ""
     except OSError as error:
         told = error.strerror or str(error)
         with suppress(OSError):
-            _answer(connection, _ERROR, told.encode())
+            connection.sendall(_HEADER.pack(_ERROR, len(told.encode())) + told.encode())
         return told
     return ""
-
-
-def _answer(connection: socket.socket, kind: int, body: bytes) -> None:
-    connection.sendall(_HEADER.pack(kind, len(body)) + body)
 
 
 # ---------------------------------------------------------------------------------------- sums
@@ -147,7 +136,7 @@ class CounterSums(NamedTuple):
             if usage.resource == HOST_RESOURCE:
                 for payer in usage.spent:
                     if isinstance(payer, Consumer):
-                        known = payers.setdefault(payer.pid, payer)
+                        known = payers.get(payer.pid, payer)
                         payers[payer.pid] = payer if known == payer else None
         found: dict[str, dict[Payer, list[int]]] = {}
         for at, pair in enumerate(self.pairs):
@@ -206,15 +195,14 @@ FIRST_DELAY, MAX_DELAY = SECOND, 600 * SECOND
 class ProcessCounters(Protocol):
     """Counts what each process does on each socket."""
 
+    failures: tuple[Failure, ...]
+    """The present failure, or none."""
+
     def request(self) -> None:
         """Ask for the sums since the last request."""
 
     def sample(self) -> CounterSums | None:
         """The sums that have been asked for; None if they are unknown."""
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """The present failure, or none."""
 
     def close(self) -> None: ...
 
@@ -310,11 +298,10 @@ class CountersClient:
         self.close()
         self._backoff.failed(self._clock.monotonic())
         cause = printable(getattr(error, "strerror", None) or str(error))
-        denied = isinstance(error, PermissionError)
         failure = Failure(
             "processes",
             f"performance counters by the helper at {self._path}",
-            Trouble.DENIED if denied else Trouble.RETRY,
+            Trouble.DENIED if isinstance(error, PermissionError) else Trouble.RETRY,
             cause[:1].lower() + cause[1:],
             "See `journalctl -u 'wattspan-counters@*'`, or set [processes] counters to off.",
         )

@@ -51,6 +51,8 @@ FILES = {
     "wattspan-capper.service": "[Service]\nExecStart=/usr/bin/wattspan capper\n"
     "ExecStopPost=/usr/bin/wattspan caps restore --tuned\n",
     "wattspan-capper.socket": "[Socket]\nListenStream=/run/wattspan-capper/capper.sock\n",
+    "wattspan-counters@.service": "[Service]\nExecStart=/usr/bin/wattspan counters\n",
+    "wattspan-counters.socket": "[Socket]\nListenStream=/run/wattspan-counters/counters.sock\n",
     "sysusers.d/wattspan.conf": "u wattspan -\n",
     "tmpfiles.d/wattspan.conf": "d /etc/wattspan 0755\n",
     "udev/60-wattspan.rules": 'SUBSYSTEM=="powercap"\n',
@@ -98,6 +100,8 @@ def test_installed_files_go_to_standard_locations(files: tuple[ServiceFile, ...]
         f"{UNITS}/wattspan.service",
         f"{UNITS}/wattspan-capper.service",
         f"{UNITS}/wattspan-capper.socket",
+        f"{UNITS}/wattspan-counters@.service",
+        f"{UNITS}/wattspan-counters.socket",
         "/usr/local/lib/sysusers.d/wattspan.conf",
         "/usr/local/lib/tmpfiles.d/wattspan.conf",
         "/usr/local/lib/udev/rules.d/60-wattspan.rules",
@@ -269,14 +273,15 @@ def test_uninstall_stops_agent_then_capper_before_removing_files(
     files: tuple[ServiceFile, ...],
 ) -> None:
     plan = uninstall(files, replace(installed(files), journal=True), PROGRAM)
-    assert commands(plan)[:3] == [
+    assert commands(plan)[:4] == [
         "systemctl disable --now wattspan.service",
+        "systemctl disable --now wattspan-counters.socket",
         "systemctl disable --now wattspan-capper.socket wattspan-capper.service",
         f"{PROGRAM} caps restore",
     ]
     kinds = [type(action) for action in plan]
-    assert kinds.index(Remove) == 3
-    assert all(isinstance(a, Run) and a.required for a in plan[:3])
+    assert kinds.index(Remove) == 4
+    assert all(isinstance(a, Run) and a.required for a in plan[:4])
 
 
 def test_uninstall_removes_only_installed_files(files: tuple[ServiceFile, ...]) -> None:

@@ -121,37 +121,30 @@ def examine_processes(config: Config, clock: SystemClock) -> Iterator[Finding]:
 
 
 def examine_counters(config: Config, clock: Clock, path: Path | None = None) -> Iterator[Finding]:
-    """The performance counters of processes: by the helper, or why there are none."""
-    from wattspan.processes.ebpf import close_all, open_perf_events
-    from wattspan.processes.performance_counters import (
-        HARDWARE_EVENTS,
-        SOCKET_PATH,
-        CountersClient,
-    )
+    """The performance counters of processes: by the helper at ``path``, or why there are none."""
+    from wattspan.processes import ebpf
+    from wattspan.processes.performance_counters import HARDWARE_EVENTS, SOCKET_PATH, CountersClient
 
     path = path or SOCKET_PATH
     if config.processes.counters == "off":
         yield declared("counters-off")
     elif path.exists():
-        client = CountersClient(clock, path, _COUNTERS_TIMEOUT)
+        client = CountersClient(clock, path, 5 * SECOND)
         client.request()
-        answered = client.sample() is not None
+        found = client.sample()
         client.close()
-        yield from (warning("counters", str(one)) for one in client.failures)
+        yield from (warning("performance counters", str(one)) for one in client.failures)
         if not client.failures:
-            yield declared("counters-used" if answered else "counters-late")
+            yield declared("counters-used" if found is not None else "counters-late")
     else:
         try:
-            close_all(open_perf_events(HARDWARE_EVENTS[:1], 0))
+            ebpf.close_all(ebpf.open_perf_events(HARDWARE_EVENTS[:1], 0))
         except PermissionError:
             yield declared("counters-unused")
         except OSError as error:
             yield declared("counters-missing", cause=error.strerror)
         else:
             yield declared("counters-unused")
-
-
-_COUNTERS_TIMEOUT = 5 * SECOND
 
 
 def examine_pods(config: Config) -> Iterator[Finding]:

@@ -1,0 +1,428 @@
+"""The helper for performance counters passes sums, and its client survives whatever it sends."""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from testbed.synthetic_kernel import Life, SyntheticKernel
+
+from wattspan.model import Consumer, Counts, Failure, Instant, Usage
+from wattspan.ports import UsageBatch
+from wattspan.processes.performance_counters import (
+    FIRST_DELAY,
+    HUNG_AFTER,
+    MAX_BODY,
+    CountersClient,
+    CounterSums,
+    add_counts,
+    serve_sums,
+)
+from wattspan.processes.source import CpuUsageSource
+from wattspan.testing import ManualClock
+
+MS = 1_000_000
+HEADER = struct.Struct("=II")
+UNKNOWN_USER = 2**32 - 2
+
+
+def body(*rows: tuple[int, int, tuple[int, ...]]) -> bytes:
+    """The body of an answer with rows of a pid, a socket and the words."""
+    pairs = [pid << 32 | place for pid, place, _ in rows]
+    words = [word for *_, some in rows for word in some]
+    return struct.pack(f"={6 * len(rows)}Q", *pairs, *words)
+
+
+def answer(content: bytes, kind: int = 0) -> bytes:
+    return HEADER.pack(kind, len(content)) + content
+
+
+ONE_ROW = body((7, 1, (5, 6, 7, 8, 9)))
+
+# ---------------------------------------------------------------------------------- the helper
+
+
+class Program:
+    def __init__(self, *bodies: bytes) -> None:
+        self.bodies, self.closed = iter(bodies), False
+
+    def sums(self) -> bytes:
+        return next(self.bodies)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Serving:
+    """A helper in a thread, and the agent's end of its connection."""
+
+    def __init__(self, opener: Any, permitted: Any = None, timeout: float = 60.0) -> None:
+        mine, its = socket.socketpair()
+        self.agent, self.told = mine, "still serving"
+        mine.settimeout(60)
+        allowed = range(UNKNOWN_USER) if permitted is None else permitted
+
+        def serve() -> None:
+            with its:
+                self.told = serve_sums(its, allowed, opener, timeout)
+
+        self.thread = threading.Thread(target=serve)
+        self.thread.start()
+
+    def ask(self) -> tuple[int, bytes]:
+        self.agent.send(b"?")
+        return self.read()
+
+    def read(self) -> tuple[int, bytes]:
+        kind, length = HEADER.unpack(self.agent.recv(HEADER.size, socket.MSG_WAITALL))
+        return kind, self.agent.recv(length, socket.MSG_WAITALL)
+
+    def end(self) -> str:
+        self.agent.close()
+        self.thread.join()
+        return self.told
+
+
+def test_helper_answers_each_request_with_the_next_sums_until_the_agent_ends() -> None:
+    program = Program(ONE_ROW, b"")
+    serving = Serving(lambda: program)
+    assert [serving.ask(), serving.ask()] == [(0, ONE_ROW), (0, b"")]
+    assert not program.closed
+    assert serving.end() == ""
+    assert program.closed
+
+
+def test_helper_refuses_another_user_before_it_opens_anything() -> None:
+    opened: list[object] = []
+    serving = Serving(lambda: opened.append(0), permitted=())
+    kind, told = serving.read()
+    assert (kind, opened) == (1, [])
+    assert told.startswith(b"user ")
+    assert told.endswith(b" may not read performance counters")
+    assert serving.end() == told.decode()
+
+
+def test_helper_tells_why_there_are_no_counters() -> None:
+    def open_nothing() -> Program:
+        raise OSError(2, "the CPUs offer none")
+
+    serving = Serving(open_nothing)
+    assert serving.read() == (1, b"the CPUs offer none")
+    assert serving.end() == "the CPUs offer none"
+
+
+@pytest.mark.parametrize("requests", [b"", b"?"], ids=["no request", "an answer that is not read"])
+def test_helper_of_a_stalled_agent_ends(requests: bytes) -> None:
+    program = Program(bytes(MAX_BODY))
+    serving = Serving(lambda: program, timeout=0.01)
+    with serving.agent:
+        serving.agent.send(requests)
+        serving.thread.join()
+    assert (serving.told, program.closed) == ("", True)
+
+
+# ---------------------------------------------------------------------------------- the client
+
+
+class Helper:
+    """The socket of a helper that answers what a test tells it to."""
+
+    def __init__(self, path: Path) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.listener.setblocking(False)
+        self.connection: socket.socket | None = None
+
+    def send(self, content: bytes) -> None:
+        """Answer the next request, of a new connection if there is one."""
+        try:
+            accepted = self.listener.accept()[0]
+        except BlockingIOError:
+            pass
+        else:
+            self.hang_up()
+            self.connection = accepted
+        assert self.connection is not None
+        assert self.connection.recv(2) == b"?"
+        self.connection.sendall(content)
+
+    def hang_up(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
+
+@pytest.fixture
+def helper(tmp_path: Path) -> Iterator[Helper]:
+    helper = Helper(tmp_path / "counters.sock")
+    yield helper
+    helper.hang_up()
+    helper.listener.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def client(tmp_path: Path, clock: ManualClock) -> Iterator[CountersClient]:
+    client = CountersClient(clock, tmp_path / "counters.sock", patience=0)
+    yield client
+    client.close()
+
+
+def test_client_reads_the_sums_since_its_last_request(
+    helper: Helper, client: CountersClient
+) -> None:
+    for content in (ONE_ROW, b"", body((1, 0, (1, 2, 3, 4, 5)), (2, 1, (0, 0, 0, 0, 0)))):
+        client.request()
+        helper.send(answer(content))
+        assert client.sample() == CounterSums.decoded(content)
+    assert client.failures == ()
+
+
+def test_decoded_sums_have_the_fields_of_counts() -> None:
+    sums = CounterSums.decoded(ONE_ROW)
+    assert sums == ([7 << 32 | 1], [5, 6, 7, 8, 9])
+    assert sums.times.by_process() == {7: {1: 5}}
+    assert CounterSums.decoded(b"") == ([], [])
+
+
+def test_late_answer_is_not_used_and_not_taken_for_the_next_one(
+    helper: Helper, client: CountersClient
+) -> None:
+    client.request()
+    assert client.sample() is None
+    helper.send(answer(ONE_ROW)[:11])
+    client.request()
+    assert client.sample() is None
+    assert helper.connection is not None
+    helper.connection.sendall(answer(ONE_ROW)[11:])
+    client.request()
+    assert client.sample() is None
+    client.request()
+    helper.send(answer(b""))
+    assert client.sample() == ([], [])
+    assert client.failures == ()
+
+
+def test_without_a_socket_there_are_no_sums_and_no_failure(client: CountersClient) -> None:
+    client.request()
+    assert (client.sample(), client.failures) == (None, ())
+
+
+def failed(client: CountersClient) -> str:
+    assert client.sample() is None
+    (failure,) = client.failures
+    return str(failure)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (answer(b"the CPUs offer none", 1), ": the CPUs offer none. "),
+        (answer(b"\xff\n\x1b[31m", 1), ": �"),
+        (answer(ONE_ROW[:-1]), ": its answer has half a row. "),
+        (answer(b"", 2), ": its answer is no answer of a helper. "),
+        (HEADER.pack(0, MAX_BODY + 1), ": its answer is no answer of a helper. "),
+        (answer(b"") + b"\0", ": its answer is no answer of a helper. "),
+        (b"HTTP/1.1 400 Bad Request\r\n", ": its answer is no answer of a helper. "),
+    ],
+)
+def test_invalid_answer_is_a_failure_and_ends_the_connection(
+    helper: Helper, client: CountersClient, content: bytes, cause: str
+) -> None:
+    client.request()
+    helper.send(content)
+    told = failed(client)
+    assert cause in told
+    assert told.isprintable()
+    assert helper.connection is not None
+    assert helper.connection.recv(1) == b""
+
+
+def test_client_connects_again_after_growing_delays(
+    helper: Helper, client: CountersClient, clock: ManualClock
+) -> None:
+    for delay in (1, 2, 4, 8):
+        client.request()
+        helper.send(b"")
+        helper.hang_up()
+        assert "it has ended" in failed(client)
+        clock.advance(ns=delay * FIRST_DELAY - 1)
+        client.request()
+        assert "it has ended" in failed(client)
+        clock.advance(ns=1)
+    client.request()
+    helper.send(answer(ONE_ROW))
+    assert client.sample() == CounterSums.decoded(ONE_ROW)
+    assert client.failures == ()
+
+
+def test_helper_that_does_not_answer_is_given_up(
+    helper: Helper, client: CountersClient, clock: ManualClock
+) -> None:
+    client.request()
+    clock.advance(ns=HUNG_AFTER)
+    client.request()
+    assert (client.sample(), client.failures) == (None, ())
+    clock.advance(ns=1)
+    client.request()
+    assert "it does not answer" in failed(client)
+
+
+def test_refused_connection_is_a_failure(helper: Helper, client: CountersClient) -> None:
+    helper.listener.close()
+    client.request()
+    assert "connection refused" in failed(client)
+
+
+# ---------------------------------------------------------------------------------- the source
+
+
+class Counters:
+    """Counts what a test tells it to."""
+
+    def __init__(self) -> None:
+        self.failures: tuple[Failure, ...] = ()
+        self.next: CounterSums | None = None
+        self.requests = 0
+        self.closed = False
+
+    def count(self, *rows: tuple[int, int, tuple[int, ...]]) -> None:
+        self.next = CounterSums.decoded(body(*rows))
+
+    def request(self) -> None:
+        self.requests += 1
+
+    def sample(self) -> CounterSums | None:
+        sums, self.next = self.next, None
+        return sums
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def counted() -> tuple[SyntheticKernel, Counters, CpuUsageSource, Life]:
+    """A host with counters, after the first poll, and a process that has worked for 3 ms."""
+    kernel, counters = SyntheticKernel(), Counters()
+    source = kernel.source(counters=counters, vigil=True)
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 3 * MS)
+    return kernel, counters, source, life
+
+
+def poll(kernel: SyntheticKernel, source: CpuUsageSource) -> UsageBatch:
+    kernel.clock.advance(1.0)
+    return source.poll()
+
+
+def test_usages_of_the_host_and_of_its_socket_have_the_counts_of_processes() -> None:
+    kernel, counters, source, life = counted()
+    counters.count((life.pid, 0, (1, 2, 3, 4, 5)), (9999, 0, (9, 9, 9, 9, 9)))
+    usages = poll(kernel, source).usages
+    assert [(one.resource, one.counts) for one in usages] == [
+        ("cpu", {life.consumer: Counts(1, 2, 3, 4, 5)}),
+        ("cpu:0", {life.consumer: Counts(1, 2, 3, 4, 5)}),
+    ]
+
+
+def test_unknown_counts_are_none_and_change_nothing_else() -> None:
+    kernel, _, source, life = counted()
+    usages = poll(kernel, source).usages
+    assert [one.counts for one in usages] == [None, None]
+    assert [dict(one.spent) for one in usages] == [{life.consumer: 3 * MS}] * 2
+
+
+def test_counts_of_a_second_are_divided_among_its_ticks() -> None:
+    kernel, counters, source, life = counted()
+    poll(kernel, source)
+    asked = counters.requests
+    for work in (1, 2, 5):
+        kernel.run(life, work * MS)
+        kernel.clock.advance(0.1)
+        counters.count((life.pid, 0, (80, 8, 16, 0, 7)))
+        batch = source.poll(settle=work == 5)
+    hosts = [one for one in batch.usages if one.resource == "cpu"]
+    parts = [(one.counts or {})[life.consumer] for one in hosts]
+    assert [part[:4] for part in parts] == [(10, 1, 2, 0), (20, 2, 4, 0), (50, 5, 10, 0)]
+    assert sum(part.misses for part in parts) == 7
+    assert counters.requests == asked + 1
+
+
+def test_pid_that_was_used_again_has_no_counts() -> None:
+    kernel, counters, source, life = counted()
+    poll(kernel, source)
+    kernel.run(life, MS)
+    kernel.exit(life)
+    while (heir := kernel.spawn()).pid != life.pid:
+        kernel.exit(heir)
+    kernel.run(heir, 2 * MS)
+    counters.count((life.pid, 0, (1, 2, 3, 4, 5)))
+    host, *_ = poll(kernel, source).usages
+    assert {life.consumer, heir.consumer} <= host.spent.keys()
+    assert host.counts == {}
+
+
+def test_short_processes_in_one_account_have_the_sum_of_their_counts() -> None:
+    kernel, counters, source, _ = counted()
+    poll(kernel, source)
+    lives = [kernel.spawn() for _ in range(2)]
+    for life in lives:
+        kernel.run(life, MS)
+        kernel.exit(life)
+    counters.count(*((life.pid, 0, (1, 2, 3, 4, 5)) for life in lives))
+    host, *_ = poll(kernel, source).usages
+    assert host.counts is not None
+    assert list(host.counts.values()) == [(2, 4, 6, 8, 10)]
+
+
+def test_source_closes_the_counters() -> None:
+    _, counters, source, _ = counted()
+    source.close()
+    assert counters.closed
+
+
+def test_source_reports_the_failure_of_counters(tmp_path: Path, client: CountersClient) -> None:
+    (tmp_path / "counters.sock").write_text("no socket")
+    kernel = SyntheticKernel()
+    kernel.spawn()
+    source = kernel.source(counters=client)
+    source.poll()
+    (failure,) = poll(kernel, source).failures
+    assert "performance counters" in failure.thing
+
+
+CONSUMERS = [Consumer(pid, 0) for pid in range(1, 4)]
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(CONSUMERS), st.integers(0, 10**12), max_size=3),
+        min_size=1,
+        max_size=10,
+    ),
+    st.dictionaries(
+        st.integers(1, 4), st.tuples(*[st.integers(0, 2**63)] * 5), min_size=1, max_size=4
+    ),
+)
+def test_counts_of_each_payer_add_up_to_its_sums(spent: list, rows: dict) -> None:
+    edges = [Instant(at, at) for at in range(len(spent) + 1)]
+    usages = [
+        Usage("cpu", start, end, work)
+        for start, end, work in zip(edges, edges[1:], spent, strict=False)
+    ]
+    sums = CounterSums.decoded(body(*((pid, 0, words) for pid, words in rows.items())))
+    found = add_counts(usages, sums, {})
+    for payer in CONSUMERS:
+        parts = [one.counts[payer] for one in found if one.counts and payer in one.counts]
+        worked = any(one.get(payer) for one in spent) and payer.pid in rows
+        expected = rows[payer.pid] if worked else ()
+        assert tuple(map(sum, zip(*parts, strict=True))) == expected
