@@ -1,6 +1,8 @@
 import os
 import socket
 import stat
+import struct
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from wattspan.cli.doctor.host import (
     container,
     examine_agent,
     examine_configuration,
+    examine_counters,
     examine_directories,
     examine_division,
     examine_host,
@@ -216,6 +219,51 @@ def test_packages_are_named_by_the_method_of_their_division() -> None:
     assert (timed.mark, timed.detail.partition(":")[0]) == (Severity.NOTE, "package-1")
     assert timed.remedy.endswith("Uses that never vary cannot be told apart.")
     assert list(examine_division(document(replace(busy_host(), domains=())).domains)) == []
+
+
+# ---------------------------------------------------------------------- the performance counters
+
+
+def told_of_counters(path: Path, setting: str = "auto", answer: bytes = b"") -> Finding:
+    """The finding while a helper gives an ``answer``; without one, no helper listens."""
+    config = Config(processes=ProcessesSettings(counters=setting))
+    with socket.socket(socket.AF_UNIX) as listener:
+        if answer:
+            listener.bind(str(path))
+            listener.listen()
+
+        def helper() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=helper if answer else int)
+        thread.start()
+        (finding,) = examine_counters(config, ManualClock(), path)
+        thread.join()
+    return finding
+
+
+def test_counters_are_used_if_the_helper_answers(tmp_path: Path) -> None:
+    finding = told_of_counters(tmp_path / "sock", answer=bytes(8))
+    assert (finding.mark, finding.remedy) == (Severity.OK, "")
+
+
+def test_answer_of_a_helper_without_counters_is_told_with_a_remedy(tmp_path: Path) -> None:
+    finding = told_of_counters(tmp_path / "sock", answer=struct.pack("=II", 1, 4) + b"none")
+    assert finding.mark is Severity.WARN
+    assert f"the helper at {tmp_path / 'sock'}: none. See " in finding.detail
+
+
+def test_counters_without_a_helper_are_a_note_with_the_command(tmp_path: Path) -> None:
+    finding = told_of_counters(tmp_path / "sock")
+    assert finding.mark is Severity.NOTE
+    offered = not finding.detail.startswith("the CPUs offer none (")
+    assert ("systemctl enable --now wattspan-counters.socket" in finding.remedy) is offered
+
+
+def test_counters_that_are_off_are_a_note(tmp_path: Path) -> None:
+    assert told_of_counters(tmp_path / "sock", "off").detail.startswith("not used: [processes]")
 
 
 # --------------------------------------------------------------------------- the configuration
