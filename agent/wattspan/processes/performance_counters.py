@@ -129,7 +129,8 @@ class CounterSums(NamedTuple):
     ) -> dict[str, dict[Payer, list[int]]]:
         """The sums of the payers of ``usages`` by resource; pids in ``accounts`` count for others.
 
-        A pid that several payers have had is left out: its work may be of any of them.
+        A pid that several payers have had is left out: its work may be of any of them. So is work
+        without a cycle, by counters that do not count.
         """
         payers: dict[int, Payer | None] = {}
         for usage in usages:
@@ -142,9 +143,9 @@ class CounterSums(NamedTuple):
         for at, pair in enumerate(self.pairs):
             pid = pair >> 32
             payer = payers.get(accounts.get(pid, pid))
-            if payer is None:
-                continue
             words = self.words[at * _WORDS : (at + 1) * _WORDS]
+            if payer is None or not all(words[:3]):  # time, cycles, reference
+                continue
             for resource in (HOST_RESOURCE, f"{HOST_RESOURCE}:{pair & SOCKET_MASK}"):
                 mine = found.setdefault(resource, {})
                 before = mine.get(payer)

@@ -357,6 +357,13 @@ def test_counts_of_a_second_are_divided_among_its_ticks() -> None:
     assert counters.requests == asked + 1
 
 
+@pytest.mark.parametrize("words", [(1, 0, 3, 4, 5), (1, 2, 0, 4, 5)])
+def test_work_without_cycles_is_not_counted(words: tuple[int, ...]) -> None:
+    kernel, counters, source, life = counted()
+    counters.count((life.pid, 0, words))
+    assert [one.counts for one in poll(kernel, source).usages] == [{}, {}]
+
+
 def test_pid_that_was_used_again_has_no_counts() -> None:
     kernel, counters, source, life = counted()
     poll(kernel, source)
@@ -410,7 +417,7 @@ CONSUMERS = [Consumer(pid, 0) for pid in range(1, 4)]
         max_size=10,
     ),
     st.dictionaries(
-        st.integers(1, 4), st.tuples(*[st.integers(0, 2**63)] * 5), min_size=1, max_size=4
+        st.integers(1, 4), st.tuples(*[st.integers(1, 2**63)] * 5), min_size=1, max_size=4
     ),
 )
 def test_counts_of_each_payer_add_up_to_its_sums(spent: list, rows: dict) -> None:
