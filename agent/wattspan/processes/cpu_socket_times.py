@@ -160,7 +160,7 @@ class SocketTimes:
         the program sees the pids of the host, which there are those of other processes.
         """
         if ProcFs(procfs).is_namespaced():
-            raise OSError(errno.ENOTSUP, "a pid namespace has other pids than the kernel")
+            raise OSError(errno.ENODEV, "a pid namespace has other pids than the kernel")
         self._topology, self._events = topology, events
         self._possible = tuple(parse_cpu_list(possible))
         if len(self._possible) < (os.cpu_count() or 1):  # the kernel would read too much

@@ -251,7 +251,7 @@ class CountersClient:
             raise
         if ProcFs().is_namespaced():
             connection.close()
-            raise OSError(errno.ENOTSUP, "a pid namespace has other pids than the kernel")
+            raise OSError(errno.ENODEV, "a pid namespace has other pids than the kernel")
         return connection
 
     def sample(self) -> CounterSums | None:

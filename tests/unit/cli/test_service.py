@@ -70,7 +70,7 @@ def test_dry_run_lists_the_actions_of_the_real_run(root: Path) -> None:
     planned = paths(service(root, "install", "--dry-run"), "Write")
     assert paths(service(root, "install"), "Wrote") == planned
     assert all((root / path.rstrip(":").lstrip("/")).is_file() for path in planned)
-    assert len(planned) == 6
+    assert len(planned) == 8
 
 
 def test_json_output_lists_the_same_actions_as_text(root: Path) -> None:
@@ -123,7 +123,7 @@ def test_link_in_place_of_measured_data_is_not_followed(root: Path, tmp_path: Pa
 def test_status_lists_each_file(root: Path) -> None:
     nothing = service(root, "status")
     assert nothing.exit_code == 1
-    assert nothing.stdout.count("not installed") == 6
+    assert nothing.stdout.count("not installed") == 8
     service(root, "install")
     assert service(root, "status").exit_code == 0
     (root / UNIT).write_text((root / UNIT).read_text().replace("Nice=5", "Nice=0"))
@@ -139,7 +139,7 @@ def test_print_option_prints_files_without_writing(root: Path) -> None:
     assert f"==> /{UNIT} <==\n" in done.stdout
     assert f"\nExecStart={PROGRAM} run\n" in done.stdout
     files = json.loads(service(root, "install", "--print", "--json").stdout)["files"]
-    assert len(files) == 6
+    assert len(files) == 8
     assert contents(root) == before
 
 
