@@ -6,10 +6,12 @@ the CPU time of the process in the same period.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from testbed.field import FieldCase, field_cases
 
-from wattspan.model import Consumer, Instant, Usage
+from wattspan.model import Consumer, Instant, Payer, Usage
 from wattspan.processes.performance_counters import CounterSums, add_counts
 
 MS = 1_000_000
@@ -17,9 +19,9 @@ MS = 1_000_000
 
 @pytest.mark.parametrize("case", field_cases("counters"))
 def test_recorded_sums_are_the_counts_of_their_processes(case: FieldCase) -> None:
-    rows = {Consumer(row["pid"], 7): row for row in case["row"]}
+    rows: dict[Payer, Any] = {Consumer(row["pid"], 7): row for row in case["row"]}
     sums = CounterSums(
-        [payer.pid << 32 for payer in rows],
+        [row["pid"] << 32 for row in rows.values()],
         [word for row in rows.values() for word in row["words"]],
     )
     spent = {payer: row["clock"] for payer, row in rows.items()}

@@ -60,15 +60,15 @@ IDLE_TIMEOUT = 60.0
 
 def open_program(events: Iterable[Sequence[PerfEvent]]) -> SocketTimes:
     """Count the first ones of ``events`` that the CPUs have. OSError."""
-    topology = CpuTopology()
+    topology, cause = CpuTopology(), ""
     for some in events:
         try:
             return SocketTimes(topology, topology.possible, events=some)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):
                 raise
-            cause = error
-    raise OSError(cause.errno, f"the CPUs or the kernel do not offer them ({cause.strerror})")
+            cause = str(error.strerror)
+    raise OSError(errno.ENOENT, f"the CPUs or the kernel do not offer them ({cause})")
 
 
 def serve_sums(
@@ -137,19 +137,19 @@ class CounterSums(NamedTuple):
             if usage.resource == HOST_RESOURCE:
                 for payer in usage.spent:
                     if isinstance(payer, Consumer):
-                        known = payers.get(payer.pid, payer)
+                        known = payers.setdefault(payer.pid, payer)
                         payers[payer.pid] = payer if known == payer else None
         found: dict[str, dict[Payer, list[int]]] = {}
         for at, pair in enumerate(self.pairs):
             pid = pair >> 32
-            payer = payers.get(accounts.get(pid, pid))
+            owner = payers.get(accounts.get(pid, pid))
             words = self.words[at * _WORDS : (at + 1) * _WORDS]
-            if payer is None or not all(words[:3]):  # time, cycles, reference
+            if owner is None or not all(words[:3]):  # time, cycles, reference
                 continue
             for resource in (HOST_RESOURCE, f"{HOST_RESOURCE}:{pair & SOCKET_MASK}"):
                 mine = found.setdefault(resource, {})
-                before = mine.get(payer)
-                mine[payer] = [*map(sum, zip(before, words, strict=True))] if before else [*words]
+                before = mine.get(owner)
+                mine[owner] = [*map(sum, zip(before, words, strict=True))] if before else [*words]
         return found
 
 

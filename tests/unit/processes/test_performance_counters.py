@@ -189,8 +189,8 @@ def test_client_reads_the_sums_since_its_last_request(
 
 def test_decoded_sums_have_the_fields_of_counts() -> None:
     sums = CounterSums.decoded(ONE_ROW)
-    assert sums == ([7 << 32 | 1], [5, 6, 7, 8, 9])
     assert sums.times.by_process() == {7: {1: 5}}
+    assert sums == ([7 << 32 | 1], [5, 6, 7, 8, 9])
     assert CounterSums.decoded(b"") == ([], [])
 
 
