@@ -37,6 +37,7 @@ def test_packaged_service_measures_after_installation_and_boot(machine: Machine)
     assert machine.active("wattspan.service")
     assert machine.host.property("wattspan.service", "UnitFileState") == "enabled"
     assert machine.host.property("wattspan-capper.socket", "UnitFileState") == "enabled"
+    assert machine.host.property("wattspan-counters.socket", "UnitFileState") == "disabled"
     machine.measuring()
     shown = {name for name in machine.totals() if name.startswith("hw_energy_joules_total")}
     told = {match[1] for name in shown if (match := re.search(r'"hw_id": "([^"]*)"', name))}

@@ -5,12 +5,21 @@ The test's systemd runs in a pid namespace, where the helper refuses to count: i
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
 import pytest
 from testbed.systemd_host import PRINTED
-from testbed.systemd_wattspan import COUNTERS, COUNTERS_SOCKET, PYTHON, Installed, installed
+from testbed.systemd_wattspan import (
+    AGENT,
+    COUNTERS,
+    COUNTERS_SOCKET,
+    PROGRAM,
+    PYTHON,
+    Installed,
+    installed,
+)
 from testbed.waiting import eventually
 
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
@@ -61,6 +70,18 @@ def test_each_connection_starts_a_helper_that_ends_with_it(it: Installed, user: 
     who = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
     assert it.host.run(*who, PYTHON, "-c", ASK).stdout.strip() == REFUSED
     eventually(lambda: not instances(it), "no helper is left")
+
+
+def test_agents_unit_may_connect_and_reports_why_nothing_is_counted(it: Installed) -> None:
+    it.host.systemctl("start", AGENT)
+
+    def told() -> list[str]:
+        sections = json.loads(it.host.run(PROGRAM, "doctor", "--json").stdout)["sections"]
+        (agent,) = (one["findings"] for one in sections if one["title"] == "Agent")
+        return [finding["detail"] for finding in agent if PATH in finding["detail"]]
+
+    assert REFUSED in eventually(told, "the agent has asked", within=60)[0]
+    it.host.systemctl("stop", AGENT)
 
 
 def test_sandbox_of_the_helper_permits_the_program_and_its_events(it: Installed) -> None:
