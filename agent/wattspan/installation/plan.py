@@ -313,11 +313,8 @@ def _remove_empty_directories(removed: Sequence[ServiceFile]) -> Iterator[Action
 
 def _package_notice(units: Sequence[str], found: InstallationState) -> Iterator[Action]:
     """Yield a note if the stopped units have the names of those of a package."""
-    if (
-        found.packaged
-        and found.live
-        and (stopped := [one for one in (AGENT, CAPPER_SOCKET) if one in units])
-    ):
+    stopped = [one for one in (AGENT, CAPPER_SOCKET) if one in units]
+    if found.packaged and found.live and stopped:
         yield Note(
             "The services of the package are stopped and disabled now. To start them, run "
             f"`systemctl enable --now {' '.join(stopped)}`."

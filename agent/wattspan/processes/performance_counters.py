@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from operator import add, is_, sub
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -126,7 +127,7 @@ class CounterSums(NamedTuple):
 
     def by_payer(
         self, usages: Iterable[Usage], accounts: Mapping[int, int]
-    ) -> dict[str, dict[Payer, list[int]]]:
+    ) -> dict[str, dict[Payer, Sequence[int]]]:
         """The sums of the payers of ``usages`` by resource; pids in ``accounts`` count for others.
 
         A pid that several payers have had is left out: its work may be of any of them. So is work
@@ -139,7 +140,7 @@ class CounterSums(NamedTuple):
                     if isinstance(payer, Consumer):
                         known = payers.setdefault(payer.pid, payer)
                         payers[payer.pid] = payer if known == payer else None
-        found: dict[str, dict[Payer, list[int]]] = {}
+        found: dict[str, dict[Payer, Sequence[int]]] = {}
         for at, pair in enumerate(self.pairs):
             pid = pair >> 32
             owner = payers.get(accounts.get(pid, pid))
@@ -149,7 +150,7 @@ class CounterSums(NamedTuple):
             for resource in (HOST_RESOURCE, f"{HOST_RESOURCE}:{pair & SOCKET_MASK}"):
                 mine = found.setdefault(resource, {})
                 before = mine.get(owner)
-                mine[owner] = [*map(sum, zip(before, words, strict=True))] if before else [*words]
+                mine[owner] = [*map(add, before, words)] if before else words
         return found
 
 
@@ -161,28 +162,35 @@ def add_counts(
     A payer without time has no counts. Nothing is counted twice.
     """
     found = sums.by_payer(usages, accounts)
-    totals: dict[str, dict[Payer, int]] = {}
+    spent: dict[str, list[Mapping[Payer, int]]] = {}
     for usage in usages:
-        total = totals.setdefault(usage.resource, {})
-        for payer, amount in usage.spent.items():
-            total[payer] = total.get(payer, 0) + amount
-    begun: dict[str, dict[Payer, int]] = {resource: {} for resource in totals}
-    counted = []
-    for usage in usages:
-        total, before = totals[usage.resource], begun[usage.resource]
-        mine = found.get(usage.resource, {})
-        counts: dict[Payer, Counts] = {}
-        for payer, amount in usage.spent.items():
-            words, whole = mine.get(payer), total[payer]
-            if words is None or amount <= 0:
-                continue
-            if amount < whole:
-                start = before.get(payer, 0)
-                end = before[payer] = start + amount
-                words = [word * end // whole - word * start // whole for word in words]
-            counts[payer] = Counts(*words)
-        counted.append(replace(usage, counts=counts))
-    return counted
+        spent.setdefault(usage.resource, []).append(usage.spent)
+    divided: dict[str, Sequence[dict[Payer, Counts]]] = {}
+    for resource, amounts in spent.items():
+        mine, host = found.get(resource, {}), divided.get(HOST_RESOURCE)
+        # The only socket of a host has what the host has.
+        same = mine == found.get(HOST_RESOURCE) and all(map(is_, amounts, spent[HOST_RESOURCE]))
+        divided[resource] = host if host and same else _divided(mine, amounts)
+    parts = {resource: iter(counts) for resource, counts in divided.items()}
+    return [replace(usage, counts=next(parts[usage.resource])) for usage in usages]
+
+
+def _divided(
+    found: Mapping[Payer, Sequence[int]], spent: Sequence[Mapping[Payer, int]]
+) -> Sequence[dict[Payer, Counts]]:
+    """The part of each of ``spent`` in the sums of the payers."""
+    counts: list[dict[Payer, Counts]] = [{} for _ in spent]
+    for payer, words in found.items():
+        amounts = [one.get(payer, 0) for one in spent]
+        whole, end = sum(amounts), 0
+        before: Sequence[int] = [0] * _WORDS
+        for part, amount in zip(counts, amounts, strict=True):
+            if amount > 0:
+                end += amount
+                edge = words if end == whole else [word * end // whole for word in words]
+                part[payer] = Counts(*map(sub, edge, before))
+                before = edge
+    return counts
 
 
 # --------------------------------------------------------------------------------------- client

@@ -121,16 +121,15 @@ def build_agent(
     """
     clock = SystemClock()
     sysfs = emulated.sysfs if emulated is not None else None
+    # The counters of this host tell nothing of an emulated one.
+    counted = config.processes.counters == "auto" and emulated is None
     resolver = PrincipalResolver.of_host(pods_by_user=config.spans.pod == "uid")
     with contextlib.ExitStack() as undo:
         processes = open_processes(
             clock,
             sysfs=sysfs or Path("/sys"),
             events=config.processes.events,
-            # Those of this host tell nothing of an emulated one.
-            counters=CountersClient(clock)
-            if config.processes.counters == "auto" and emulated is None
-            else None,
+            counters=CountersClient(clock) if counted else None,
             names=config.processes.names,
             principals=resolver,
         )
