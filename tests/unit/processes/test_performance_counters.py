@@ -25,6 +25,7 @@ from wattspan.processes.performance_counters import (
 )
 from wattspan.processes.source import CpuUsageSource
 from wattspan.testing import ManualClock
+from wattspan.util.cpu_topology import CpuTopology
 
 MS = 1_000_000
 HEADER = struct.Struct("=II")
@@ -405,6 +406,27 @@ def test_source_reports_the_failure_of_counters(tmp_path: Path, client: Counters
     source.poll()
     (failure,) = poll(kernel, source).failures
     assert "performance counters" in failure.thing
+
+
+def test_counted_time_divides_work_between_sockets(tmp_path: Path) -> None:
+    for cpu in range(2):
+        (folder := tmp_path / f"devices/system/cpu/cpu{cpu}/topology").mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{cpu}\n")
+    kernel, counters = SyntheticKernel(cpus=2), Counters()
+    source = kernel.source(counters=counters, topology=CpuTopology(tmp_path))
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 30 * MS)
+    counters.count((life.pid, 0, (1, 1, 1, 0, 0)), (life.pid, 1, (2, 5, 6, 7, 8)))
+    usages = poll(kernel, source).usages
+    assert [one.spent for one in usages] == [
+        {life.consumer: amount * MS} for amount in (30, 10, 20)
+    ]
+    assert [(one.counts or {})[life.consumer] for one in usages] == [
+        (3, 6, 7, 7, 8),
+        (1, 1, 1, 0, 0),
+        (2, 5, 6, 7, 8),
+    ]
 
 
 CONSUMERS = [Consumer(pid, 0) for pid in range(1, 4)]
