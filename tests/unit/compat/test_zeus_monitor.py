@@ -720,7 +720,8 @@ def test_energies_of_windows_are_read_with_the_first_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
-    emulated = dataclasses.replace(GPU, provenance=Provenance.EMULATED)  # a real one has a device file
+    # A real board has a device file.
+    emulated = dataclasses.replace(GPU, provenance=Provenance.EMULATED)
     past = ConstantPast(until=FAR, known_domains=(PACKAGE, emulated))
     past.devices[GPU.id] = 300_000
     past.gpus[GPU.id] = GpuStatus(GPU.id, Instant(5, 5), index=0)

@@ -227,9 +227,6 @@ class GpuDevice(ABC):
     Only a library that finds boards at its initialisation alone needs to tell.
     """
 
-    keeps_settings: bool = True
-    """False if an initialisation of the library may end the settings of the board."""
-
     static_power: Milliwatts | None = None
     """The configured power of a blocked board."""
 
@@ -265,6 +262,11 @@ class GpuDevice(ABC):
     @abstractmethod
     def status(self, at: Instant) -> GpuStatus:
         """Limits, clocks, temperature and memory; the sampler adds the rest."""
+
+    @property
+    def keeps_settings(self) -> bool:
+        """False if an initialisation of the library may end the settings of the board."""
+        return True
 
     def sensor_duty(self, gauges: GpuGauges) -> float:
         """The part of the time that the power sensor sees."""

@@ -285,9 +285,10 @@ class NvmlDevice(GpuDevice):
         )
 
     @property
-    def keeps_settings(self) -> bool:  # type: ignore[override]
+    def keeps_settings(self) -> bool:
         """True in persistence mode, in which the driver stays loaded for the board."""
-        return self.library.optional("nvmlDeviceGetPersistenceMode", self.calls.handle) == 1
+        mode = self.library.optional("nvmlDeviceGetPersistenceMode", self.calls.handle)
+        return bool(mode == 1)
 
     def energy(self, max_power: Milliwatts) -> tuple[Microjoules | None, Instant]:
         del max_power
