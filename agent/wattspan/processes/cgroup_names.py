@@ -84,6 +84,7 @@ _VMS = _patterns(
     r"firecracker(?:-v?[0-9][\w.-]*)?/([A-Za-z0-9-]{1,64})",  # its jailer
     rf"systemd-vmspawn@({_SEGMENT})\.service",
     rf"kata_({_HEX})",
+    rf"kata_overhead/({_HEX})",  # its QEMU; v1 has the threads of virtual CPUs in the pod
 )
 _UNIT_OF_CONTAINER = re.compile(_SCOPE)
 
