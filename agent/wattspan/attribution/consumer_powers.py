@@ -182,9 +182,7 @@ class ConsumerPowers:
     """
 
     def __init__(self, terms: int = 0) -> None:
-        self._regression = PowerRegression()
-        for _ in range(terms):
-            self._regression.admit()
+        self._regression = PowerRegression(terms)
         self._first = FIRST + terms
         self.terms = [_UNKNOWN_TERM] * terms
         """The powers of the terms, 0 while they are not known."""

@@ -107,14 +107,20 @@ class PowerFit:
 
 
 class PowerRegression:
-    """The sums of the equations of one package, and their solution in watts."""
+    """The sums of the equations of one package, and their solution in watts.
 
-    def __init__(self) -> None:
+    The first rows from FIRST on are those of ``terms`` that are no consumers'.
+    """
+
+    def __init__(self, terms: int = 0) -> None:
         self._sums = [[0.0] * FIRST for _ in range(FIRST)]
         self._noise = 0.0  # standard deviation of the power of a window, before the present ones
         self.fit: PowerFit | None = None
         self._deviants = 0
         self._residual = self._products = self._squares = 0.0
+        self._terms = terms
+        for _ in range(terms):
+            self.admit()
 
     @property
     def windows(self) -> float:
@@ -201,11 +207,12 @@ class PowerRegression:
         limited = max(-_HUBER * deviation, min(_HUBER * deviation, residual))
         deviates = abs(residual) > _DEVIANT * deviation
         if not deviates:
-            # The first solutions predict badly: their residuals are not those of the noise.
-            standard = limited / deviation if deviation else 0.0
-            self._products += (standard * self._residual - self._products) / MEMORY
-            self._squares += (standard * standard - self._squares) / MEMORY
-            self._residual = standard
+            # The first solutions predict badly, most of all with terms, and consecutive residuals
+            # are alike by that alone. Without terms this stays a margin of the stated errors.
+            scaled = limited / deviation if self._terms and deviation else limited
+            self._products += (scaled * self._residual - self._products) / MEMORY
+            self._squares += (scaled * scaled - self._squares) / MEMORY
+            self._residual = scaled
         self._deviants = max(0, self._deviants + (1 if deviates else -1))
         if self._deviants >= _CHANGED:
             self._noise = fit.noise
