@@ -368,11 +368,11 @@ BURSTY = [
 
 
 def _ten_rows(idle: str, varying: str, steady: str, sum_of_them: str) -> list[Row]:
-    title = "ten processes 1 : 3, idle power " + idle
+    title = f"ten 1 : 3, idle power {idle}"
     return [
-        Row(f"{title}: the three that vary", VARYING, varying),
-        Row(f"{title}: the seven that do not", STEADY, steady),
-        Row(f"{title}: the sum of these", STEADY, sum_of_them, pooled=True),
+        Row(f"{title}: three varying", VARYING, varying),
+        Row(f"{title}: seven steady", STEADY, steady),
+        Row(f"{title}: their sum", STEADY, sum_of_them, pooled=True),
     ]
 
 
@@ -383,16 +383,14 @@ SCENARIOS = [
         ADDITIVE,
         UNEQUAL,
         [
-            Row("two processes 1 : 2.5, never at rest", BOTH, "≤ 3 %"),
+            Row("two 1 : 2.5, never at rest", BOTH, "≤ 3 %"),
             Row("spans of 1 s in them", BOTH, "≤ 8 %", seconds=1),
         ],
         rested=False,
     ),
-    Scenario(ADDITIVE, UNEQUAL, [Row("two processes 1 : 2.5, once at rest", BOTH, "≤ 3 %")]),
-    Scenario(TURBO, UNEQUAL, [Row("two processes 1 : 2.5, once at rest", BOTH, "≤ 6 %")]),
-    Scenario(
-        TURBO, UNEQUAL, [Row("two processes 1 : 2.5, never at rest", BOTH, INSIDE)], rested=False
-    ),
+    Scenario(ADDITIVE, UNEQUAL, [Row("two 1 : 2.5, once at rest", BOTH, "≤ 3 %")]),
+    Scenario(TURBO, UNEQUAL, [Row("two 1 : 2.5, once at rest", BOTH, "≤ 6 %")]),
+    Scenario(TURBO, UNEQUAL, [Row("two 1 : 2.5, never at rest", BOTH, INSIDE)], rested=False),
     Scenario(ADDITIVE, ten(3, VARYING), _ten_rows("observed", "≤ 3 %", INSIDE, "≤ 5 %")),
     Scenario(ADDITIVE, ten(3, VARYING), _ten_rows("learned", "≤ 10 %", INSIDE, "–"), rested=False),
     Scenario(
@@ -448,12 +446,12 @@ SCENARIOS = [
         two(Process(4.0, (), APART), Process(10.0, (), APART, copies=0)),
         [Row("a neighbour of 2.5 times the cost copies the load", BOTH, INSIDE)],
     ),
-    Scenario(LEAKING, UNEQUAL, [Row("two processes 1 : 2.5, warming", BOTH, INSIDE)]),
+    Scenario(LEAKING, UNEQUAL, [Row("two 1 : 2.5, warming", BOTH, INSIDE)]),
     *(
         Scenario(
             replace(SERVER, name=f"{SERVER.name}, {counter.name}"),
             ten(4, VARYING),
-            [Row("ten processes 1 : 4", range(10), INSIDE)],
+            [Row("ten 1 : 4", range(10), INSIDE)],
             counter=counter,
         )
         for counter in (SANDY_BRIDGE, SAPPHIRE_RAPIDS)
@@ -467,13 +465,5 @@ SCENARIOS = [
         ],
         [Row("equal CPU time, traffic 30 : 10 : 1", (0, 1, 2), INSIDE)],
         domain=MEMORY_ZONE,
-    ),
-    Scenario(
-        SERVER,
-        [
-            one._replace(ipc=0.8 + 0.3 * (i * 7 % 5), traffic=wandering(0.02, 0.02 * (i % 3), 3.0))
-            for i, one in enumerate(ten(4, VARYING))
-        ],
-        [Row("ten processes 1 : 4 that move memory", range(10), INSIDE)],
     ),
 ]
