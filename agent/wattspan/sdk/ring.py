@@ -177,7 +177,7 @@ class RingChannel:
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_held") and not ends():  # at the end of Python, modules are gone
-            self._held.close()
+            self.close()
 
 
 def _send_ring(ring: OwnedDescriptor, path: str) -> OwnedDescriptor:

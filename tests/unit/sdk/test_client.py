@@ -789,3 +789,23 @@ def test_window_that_is_not_known_yet_is_asked_for_again(
     assert windows[2].total > 0
     agent.close()
     assert windows[1].total > 0
+
+
+def test_daemonising_program_keeps_the_files_that_it_opens_next(agent: QueryServer) -> None:
+    script = """
+import os, wattspan
+
+with wattspan.window():
+    pass
+used = [int(name) for name in os.listdir("/proc/self/fd")]
+targets = [os.readlink(f"/proc/self/fd/{n}") for n in used if os.path.lexists(f"/proc/self/fd/{n}")]
+assert any("memfd:wattspan" in one for one in targets), targets
+os.closerange(3, max(used) + 1)
+files = [os.open("/dev/null", os.O_RDONLY) for _ in used]
+wattspan.sdk.registration.renew()  # its connection is closed; it makes another
+for one in files:
+    os.fstat(one)
+"""
+    paths = {"PYTHONPATH": str(Path(wattspan.__file__).parents[1])}
+    with listening(agent.folder):
+        subprocess.run([sys.executable, "-c", script], env=os.environ | paths, check=True)
