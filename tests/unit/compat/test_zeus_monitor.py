@@ -716,15 +716,37 @@ def test_unused_log_closes_at_once(logs: Path) -> None:
     assert logs.read_text() == "start_time,window_name,elapsed_time,gpu0_energy\n"
 
 
-def test_energies_of_windows_are_read_with_the_first_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConstantPast:
+    """A package and a GPU, of an agent at ``tmp_path``."""
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
     # A real board has a device file.
     emulated = dataclasses.replace(GPU, provenance=Provenance.EMULATED)
     past = ConstantPast(until=FAR, known_domains=(PACKAGE, emulated))
     past.devices[GPU.id] = 300_000
     past.gpus[GPU.id] = GpuStatus(GPU.id, Instant(5, 5), index=0)
+    return past
+
+
+def test_energy_of_a_silent_gpu_is_known_once_it_gives_readings_again(
+    tmp_path: Path, past: ConstantPast
+) -> None:
+    with QueryServer(tmp_path, past):
+        monitor = monitor_of(read_devices)(gpu_indices=[0])
+        windows = [measured(monitor) for _ in range(4)]
+        past.until = 0
+        past.silenced.add(GPU.id)
+        with pytest.raises(NotMeasuredError):
+            _ = windows[0].gpu_energy
+        past.until = FAR
+        past.silenced.clear()
+        for one in windows:
+            assert one.total_energy == pytest.approx(300 * one.time, rel=0.01, abs=2e-6)
+
+
+def test_energies_of_windows_are_read_with_the_first_of_them(
+    tmp_path: Path, past: ConstantPast
+) -> None:
     with QueryServer(tmp_path, past):
         monitor = monitor_of(read_devices)(gpu_indices=[0])
         monitor.begin_window("all", sync_execution=False)

@@ -146,10 +146,10 @@ class DeviceFigures:
         return {device.id: device for device in self._known(found)}
 
     def accept(self, ids: tuple[str, ...], devices: tuple[Device, ...]) -> bool:
-        """Keep the figures of some devices if they are final; True if they are."""
-        if final := all(one.complete or one.silent for one in devices):
+        """Keep the figures of some devices if they are final; True unless they come soon."""
+        if all(one.complete for one in devices):  # a silent one may give readings again
             self._found[ids] = devices
-        return final
+        return all(one.complete or one.silent for one in devices)
 
     def _known(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """``devices``; a warning if a figure is partial, NotMeasuredError if one is unknown."""
