@@ -348,7 +348,7 @@ def _joules(microjoules: int | None) -> float | None:
     return None if microjoules is None else microjoules / 1e6
 
 
-MAX_PERIODS, MAX_BODY_BYTES = 1024, 64 << 10  # of one request
+MAX_PERIODS, MAX_BODY_BYTES = 256, 64 << 10  # of one request
 
 Period = tuple[int, int]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -12,9 +12,10 @@ processes. :mod:`wattspan.api.authorization` says who may see which energy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from itertools import takewhile
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -59,6 +60,7 @@ from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
     MILLISECOND,
+    SECOND,
     Consumer,
     Provenance,
     RecordedDecision,
@@ -113,6 +115,9 @@ MAX_WAITING = PoolName.WAITING_QUERIES.limit
 
 The next are answered at once, so that none crowds out spans.
 """
+
+ANSWER_WITHIN = SECOND
+"""Time after which an answer begins no further period: others wait, and its process waits 2 s."""
 
 _READ = ("GET", "HEAD")
 
@@ -247,7 +252,8 @@ class QueryService:
         family = values.get("family", False)
 
         def respond() -> HttpResponse:
-            found = [answer(*one, consumer, family=family, grid=grid) for one in periods]
+            asked = self._answered(periods)
+            found = [answer(*one, consumer, family=family, grid=grid) for one in asked]
             facts = {"windows": found} if request.method == "POST" else found[0]
             return json_response({"host_name": self._host, **facts})
 
@@ -276,11 +282,17 @@ class QueryService:
             return json_response(facts)
 
         def respond() -> HttpResponse:
-            windows = (query._replace(start=start, end=end) for start, end in periods)
+            asked = self._answered(periods)
+            windows = (query._replace(start=start, end=end) for start, end in asked)
             found = [list(map(one.figures, query.domains)) for one in windows]
             return json_response({**facts, "windows": found})
 
         return await self._in_thread(owner, respond)
+
+    def _answered(self, periods: Sequence[energy.Period]) -> Iterator[energy.Period]:
+        """The first of ``periods``, at least one, while the answer is not late."""
+        until = self._clock.monotonic() + ANSWER_WITHIN
+        return takewhile(lambda _: self._clock.monotonic() < until, periods)
 
     def _grid_for(self, peer: Peer) -> TimeGrid:
         """The grid of the energy of devices for ``peer``."""

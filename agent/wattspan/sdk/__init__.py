@@ -88,7 +88,8 @@ class UnreadWindows:
     """Windows that have ended, in this order, whose values were not read yet. Thread-safe.
 
     They are read together with the first that the program reads. Each has a ``period``, and its
-    method ``accept`` keeps an answer that is final. Windows that the program drops are forgotten.
+    method ``accept`` keeps an answer that is final; it returns False of one that soon is. Windows
+    that the program drops are forgotten.
     """
 
     def __init__(self) -> None:
@@ -106,7 +107,8 @@ class UnreadWindows:
     ) -> Any:
         """The answer for ``window`` by a question for several periods, its own first.
 
-        None if no other window is unread, or for a MeasurementError: then it is to be read alone.
+        Without an answer, periods at the end are asked for again. None if no other window is
+        unread, or for a MeasurementError: then it is to be read alone. AgentBusyError.
         """
         from contextlib import suppress
 
@@ -117,14 +119,19 @@ class UnreadWindows:
             while len(found) < READ_TOGETHER:
                 if (one := unread.popleft()()) not in (None, window):
                     found.append(one)
-        with suppress(MeasurementError):
-            if len(found) > 1:
-                answers = ask([one.period for one in found])
-                pairs = zip(found, answers, strict=True)
-                unknown = [one for one, answer in pairs if not one.accept(kind, answer)]
-                unread.extendleft(map(ref, reversed(unknown)))
-                return answers[0]
-        return None
+        if len(found) == 1:
+            return None
+        try:
+            answers = ask([one.period for one in found])
+        except AgentBusyError:
+            unread.extendleft(map(ref, reversed(found)))
+            raise
+        except MeasurementError:
+            return None
+        pairs = zip(found, answers, strict=False)
+        unknown = [one for one, answer in pairs if not one.accept(kind, answer)]
+        unread.extendleft(map(ref, reversed(unknown + found[len(answers) :])))
+        return answers[0]
 
 
 class WatchRegistration:

@@ -12,6 +12,7 @@ from testbed.constant_history import DRAM, GPU, PACKAGE, Asked, local_peer
 from wattspan.api.energy import DEFAULT_WAIT, MAX_BODY_BYTES, MAX_IDS, MAX_PERIODS, TimeGrid
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND, GpuStatus, Instant
+from wattspan.testing import ManualClock
 
 ROOT = local_peer(9, 0)
 STRANGER = local_peer(55, 2000)
@@ -220,6 +221,24 @@ def test_many_periods_wait_for_the_first_alone(asked: Asked) -> None:
     assert asked.pauses == []
     many(asked, (-1, 50), (-2, -1), of="devices", hw_id="dram-0", wait="5s")
     assert sum(asked.pauses) == pytest.approx(5)
+
+
+class PassingClock(ManualClock):
+    """A clock by which every reading takes a tenth of a second."""
+
+    def monotonic(self) -> int:
+        self.advance(0.1)
+        return super().monotonic()
+
+
+@pytest.mark.parametrize("query", [{"of": "devices", "hw_id": "dram-0"}, {"pid": "self"}])
+def test_answer_that_takes_long_has_the_first_periods(query: dict[str, str]) -> None:
+    asked = Asked(clock=PassingClock())
+    periods = [(-2 - i, -1 - i) for i in range(100)]
+    first = many(asked, *periods, **query)["windows"]
+    assert 1 < len(first) < 20
+    for size in (1, 3):
+        assert many(asked, *periods[:size], **query)["windows"] == first[:size]
 
 
 @pytest.mark.parametrize(

@@ -769,6 +769,25 @@ def test_failed_question_for_several_windows_leaves_each_to_be_read_alone() -> N
     assert unread.read(windows[0], "", ask) is None
 
 
+def test_windows_without_an_answer_are_asked_for_again() -> None:
+    unread, windows, answers = UnreadWindows(), [Read(1), Read(2), Read(3)], [1]
+
+    def ask(periods: list[tuple[int, int]]) -> list[int]:
+        if not answers:
+            raise AgentBusyError("more than 500 requests a second")
+        return answers[: len(periods)]
+
+    for one in windows:
+        unread.add(one)
+    assert unread.read(windows[0], "", ask) == 1  # the agent had no time for the others
+    answers.clear()
+    with pytest.raises(AgentBusyError):  # after the whole timeout, so no second question
+        unread.read(windows[1], "", ask)
+    answers += [2, 3]
+    assert unread.read(windows[1], "", ask) == 2
+    assert [one.answers for one in windows] == [[1], [2], [3]]
+
+
 def test_windows_are_read_with_the_first_of_them(agent: QueryServer) -> None:
     windows = [wattspan.window(str(i)).begin().end() for i in range(20)]
     assert windows[3].total > 0
