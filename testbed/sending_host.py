@@ -25,6 +25,7 @@ class BelievingResolver:
     def __init__(self, known: Collection[int] | None = None, of_another: int = LARGEST_PID) -> None:
         self.known, self.of_another = known, of_another
         self.ended: set[int] = set()
+        self.changed: set[int] = set()  # of processes with another principal than before
 
     def resolve(self, peer: Peer, claims: Iterable[ResourceClaim]) -> tuple[SpanIdentity, ...]:
         return tuple(map(self._believed, claims))
@@ -37,8 +38,8 @@ class BelievingResolver:
             raise OverflowError
         return SpanIdentity(self.identify(claim.pid) or Outcome.NOT_BELIEVED, USER, sender)
 
-    def announcer(self, pid: int, proven: Principal) -> Consumer | None:
-        return self.identify(pid)
+    def announcer(self, pid: int, proven: Principal) -> Consumer | Outcome | None:
+        return Outcome.NOT_BELIEVED if pid in self.changed else self.identify(pid)
 
     def principal(self, consumer: Consumer) -> Principal:
         return Principal(1000 + consumer.pid // self.of_another)

@@ -71,10 +71,10 @@ class WindowEdges:
         self._sorted: list[int] | None = []
 
     def update(
-        self, process: Consumer, owner: Hashable, times: Iterable[int], *, ended: bool = False
+        self, pid: int, owner: Hashable, times: Iterable[int], *, ended: bool = False
     ) -> None:
         """Add edges of a process, monotonic times in any order; forget all once it ``ended``."""
-        path = *share_path(owner), process
+        path = *share_path(owner), pid
         with self._lock:
             for time in times:
                 admission = self._pool.acquire(path)
@@ -89,7 +89,7 @@ class WindowEdges:
     def of(self, process: Consumer) -> Sequence[int]:
         """The edges of one process."""
         with self._lock:
-            return [time for path, own in self._of.items() if path[-1] == process for time in own]
+            return [t for path, own in self._of.items() if path[-1] == process.pid for t in own]
 
     def all(self) -> Sequence[int]:
         """The edges of all processes."""

@@ -107,9 +107,9 @@ class SpanAnnouncers:
             self._connected[key] = known
             return known.consumer
         found = self._resolver.announcer(report.pid, report.principal)
-        if found is None:
-            return None if known is None else known.consumer
-        if isinstance(found, Outcome):
+        if found is None and known is not None:
+            found = known.consumer  # until all of its records are read
+        if found is None or isinstance(found, Outcome):
             return None
         if not report.gone:
             self._connected[key] = _Connected(found, now)

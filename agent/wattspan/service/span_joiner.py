@@ -290,9 +290,10 @@ class SpanJoiner:
             self._demand.hold(Reason.SIDE_CHANNEL, ASKED_FOR)
         for report in self._side_channel.drain():
             consumer = self._announcers.process(report, now)
+            edges = () if consumer is None else report.edges
+            self._edges.update(report.pid, report.principal, edges, ended=report.gone)
             if consumer is None or report.principal is None:
                 continue
-            self._edges.update(consumer, report.principal, report.edges, ended=report.gone)
             if not report.records and consumer not in self._processes:
                 continue
             process = self._process(consumer, now, report.principal)

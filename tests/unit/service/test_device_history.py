@@ -278,7 +278,7 @@ def test_late_reads_have_the_energy_between_edges_of_windows() -> None:
     other = START + 33 * TICK, START + 34 * TICK
     before = host.devices.device(GPU.id, *window)
     assert before.energy[HwType.GPU] > 2 * GPU_POWER
-    edges.update(Consumer(5, 1), USER, window)
+    edges.update(5, USER, window)
     host.powers[GPU.id] = 1
     host.run(5000)
     assert host.devices.device(GPU.id, *window).energy == before.energy
@@ -286,7 +286,7 @@ def test_late_reads_have_the_energy_between_edges_of_windows() -> None:
     assert host.devices.device(GPU.id, *other).covered == 0
     longer = host.devices.device(GPU.id, other[0], other[0] + 30 * TICK)
     assert abs(longer.energy[HwType.GPU] - 15 * GPU_POWER) <= longer.uncertainty[HwType.GPU]
-    edges.update(Consumer(5, 1), USER, (), ended=True)
+    edges.update(5, USER, (), ended=True)
     host.run(4000)
     assert host.devices.device(GPU.id, *window).energy == {}
 
@@ -296,17 +296,17 @@ def test_edges_are_divided_among_users_and_processes(hostile: int) -> None:
     pools = Pools()
     edges = WindowEdges(pools, limit=10)
     own, sibling, foreign = Consumer(5, 1), Consumer(6, 1), Consumer(7, 1)
-    edges.update(sibling, USER, [1, 2])
-    edges.update(foreign, Principal(7), [3, 4])
-    edges.update(own, USER, range(hostile, 0, -1))
+    edges.update(sibling.pid, USER, [1, 2])
+    edges.update(foreign.pid, Principal(7), [3, 4])
+    edges.update(own.pid, USER, range(hostile, 0, -1))
     assert [len(edges.of(one)) for one in (sibling, foreign, own)] == [2, 2, 6]
     assert edges.of(own) == [6, 5, 4, 3, 2, 1]  # the oldest are dropped, whatever their times
     assert edges.all() == sorted([1, 2, 3, 4, *range(1, 7)])
     assert pools.refusals()["window_edges", "displaced"] == hostile - 6
-    edges.update(own, USER, (), ended=True)
-    edges.update(own, USER, (), ended=True)
+    edges.update(own.pid, USER, (), ended=True)
+    edges.update(own.pid, USER, (), ended=True)
     assert edges.all() == [1, 2, 3, 4]
-    edges.update(own, USER, [2**64 - 1])
+    edges.update(own.pid, USER, [2**64 - 1])
     assert edges.all()[-1] == 2**64 - 1
 
 

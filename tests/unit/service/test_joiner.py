@@ -970,3 +970,22 @@ def test_edges_of_windows_are_kept_until_their_process_ends() -> None:
     agent.feed.reports = [Heard(10, [], edges=[9], gone=True)]
     agent.run(0.1)
     assert agent.edges.all() == []
+
+
+def test_records_of_an_ended_process_are_read_to_the_last() -> None:
+    agent = Agent()
+    for edge in range(5):
+        agent.feed.reports = [Heard(10, [], edges=[edge])]
+        agent.run(0.3)
+        agent.resolver.ended.add(10)
+    assert agent.edges.of(APP) == [0, 1, 2, 3, 4]
+
+
+def test_edges_of_a_process_are_forgotten_once_it_runs_a_setuid_program() -> None:
+    agent = Agent()
+    agent.feed.reports = [Heard(10, [], edges=[5, 7])]
+    agent.run(0.3)
+    agent.resolver.changed.add(10)
+    agent.feed.reports = [Heard(10, [], edges=[9], gone=True)]
+    agent.run(0.1)
+    assert agent.edges.all() == []
