@@ -246,8 +246,9 @@ class QueryService:
         if consumer is not None and (values["pid"] == SENDER or consumer in self._watches):
             self._registered(consumer, owner)
             self._watches.renew(consumer)
-        await self._settle(periods[0][1], values.get("wait", 0), consumer, grid, owner)
-
+        end, wait = periods[0][1], values.get("wait", 0)
+        self._energy_history.expect(end)
+        await self._wait_until(lambda: self._settled(end, consumer, grid), wait, owner)
         answer = partial(energy.energy_response, self._energy_history, self._devices)
         family = values.get("family", False)
 
@@ -439,13 +440,6 @@ class QueryService:
     def _emulated(self) -> bool:
         provenance = energy.provenances(self._energy_history.domains().values())
         return Provenance.EMULATED in provenance.values()
-
-    async def _settle(
-        self, end: int, wait: int, consumer: Consumer | None, grid: TimeGrid, owner: Hashable
-    ) -> None:
-        """Wait until everything before ``end`` is settled, at most for ``wait`` nanoseconds."""
-        self._energy_history.expect(end)
-        await self._wait_until(lambda: self._settled(end, consumer, grid), wait, owner)
 
     async def _wait_until(self, reached: Callable[[], bool], wait: int, owner: Hashable) -> None:
         """Wait until ``reached`` returns true, at most for ``wait`` nanoseconds."""

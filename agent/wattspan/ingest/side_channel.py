@@ -256,7 +256,7 @@ class SideChannelCounters:
     admitted: int = 0
     crowded_out: int = 0  # rejected for lack of room
     put_out: int = 0  # disconnected for a violation of the protocol
-    lost: int = 0  # records that were invalid, or overwritten before they were read
+    lost: int = 0  # records of spans that were invalid, or overwritten before they were read
 
     @property
     def active(self) -> bool:
@@ -340,7 +340,7 @@ class SideChannelServer:
                 examined = 0 if client.ring is None else client.ring.examined
                 left -= examined
                 of_owner[owner] += examined
-                self.counts.lost += report.lost
+                self.counts.lost += 0 if client.announces is False else report.lost
         if left_over:
             self._clients.sort(key=left_over.__contains__, reverse=True)
         self.counts.connected = len(self._clients)

@@ -290,11 +290,9 @@ class SpanJoiner:
             self._demand.hold(Reason.SIDE_CHANNEL, ASKED_FOR)
         for report in self._side_channel.drain():
             consumer = self._announcers.process(report, now)
-            edges = () if consumer is None else report.edges
+            edges, known = report.edges if consumer else (), consumer in self._processes
             self._edges.update(report.pid, report.principal, edges, ended=report.gone)
-            if consumer is None or report.principal is None:
-                continue
-            if not report.records and consumer not in self._processes:
+            if not (consumer and report.principal and (report.records or known)):
                 continue
             process = self._process(consumer, now, report.principal)
             self._processes.seen(process, now)

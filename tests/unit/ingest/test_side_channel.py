@@ -480,6 +480,18 @@ def test_windows_tell_their_edges_and_announce_no_spans(
     assert gone.gone
 
 
+def test_overwritten_edges_of_windows_are_no_lost_announcements(
+    feed: SideChannelServer, tmp_path: Path
+) -> None:
+    with windows_of(tmp_path) as registration:
+        for count in (1, 3 * RECORDS):
+            for at in range(count):
+                registration.note_edge(at)
+            (report,) = feed.drain()
+        assert report.lost > RECORDS
+        assert feed.counts.lost == 0
+
+
 def test_forked_child_writes_no_edges_of_its_parent(
     feed: SideChannelServer, tmp_path: Path
 ) -> None:
