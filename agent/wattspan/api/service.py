@@ -116,7 +116,7 @@ MAX_WAITING = PoolName.WAITING_QUERIES.limit
 The next are answered at once, so that none crowds out spans.
 """
 
-ANSWER_WITHIN = SECOND
+ANSWER_WITHIN = SECOND // 4
 """Time after which an answer begins no further period: others wait, and its process waits 2 s."""
 
 _READ = ("GET", "HEAD")
