@@ -431,10 +431,6 @@ class DeviceEnergyQuery(NamedTuple):
     timeline: bool = False
 
     @property
-    def period(self) -> Period:
-        return self.start, self.end
-
-    @property
     def answerable(self) -> bool:
         """True if no awaited device will tell more about the period."""
         return all(
@@ -460,7 +456,7 @@ class DeviceEnergyQuery(NamedTuple):
     def figures(self, domain: Domain) -> tuple[Any, ...]:
         """Joules, their uncertainty, coverage of the period, and True if these are final."""
         complete = self._complete(domain)  # read first, as below
-        spent = self.grid.device(self.devices, domain, *self.period)
+        spent = self.grid.device(self.devices, domain, self.start, self.end)
         found = device_figures(domain, spent, self.end - self.start)
         return found["joules"], found["uncertainty_joules"], found["coverage"], complete
 
@@ -474,7 +470,7 @@ class DeviceEnergyQuery(NamedTuple):
         complete, silent = self._complete(domain), self.devices.silent(domain.id)
         known = self.devices.known(domain.id)
         hidden = self.grid.hides(domain)
-        spent = self.grid.device(self.devices, domain, *self.period)
+        spent = self.grid.device(self.devices, domain, self.start, self.end)
         status = self.devices.gpu(domain.id)
         found: JsonObject = {
             **device_figures(domain, spent, self.end - self.start),
@@ -499,9 +495,9 @@ class DeviceEnergyQuery(NamedTuple):
             if hidden
             else [
                 [began, ended, None if spent is None else spent / 1e6]
-                for began, ended, spent in self.devices.timeline(domain.id, *self.period)
+                for began, ended, spent in self.devices.timeline(domain.id, self.start, self.end)
             ],
-            "temperatures": self.devices.temperatures(domain.id, *self.period),
+            "temperatures": self.devices.temperatures(domain.id, self.start, self.end),
         }
 
 

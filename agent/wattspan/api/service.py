@@ -249,12 +249,11 @@ class QueryService:
         end, wait = periods[0][1], values.get("wait", 0)
         self._energy_history.expect(end)
         await self._wait_until(lambda: self._settled(end, consumer, grid), wait, owner)
-        answer = partial(energy.energy_response, self._energy_history, self._devices)
+        answer = partial(energy.energy_response, self._energy_history, self._devices, grid=grid)
         family = values.get("family", False)
 
         def respond() -> HttpResponse:
-            asked = self._answered(periods)
-            found = [answer(*one, consumer, family=family, grid=grid) for one in asked]
+            found = [answer(*one, consumer, family=family) for one in self._answered(periods)]
             facts = {"windows": found} if request.method == "POST" else found[0]
             return json_response({"host_name": self._host, **facts})
 
@@ -283,9 +282,8 @@ class QueryService:
             return json_response(facts)
 
         def respond() -> HttpResponse:
-            asked = self._answered(periods)
-            windows = (query._replace(start=start, end=end) for start, end in asked)
-            found = [list(map(one.figures, query.domains)) for one in windows]
+            asked = (query._replace(start=one[0], end=one[1]) for one in self._answered(periods))
+            found = [list(map(one.figures, query.domains)) for one in asked]
             return json_response({**facts, "windows": found})
 
         return await self._in_thread(owner, respond)
@@ -447,9 +445,7 @@ class QueryService:
             return
         try:
             deadline = self._clock.monotonic() + wait
-            while not reached():
-                if self._clock.monotonic() >= deadline:
-                    return
+            while not reached() and self._clock.monotonic() < deadline:
                 self._awaits_readings()
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
         finally:

@@ -261,8 +261,7 @@ class Window:
     @property
     def period(self) -> tuple[int, int]:
         """Begin and end in nanoseconds of the monotonic clock; known without an agent."""
-        ended = self._closed()
-        return self._begun, ended
+        return self._begun, self._closed()
 
     def _parameters(self) -> dict[str, str]:
         begun, ended = self.period

@@ -338,8 +338,7 @@ class DeviceHistory:
         """The energy of whole cells of one device, with the uncertainty of thinned ones alone."""
         with self._current():
             device = self._devices[domain_id]
-            spent = device.curve.cells_between(start, end)
-            return self._found(device.domain, spent, start, end)
+            return self._found(device.domain, device.curve.cells_between(start, end), start, end)
 
     def _found(self, domain: Domain, spent: CurveEnergy, start: int, end: int) -> IntervalEnergy:
         """Nothing, if the energy may be off by half and the period is too short for its age."""
