@@ -102,6 +102,11 @@ class UnreadWindows:
         for unread in (self._all, *self._of.values()):
             unread.append(link)
 
+    def edges(self, since: int) -> list[int]:
+        """The edges of the windows that the program keeps and that ended after ``since``."""
+        kept = filter(None, [link() for link in tuple(self._all)])
+        return [edge for one in kept if one.period[1] > since for edge in one.period]
+
     def read(
         self, window: Any, kind: Hashable, ask: Callable[[list[tuple[int, int]]], list[Any]]
     ) -> Any:
@@ -185,6 +190,9 @@ class WatchRegistration:
             return False
         if channel.connect(f"{one}/{SIDE_CHANNEL_SOCKET}" for one in run_directories()):
             self._channel, self.note_edge = channel, channel.pen.write_edge
+            # An agent has missed those since its restart: the connection is looked at seldom.
+            for edge in self.unread.edges(monotonic_ns() - 2 * RETRY_AFTER):
+                self.note_edge(edge)
         return self._channel is not None
 
 

@@ -232,9 +232,7 @@ class WindowMeasurement(Measurement):
     @property
     def coverage(self) -> float:
         """The measured fraction of the window, 0 to 1: of the GPUs, else of the CPU packages."""
-        devices = list(self._gpus.values()) or [
-            device for group in self._packages.values() for device in group
-        ]
+        devices = [*self._gpus.values()] or [*chain.from_iterable(self._packages.values())]
         return min((device.coverage for device in devices), default=0.0)
 
     @property
@@ -247,8 +245,7 @@ class WindowMeasurement(Measurement):
     @property
     def provenance(self) -> dict[str, str]:
         """By device name: measured, derived, estimated or emulated."""
-        groups = (tuple(self._gpus.values()), *self._packages.values())
-        return {device.name: device.provenance for group in groups for device in group}
+        return {d.name: d.provenance for d in chain(self._gpus.values(), *self._packages.values())}
 
     @cached_property
     def all_energy(self) -> Energy:
@@ -256,11 +253,9 @@ class WindowMeasurement(Measurement):
         devices = self._figures.host()
         joules: dict[str, float] = {}
         uncertainty: dict[str, float] = {}
-        for device in devices:
-            joules[device.kind] = joules.get(device.kind, 0.0) + _joules(device)
-            uncertainty[device.kind] = uncertainty.get(device.kind, 0.0) + (
-                device.uncertainty or 0.0
-            )
+        for one in devices:
+            joules[one.kind] = joules.get(one.kind, 0.0) + _joules(one)
+            uncertainty[one.kind] = uncertainty.get(one.kind, 0.0) + (one.uncertainty or 0.0)
         coverage = min((device.coverage for device in devices), default=0.0)
         bounded = {device.kind: None for device in devices if device.coverage < 1.0}
         return Energy(joules, uncertainty, coverage, lower_bound=bounded)
