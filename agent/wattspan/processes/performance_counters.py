@@ -55,8 +55,11 @@ MAX_BODY = 8 << 20
 
 # --------------------------------------------------------------------------------------- helper
 
-IDLE_TIMEOUT = 60.0
-"""Seconds without a request, or in which an answer is not read, after which a helper ends."""
+IDLE_TIMEOUT = 180.0
+"""Seconds without a request, or in which an answer is not read, after which a helper ends.
+
+An agent asks once in a minute at least: its longest interval.
+"""
 
 
 def open_program(events: Iterable[Sequence[PerfEvent]]) -> SocketTimes:
@@ -219,7 +222,8 @@ class ProcessCounters(Protocol):
 class CountersClient:
     """Asks the helper behind a socket; without that socket there are no sums, and no failure.
 
-    A late answer is of another period and is not used. The first one is late: a helper starts.
+    A late answer is of another period and is not used, and the next one begins with that: neither
+    is of the period between two requests. The first one is late: a helper starts.
     """
 
     def __init__(
@@ -230,6 +234,7 @@ class CountersClient:
         self._connection: socket.socket | None = None
         self._asked: int | None = None  # the time of a request without an answer
         self._late = False
+        self._since_request = True  # the sums that are asked for
         self._received = bytearray()
         self.failures: tuple[Failure, ...] = ()
 
@@ -277,7 +282,8 @@ class CountersClient:
             return None
         self._asked, self.failures = None, ()
         self._backoff.reset()
-        return None if self._late else sums
+        usable, self._since_request = self._since_request, not self._late
+        return sums if usable and not self._late else None
 
     def _receive(self, connection: socket.socket, patience: int) -> bytes | None:
         """The body of the answer; None if it is not there within ``patience``. OSError."""
@@ -320,4 +326,5 @@ class CountersClient:
         if self._connection is not None:
             self._connection.close()
         self._connection = self._asked = None
+        self._since_request = True
         self._received.clear()

@@ -5,18 +5,21 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from testbed.synthetic_kernel import Life, SyntheticKernel
 
-from wattspan.model import Consumer, Counts, Failure, Instant, Usage
+from wattspan.config.settings import AgentSettings
+from wattspan.model import SECOND, Consumer, Counts, Failure, Instant, Usage
+from wattspan.model.settings import Duration
 from wattspan.ports import UsageBatch
 from wattspan.processes.performance_counters import (
     FIRST_DELAY,
     HUNG_AFTER,
+    IDLE_TIMEOUT,
     MAX_BODY,
     CountersClient,
     CounterSums,
@@ -62,8 +65,11 @@ class Program:
 class Serving:
     """A helper in a thread, and the agent's end of its connection."""
 
-    def __init__(self, opener: Any, permitted: Any = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self, opener: Any, permitted: Any = None, timeout: float = 60.0, requests: bytes = b""
+    ) -> None:
         mine, its = socket.socketpair()
+        mine.send(requests)
         self.agent, self.told = mine, "still serving"
         mine.settimeout(60)
         allowed = range(UNKNOWN_USER) if permitted is None else permitted
@@ -120,9 +126,8 @@ def test_helper_tells_why_there_are_no_counters() -> None:
 @pytest.mark.parametrize("requests", [b"", b"?"], ids=["no request", "an answer that is not read"])
 def test_helper_of_a_stalled_agent_ends(requests: bytes) -> None:
     program = Program(bytes(MAX_BODY))
-    serving = Serving(lambda: program, timeout=0.01)
+    serving = Serving(lambda: program, timeout=0.01, requests=requests)
     with serving.agent:
-        serving.agent.send(requests)
         serving.thread.join()
     assert (serving.told, program.closed) == ("", True)
 
@@ -208,6 +213,9 @@ def test_late_answer_is_not_used_and_not_taken_for_the_next_one(
     client.request()
     assert client.sample() is None
     client.request()
+    helper.send(answer(ONE_ROW))
+    assert client.sample() is None, "these sums began when the late answer did"
+    client.request()
     helper.send(answer(b""))
     assert client.sample() == ([], [])
     assert client.failures == ()
@@ -276,6 +284,11 @@ def test_helper_that_does_not_answer_is_given_up(
     clock.advance(ns=1)
     client.request()
     assert "it does not answer" in failed(client)
+
+
+def test_helper_waits_longer_than_the_longest_interval_of_an_agent() -> None:
+    (limits,) = get_type_hints(AgentSettings, include_extras=True)["interval"].__metadata__
+    assert 2 * Duration.parse(limits.extra["most"]) <= IDLE_TIMEOUT * SECOND
 
 
 def test_refused_connection_is_a_failure(helper: Helper, client: CountersClient) -> None:
