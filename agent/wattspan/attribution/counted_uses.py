@@ -15,8 +15,9 @@ data: Mundlak, "On the pooling of time series and cross section data", Econometr
 learns the power of each for such a use (:mod:`~wattspan.attribution.consumer_powers`). Without
 variation they are 0.
 
-Counts that cannot be right are missing. A payer without counts has the mean use of a CPU-second.
-With its learned power, no use differs from the mean of CPU time by more than the root of eight.
+Counts that cannot be right are missing. A payer without counts keeps its last terms, and without
+any it has the mean use of a CPU-second. With its learned power, no use differs from the mean of CPU
+time by more than the root of eight.
 
 The coefficients are common, so a user may move them by what his counters show. The stated error of
 a share therefore contains all that they have moved, and what they may be wrong by chance: nobody
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, exp, log, sqrt
 from typing import NamedTuple
 
@@ -51,6 +53,9 @@ TERMS = 3
 LEAST_COUNTED = 0.5
 """The part of the CPU time that must have counts."""
 
+EDGES = 8 * MILLISECOND
+"""The error of a CPU time, whose edges are at ticks of the kernel."""
+
 _LARGEST = sqrt(LARGEST_RATIO)
 _CLOCKS = 0.05, 10.0  # credible cycles for each reference cycle
 _CLOCK_RANGE = log(_LARGEST) / CLOCK_POWER  # logarithm of the ratio to the mean clock
@@ -58,7 +63,6 @@ _MOST_CYCLES = 10.0  # credible cycles in a nanosecond
 _MOST_RETIRED = 16.0  # credible instructions in a cycle
 _MOST_MISSES = 1.0  # credible misses in a nanosecond of a CPU
 _TIMES = 0.25, 4.0  # credible counted times in the CPU time
-_TICKS = 8 * MILLISECOND  # edges of a CPU time
 _MISS_TIME = 10.0  # nanoseconds of CPU time that a miss may cost, as the scale of its prior
 _SETTLING = 5 * SECOND  # periods with counts, of the reference of a payer
 _RETIRED = -0.9, 1.0  # the used range of relative changes
@@ -87,12 +91,14 @@ class CountedUsage:
     """CPU time, and what the counters tell of each payer.
 
     ``clocked`` is the use at the clock of each, in nanoseconds of a CPU at the reference clock.
-    Without counters it is CPU time.
+    Without counters it is CPU time. ``terms`` may be earlier ones, from which nothing is learned;
+    those of this period are ``counted``.
     """
 
     timed: Usage
     clocked: Usage
     terms: Mapping[Payer, Terms]
+    counted: bool
 
     def sums(self, uses: Mapping[Payer, int]) -> tuple[float, float, float]:
         """The sums of the terms, for these uses by the power of each payer; in nanoseconds."""
@@ -129,14 +135,14 @@ class CountedUsage:
 
     def doubts(self, powers: ConsumerPowers, *, surely: bool = False) -> Doubts:
         """The errors of shares, as of ``powers``, and those of the counters besides."""
-        errors = self._errors(powers.terms) if self.terms else {}
+        others_of = partial(powers.doubts, surely=surely)
+        if not (errors := self._errors(powers.terms) if self.terms else {}):
+            return others_of
+        largest = max(errors.values())
 
         def found(active: int, shares: Iterable[tuple[Payer, int]]) -> list[Microjoules]:
             known = [*shares]
-            others = powers.doubts(active, known, surely=surely)
-            if not errors:
-                return others
-            largest = max(errors.values())
+            others = others_of(active, known)
             return [
                 Microjoules(min(active, other + ceil(errors.get(payer, largest) * energy)))
                 for (payer, energy), other in zip(known, others, strict=True)
@@ -207,15 +213,13 @@ class CountedUses:
     ) -> None:
         """Learn what uses cost from the energy of the whole package; see ConsumerPowers.learn.
 
-        CPU time and counted use have different powers: what each costs is learned anew.
+        Nothing is learned from a period whose counts are absent for a while.
         """
-        terms = TERMS if self.counters.recent else 0
-        if len(self.powers.terms) != terms:
-            self.powers = ConsumerPowers(terms)
-        if terms and not counted.terms:
-            return
-        usage = counted.clocked
-        sums = counted.sums(self.powers.weighed(usage).spent) if terms else ()
+        usage, sums = counted.clocked, tuple[float, ...]()
+        if self.powers.terms:
+            if not counted.counted:
+                return
+            sums = counted.sums(self.powers.weighed(usage).spent)
         self.powers.learn(interval.energy, interval.duration, usage, owner, idle, sums)
 
     def divided(self, counted: CountedUsage, *, surely: bool = False) -> Division:
@@ -225,62 +229,72 @@ class CountedUses:
         return Division(usage, unsure, counted.doubts(self.powers, surely=surely))
 
     def counted(self, usage: Usage) -> CountedUsage:
-        """``usage`` with its counters. A payer without them has the mean use of a CPU-second."""
-        terms = self._terms(usage)
-        self.counters.pass_by(usage, counted=bool(terms))
-        if not terms:
-            if not self.counters.recent:
-                return CountedUsage(usage, usage, {})
-            return CountedUsage(usage, _clocked(usage, {}, self._pace), {})
-        spent = usage.spent
-        whole = sum(spent[payer] for payer in terms)
-        mean = sum(spent[payer] * one.clock for payer, one in terms.items()) / whole
-        least, most = mean - _CLOCK_RANGE, mean + _CLOCK_RANGE
-        factors = {
-            payer: exp(CLOCK_POWER * min(max(one.clock, least), most))
-            for payer, one in terms.items()
-        }
-        self._pace = sum(spent[payer] * each for payer, each in factors.items()) / whole
-        return CountedUsage(usage, _clocked(usage, factors, self._pace), terms)
+        """``usage`` with its counters. A payer without any has the mean use of a CPU-second.
 
-    def _terms(self, usage: Usage) -> dict[Payer, Terms]:
-        """The counters of the payers with credible counts; {} if these are too few."""
-        found: dict[Payer, Terms] = {}
-        known, size, length = self._references, 0, usage.end.mono - usage.start.mono
-        spent = usage.spent
-        for payer, counts in (usage.counts or {}).items():
+        CPU time and counted use have different powers: what each costs is learned anew.
+        """
+        counted, spent = self._count(usage), usage.spent
+        self.counters.pass_by(usage, counted=counted)
+        if bool(self.powers.terms) != self.counters.recent:
+            self.powers = ConsumerPowers(TERMS if self.counters.recent else 0)
+        if not self.counters.recent:
+            return CountedUsage(usage, usage, {}, counted)
+        known = self._references
+        terms = {
+            payer: known[payer].terms for payer in spent if payer in known and spent[payer] > 0
+        }
+        factors: dict[Payer, float] = {}
+        if whole := sum(map(spent.__getitem__, terms)):
+            mean = sum(spent[payer] * one.clock for payer, one in terms.items()) / whole
+            least, most = mean - _CLOCK_RANGE, mean + _CLOCK_RANGE
+            factors = {
+                payer: exp(CLOCK_POWER * min(max(one.clock, least), most))
+                for payer, one in terms.items()
+            }
+            self._pace = sum(spent[payer] * each for payer, each in factors.items()) / whole
+        return CountedUsage(usage, _clocked(usage, factors, self._pace), terms, counted)
+
+    def _count(self, usage: Usage) -> bool:
+        """Update the terms of the payers with credible counts; False if these are too few."""
+        if not usage.counts:
+            return False
+        known, spent, size = self._references, usage.spent, 0
+        if len(known) > _MAX_REMEMBERED:
+            self._references = known = {payer: known[payer] for payer in spent if payer in known}
+        for payer, counts in usage.counts.items():
             used = spent.get(payer, 0)
             if used > 0 and credible(used, counts):
                 if (reference := known.get(payer)) is None:
                     reference = known[payer] = _Reference()
-                clock, misses = log(counts.cycles / counts.reference), counts.misses / counts.time
-                found[payer] = Terms(clock, reference.change(counts, length), misses)
+                reference.count(counts, usage.end.mono - usage.start.mono)
                 size += used
-        if len(known) > _MAX_REMEMBERED:
-            self._references = {payer: known[payer] for payer in found}
-        return found if size >= LEAST_COUNTED * sum(spent.values()) else {}
+        return size > 0 and size >= LEAST_COUNTED * sum(spent.values())
 
 
 class _Reference:
-    """The instructions in a cycle of a payer in the first seconds in which it was counted.
+    """The last terms of a payer, and its instructions in a cycle in the first counted seconds.
 
-    Later ones are relative to it. It stays, since what is learned from them would change with it.
+    Later ones are relative to these. They stay, since what is learned would change with them.
     """
+
+    terms = Terms(0.0, 0.0, 0.0)
 
     def __init__(self) -> None:
         self._time = self._instructions = self._cycles = 0
-        self.settled = False
 
-    def change(self, counts: Counts, length: int) -> float:
-        """The relative change in a period of this length."""
-        if not self.settled:
+    def count(self, counts: Counts, length: int) -> None:
+        """Update the terms from the counts of a period of this length."""
+        retired = 0.0
+        if self._time < _SETTLING:
             self._time += length
             self._instructions += counts.instructions
             self._cycles += counts.cycles
-            self.settled = self._time >= _SETTLING
-            return 0.0
-        change = counts.instructions * self._cycles / (counts.cycles * self._instructions) - 1
-        return min(max(change, _RETIRED[0]), _RETIRED[1])
+        else:
+            mean = counts.cycles * self._instructions
+            change = counts.instructions * self._cycles / mean - 1
+            retired = min(max(change, _RETIRED[0]), _RETIRED[1])
+        clock = log(counts.cycles / counts.reference)
+        self.terms = Terms(clock, retired, counts.misses / counts.time)
 
 
 def credible(used: int, counts: Counts) -> bool:
@@ -290,7 +304,7 @@ def credible(used: int, counts: Counts) -> bool:
         return False
     least, most = _TIMES
     return (
-        least * used - _TICKS <= time <= most * used + _TICKS
+        least * used - EDGES <= time <= most * used + EDGES
         and _CLOCKS[0] * reference <= cycles <= _CLOCKS[1] * reference
         and cycles <= _MOST_CYCLES * time
         and instructions <= _MOST_RETIRED * cycles

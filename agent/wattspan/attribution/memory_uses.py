@@ -12,8 +12,15 @@ from collections.abc import Iterable, Set
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import cast
 
-from wattspan.attribution.counted_uses import LEAST_COUNTED, CounterTime, Division, credible
+from wattspan.attribution.counted_uses import (
+    EDGES,
+    LEAST_COUNTED,
+    CounterTime,
+    Division,
+    credible,
+)
 from wattspan.attribution.parts import possible_energies
 from wattspan.model import Microjoules, Payer, Usage
 
@@ -33,25 +40,36 @@ class MemoryUses:
     def divided(self, usage: Usage) -> Division:
         """``usage`` by the misses of its payers, with the same sum; by CPU time without counters.
 
-        A payer without counts has the mean misses of a CPU-second.
+        A payer without counts has the mean misses of a CPU-second. Counts of less than the CPU
+        time, as of multiplexed counters, stand for the whole.
         """
-        spent, counts = usage.spent, usage.counts or {}
+        spent = usage.spent
         misses = {
-            payer: one.misses
-            for payer, one in counts.items()
+            payer: one.misses * max(1.0, used / (one.time + EDGES))
+            for payer, one in (usage.counts or {}).items()
             if (used := spent.get(payer, 0)) > 0 and credible(used, one)
         }
-        known, whole = sum(spent[payer] for payer in misses), sum(misses.values())
+        known, whole = sum(map(spent.__getitem__, misses)), sum(misses.values())
         counted = whole > 0 and known >= LEAST_COUNTED * sum(spent.values())
         self.counters.pass_by(usage, counted=counted)
         if not counted:
-            return Division(usage, 0, partial(_doubts, frozenset()))
+            return Division(usage, 0, _unknown)
         scale = (1 - FLOOR) * known / whole
         divided = {
             payer: round(FLOOR * used + scale * misses[payer]) if payer in misses else used
             for payer, used in spent.items()
         }
         return Division(replace(usage, spent=divided), 0, partial(_doubts, misses.keys()))
+
+
+def _unknown(active: int, shares: Iterable[tuple[Payer, int]]) -> list[Microjoules]:
+    """The errors without counts, as `_doubts` finds them; each tick has many."""
+    errors = [
+        energy if 2 * energy > active else active - energy if energy else 0 for _, energy in shares
+    ]
+    if active in errors:  # of a sole user
+        errors = [0] * len(errors)
+    return cast("list[Microjoules]", errors)
 
 
 def _doubts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
 import pytest
@@ -123,9 +123,10 @@ def test_counters_stay_the_method_for_a_minute_without_them() -> None:
     uses = CountedUses()
     uses.counted(usage({A: 1}, {A: counts(1, clock=1.2)}))
     for _ in range(59):
-        kept = uses.counted(usage({A: 1}, None))
+        kept = uses.counted(usage({A: 1, B: 1}, None))
     assert uses.counters.recent
-    assert (kept.terms, kept.clocked.spent[A]) == ({}, round(SECOND * 1.2**2.5))
+    assert (kept.terms.keys(), kept.counted) == ({A}, False)
+    assert kept.clocked.spent == dict.fromkeys((A, B), round(SECOND * 1.2**2.5))
     plain = usage({A: 1}, None)
     assert uses.counted(plain).clocked is plain
     assert not uses.counters.recent
@@ -152,9 +153,12 @@ class Package:
             counted = self.uses.counted(given)
             self.uses.learn(interval, counted, lambda _: None, AT_REST)
 
-    def shares(self, now: Mapping[Payer, Counts]) -> tuple[list[float], list[float]]:
-        """The parts of active energy of payers, and their stated errors."""
-        given = usage({payer: one.time / SECOND for payer, one in now.items()}, now)
+    def shares(
+        self, now: Mapping[Payer, Counts], absent: Set[Payer] = frozenset()
+    ) -> tuple[list[float], list[float]]:
+        """The parts of active energy of payers, and their stated errors; some without counts."""
+        seen = {payer: one for payer, one in now.items() if payer not in absent}
+        given = usage({payer: one.time / SECOND for payer, one in now.items()}, seen)
         divided = self.uses.divided(self.uses.counted(given))
         active = 10**9
         parts = split(active, list(divided.usage.spent.values()))
@@ -210,6 +214,24 @@ def test_clock_and_learned_costs_are_told_apart() -> None:
     shares, errors = package.shares(now)
     for share, each, error in zip(shares, true, errors, strict=True):
         assert share == pytest.approx(each / sum(true), rel=0.06)
+        assert abs(share - each / sum(true)) <= error
+
+
+@pytest.mark.parametrize("absent", [{B}, {A, B}], ids=["of one", "of all"])
+def test_payer_whose_counts_are_absent_for_a_while_keeps_its_last_clock(absent: set[Payer]) -> None:
+    package = Package(lambda _, one: 5.0 * one.time / SECOND * (one.cycles / one.reference) ** 2.5)
+    clocks: dict[Payer, float] = {A: 1.2, B: 0.8}
+
+    def second() -> dict[Payer, Counts]:
+        uniform = package.chance.uniform
+        return {one: counts(uniform(0.2, 1), clock) for one, clock in clocks.items()}
+
+    package.run(60, second)
+    now = {one: counts(1, clock) for one, clock in clocks.items()}
+    true = [package.law(payer, one) for payer, one in now.items()]
+    shares, errors = package.shares(now, absent)
+    for share, each, error in zip(shares, true, errors, strict=True):
+        assert share == pytest.approx(each / sum(true), rel=0.05)
         assert abs(share - each / sum(true)) <= error
 
 
@@ -278,12 +300,12 @@ class Host:
     def _apply(self, tick: Tick) -> list[Attribution]:
         return self.ledger.apply(tick)
 
-    def run(self, seconds: int, *, counted: bool) -> list[Attribution]:
+    def run(self, seconds: int, *, counted: bool, covered: float = 1.0) -> list[Attribution]:
         found: list[Attribution] = []
         for _ in range(seconds):
             now = {one: counts(self.chance.uniform(0.2, 1), clock=1.2) for one in (A, B)}
             self.energy += IDLE + sum(5.0 * one.time / SECOND for one in now.values())
-            start, self.at = Instant(self.at, 0), self.at + SECOND
+            start, self.at = Instant(self.at + round((1 - covered) * SECOND), 0), self.at + SECOND
             used = usage({payer: one.time / SECOND for payer, one in now.items()}, None)
             used = replace(used, start=start, end=Instant(self.at, 0))
             used = replace(used, counts=now if counted else None)
@@ -306,6 +328,15 @@ def test_method_of_a_package_is_that_of_its_counters() -> None:
     assert host.method == "counters"
     host.run(31, counted=False)
     assert host.method == "cpu-time"
+
+
+def test_first_counters_of_a_part_of_an_interval_are_used() -> None:
+    """What they cost is learned from whole intervals only."""
+    host = Host()
+    (found,) = host.run(1, counted=True, covered=0.5)
+    used = sum(share.energy for share in found.shares)
+    assert 0 < used < found.interval.energy - IDLE * 1e6
+    assert used + found.idle + found.unattributed == found.interval.energy
 
 
 def test_change_between_counters_and_cpu_time_keeps_the_division() -> None:

@@ -47,6 +47,12 @@ def test_energy_is_divided_by_misses_with_the_same_sum() -> None:
     assert uses.counters.recent
 
 
+def test_misses_of_multiplexed_counters_stand_for_the_whole_time() -> None:
+    half = Counts(SECOND // 2, SECOND // 2, SECOND // 2, SECOND // 2, 10**8)
+    divided, _, _ = MemoryUses().divided(usage({A: half, B: counts(2 * 10**8)}, A, B))
+    assert divided.spent[A] / divided.spent[B] == pytest.approx(1, rel=0.02)
+
+
 def test_payer_without_counts_has_the_mean_of_a_cpu_second_and_no_certainty() -> None:
     given = usage({A: counts(3 * 10**8), B: counts(10**8)}, A, B, C)
     divided, _, doubts = MemoryUses().divided(given)
