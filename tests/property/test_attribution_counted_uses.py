@@ -38,18 +38,19 @@ seconds = st.tuples(
     st.one_of(st.none(), st.dictionaries(payers, counts, max_size=5)),
     st.integers(0, SECOND),
     st.integers(0, 300_000_000),
+    st.sampled_from([0, 0, 0, SECOND // 20, SECOND // 2]),
 )
 
 
 @given(st.lists(seconds, min_size=1, max_size=40))
 def test_energy_is_conserved_whatever_counters_say(
-    history: list[tuple[dict[Payer, int], dict[Payer, Counts] | None, int, int]],
+    history: list[tuple[dict[Payer, int], dict[Payer, Counts] | None, int, int, int]],
 ) -> None:
     ledger, at, energy = Ledger(LedgerSettings()), int(SECOND), 0
     first = Reading(PACKAGE.id, Instant(at, 0), Microjoules(0))
     ledger.apply(Tick(Instant(at, 0), {"rapl": (PACKAGE,)}, (first,)))
-    for spent, counted, unclaimed, more in history:
-        start, at, energy = Instant(at, 0), at + SECOND, energy + more
+    for spent, counted, unclaimed, more, uncovered in history:
+        start, at, energy = Instant(at + uncovered, 0), at + SECOND, energy + more
         now = Instant(at, 0)
         usage = Usage(
             "cpu:0", start, now, spent, unclaimed, 16 * SECOND, frozenset(), None, (), counted
