@@ -8,12 +8,12 @@ after that is counted as late and charged to nobody.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 from wattspan.attribution.parts import merge_parts
 from wattspan.model import Counts, Instant, Interval, Payer, Usage
-
-_NO_COUNTS = Counts(0, 0, 0, 0, 0)
 
 
 class SettledInterval(NamedTuple):
@@ -99,23 +99,10 @@ def _with_usage(interval: Interval, usages: deque[Usage] | tuple[()]) -> Settled
 
 def _merge(inside: list[tuple[Usage, int]]) -> Usage:
     spent: dict[Payer, int] = {}
-    unclaimed = capacity = metered = 0
-    present: frozenset[Payer] = frozenset()
-    bounded = is_metered = True
     for usage, overlap in inside:
         whole = usage.end.mono - usage.start.mono
         for payer, amount in usage.spent.items():
             spent[payer] = spent.get(payer, 0) + amount * overlap // whole
-        unclaimed += usage.unclaimed * overlap // whole
-        if usage.capacity is None:
-            bounded = False
-        else:
-            capacity += usage.capacity * overlap // whole
-        if usage.metered is None:
-            is_metered = False
-        else:
-            metered += usage.metered * overlap // whole
-        present |= usage.present
     first, last = inside[0][0], inside[-1][0]
     # The merged record stands for the overlaps alone: its length is theirs.
     length = sum(overlap for _, overlap in inside)
@@ -125,24 +112,32 @@ def _merge(inside: list[tuple[Usage, int]]) -> Usage:
         start,
         last.end,
         spent,
-        unclaimed,
-        capacity if bounded else None,
-        present,
-        metered if is_metered else None,
+        _total(inside, attrgetter("unclaimed")) or 0,
+        _total(inside, attrgetter("capacity")),
+        frozenset[Payer]().union(*(usage.present for usage, _ in inside)),
+        _total(inside, attrgetter("metered")),
         merge_parts(inside),
         _merged_counts(inside),
     )
 
 
+def _total(inside: list[tuple[Usage, int]], amount: Callable[[Usage], int | None]) -> int | None:
+    """The sum of the parts of an amount; None if it is unknown of one usage."""
+    total = 0
+    for usage, overlap in inside:
+        if (whole := amount(usage)) is None:
+            return None
+        total += whole * overlap // (usage.end.mono - usage.start.mono)
+    return total
+
+
 def _merged_counts(inside: list[tuple[Usage, int]]) -> dict[Payer, Counts] | None:
     """The counts of several usages; None unless all have counters, since sums would lack some."""
-    merged: dict[Payer, Counts] = {}
+    parts: dict[Payer, list[Iterable[int]]] = {}
     for usage, overlap in inside:
         if usage.counts is None:
             return None
         whole = usage.end.mono - usage.start.mono
         for payer, counts in usage.counts.items():
-            before = merged.get(payer, _NO_COUNTS)
-            parts = [old + new * overlap // whole for old, new in zip(before, counts, strict=True)]
-            merged[payer] = Counts(*parts)
-    return merged
+            parts.setdefault(payer, []).append([one * overlap // whole for one in counts])
+    return {payer: Counts(*map(sum, zip(*each, strict=True))) for payer, each in parts.items()}

@@ -136,13 +136,11 @@ class CounterSums(NamedTuple):
         A pid that several payers have had is left out: its work may be of any of them. So is work
         without a cycle, by counters that do not count.
         """
+        spent = set().union(*(one.spent for one in usages if one.resource == HOST_RESOURCE))
         payers: dict[int, Payer | None] = {}
-        for usage in usages:
-            if usage.resource == HOST_RESOURCE:
-                for payer in usage.spent:
-                    if isinstance(payer, Consumer):
-                        known = payers.setdefault(payer.pid, payer)
-                        payers[payer.pid] = payer if known == payer else None
+        for payer in spent:
+            if isinstance(payer, Consumer):
+                payers[payer.pid] = None if payer.pid in payers else payer
         found: dict[str, dict[Payer, Sequence[int]]] = {}
         for at, pair in enumerate(self.pairs):
             pid = pair >> 32
