@@ -15,9 +15,10 @@ data: Mundlak, "On the pooling of time series and cross section data", Econometr
 learns the power of each for such a use (:mod:`~wattspan.attribution.consumer_powers`). Without
 variation they are 0.
 
-Counts that cannot be right are missing. A payer without counts keeps its last terms, and without
-any it has the mean use of a CPU-second. With its learned power, no use differs from the mean of CPU
-time by more than the root of eight.
+Counts that cannot be right are missing. A payer without counts keeps its last terms. Without any,
+it has the mean use of a CPU-second in the last minute, and the change of the clock that the others
+have in common. With its learned power, no use differs from the mean of CPU time by more than the
+root of eight.
 
 The coefficients are common, so a user may move them by what his counters show. The stated error of
 a share therefore contains all that they have moved, and what they may be wrong by chance: nobody
@@ -40,7 +41,7 @@ from wattspan.attribution.consumer_powers import (
     TermPower,
 )
 from wattspan.attribution.power_curve import Extrapolation
-from wattspan.attribution.power_regression import NormalPrior
+from wattspan.attribution.power_regression import MEMORY, NormalPrior
 from wattspan.model import MILLISECOND, SECOND, Counts, Interval, Microjoules, Payer, Usage
 
 CLOCK_POWER = 2.5
@@ -200,7 +201,8 @@ class CountedUses:
     def __init__(self) -> None:
         self.powers = ConsumerPowers()
         self._references: dict[Payer, _Reference] = {}
-        self._pace = 1.0  # the mean use of a CPU-second with counts
+        self._pace = 1.0  # the mean use of a CPU-second with counts, in the last minute
+        self._paced = 0.0  # the weight of that
         self.counters = CounterTime()
 
     @property
@@ -244,6 +246,7 @@ class CountedUses:
             payer: known[payer].terms for payer in spent if payer in known and spent[payer] > 0
         }
         factors: dict[Payer, float] = {}
+        pace = self._pace
         if whole := sum(map(spent.__getitem__, terms)):
             mean = sum(spent[payer] * one.clock for payer, one in terms.items()) / whole
             least, most = mean - _CLOCK_RANGE, mean + _CLOCK_RANGE
@@ -251,8 +254,16 @@ class CountedUses:
                 payer: exp(CLOCK_POWER * min(max(one.clock, least), most))
                 for payer, one in terms.items()
             }
-            self._pace = sum(spent[payer] * each for payer, each in factors.items()) / whole
-        return CountedUsage(usage, _clocked(usage, factors, self._pace), terms, counted)
+            # Those without counts have the change that the others have in common, as of the clock
+            # of all cores: the mix of the others must not pass for a variation of theirs.
+            usual = sum(spent[payer] * known[payer].clock for payer in terms) / whole
+            change = exp(CLOCK_POWER * (mean - usual))
+            pace = sum(spent[payer] * each for payer, each in factors.items()) / whole / change
+            kept = exp((usage.start.mono - usage.end.mono) / SECOND / MEMORY)
+            self._paced = 1 - kept + kept * self._paced
+            self._pace += (pace - self._pace) * (1 - kept) / self._paced
+            pace = self._pace * change
+        return CountedUsage(usage, _clocked(usage, factors, pace), terms, counted)
 
     def _count(self, usage: Usage) -> bool:
         """Update the terms of the payers with credible counts; False if these are too few."""
@@ -272,7 +283,7 @@ class CountedUses:
 
 
 class _Reference:
-    """The last terms of a payer, and its instructions in a cycle in the first counted seconds.
+    """The last terms of a payer, and its clock and instructions in a cycle in its first seconds.
 
     Later ones are relative to these. They stay, since what is learned would change with them.
     """
@@ -280,20 +291,22 @@ class _Reference:
     terms = Terms(0.0, 0.0, 0.0)
 
     def __init__(self) -> None:
-        self._time = self._instructions = self._cycles = 0
+        self._time = self._instructions = self._cycles = self._reference = 0
+        self.clock = 0.0
 
     def count(self, counts: Counts, length: int) -> None:
         """Update the terms from the counts of a period of this length."""
-        retired = 0.0
+        retired, clock = 0.0, log(counts.cycles / counts.reference)
         if self._time < _SETTLING:
             self._time += length
             self._instructions += counts.instructions
             self._cycles += counts.cycles
+            self._reference += counts.reference
+            self.clock = log(self._cycles / self._reference)
         else:
             mean = counts.cycles * self._instructions
             change = counts.instructions * self._cycles / mean - 1
             retired = min(max(change, _RETIRED[0]), _RETIRED[1])
-        clock = log(counts.cycles / counts.reference)
         self.terms = Terms(clock, retired, counts.misses / counts.time)
 
 
@@ -325,10 +338,12 @@ def _bounded_terms(powers: Iterable[TermPower]) -> tuple[TermPower, TermPower, T
 def _clocked(usage: Usage, factors: Mapping[Payer, float], pace: float) -> Usage:
     """``usage`` with these factors of the uses, and the mean one ``pace`` of all others."""
     spent = {payer: round(used * factors.get(payer, pace)) for payer, used in usage.spent.items()}
+    unclaimed = round(usage.unclaimed * pace)
+    mean = (sum(spent.values()) + unclaimed) / usage.busy if usage.busy else pace
     return replace(
         usage,
         spent=spent,
-        unclaimed=round(usage.unclaimed * pace),
-        capacity=None if usage.capacity is None else round(usage.capacity * pace),
-        metered=None if usage.metered is None else round(usage.metered * pace),
+        unclaimed=unclaimed,
+        capacity=None if usage.capacity is None else round(usage.capacity * mean),
+        metered=None if usage.metered is None else round(usage.metered * mean),
     )

@@ -136,6 +136,11 @@ Law = Callable[[Payer, Counts], float]
 """The watts of a payer with the counters of a second."""
 
 
+def _seen(now: Mapping[Payer, Counts], absent: Set[Payer]) -> Usage:
+    seen = {payer: one for payer, one in now.items() if payer not in absent}
+    return usage({payer: one.time / SECOND for payer, one in now.items()}, seen)
+
+
 class Package:
     """A package of processes with counters, and their learned uses."""
 
@@ -143,12 +148,17 @@ class Package:
         self.law, self.uses, self.chance = law, CountedUses(), random.Random(seed)
         self.at = 0
 
-    def run(self, seconds: int, second: Callable[[], Mapping[Payer, Counts]]) -> None:
+    def run(
+        self,
+        seconds: int,
+        second: Callable[[], Mapping[Payer, Counts]],
+        absent: Set[Payer] = frozenset(),
+    ) -> None:
         for _ in range(seconds):
             now = second()
             power = IDLE + sum(self.law(payer, one) for payer, one in now.items())
             energy = Microjoules(round((power + self.chance.gauss(0, 0.1)) * 1e6))
-            given = usage({payer: one.time / SECOND for payer, one in now.items()}, now)
+            given = _seen(now, absent)
             interval = Interval("p", Instant(0, 0), Instant(SECOND, 0), energy)
             counted = self.uses.counted(given)
             self.uses.learn(interval, counted, lambda _: None, AT_REST)
@@ -157,9 +167,7 @@ class Package:
         self, now: Mapping[Payer, Counts], absent: Set[Payer] = frozenset()
     ) -> tuple[list[float], list[float]]:
         """The parts of active energy of payers, and their stated errors; some without counts."""
-        seen = {payer: one for payer, one in now.items() if payer not in absent}
-        given = usage({payer: one.time / SECOND for payer, one in now.items()}, seen)
-        divided = self.uses.divided(self.uses.counted(given))
+        divided = self.uses.divided(self.uses.counted(_seen(now, absent)))
         active = 10**9
         parts = split(active, list(divided.usage.spent.values()))
         doubts = divided.doubts(active, zip(divided.usage.spent, parts, strict=True))
@@ -233,6 +241,29 @@ def test_payer_whose_counts_are_absent_for_a_while_keeps_its_last_clock(absent: 
     for share, each, error in zip(shares, true, errors, strict=True):
         assert share == pytest.approx(each / sum(true), rel=0.05)
         assert abs(share - each / sum(true)) <= error
+
+
+@pytest.mark.parametrize("common", [0.0, 0.2], ids=["steady clocks", "a clock that all share"])
+def test_payers_that_are_never_counted_are_not_mistaken_for_the_mix_of_the_others(
+    common: float,
+) -> None:
+    package = Package(lambda _, one: 5.0 * one.time / SECOND * (one.cycles / one.reference) ** 2.5)
+    clocks: dict[Payer, float] = {A: 1.3, B: 0.7, C: 0.9, Consumer(4, 1): 1.1}
+    absent: Set[Payer] = {C, Consumer(4, 1)}
+
+    def second() -> dict[Payer, Counts]:
+        uniform = package.chance.uniform
+        change = uniform(1 - common, 1 + common)
+        return {one: counts(uniform(0.4, 1), clock * change) for one, clock in clocks.items()}
+
+    package.run(60, second, absent)
+    for _ in range(10):
+        now = second()
+        true = [package.law(payer, one) for payer, one in now.items()]
+        shares, errors = package.shares(now, absent)
+        for share, each, error in zip(shares, true, errors, strict=True):
+            assert share == pytest.approx(each / sum(true), rel=0.15)
+            assert abs(share - each / sum(true)) <= error
 
 
 def test_programs_that_retire_more_do_not_draw_more_for_that() -> None:
