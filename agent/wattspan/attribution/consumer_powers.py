@@ -138,8 +138,9 @@ class _Equation:
             now = {payer: used * duration // length for payer, used in now.items()}
         for payer, used in now.items():
             spent[payer] = spent.get(payer, 0) + used
-        part = duration / length
-        self.terms = [old + part * new for old, new in zip(self.terms, terms, strict=True)]
+        if terms:
+            part = duration / length
+            self.terms = [old + part * new for old, new in zip(self.terms, terms, strict=True)]
 
     @property
     def bend(self) -> float:

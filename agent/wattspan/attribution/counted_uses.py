@@ -28,7 +28,7 @@ else is moved beyond it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil, exp, log, sqrt
 from typing import NamedTuple
@@ -87,8 +87,7 @@ class Terms(NamedTuple):
     misses: float
 
 
-@dataclass(frozen=True, slots=True)
-class CountedUsage:
+class CountedUsage(NamedTuple):
     """CPU time, and what the counters tell of each payer.
 
     ``clocked`` is the use at the clock of each, in nanoseconds of a CPU at the reference clock.
@@ -235,6 +234,8 @@ class CountedUses:
 
         CPU time and counted use have different powers: what each costs is learned anew.
         """
+        if not (usage.counts or self.counters.recent):
+            return CountedUsage(usage, usage, {}, counted=False)
         counted, spent = self._count(usage), usage.spent
         self.counters.pass_by(usage, counted=counted)
         if bool(self.powers.terms) != self.counters.recent:
@@ -267,12 +268,10 @@ class CountedUses:
 
     def _count(self, usage: Usage) -> bool:
         """Update the terms of the payers with credible counts; False if these are too few."""
-        if not usage.counts:
-            return False
         known, spent, size = self._references, usage.spent, 0
         if len(known) > _MAX_REMEMBERED:
             self._references = known = {payer: known[payer] for payer in spent if payer in known}
-        for payer, counts in usage.counts.items():
+        for payer, counts in (usage.counts or {}).items():
             used = spent.get(payer, 0)
             if used > 0 and credible(used, counts):
                 if (reference := known.get(payer)) is None:
