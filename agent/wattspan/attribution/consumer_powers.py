@@ -392,11 +392,7 @@ class ConsumerPowers:
             )
             for row in range(FIRST, self._first)
         ]
-        self._errors = self._relative_errors(fit, used, powers)
-        self._errors_surely = [
-            (error + 1 - certain) / max(_TINY, certain)
-            for error, certain in zip(self._errors, self._certain, strict=True)
-        ]
+        self._state_errors(fit, used, powers)
         self._equal = 0 if any(ratio != 1 for ratio in self._ratios) else self._equal + 1
 
     def _departures(
@@ -423,10 +419,8 @@ class ConsumerPowers:
             abs(size * (one - whole * each)) for one, each in zip(with_idle, powers, strict=True)
         ]
 
-    def _relative_errors(
-        self, fit: PowerFit, used: Sequence[float], powers: Sequence[float]
-    ) -> list[float]:
-        """The stated errors of shares by row, relative to the shares.
+    def _state_errors(self, fit: PowerFit, used: Sequence[float], powers: Sequence[float]) -> None:
+        """Find the stated errors of shares by row, relative to the shares.
 
         They are `STATED` standard deviations, by the law of propagation of uncertainty (JCGM
         100:2008, 5.2.2): the relative error of a share is that of its power, less that of the mean
@@ -447,7 +441,7 @@ class ConsumerPowers:
         departures = self._departures(fit, used)
         slope_variance = slopes[COMMON] + tilt * slopes[BEND]
         slope_product = products[COMMON] + tilt * products[BEND]
-        errors, certainties = list[float](), list[float]()
+        errors, certainties, surely = list[float](), list[float](), list[float]()
         rows = (REST, *range(self._first, len(covariances)))
         for row, each, power, departure in zip(rows, used, powers, departures, strict=True):
             variance = slope_variance + 2 * slopes[row] + covariances[row][row]
@@ -456,12 +450,14 @@ class ConsumerPowers:
                 variance += (DIFFERENCE * used[0]) ** 2  # of one among several
             with_idle = slopes[IDLE] + covariances[row][IDLE]
             variance += departure**2
-            certain = 1 + _CREDIBLE * min(0.0, with_idle) / (idle_deviation * each)
-            certainties.append(max(0.0, certain))
+            certain = max(0.0, 1 + _CREDIBLE * min(0.0, with_idle) / (idle_deviation * each))
             shared = 2 * (slope_product + products[row]) / (total * each)
-            errors.append(STATED * sqrt(max(0.0, variance / each**2 - shared + whole)))
-        self._certain = self._by_row(1.0, certainties)
-        return self._by_row(0.0, errors)
+            error = STATED * sqrt(max(0.0, variance / each**2 - shared + whole))
+            errors.append(error)
+            certainties.append(certain)
+            surely.append((error + 1 - certain) / max(_TINY, certain))
+        self._certain, self._errors = self._by_row(1.0, certainties), self._by_row(0.0, errors)
+        self._errors_surely = self._by_row(0.0, surely)
 
     def _of(self, rows: Sequence[T]) -> list[T]:
         """The values of consumers in those of all rows: of REST, and of those with their own."""

@@ -203,13 +203,14 @@ def examine_division(domains: Iterable[DomainEntry]) -> Iterator[Finding]:
     for one in domains:
         if one.attributed and one.present and one.hw_type is HwType.CPU:
             names.setdefault(one.method, []).append(one.hw_name)
-    if counted := ", ".join(names.get(COUNTERS, ())):
-        yield ok("CPU energy", f"{counted}: divided by performance counters")
-    if learned := ", ".join(names.get(LEARNED_POWERS, ())):
-        why = "divided by CPU time at its learned cost, since the uses of processes vary"
-        yield ok("CPU energy", f"{learned}: {why}")
-    if timed := ", ".join(names.get(CPU_TIME, ())):
-        yield declared("division-by-cpu-time", names=timed)
+    methods = {
+        COUNTERS: "performance counters",
+        LEARNED_POWERS: "CPU time at its learned cost, since the uses of processes vary",
+    }
+    for method in sorted(names.keys() & methods):
+        yield ok("CPU energy", f"{', '.join(names[method])}: divided by {methods[method]}")
+    if CPU_TIME in names:
+        yield declared("division-by-cpu-time", names=", ".join(names[CPU_TIME]))
 
 
 # ------------------------------------------------------------------------------- configuration
