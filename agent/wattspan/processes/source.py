@@ -266,7 +266,9 @@ class CpuUsageSource:
         times = self._accounts.sample_times()
         sums = self._counters.sample() if self._counters is not None else None
         if sums is not None and self._times is None and len(self._topology.sockets) > 1:
-            times = sums.times
+            # Time that could not be counted may all be of one socket.
+            most = 10 * sum(sums.times.times) >= 9 * sum(one.amount for one in update.charges)
+            times = sums.times if most else times
         complete = found.complete and not self._lifecycle.has_young
         self._finish(update, result, times, measured=measured, complete=complete)
         if len(samples) > 1:

@@ -421,7 +421,19 @@ def test_source_reports_the_failure_of_counters(tmp_path: Path, client: Counters
     assert "performance counters" in failure.thing
 
 
-def test_counted_time_divides_work_between_sockets(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("times", "parts"),
+    [
+        ((10 * MS, 20 * MS), (10 * MS, 20 * MS)),
+        ((9 * MS, 19 * MS), (9_642_857, 20_357_143)),
+        ((1, 10 * MS), (30 * MS, 0)),  # where it is seen
+    ],
+    ids=["all time", "most of it", "others had the counters of a socket"],
+)
+def test_counted_time_divides_work_between_sockets(
+    tmp_path: Path, times: tuple[int, int], parts: tuple[int, int]
+) -> None:
+    """If that is nearly all time: what is left out may be that of one socket."""
     for cpu in range(2):
         (folder := tmp_path / f"devices/system/cpu/cpu{cpu}/topology").mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{cpu}\n")
@@ -430,16 +442,13 @@ def test_counted_time_divides_work_between_sockets(tmp_path: Path) -> None:
     source.poll()
     life = kernel.spawn()
     kernel.run(life, 30 * MS)
-    counters.count((life.pid, 0, (1, 1, 1, 0, 0)), (life.pid, 1, (2, 5, 6, 7, 8)))
-    usages = poll(kernel, source).usages
-    assert [one.spent for one in usages] == [
-        {life.consumer: amount * MS} for amount in (30, 10, 20)
-    ]
-    assert [(one.counts or {})[life.consumer] for one in usages] == [
-        (3, 6, 7, 7, 8),
-        (1, 1, 1, 0, 0),
-        (2, 5, 6, 7, 8),
-    ]
+    counters.count(*((life.pid, at, (time, 2, 3, 4, 5)) for at, time in enumerate(times)))
+    host, *sockets = poll(kernel, source).usages
+    assert host.spent == {life.consumer: 30 * MS}
+    assert tuple(one.spent.get(life.consumer, 0) for one in sockets) == parts
+    counts = [(one.counts or {}).get(life.consumer) for one in (host, *sockets)]
+    of_sockets = [(time, 2, 3, 4, 5) for time, part in zip(times, parts, strict=True) if part]
+    assert [one for one in counts if one] == [(sum(times), 4, 6, 8, 10), *of_sockets]
 
 
 CONSUMERS = [Consumer(pid, 0) for pid in range(1, 4)]
