@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import ceil, exp, log, sqrt
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from wattspan.attribution.consumer_powers import (
     LARGEST_RATIO,
@@ -143,10 +143,11 @@ class CountedUsage(NamedTuple):
         def found(active: int, shares: Iterable[tuple[Payer, int]]) -> list[Microjoules]:
             known = [*shares]
             others = others_of(active, known)
-            return [
-                Microjoules(min(active, other + ceil(errors.get(payer, largest) * energy)))
+            stated = [
+                other + ceil(errors.get(payer, largest) * energy)
                 for (payer, energy), other in zip(known, others, strict=True)
             ]
+            return cast("list[Microjoules]", [min(active, one) for one in stated])
 
         return found
 
@@ -242,23 +243,25 @@ class CountedUses:
             self.powers = ConsumerPowers(TERMS if self.counters.recent else 0)
         if not self.counters.recent:
             return CountedUsage(usage, usage, {}, counted)
-        known = self._references
-        terms = {
-            payer: known[payer].terms for payer in spent if payer in known and spent[payer] > 0
-        }
+        terms: dict[Payer, Terms] = {}
+        clocks = usual_clocks = 0.0
+        whole, pace = 0, self._pace
+        for payer, used in spent.items():
+            if used > 0 and (known := self._references.get(payer)) is not None:
+                terms[payer] = known.terms
+                whole += used
+                clocks += used * known.terms.clock
+                usual_clocks += used * known.clock
         factors: dict[Payer, float] = {}
-        pace = self._pace
-        if whole := sum(map(spent.__getitem__, terms)):
-            mean = sum(spent[payer] * one.clock for payer, one in terms.items()) / whole
-            least, most = mean - _CLOCK_RANGE, mean + _CLOCK_RANGE
+        if whole:
+            least, most = clocks / whole - _CLOCK_RANGE, clocks / whole + _CLOCK_RANGE
             factors = {
                 payer: exp(CLOCK_POWER * min(max(one.clock, least), most))
                 for payer, one in terms.items()
             }
             # Those without counts have the change that the others have in common, as of the clock
             # of all cores: the mix of the others must not pass for a variation of theirs.
-            usual = sum(spent[payer] * known[payer].clock for payer in terms) / whole
-            change = exp(CLOCK_POWER * (mean - usual))
+            change = exp(CLOCK_POWER * (clocks - usual_clocks) / whole)
             pace = sum(spent[payer] * each for payer, each in factors.items()) / whole / change
             kept = exp((usage.start.mono - usage.end.mono) / SECOND / MEMORY)
             self._paced = 1 - kept + kept * self._paced
@@ -312,7 +315,7 @@ class _Reference:
 def credible(used: int, counts: Counts) -> bool:
     """True if ``counts`` can be those of a payer with so many nanoseconds of CPU time."""
     time, cycles, reference, instructions, misses = counts
-    if min(time, cycles, reference, instructions) <= 0 or misses < 0:
+    if time <= 0 or cycles <= 0 or reference <= 0 or instructions <= 0 or misses < 0:
         return False
     least, most = _TIMES
     return (
