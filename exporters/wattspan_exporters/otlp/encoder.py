@@ -2,9 +2,9 @@
 
 A stream is a sequence of points with one start time, within which a counter never falls. If the
 value of a series falls, the series was restarted (a reused pid, a row that had left the list) and
-gets a new start time; otherwise a receiver would see negative energy. If the provenance of a series
-changes, or the command or group of a process, the new one's stream begins there and counts from 0;
-otherwise a receiver would see the energy of the first one twice.
+gets a new start time; otherwise a receiver would see negative energy. If only the provenance of a
+series changes, the stream of the new one begins there and counts from 0; otherwise a receiver would
+see the energy of the first one twice.
 
 The SDK's encoder builds an object and a message for every point and attribute of every push, and
 takes several times as long (docs/decisions/0017). Here the data point of a series is kept, and a
@@ -169,21 +169,16 @@ class MetricStreams:
     def _continue(
         self, fresh: Iterable[tuple[Labels, SeriesStream]], last: Iterable[Labels]
     ) -> None:
-        """Begin the streams of series that count on where one of the same thing has ended."""
-        now = self._series.last
-        ended = {self._thing(labels): labels for labels in last if labels not in now}
+        """Begin the streams of series that differ in the provenance from one that has ended."""
+        place, now = self._keys.index("provenance"), self._series.last
+        ended = {
+            labels[:place] + labels[place + 1 :]: labels for labels in last if labels not in now
+        }
         for labels, stream in fresh:
-            one = ended.get(self._thing(labels))
+            one = ended.get(labels[:place] + labels[place + 1 :])
             before = None if one is None else self._series.get(one)
-            known = stream.point.start_time_unix_nano < self._seen_at  # no reused pid
-            if known and before is not None and before.value <= stream.value:
+            if before is not None and before.value <= stream.value:
                 stream.begin(self._seen_at, before)
-
-    def _thing(self, labels: Labels) -> Labels:
-        """The labels that a series keeps: a process may get another command and group."""
-        named = dict(zip(self._keys, labels, strict=True))
-        kept = ("hw.type", "pid") if named.get("pid") else self._keys
-        return tuple(named[key] for key in kept if key != "provenance")
 
     def _show(self, snapshot: Snapshot) -> None:
         """Update the exemplars of the series."""

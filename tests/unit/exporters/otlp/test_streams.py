@@ -89,18 +89,6 @@ def test_energy_of_a_series_whose_provenance_changes_is_counted_once(
     assert total_seen(found) == 17
 
 
-def test_energy_of_a_process_that_executes_another_program_is_counted_once() -> None:
-    found = pushes(world(0, {"sh": 5}), world(10, {"sh": 9}), world(20, {"python": 11}))
-    assert (total_seen(found["sh"]), total_seen(found["python"])) == (9, 2)
-    assert found["python"][0].start == NOON + 10 * SECOND
-
-
-def test_reused_pid_counts_from_the_start_of_its_process() -> None:
-    began = (30 * SECOND + 10**12) // 10**7
-    found = pushes(world(10, {"sh": 5}), world(40, {"python": 9}, began=began))
-    assert total_seen(found["python"]) == 9
-
-
 def test_observations_of_a_series_whose_provenance_changes_are_counted_once() -> None:
     drawn = Histogram(
         (10,),
