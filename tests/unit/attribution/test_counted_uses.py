@@ -243,6 +243,15 @@ def test_payer_whose_counts_are_absent_for_a_while_keeps_its_last_clock(absent: 
         assert abs(share - each / sum(true)) <= error
 
 
+def test_counters_of_thousands_of_ended_payers_are_forgotten() -> None:
+    uses, many = CountedUses(), [Consumer(number, 1) for number in range(10, 2011)]
+    uses.counted(usage(dict.fromkeys([A, *many], 0.001), dict.fromkeys([A, *many], counts(0.001))))
+    both = {A: 1.0, many[0]: 1.0}
+    assert uses.counted(usage(both, {})).terms.keys() == {A, many[0]}
+    uses.counted(usage({A: 1.0}, {A: counts(1.0)}))
+    assert uses.counted(usage(both, {})).terms.keys() == {A}
+
+
 @pytest.mark.parametrize("common", [0.0, 0.2], ids=["steady clocks", "a clock that all share"])
 def test_payers_that_are_never_counted_are_not_mistaken_for_the_mix_of_the_others(
     common: float,
