@@ -246,10 +246,8 @@ def test_payer_whose_counts_are_absent_for_a_while_keeps_its_last_clock(absent: 
 def test_counters_of_thousands_of_ended_payers_are_forgotten() -> None:
     uses, many = CountedUses(), [Consumer(number, 1) for number in range(10, 2011)]
     uses.counted(usage(dict.fromkeys([A, *many], 0.001), dict.fromkeys([A, *many], counts(0.001))))
-    both = {A: 1.0, many[0]: 1.0}
-    assert uses.counted(usage(both, {})).terms.keys() == {A, many[0]}
     uses.counted(usage({A: 1.0}, {A: counts(1.0)}))
-    assert uses.counted(usage(both, {})).terms.keys() == {A}
+    assert uses.counted(usage({A: 1.0, many[0]: 1.0}, {})).terms.keys() == {A}
 
 
 @pytest.mark.parametrize("common", [0.0, 0.2], ids=["steady clocks", "a clock that all share"])
