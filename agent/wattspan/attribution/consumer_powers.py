@@ -151,6 +151,11 @@ class _Equation:
         return self.load / self.duration * (1 - load)
 
 
+def _tick_variance(use: float, seconds: float, threads: int) -> float:
+    """The variance of the error of a use of at least some threads."""
+    return TICK_ERROR**2 * max(1.0, threads, use) / seconds**2
+
+
 class _Variation:
     """The mean and the variance of a use, by which its errors are told from its variation.
 
@@ -171,7 +176,7 @@ class _Variation:
         self._mean += part * change
         self._square = (1 - part) * (self._square + part * change * change)
         self._weight = weight
-        error = TICK_ERROR**2 * max(1.0, threads, use) / seconds**2
+        error = _tick_variance(use, seconds, threads)
         true = max(0.0, 1 - _SURELY * error / self._square) if self._square > 0 else 0.0
         return self._mean + true * (use - self._mean)
 
@@ -276,11 +281,14 @@ class ConsumerPowers:
             row[place] += use
             members[place] += 1
         row[COMMON] = load
+        errors = [0.0] * len(row)
         for place, key in ((REST, None), *enumerate(self._keys, self._first)):
             observed, variation = row[place], self._variations.setdefault(key, _Variation())
             row[place] = variation.smoothed(observed, seconds, members[place])
             row[COMMON] += row[place] - observed
-        self._regression.add(row, seconds)
+            # Threads in step have the same errors: they add up.
+            errors[place] = (2 * TICK_ERROR * max(1.0, members[place], observed) / seconds) ** 2
+        self._regression.add(row, seconds, errors)
         self._unsolved += 1
         if self._regression.windows < _YOUNG or self._unsolved >= _SOLVE_EVERY:
             self._unsolved, self._rest = 0, idle
@@ -426,18 +434,19 @@ class ConsumerPowers:
         100:2008, 5.2.2): the relative error of a share is that of its power, less that of the mean
         power of all uses, with the covariances of both.
         """
-        tilt, covariances = self._tilt(), fit.covariances
+        tilt, idles, stated = self._tilt(), fit.covariances[IDLE], self._regression.stated(fit)
+        covariances = stated.covariances
         uses = list(self._regression.means)
         uses[POWER] = uses[IDLE] = 0.0
         uses[BEND] = tilt * uses[COMMON]
         total = max(_TINY, sum(map(mul, used, self._of(uses))))
-        products = fit.products(uses)
+        products = stated.products(uses)
         whole = sum(map(mul, products, uses)) / total**2
         slopes = [
             one + tilt * other
             for one, other in zip(covariances[COMMON], covariances[BEND], strict=True)
         ]
-        idle_deviation = max(_TINY, sqrt(max(0.0, covariances[IDLE][IDLE])))
+        idle_deviation = max(_TINY, sqrt(max(0.0, idles[IDLE])))
         departures = self._departures(fit, used)
         slope_variance = slopes[COMMON] + tilt * slopes[BEND]
         slope_product = products[COMMON] + tilt * products[BEND]
@@ -448,7 +457,7 @@ class ConsumerPowers:
             variance += (each - power) ** 2 + (_BENDS_APART * tilt * fit.values[BEND]) ** 2
             if row == REST or isinstance(self._keys[row - self._first], Principal):
                 variance += (DIFFERENCE * used[0]) ** 2  # of one among several
-            with_idle = slopes[IDLE] + covariances[row][IDLE]
+            with_idle = idles[COMMON] + tilt * idles[BEND] + idles[row]
             variance += departure**2
             certain = max(0.0, 1 + _CREDIBLE * min(0.0, with_idle) / (idle_deviation * each))
             shared = 2 * (slope_product + products[row]) / (total * each)

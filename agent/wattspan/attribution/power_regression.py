@@ -26,7 +26,7 @@ whose power in the past stays unknown (the Schur complement of its row).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from operator import mul
 from typing import NamedTuple
@@ -62,6 +62,7 @@ _CHANCE = 3.0  # standard deviations of the fit of equal powers, within which th
 _LEAST_DEVIATION = 1e-4  # of a prior, relative to the noise: sums of squares keep their digits
 _TINY = 1e-12
 _LARGEST_EXPONENT = 700.0
+_MOST_PRETENDED = 0.75  # of the information on a use, by its errors
 _STATED_CURVED = 0.3  # least part of the curve in the stated covariances
 
 
@@ -96,6 +97,7 @@ class PowerFit:
     covariances: list[list[float]]
     noise: float
     trust: float = 0.0
+    scale: float = 1.0  # the variance of a window in the covariances
 
     def spread(self, row: Sequence[float]) -> float:
         """The variance of the sum of the unknowns with the factors ``row``."""
@@ -114,6 +116,7 @@ class PowerRegression:
 
     def __init__(self, terms: int = 0) -> None:
         self._sums = [[0.0] * FIRST for _ in range(FIRST)]
+        self._errors = [0.0] * FIRST  # sums of the variances of the errors of uses, by row
         self._noise = 0.0  # standard deviation of the power of a window, before the present ones
         self.fit: PowerFit | None = None
         self._deviants = 0
@@ -136,6 +139,7 @@ class PowerRegression:
     def clear(self) -> None:
         """Forget all windows."""
         self._sums = [[0.0] * len(self._sums) for _ in self._sums]
+        self._errors = [0.0] * len(self._sums)
         self._deviants = 0
         self._products = self._squares = 0.0
 
@@ -144,6 +148,7 @@ class PowerRegression:
         for one in self._sums:
             one.append(0.0)
         self._sums.append([0.0] * (len(self._sums) + 1))
+        self._errors.append(0.0)
         if (fit := self.fit) is not None:
             for one in fit.covariances:
                 one.append(0.0)
@@ -159,11 +164,13 @@ class PowerRegression:
         for one in self._sums:
             one[place] = 0.0
         self._sums[place] = [0.0] * len(self._sums)
+        self._errors[place] = 0.0
 
     def remove(self, place: int) -> None:
         """Remove the row of a consumer, whose power in the past remains unknown."""
         self.renew(place)
         self._sums = _without(self._sums, place)
+        del self._errors[place]
         if self.fit is not None:
             del self.fit.values[place]
             self.fit.covariances = _without(self.fit.covariances, place)
@@ -184,9 +191,10 @@ class PowerRegression:
 
     # ----------------------------------------------------------------------------------- learn
 
-    def add(self, row: Sequence[float], seconds: float) -> None:
+    def add(self, row: Sequence[float], seconds: float, errors: Sequence[float] = ()) -> None:
         """Add a window of some ``seconds``: its power and its uses, in the order of the rows.
 
+        ``errors`` are the variances of the errors of the uses; () if they are exact.
         A window that the present solution does not explain has less weight (Huber, "Robust
         estimation of a location parameter", 1964). Several of them mean that the work of a consumer
         has changed, and the past is forgotten.
@@ -195,6 +203,10 @@ class PowerRegression:
         for one, factor in zip(self._sums, row, strict=True):
             scaled = weight * factor
             one[:] = [kept * old + scaled * new for old, new in zip(one, row, strict=True)]
+        news = errors or [0.0] * len(row)
+        self._errors = [
+            kept * old + weight * new for old, new in zip(self._errors, news, strict=True)
+        ]
 
     def _trusted(self, row: Sequence[float]) -> float:
         """The weight of a window by its residual, which enters the statistics of residuals."""
@@ -262,7 +274,29 @@ class PowerRegression:
             [[scale * each for each in one] for one in found.inverse],
             sqrt(variance),
             max(0.0, 1 - chance / explained),
+            scale,
         )
+
+    def stated(self, fit: PowerFit) -> PowerFit:
+        """The present ``fit`` with covariances without what errors of the uses pretend.
+
+        The expected products of observed uses are those of the true ones and, on the diagonal, the
+        variances of their errors (Fuller, "Measurement Error Models", 1987, 2.2): two equal uses
+        seem to vary apart. These variances are subtracted (Sherman and Morrison, Ann. Math. Stat.
+        21, 1950), as far as they raise a variance to four times at most.
+        """
+        found = fit.covariances
+        for place, error in enumerate(self._errors):
+            own = found[place]
+            part = min(_MOST_PRETENDED, error * own[place] / max(_TINY, fit.scale))
+            if part > 0:
+                factor = part / (own[place] * (1 - part))
+                scaled = [factor * each for each in own]
+                found = [
+                    [each + one[place] * other for each, other in zip(one, scaled, strict=True)]
+                    for one in found
+                ]
+        return replace(fit, covariances=found)
 
     def _inflation(self) -> float:
         """The factor of variances for correlated residuals (Bartlett 1935, as in power_curve)."""

@@ -150,6 +150,30 @@ def test_exact_powers_are_learned_without_noise() -> None:
     assert powers(found) == pytest.approx([10.0, 20.0], rel=0.01)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_errors_of_uses_tell_no_equal_uses_apart(alike: bool) -> None:
+    """Ticks of the kernel make two equal uses look different."""
+    chance, found, error = random.Random(3), PowerRegression(), 0.01
+    found.admit()
+    found.admit()
+    for _ in range(60):
+        uses = [chance.uniform(0.1, 1.0) for _ in range(2)]
+        if alike:
+            uses[1] = uses[0]
+        power = REST_POWER + 10 * uses[0] + 25 * uses[1] + chance.gauss(0, 0.05)
+        seen = [use + chance.gauss(0, error) for use in uses]
+        found.add(row(power, seen), 1.0, [0.0] * FIRST + [error**2] * 2)
+        found.solve(AT_REST)
+    assert found.fit is not None
+    stated = found.stated(found.fit)
+    apart = [0.0] * FIRST + [1.0, -1.0]
+    if alike:
+        assert stated.spread(apart) > 1.5 * found.fit.spread(apart)
+    else:
+        assert stated.spread(apart) == pytest.approx(found.fit.spread(apart), rel=0.05)
+    assert stated.values == found.fit.values
+
+
 def test_correlated_residuals_widen_the_deviations() -> None:
     chance, drift = random.Random(3), 0.0
     drifting, independent = PowerRegression(), PowerRegression()
