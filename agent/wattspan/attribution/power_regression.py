@@ -62,7 +62,7 @@ _CHANCE = 3.0  # standard deviations of the fit of equal powers, within which th
 _LEAST_DEVIATION = 1e-4  # of a prior, relative to the noise: sums of squares keep their digits
 _TINY = 1e-12
 _LARGEST_EXPONENT = 700.0
-_MOST_PRETENDED = 0.75  # of the information on a use, by its errors
+_LEAST_PRETENDED, _MOST_PRETENDED = 0.01, 0.75  # of the information on a use, by its errors
 _STATED_CURVED = 0.3  # least part of the curve in the stated covariances
 
 
@@ -289,7 +289,7 @@ class PowerRegression:
         for place, error in enumerate(self._errors):
             own = found[place]
             part = min(_MOST_PRETENDED, error * own[place] / max(_TINY, fit.scale))
-            if part > 0:
+            if part > _LEAST_PRETENDED:
                 factor = part / (own[place] * (1 - part))
                 scaled = [factor * each for each in own]
                 found = [
