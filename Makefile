@@ -119,7 +119,7 @@ thorough:
 	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
 
 exhaustive:
-	$(PYTEST) -m 'exhaustive and not alone and not search' $(RECORD) tests
+	$(PYTEST) -n $(FLOW_WORKERS) -m 'exhaustive and not alone and not search' $(RECORD) tests
 
 search:
 	$(PYTEST) -m search $(RECORD) tests/flow
