@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.needs_etcd, pytest.mark.exhaustive]
 
 BUDGET = 1800
 PROFILE = "one-socket-h100"
-FLOOR, ORIGINAL = 267.5, 970.0
+FLOOR, ORIGINAL = 268.0, 970.0
 """The lowest and the original sum of the limits of one host, in watts."""
 
 
@@ -100,7 +100,7 @@ def test_three_hosts_share_a_budget_and_lose_a_host_a_member_and_etcd(fleet: Fle
         "--set", f"fleet.endpoints={json.dumps(fleet.etcd.urls)}",
     )  # fmt: skip
     assert refused.returncode == 9
-    assert "102.5 W below the floors of its 3 hosts, which are 802.5 W" in refused.stderr
+    assert "104 W below the floors of its 3 hosts, which are 804 W" in refused.stderr
 
     fleet.command("drain", "host-3")
     eventually(lambda: fleet.allotments().get("host-3") == FLOOR, "it is drained")
