@@ -17,7 +17,7 @@ rule, and ``idle() + sum(owed())`` is ``package()``. All methods are judged by t
 
 Performance counters see the same work: ``rates()`` are cycles of the clock of the instant,
 instructions of which a thread retires fewer while its sibling is busy, and misses of the traffic.
-What a process costs is not in them: they have constants of their own.
+The cost of a process is not in them: they have constants of their own.
 
 The figures are typical and chosen here, not those of one product.
 """
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What counters of the hardware count of a process in a second, on all of its CPUs."""
+    """The counts of the hardware for a process in a second, on all of its CPUs."""
 
     cycles: float
     reference: float

@@ -173,7 +173,7 @@ def _latest(earlier: Counts | None, now: Counts) -> Counts:
 
 
 def _since(earlier: Counts | None, now: Counts) -> Counts:
-    """What counters have counted since an earlier reading."""
+    """The counts since an earlier reading."""
     return now if earlier is None else Counts(*map(sub, now, earlier))
 
 

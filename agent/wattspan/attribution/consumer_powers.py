@@ -151,11 +151,6 @@ class _Equation:
         return self.load / self.duration * (1 - load)
 
 
-def _tick_variance(use: float, seconds: float, threads: int) -> float:
-    """The variance of the error of a use of at least some threads."""
-    return TICK_ERROR**2 * max(1.0, threads, use) / seconds**2
-
-
 class _Variation:
     """The mean and the variance of a use, by which its errors are told from its variation.
 
@@ -176,7 +171,7 @@ class _Variation:
         self._mean += part * change
         self._square = (1 - part) * (self._square + part * change * change)
         self._weight = weight
-        error = _tick_variance(use, seconds, threads)
+        error = TICK_ERROR**2 * max(1.0, threads, use) / seconds**2
         true = max(0.0, 1 - _SURELY * error / self._square) if self._square > 0 else 0.0
         return self._mean + true * (use - self._mean)
 

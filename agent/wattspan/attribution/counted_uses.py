@@ -35,6 +35,7 @@ from typing import NamedTuple, cast
 
 from wattspan.attribution.consumer_powers import (
     LARGEST_RATIO,
+    STATED,
     ConsumerPowers,
     Doubts,
     Owner,
@@ -67,7 +68,6 @@ _TIMES = 0.25, 4.0  # credible counted times in the CPU time
 _MISS_TIME = 10.0  # nanoseconds of CPU time that a miss may cost, as the scale of its prior
 _SETTLING = 5 * SECOND  # periods with counts, of the reference of a payer
 _RETIRED = -0.9, 1.0  # the used range of relative changes
-_STATED = 2.5  # standard deviations, as of the powers of consumers
 _CLOCK_DEVIATION = 0.2  # least one of the power of the clock
 _LEAST_FACTOR = 0.1  # of the terms
 _MAX_REMEMBERED = 2000
@@ -157,9 +157,9 @@ class CountedUsage(NamedTuple):
         whole = max(1, sum(map(uses.__getitem__, terms)))
         mean_clock, mean_retired, mean_misses = (each / whole for each in self.sums(uses))
         clock, retired, misses = _bounded_terms(powers)
-        of_clock = abs(clock.ratio) + _STATED * max(_CLOCK_DEVIATION, clock.deviation)
+        of_clock = abs(clock.ratio) + STATED * max(_CLOCK_DEVIATION, clock.deviation)
         of_retired = max(retired.ratio, 1 - retired.ratio)
-        of_misses = misses.ratio + _STATED * misses.deviation
+        of_misses = misses.ratio + STATED * misses.deviation
         return {
             payer: of_clock * abs(one.clock - mean_clock)
             + of_retired * abs(one.retired - mean_retired)
@@ -181,7 +181,7 @@ class Division(NamedTuple):
 
 
 class CounterTime:
-    """Whether there were counters in the last minute: a label, which seldom changes."""
+    """The presence of counters in the last minute: a label, which seldom changes."""
 
     def __init__(self) -> None:
         self._without = int(_FORGOTTEN)

@@ -369,7 +369,7 @@ def test_method_of_a_package_is_that_of_its_counters() -> None:
 
 
 def test_first_counters_of_a_part_of_an_interval_are_used() -> None:
-    """What they cost is learned from whole intervals only."""
+    """Their cost is learned from whole intervals only."""
     host = Host()
     (found,) = host.run(1, counted=True, covered=0.5)
     used = sum(share.energy for share in found.shares)
