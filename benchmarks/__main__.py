@@ -17,10 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [
-    DOCS / f"{page}.md"
-    for page in ("benchmarks", "accuracy", "autotune", "explanation/pipeline-clocks",
-                 "explanation/fleet-budgets")
-]  # fmt: skip
+    DOCS / f"{page}.md" for page in ("benchmarks", "accuracy", "autotune", "pipelines-and-fleets")
+]
 
 
 def scripts() -> list[str]:
