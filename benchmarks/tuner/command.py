@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import sys
 import time
@@ -28,6 +29,7 @@ LENGTHS = (2_000, 5_000, 10_000, 24_000, 48_000)
 EXAMPLE = "a40-resnet50, CV 5 %, mild"
 _PLACES = (*range(20, 2_000, 20), *range(2_000, 24_000, 100))
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "autotune.md"
+JOBS = results.PATH.with_name("jobs.csv")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -68,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="name the cells")
     parser.add_argument("--keep", action="store_true", help="write results.json")
     parser.add_argument("--out", type=Path, default=results.PATH)
-    parser.add_argument("--docs", action="store_true", help="only write docs/autotune.md anew")
+    parser.add_argument(
+        "--docs", action="store_true", help="only write docs/autotune.md and jobs.csv"
+    )
     return parser
 
 
@@ -119,10 +123,7 @@ def _table(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
     }
     made = {"table": facts}
     print(tables.goals(made))
-    for group, title in tables.GROUPS.items():
-        if any(cell.group == group for cell in chosen):
-            print(f"\n**{title}**\n\n{tables.ours(made, group)}\n\n{tables.beside(made, group)}")
-    print(f"\n{tables.reasons(made)}\n\n{tables.honesty(made)}")
+    print(f"\n{tables.groups(made)}")
     if options.keep:
         results.save("table", facts, options.out)
 
@@ -147,7 +148,7 @@ def _lengths(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
                     "methods": {m: summary(s, trials.terms.budget) for m, s in found[name].items()},
                 }
             )
-    print(tables.lengths({"lengths": facts}))
+    print(results.text(facts))
     if options.keep:
         results.save("lengths", facts, options.out)
 
@@ -161,7 +162,7 @@ def _batches(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
         if scores:
             methods = {OURS: summary(scores, trials.terms.budget)}
             facts.append({"cell": cell.plant.name, "batch": batch, "methods": methods})
-    print(tables.batches({"batches": facts}))
+    print(results.text(facts))
     if options.keep:
         results.save("batches", facts, options.out)
 
@@ -172,7 +173,7 @@ def _calibration(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
     certified = [calibration.Certification(**one) for one in found if "held" in one]
     detected = [calibration.Detection(**one) for one in found if "hidden" in one]
     facts = {"certification": _certification(certified), "detection": _detection(detected)}
-    print(tables.certification(facts) + "\n\n" + tables.detection(facts))
+    print(results.text(facts))
     if options.keep:
         for section, rows in facts.items():
             results.save(section, rows, options.out)
@@ -271,25 +272,27 @@ PARTS = {
 
 
 def write_docs(found: results.Results) -> None:
-    """Every table of docs/autotune.md, from stored results."""
+    """Every table of docs/autotune.md, and the figures of every job, from stored results."""
     page = PAGE.read_text(encoding="utf-8")
     for name, text in parts(found).items():
         page = placed(page, name, text)
     PAGE.write_text(page, encoding="utf-8")
+    if "table" in found:
+        write_jobs(tables.jobs(found))
+
+
+def write_jobs(rows: Sequence[dict[str, Any]], path: Path = JOBS) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        columns = dict.fromkeys(column for row in rows for column in row)
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def parts(found: results.Results) -> dict[str, str]:
     """The tables by the names of their places."""
-    made: dict[str, str] = {}
-    if "table" in found:
-        made["tuner-machine"] = tables.machine(found)
-        made["tuner-goals"] = tables.goals(found)
-        made["tuner-reasons"] = tables.reasons(found)
-        made["tuner-honesty"] = tables.honesty(found)
-        for group in tables.GROUPS:
-            made[f"tuner-{group}"] = tables.ours(found, group)
-            made[f"tuner-{group}-beside"] = tables.beside(found, group)
-    for section in ("certification", "detection", "lengths", "batches"):
-        if section in found:
-            made[f"tuner-{section}"] = getattr(tables, section)(found)
-    return made
+    return {
+        f"tuner-{one.__name__}": one(found)
+        for one in (tables.machine, tables.groups, tables.goals)
+        if "table" in found
+    }

@@ -20,8 +20,11 @@ def save(section: str, facts: Any, path: Path = PATH) -> None:
     """Replace one section by another."""
     results = load(path)
     results[section] = _rounded(facts)
-    text = json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(text(results) + "\n", encoding="utf-8")
+
+
+def text(facts: Any) -> str:
+    return json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False)
 
 
 def _rounded(facts: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any
 
 from testbed.tuner.zeus_optimizer import ZEUS
@@ -11,16 +13,23 @@ from testbed.tuner.zeus_optimizer import ZEUS
 from benchmarks.tuner.results import Results
 
 GROUPS = {
-    "curves": "measured curves",
     "iterations": "real iterations",
-    "short": "short jobs",
-    "disturbed": "one thing after another goes wrong",
+    "short": "short jobs, CV 2 %",
     "null": "nothing to save",
 }
+FIGURES = (
+    *("runs", "over", "over_bound", "slowdown", "slowdown_most", "saving", "oracle", "share"),
+    *("committed", "commit_units", "commit_units_p90", "exploration", "worst_ten_minutes_p99"),
+    *("false_alarms", "bound_held", "claim_held", "claim_high_held", "claims", "false_claims"),
+)
+COUNTED = "last", "releases", "declines"
+COMPARED = "runs", "over", "slowdown", "saving"
 MOST_OVER = 0.01
 MOST_ALARMS = 0.02
 MIN_HELD = 0.95
+MOST_NAMED = 1
 OURS, LOWEST, LEAST = "wattspan", "sweep, lowest limit", "sweep, least energy"
+STATIC = "static 80%"
 
 Facts = dict[str, Any]
 
@@ -47,7 +56,7 @@ def goals(results: Results) -> str:
     held = [one for one in cells if one[1]["steps_goal"]]
     rows = [
         (
-            f"whole-run slowdown over {budget:.0%} in at most 1 % of runs",
+            f"over {budget:.0%} in at most 1 % of runs",
             *_reached(cells, lambda c, o: o["over"] <= MOST_OVER * o["runs"]),
         ),
         (
@@ -55,15 +64,15 @@ def goals(results: Results) -> str:
             *_reached(cells, lambda c, o: o["over_bound"] <= MOST_OVER),
         ),
         (
-            "saving at least 85 / 75 / 60 % of the oracle's at CV 1 / 5 / 10 %",
+            "share at least 85, 75, 60 % at CV 1, 5, 10 %",
             *_reached(long, lambda c, o: o["share"] >= c["goal"]),
         ),
         (
-            "40 % of it in jobs of one minute, 80 % in those of ten",
+            "share at least 40 % in jobs of one minute, 80 % of ten",
             *_reached(short, lambda c, o: o["share"] >= c["goal"]),
         ),
         (
-            "held after at most 1,200 steps at CV 1 to 2 %, 2,500 at CV 5 % (median)",
+            "held after at most 1,200 steps at CV 1 to 2 %, 2,500 at CV 5 %",
             *_reached(held, lambda c, o: _median_steps(o) <= c["steps_goal"]),
         ),
         (
@@ -76,7 +85,7 @@ def goals(results: Results) -> str:
         ),
         *(
             (
-                f"{end} end of the stated saving right in at least 95 % of runs",
+                f"{end} end of the stated saving right in 95 % of runs",
                 *_reached(cells, lambda c, o, key=key: _rate(o[key]) >= MIN_HELD),
             )
             for end, key in (("lower", "claim_held"), ("upper", "claim_high_held"))
@@ -86,17 +95,12 @@ def goals(results: Results) -> str:
             *_reached(cells, lambda c, o: o["false_alarms"] <= MOST_ALARMS * o["runs"]),
         ),
         (
-            f"*{_lowest_name(results)}: over budget in at most 1 % of runs*",
+            f"*{_lowest_name(results)}: over in at most 1 % of runs*",
             *_reached(cells, lambda c, o: _share_over(_lowest(results, c)) <= MOST_OVER)[:2],
             "",
         ),
-        (
-            "*sweep, least energy: over budget in at most 1 % of runs*",
-            *_reached(cells, lambda c, o: _share_over(c["methods"].get(LEAST)) <= MOST_OVER)[:2],
-            "",
-        ),
     ]
-    return table(("goal", "cells", "reached", "not reached"), rows)
+    return table(("goal", "jobs", "reached", "not reached"), rows)
 
 
 def _reached(
@@ -104,7 +108,7 @@ def _reached(
 ) -> tuple[int, int, str]:
     """The number of cells, of those that reach a goal, and the names of the others."""
     missed = [name for name, cell, facts in cells if not goal(cell, facts)]
-    named = "; ".join(missed) if len(missed) <= len(cells) / 2 else f"{len(missed)} jobs"
+    named = "; ".join(missed) if len(missed) <= MOST_NAMED else f"{len(missed)} jobs"
     return len(cells), len(cells) - len(missed), named
 
 
@@ -117,185 +121,79 @@ def _median_steps(facts: Facts) -> float:
     return math.inf if steps is None or math.isnan(steps) else steps
 
 
-def ours(results: Results, group: str) -> str:
-    """The project's tuner in a group of cells."""
-    rows = [
-        (
-            name,
-            f"{facts['over']}/{facts['runs']}",
-            _percent(facts["over_bound"], 2),
-            f"{_percent(facts['slowdown'], 2)} / {_percent(facts['slowdown_most'], 2)}",
-            _percent(facts["saving"], 1),
-            _percent(facts["oracle"], 1),
-            _share(facts, cell),
-            _percent(facts["committed"], 0),
-            f"{_whole(facts['commit_units'])} ({_whole(facts['commit_units_p90'])})",
-            f"{facts['exploration']:.0f}",
-            _percent(facts["worst_ten_minutes_p99"], 0),
-            str(facts["false_alarms"]),
-        )
-        for name, cell, facts in _cells(results)
-        if cell["group"] == group
-    ]
-    head = (
-        "job",
-        "over budget",
-        "bound",
-        "slowdown, mean / most",
-        "saving",
-        "oracle",
-        "share",
-        "held",
-        "steps to commit (p90)",
-        "lost, s",
-        "worst 10 min, p99",
-        "false alarms",
-    )
-    return table(head, rows)
-
-
-def beside(results: Results, group: str) -> str:
-    """Results of the alternatives with the same jobs and the same random events."""
+def groups(results: Results) -> str:
+    """Runs over the budget of each method, share of the oracle's saving and steps to a setting."""
     rows = []
-    for name, cell, facts in _cells(results):
-        if cell["group"] != group:
-            continue
-        row = [name, _percent(facts["oracle"], 1)]
-        methods = cell["methods"]
-        lowest = _lowest(results, cell)
-        for one in (methods[OURS], lowest, methods.get(LEAST), methods.get("static 80%")):
-            if one is None:
-                row.append("-")
-                continue
-            row.append(
-                f"{_percent(one['over'] / one['runs'], 0)} · {_percent(one['slowdown'], 1)} · "
-                f"{_percent(one['saving'], 1)}"
+    for name, chosen in _groups(results).items():
+        ours = [cell["methods"][OURS] for cell in chosen]
+        goals = [one for cell, one in zip(chosen, ours, strict=True) if cell["goal"]]
+        shares = [one["share"] for one in goals if one["share"] is not None]
+        steps = [one["commit_units"] for one in goals if one["commit_units"] is not None]
+        others = [_lowest(results, cell) for cell in chosen]
+        rows.append(
+            (
+                name,
+                len(chosen),
+                _over(ours),
+                _over(others),
+                _over([cell["methods"].get(LEAST) for cell in chosen]),
+                _over([cell["methods"].get(STATIC) for cell in chosen]),
+                f"{100 * max(one['slowdown_most'] for one in ours):.1f}",
+                ", ".join(f"{100 * of(shares):.0f}" for of in (min, median, max) if shares) or "-",
+                _whole(median(steps) if steps else None),
             )
-        rows.append(row)
-    names = _lowest_name(results), "sweep, least energy", "80 %"
-    head = ("job", "oracle saves", "wattspan", *names)
-    return table(head, rows)
-
-
-def reasons(results: Results) -> str:
-    """Ends of runs, if not always with a held setting."""
-    rows = []
-    for name, _, facts in _cells(results):
-        ends = ", ".join(
-            f"{last} {count / facts['runs']:.0%}" for last, count in facts["last"].items()
         )
-        lets = ", ".join(f"{reason} {count}" for reason, count in facts["releases"].items())
-        turned = ", ".join(f"{reason} {count}" for reason, count in facts["declines"].items())
-        if set(facts["last"]) != {"hold: certified"} or lets:
-            rows.append((name, ends, lets, turned))
-    return table(("job", "at the end", "releases", "declined, once or for good"), rows)
-
-
-def honesty(results: Results) -> str:
-    """Accuracy of the tuner's report of itself."""
-    rows = [
-        (
-            name,
-            _percent(facts["bound_held"], 1),
-            _percent(facts["claim_held"], 1),
-            _percent(facts["claim_high_held"], 1),
-            f"{facts['claims']}/{facts['runs']}",
-            facts["false_claims"],
-        )
-        for name, _, facts in _cells(results)
-    ]
     head = (
-        "job",
-        "slowdown within its bound",
-        "saving above its low end",
-        "below its high end",
-        "runs with a claim",
-        "claims above the truth",
+        "jobs",
+        "number",
+        "runs over 5 %: wattspan",
+        _lowest_name(results),
+        LEAST,
+        "80 % cap",
+        "largest slowdown, %",
+        "share, %: least, median, most",
+        "steps to hold",
     )
     return table(head, rows)
 
 
-def lengths(results: Results) -> str:
-    """Effect of the length of a job."""
-    rows = [
-        (
-            one["cell"],
-            f"{one['units']:,}",
-            method,
-            f"{facts['over']}/{facts['runs']}",
-            _percent(facts["slowdown"], 2),
-            _percent(facts["saving"], 1),
-            "-" if facts["share"] is None else _percent(facts["share"], 0),
-        )
-        for one in results["lengths"]
-        for method, facts in one["methods"].items()
+def _groups(results: Results) -> dict[str, list[Facts]]:
+    """The cells by noise, with or without a disturbance, and those of the other kinds."""
+    found: dict[str, list[Facts]] = {}
+    for name, cell, _ in _cells(results):
+        noise = re.search(r"CV \d+ %", name)
+        plain = cell["group"] in {"curves", "disturbed"}
+        key = noise[0] if plain and noise else GROUPS[cell["group"]]
+        found.setdefault(key, []).append(cell)
+    return found
+
+
+def _over(found: Sequence[Facts | None]) -> str:
+    known = [one for one in found if one]
+    return f"{sum(one['over'] for one in known):,}/{sum(one['runs'] for one in known):,}"
+
+
+def jobs(results: Results) -> list[dict[str, Any]]:
+    """A row of figures for each job: fractions, not percentages; empty where unknown."""
+    return [
+        {
+            "group": cell["group"],
+            "job": name,
+            **{key: facts[key] for key in FIGURES},
+            **{key: "; ".join(f"{one} {n}" for one, n in facts[key].items()) for key in COUNTED},
+            **{
+                f"{method} {key}": one[key]
+                for method, one in (
+                    (_lowest_name(results), _lowest(results, cell)),
+                    (LEAST, cell["methods"].get(LEAST)),
+                    (STATIC, cell["methods"].get(STATIC)),
+                )
+                if one
+                for key in COMPARED
+            },
+        }
+        for name, cell, facts in _cells(results)
     ]
-    return table(("job", "steps", "method", "over budget", "slowdown", "saving", "share"), rows)
-
-
-def batches(results: Results) -> str:
-    """Effect of the reporting interval of units."""
-    rows = [
-        (
-            one["cell"],
-            f"{one['batch']:g} s",
-            f"{facts['over']}/{facts['runs']}",
-            _percent(facts["slowdown"], 2),
-            _percent(facts["saving"], 1),
-            _percent(facts["share"], 0),
-            f"{_whole(facts['commit_units'])} ({_whole(facts['commit_units_p90'])})",
-        )
-        for one in results["batches"]
-        for facts in (one["methods"][OURS],)
-    ]
-    head = ("job", "a batch every", "over budget", "slowdown", "saving", "share", "steps to commit")
-    return table(head, rows)
-
-
-def certification(results: Results) -> str:
-    """Rate of held settings by true slowdown."""
-    found = results["certification"]
-    noises = sorted({one["cv"] for one in found})
-    rows = []
-    for slowdown in sorted({one["slowdown"] for one in found}):
-        row = [f"{slowdown:.1%}"]
-        for remembered in (False, True):
-            for cv in noises:
-                same = [
-                    f"{one['held']}/{one['runs']} (≤ {one['bound']:.1%})"
-                    for one in found
-                    if (one["slowdown"], one["cv"], one["remembered"]) == (slowdown, cv, remembered)
-                ]
-                row.append(same[0] if same else "-")
-        rows.append(row)
-    head = ["true slowdown", *(f"searched, CV {cv:.0%}" for cv in noises)]
-    return table([*head, *(f"remembered, CV {cv:.0%}" for cv in noises)], rows)
-
-
-def detection(results: Results) -> str:
-    """Detection delay of a change."""
-    rows = [
-        (
-            f"{one['slowdown']:.0%}, {'seen by comparison' if one['hidden'] else 'seen in steps'}",
-            f"{one['cv']:.0%}",
-            f"{one['released']}/{one['runs']}",
-            f"{_number(one['sentinels'])} ({_number(one['sentinels_p90'])})",
-            f"{_whole(one['units'])} ({_whole(one['units_p90'])})",
-            f"{_whole(one['seconds'])} ({_whole(one['seconds_p90'])})",
-            f"{one['early']}",
-        )
-        for one in results["detection"]
-    ]
-    head = (
-        "jump to",
-        "CV",
-        "released",
-        "comparisons (p90)",
-        "steps (p90)",
-        "seconds (p90)",
-        "let go before",
-    )
-    return table(head, rows)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -326,20 +224,9 @@ def _share_over(facts: Facts | None) -> float:
     return facts["over"] / facts["runs"] if facts else 0.0
 
 
-def _share(facts: Facts, cell: Facts) -> str:
-    if facts["share"] is None or cell["goal"] is None:
-        return "-"
-    text = _percent(facts["share"], 0)
-    return text if facts["share"] >= cell["goal"] else f"**{text}**"
-
-
 def _percent(value: float | None, places: int) -> str:
     return "-" if value is None else f"{value * 100:.{places}f} %"
 
 
 def _whole(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:,.0f}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.1f}"
