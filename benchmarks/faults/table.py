@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 from testbed.faults.schedule import LIMIT, Outcome
 
 HEAD = (
-    "| fault | observation | gaps | largest deviation from the truth | recovery after |\n"
-    "|---|---|---|---|---|"
+    "| faults | number | deviation from the truth | longest recovery | longest without an answer "
+    "| date, load |\n|---|---|---|---|---|---|"
 )
+PERCENT = re.compile(r"([+-][\d.]+) %")
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+LOAD = re.compile(r"load ([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,6 @@ class Chapter:
     machine: str
     rows: tuple[Row, ...]
 
-    def __str__(self) -> str:
-        table = "\n".join([HEAD, *map(str, self.rows)])
-        means = "\n".join(f"- **{_capital(row.fault)}.** {row.means}" for row in self.rows)
-        odd = [row for row in self.rows if row.how != "the whole agent"]
-        how = "".join(f"- *{_capital(row.fault)}* used another method: {row.how}.\n" for row in odd)
-        parts = [f"## {self.title}", f"On {self.machine}", table, how, f"Meaning:\n\n{means}"]
-        return "\n\n".join(part.strip() for part in parts if part)
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
 
 def _deviation(one: Outcome) -> str:
     if one.worst is None:
@@ -124,5 +116,33 @@ def page(text: str, chapters: Iterable[Chapter]) -> str:
     _, _, tail = rest.partition(end)
     found = list(chapters)
     rows = [row for chapter in found for row in chapter.rows]
-    body = "\n\n".join([summary(rows), *map(str, found)])
+    places = dict.fromkeys(chapter.machine.partition(";")[0] for chapter in found)
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        if row.how != "the whole agent":
+            methods.setdefault(row.how, []).append(row.fault)
+    parts = [
+        summary(rows),
+        "\n".join([HEAD, *map(_line, found)]),
+        "Machines: " + "; ".join(places) + ".",
+        "\n".join(f"- *{'; '.join(names)}*: {how}." for how, names in methods.items()),
+    ]
+    body = "\n\n".join(filter(None, parts))
     return f"{head}{begin}\n\n{body}\n\n{end}{tail}"
+
+
+def _line(chapter: Chapter) -> str:
+    """A row of the page: a chapter's faults and their extremes."""
+    told = [float(one[1]) for row in chapter.rows if (one := PERCENT.match(row.deviation))]
+    unanswered = [row.unanswered for row in chapter.rows if row.unanswered is not None]
+    recovered = [row.recovered for row in chapter.rows if row.recovered is not None]
+    date, load = DATE.search(chapter.machine), LOAD.search(chapter.machine)
+    cells = (
+        f"**{chapter.title}**: {'; '.join(row.fault for row in chapter.rows)}",
+        str(len(chapter.rows)),
+        f"{min(told):+.1f} to {max(told):+.1f} %" if told else "-",
+        f"{max(recovered):.1f} s" if recovered else "-",
+        f"{max(unanswered):.1f} s" if unanswered else "-",
+        f"{date[0] if date else '-'}, {load[1] if load else '-'}",
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -195,8 +195,8 @@ def _flooded() -> Fault:
         f"a flood of spans under a memory limit of {MEMORY_MAX >> 20} MiB",
         inject,
         lambda _: None,
-        "The batches are well-formed; hostile ones take more ([measured](security.md#cost-of-"
-        "one-request)). Senders are asked to retry; no more than `spans.buffer` is kept.",
+        "The batches are well-formed; hostile ones take more (docs/security.md). "
+        "Senders are asked to retry; no more than `spans.buffer` is kept.",
         [Sign("the flood is answered", lambda *_: bool(found))],
         lasts=0.1,
         short=0.1,
