@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "field"
+HEAD = """# Cases from the field
+
+Inputs that other programs, kernels and users made: public reports, recorded layouts and
+payloads of real clients. Each is a file in `tests/field/KIND/`, which has the input, the expected
+result (`right`) and its source; a new report is one more file. Tests in `tests/field/` read the
+files of their kind; a case that another test tries names it (`test`). This page is generated from
+the files (`make docs`).
+
+| kind | cases | read by |
+|---|---|---|"""
 
 
 def page() -> str:
@@ -14,27 +26,30 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# Cases from the field\n"
-    yield (
-        "Inputs that other programs, kernels and users made: public reports, recorded layouts and\n"
-        "payloads of real clients. Each is a file in `tests/field/`, which names its source; a\n"
-        "new report is one more file. This page is generated from them (`make docs`).\n"
-    )
-    for folder in sorted(path for path in FOLDER.iterdir() if path.is_dir()):
-        cases = [tomllib.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.toml"))]
-        if not cases:
-            continue
-        yield f"## {folder.name.replace('_', ' ').capitalize()}\n"
-        if (test := FOLDER / f"test_{folder.name}.py").exists():
-            yield f"Test: `tests/field/{test.name}`, unless another is named.\n"
-        yield "| case | input | right | source |"
-        yield "|---|---|---|---|"
-        for case in cases:
-            right = case["right"] + (f" (`{case['test']}`)" if "test" in case else "")
-            cells = [case["id"], case["input"], right, case["source"]]
-            yield "| " + " | ".join(_cell(cell) for cell in cells) + " |"
-        yield ""
+    yield HEAD
+    found = {
+        folder.name: cases
+        for folder in sorted(path for path in FOLDER.iterdir() if path.is_dir())
+        if (cases := [tomllib.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.toml"))])
+    }
+    for kind, cases in found.items():
+        yield f"| [{kind}](../tests/field/{kind}) | {len(cases)} | {_cell(_test(kind))} |"
+    yield f"| all | {sum(map(len, found.values()))} | |"
+    yield "\n## Inputs\n"
+    for kind, cases in found.items():
+        names = ", ".join(f"`{case['id']}`" for case in cases)
+        yield f"- **{kind}:** {names}"
+
+
+def _test(kind: str) -> str:
+    """The test of a kind, with the first sentence of its docstring."""
+    path = FOLDER / f"test_{kind}.py"
+    if not path.exists():
+        return "the tests that its files name"
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    sentence = re.split(r"(?<=\.) ", " ".join(text.split()).replace("``", "`"))[0]
+    return f"`{path.name}`: {sentence}"
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return text.replace("|", "\\|")
