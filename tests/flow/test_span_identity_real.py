@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -108,14 +109,14 @@ class Agent:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        with contextlib.suppress(OSError):
-            parent.chmod(0o755)
-    agent = Agent(tmp_path)
-    yield agent
-    agent.close()
+def agent() -> Iterator[Agent]:
+    """An agent in a directory that every user may enter, which no directory of pytest is."""
+    with tempfile.TemporaryDirectory(prefix="wattspan-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        agent = Agent(folder)
+        yield agent
+        agent.close()
 
 
 @contextlib.contextmanager
