@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit \
 	affected inner covered uncovered slow flow flow-and-calculations calculations coverage thorough exhaustive alone search \
-	soak docs bench fuzz lock clean
+	soak docs bench fuzz dist release lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,9 +145,17 @@ fuzz: environment ## fuzz every parser: [seconds=30] [target=NAME] [jobs=1] [inp
 	PYTHONPATH=tests:. $(BIN)/python -m fuzz $(if $(seconds),--seconds $(seconds)) $(if $(jobs),--jobs $(jobs)) \
 		$(if $(target),--target $(target)) $(if $(input),--input $(input))
 
+dist: ## write the wheel, the source archive and the Helm chart to dist/
+	@scripts/environment run
+	@scripts/build-dist
+
+release: ## write a release to dist/, with SBOM and checksums (see SUPPORT.md)
+	@scripts/environment run
+	@scripts/build-dist --release
+
 lock: ## resolve the dependencies anew and pin them with hashes
 	scripts/lock
 
 clean: ## remove everything that was set up or generated here
-	rm -rf .venv .venv-clients .venv-apps .tools build dist htmlcov .coverage .coverage.* .mypy_cache \
+	rm -rf .venv .venv-clients .venv-apps .venv-packaging .tools build dist htmlcov .coverage .coverage.* .mypy_cache \
 		.ruff_cache .pytest_cache .hypothesis .import_linter_cache

