@@ -417,5 +417,5 @@ def test_frames_that_break_http2_end_the_connection_without_a_noise(
 
 def test_missing_h2_error_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "h2.connection", None)
-    with pytest.raises(ConfigError, match=r"pip install wattspan\[grpc\]"):
+    with pytest.raises(ConfigError, match=r"pip --python \S+ install h2`"):
         open_transport(parse_destination("grpc://collector"), {}, SystemClock(), "")

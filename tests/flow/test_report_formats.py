@@ -201,6 +201,6 @@ def test_missing_pyarrow_error_names_the_remedy(
     monkeypatch.setattr(export, "has_pyarrow", lambda: False)
     done = report("--output", str(tmp_path / "r.parquet"))
     assert done.exit_code == 1
-    assert "pip install wattspan[parquet]" in done.stderr
+    assert " install pyarrow`" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "r.parquet").exists()

@@ -202,7 +202,7 @@ def test_environment_below_tmp_is_rejected_for_a_service(program: Path) -> None:
     done = called(program, "service", "install", "--dry-run")
     assert done.returncode == 1
     assert "The services cannot run wattspan: the program" in done.stderr
-    assert "/usr/local/lib/wattspan/bin/pip install wattspan" in done.stderr
+    assert "/usr/local/lib/wattspan/bin/pip install PATH`" in done.stderr
     assert "Traceback" not in done.stderr
 
 

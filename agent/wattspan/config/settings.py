@@ -94,7 +94,7 @@ class ProcessesSettings(Table, frozen=True):
             groups share their kind's `other`.
         pod_resources: Socket of the kubelet's Pod Resources API, which names the pods of each GPU
             and MIG instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if the agent
-            may use it and `wattspan[grpc]` is installed; `""`: none.
+            may use it and h2 is installed; `""`: none.
         kubernetes_node: Name of this node in Kubernetes. With it the agent asks the API server for
             the ResourceSlices of the node, where no CDI specification names a GPU that Dynamic
             Resource Allocation gave to a pod. `""`: it asks no API server.
@@ -203,7 +203,7 @@ class SpansSettings(AccessSettings, frozen=True):
     Keys:
         enabled: Receive spans.
         http: Address of the OTLP/HTTP receiver; "" for none.
-        grpc: Address of the OTLP/gRPC receiver, such as "127.0.0.1:4317". Needs `wattspan[grpc]`.
+        grpc: Address of the OTLP/gRPC receiver, such as "127.0.0.1:4317". Needs the package h2.
         unix: Receive spans on Unix sockets, where the kernel proves the sender's identity.
         forwarders: Receive the spans of forwarders, such as collectors, on `otlp-forwarder.sock`,
             and with `grpc` on `otlp-forwarder-grpc.sock`. Members of the agent's group may connect,

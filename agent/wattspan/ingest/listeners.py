@@ -19,6 +19,7 @@ from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError, ListenError
 from wattspan.sdk import OTLP_HTTP_SOCKET, OTLP_TRACES_PATH
 from wattspan.sharing.pools import Pools
+from wattspan.util.text import pip_command
 
 GRPC_SOCKET = "otlp-grpc.sock"
 FORWARDER_SOCKETS = {"http": "otlp-forwarder.sock", "grpc": "otlp-forwarder-grpc.sock"}
@@ -154,6 +155,6 @@ def _grpc(receiver: TraceReceiver, log: Log, policy: AccessPolicy) -> LimitedPro
     except ImportError as error:
         raise ConfigError(
             f"[spans] grpc needs h2, which is not installed ({error}); "
-            'run `pip install "wattspan[grpc]"`, or set grpc = "".'
+            f'run {pip_command("h2")}, or set grpc = "".'
         ) from error
     return partial(OtlpGrpcConnection, receiver, log, policy)

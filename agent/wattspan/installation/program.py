@@ -28,8 +28,8 @@ WRITABLE = ("/tmp", "/var", "/run", "/dev/shm")  # noqa: S108 - rejected
 REMEDY = (
     "Install wattspan in a directory that services can read and only root can write: "
     "`/usr/bin/python3 -m venv /usr/local/lib/wattspan`, then "
-    "`/usr/local/lib/wattspan/bin/pip install wattspan`, then "
-    "`/usr/local/lib/wattspan/bin/wattspan service install`."
+    "`/usr/local/lib/wattspan/bin/pip install PATH`, the path of a wheel or checkout of wattspan, "
+    "then `/usr/local/lib/wattspan/bin/wattspan service install`."
 )
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9_.+@-]+)+")
 

@@ -21,6 +21,7 @@ from wattspan.integrations import lazy_class
 from wattspan.training.loop import TrainingCallback
 from wattspan.training.session import TrainingSession
 from wattspan.training.units import StepWork
+from wattspan.util.text import pip_command
 
 _log = logging.getLogger("wattspan")
 
@@ -129,7 +130,7 @@ def _callback_base() -> type:
     except ImportError as error:
         raise ImportError(
             f"The Hugging Face callback needs transformers, which cannot be imported ({error}); "
-            'run `pip install "wattspan[huggingface]"`.'
+            f"run {pip_command('transformers')}."
         ) from error
     base: type = TrainerCallback
     return base

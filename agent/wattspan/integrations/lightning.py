@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wattspan.integrations import lazy_class
 from wattspan.training.loop import TrainingCallback
 from wattspan.training.units import batch_work
+from wattspan.util.text import pip_command
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -113,7 +114,7 @@ def _callback_base() -> type:
     except ImportError as error:
         raise ImportError(
             "The Lightning callback needs lightning or pytorch_lightning, which cannot be "
-            f'imported ({error}); run `pip install "wattspan[lightning]"`.'
+            f"imported ({error}); run {pip_command('lightning')}."
         ) from error
     base: type = module.Callback
     return base

@@ -27,6 +27,7 @@ from wattspan.otlp.transport import (
 )
 from wattspan.ports import Clock, ConfigError, error_sentences
 from wattspan.util.encoding import gzip_compress
+from wattspan.util.text import pip_command
 
 
 def open_transport(
@@ -63,7 +64,7 @@ def _require_grpc(destination: Destination) -> None:
         raise ConfigError(
             f"[{destination.signal.table}] {destination.signal.address} = "
             f'"{destination}" needs gRPC, which is not installed ({error}); '
-            "run `pip install wattspan[grpc]`, or name an http:// address."
+            f"run {pip_command('h2')}, or name an http:// address."
         ) from error
 
 

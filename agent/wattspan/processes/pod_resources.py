@@ -28,7 +28,7 @@ from wattspan.model import DevicePod, Failure, SourceHealth, Trouble
 from wattspan.processes.claimed_gpus import Claim, ClaimedGpus, DeviceKey, ResourceSlices
 from wattspan.util.encoding import frame_message
 from wattspan.util.protobuf import parse_message
-from wattspan.util.text import clean_label
+from wattspan.util.text import clean_label, pip_command
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 METHOD = "/v1.PodResourcesLister/List"
@@ -97,7 +97,7 @@ def list_allotments(path: Path, timeout: float = TIMEOUT) -> Allotments:
     except OSError as error:
         raise PodResourcesError((error.strerror or str(error)).lower()) from None
     except ImportError:
-        raise PodResourcesError("wattspan is installed without its extra grpc") from None
+        raise PodResourcesError("the package h2 is not installed") from None
 
 
 def _call(path: Path, timeout: float) -> bytes:
@@ -173,7 +173,7 @@ class PodResources:
                 f"the kubelet's devices of pods at {self._path}",
                 Trouble.RETRY,
                 str(error),
-                "Mount the socket and install wattspan[grpc], or set "
+                f"Mount the socket and run {pip_command('h2')}, or set "
                 '[processes] pod_resources = "".',
             )
             self._failures = (failure,)
@@ -204,7 +204,7 @@ def open_pod_resources(
 ) -> PodResources | None:
     """The kubelet by the setting ``pod_resources``; None without one.
 
-    "auto" is the kubelet at ``kubelet`` as soon as the agent may use it, if the extra grpc is
+    "auto" is the kubelet at ``kubelet`` as soon as the agent may use it, if h2 is
     installed.
     ``node`` is the name of this node for the API server; it is not asked without one.
     """

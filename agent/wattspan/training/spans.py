@@ -25,22 +25,24 @@ from opentelemetry.util.types import Attributes
 
 from wattspan import otel
 from wattspan.sdk import OTLP_HTTP_SOCKET, OTLP_TRACES_PATH, run_directories
+from wattspan.util.text import pip_command
 from wattspan.util.unix_sockets import unix_request
 
 _TIMEOUT = 2.0  # seconds for one request; an agent on the same host answers in milliseconds
+_ENCODER = "opentelemetry-exporter-otlp-proto-common"
 _HEADERS = {"content-type": "application/x-protobuf"}
 
 Encoder = Callable[[Sequence[ReadableSpan]], bytes]
 
 
 def otlp_encoder() -> Encoder:
-    """OpenTelemetry's own encoder. ImportError with the extra that installs it."""
+    """OpenTelemetry's own encoder. ImportError with the command that installs it."""
     try:
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     except ImportError as error:
         raise ImportError(
-            "Spans of a training run need the package opentelemetry-exporter-otlp-proto-common, "
-            f'which cannot be imported ({error}); run `pip install "wattspan[training]"`.'
+            f"Spans of a training run need the package {_ENCODER}, "
+            f"which cannot be imported ({error}); run {pip_command(_ENCODER)}."
         ) from error
     return lambda spans: encode_spans(spans).SerializeToString()
 

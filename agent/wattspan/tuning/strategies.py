@@ -298,7 +298,7 @@ EVIDENCE_INTERVAL = 60 * SECOND
 _TOO_FEW = "too few requests have ended to know if they are announced as they begin"
 _NOT_ANNOUNCED = (
     "its requests are not announced as they begin, so its load is known too late; let the server's "
-    "processes announce their spans (`pip install wattspan` beside opentelemetry-instrument), and "
+    "processes announce their spans (wattspan installed beside opentelemetry-instrument), and "
     "name their outermost span as `span`"
 )
 

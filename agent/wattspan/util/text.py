@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+import sys
 from hashlib import blake2s
 
 # The longest labels, in characters. Names are cut where they enter, and again, by the same
@@ -55,9 +57,19 @@ def cut_with_digest(text: str, longest: int, fit: str | None = None) -> str:
 _FORMULA_STARTS = frozenset("=+-@\t\r\n'＝＋－＠")
 """First characters of formulas in spreadsheets, and the apostrophe that marks text."""
 
+
+def pip_command(*packages: str) -> str:
+    """Return the command that installs packages beside this program.
+
+    Its environment need not have a pip. It never names wattspan itself: as long as nobody owns this
+    name on the package index, whoever registers it could run programs on the reader's host.
+    """
+    return f"`pip --python {shlex.quote(sys.prefix)} install {shlex.join(packages)}`"
+
+
 NO_PYARROW = (
     "Parquet needs the package pyarrow, which is not installed; "
-    "`pip install wattspan[parquet]` brings it, or choose another format."
+    f"run {pip_command('pyarrow')}, or choose another format."
 )
 
 

@@ -39,7 +39,7 @@ class FilesSettings(Table, frozen=True):
     directory: Annotated[str, about('The directory of the files; "" turns the exporter off.')] = ""
     format: Annotated[
         Literal["jsonl", "csv", "parquet"],
-        about("JSON Lines, CSV, or Parquet (needs `pip install wattspan[parquet]`)."),
+        about("JSON Lines, CSV, or Parquet (needs the package pyarrow)."),
     ] = "jsonl"
     interval: Annotated[Duration, about("The interval of rows.", least="100ms")] = Duration.parse(
         "10s"

@@ -21,7 +21,7 @@ class OtlpSettings(Table, frozen=True):
     ] = ""
     protocol: Annotated[
         Literal["http/protobuf", "grpc"],
-        about("The protocol of an `http://` or `https://` endpoint; `grpc` needs the extra."),
+        about("The protocol of an `http://` or `https://` endpoint; `grpc` needs the package h2."),
     ] = "http/protobuf"
     interval: Annotated[Duration, about("The interval of pushes.", least="1s", most="1h")] = (
         Duration.parse("10s")

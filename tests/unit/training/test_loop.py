@@ -552,7 +552,7 @@ with Loop(service="trainer") as loop:
     assert finished.stdout == "[1, 2]\n"
     (line,) = finished.stderr.splitlines()
     assert "The training is not measured" in line
-    assert 'pip install "wattspan[training]"' in line
+    assert " install opentelemetry-exporter-otlp-proto-common`" in line
 
 
 def test_disabled_instrumentation_reports_nothing(

@@ -20,7 +20,7 @@ from typing import Any
 from wattspan.ports import CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.amdsmi.device import AmdSmiSettings, AmdSmiVendor
 from wattspan.sources.gpu.session import SYSFS, open_gpus
-from wattspan.util.text import printable
+from wattspan.util.text import pip_command, printable
 
 LIBRARY = "libamd_smi.so"
 PACKAGE = "amdsmi"
@@ -122,7 +122,7 @@ def _explained(error: Exception) -> BindingError:
     if isinstance(error, ModuleNotFoundError) and error.name == PACKAGE:
         return BindingError(
             "the Python package amdsmi is not installed",
-            "Install wattspan[amd], with the version of amdsmi that belongs to this host's ROCm.",
+            f"Run {pip_command('amdsmi==VERSION')}, with the version of this host's ROCm.",
         )
     if isinstance(error, AttributeError):
         _, missing, symbol = printable(str(error)).rpartition("undefined symbol: ")
