@@ -171,6 +171,19 @@ def test_selectors_ports_and_volumes_resolve(resources: list[Resource]) -> None:
     assert {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v} == maps
 
 
+def test_every_object_belongs_to_the_namespace(resources: list[Resource]) -> None:
+    clustered = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
+    placed = {
+        (one["kind"], one["metadata"]["name"]): one["metadata"].get("namespace")
+        for one in resources
+        if one["kind"] not in clustered
+    }
+    assert set(placed.values()) == {"wattspan"}, placed
+    assert {one["metadata"]["labels"]["app.kubernetes.io/part-of"] for one in resources} == {
+        "wattspan"
+    }
+
+
 def test_image_is_of_this_version(resources: list[Resource]) -> None:
     assert {one["image"] for one in containers(resources).values()} == {f"wattspan:{VERSION}"}
 
