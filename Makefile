@@ -26,6 +26,7 @@ BOTH = $(EACH) -j2 --output-sync=target
 FLOW_WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
 QUICK := not slow and not exhaustive
 FAST := --hypothesis-profile=fixed -m '$(QUICK)'
+SCHEMA = $(BIN)/check-jsonschema --quiet --builtin-schema vendor.
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 
@@ -65,11 +66,17 @@ tools:
 all-tools:
 	@scripts/test-tools all
 
-lint: ## style, spelling, project metadata
+lint: ## style, spelling, project metadata, workflows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
 	$(BIN)/validate-pyproject pyproject.toml
+	$(SCHEMA)github-workflows .github/workflows/*.yml
+	$(SCHEMA)github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(SCHEMA)github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA)dependabot .github/dependabot.yml
+	$(SCHEMA)citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --no-progress --quiet .github
 
 types: ## mypy: the product strictly, names and calls of tests and benchmarks
 	$(BIN)/mypy
