@@ -56,7 +56,7 @@ READ_TIMEOUT = 5.0
 class AgentMeter:
     """Measures by the agent of this host: the GPUs that are visible to this program, whole.
 
-    All calls may raise MeasurementError.
+    With ``gpu_indices``, these of them. All calls may raise MeasurementError.
 
     A program without GPUs is measured by its processes; then ``max_power`` is needed, as no device
     of its own states a limit.
@@ -67,9 +67,10 @@ class AgentMeter:
         max_power: float | None = None,
         read: DeviceReader = read_devices,
         directories: tuple[str, ...] = (),
+        gpu_indices: Sequence[int] | None = None,
     ) -> None:
         self._max_power, self._read, self._directories = max_power, read, directories
-        self._index = DeviceIndex(read, None, [])
+        self._index = DeviceIndex(read, gpu_indices, [])
         self._found: list[Device] = []
         self._began: int | None = None
 

@@ -72,6 +72,14 @@ def test_only_visible_boards_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert meter.gpus() == "1 x NVIDIA H100"
 
 
+def test_only_asked_boards_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent(board(0, 70.0), board(1, 30.0))
+    metered(agent, monkeypatch)
+    meter = AgentMeter(read=agent.read, gpu_indices=[1])
+    meter.begin()
+    assert meter.read()[0] == 30.0
+
+
 def test_highest_power_is_the_sum_of_the_default_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {
         "gpu:GPU-0": {"default_limit_watts": 700.0, "limit_watts": 500.0},
