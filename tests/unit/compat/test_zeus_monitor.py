@@ -560,10 +560,19 @@ def test_windows_synchronise_only_on_request_and_with_gpus(meter: MeteredDevices
 
 def test_measurement_is_pickled_and_copied_with_its_values(monitor: ZeusMonitor) -> None:
     window = measured(monitor)
-    for again in (pickle.loads(pickle.dumps(window)), copy.deepcopy(window)):
+    pickled = pickle.loads(pickle.dumps(window))
+    for again in (pickled, copy.copy(window), copy.deepcopy(window), dataclasses.replace(window)):
         assert type(again) is Measurement
         assert dataclasses.asdict(again) == dataclasses.asdict(window)
         assert again.total_energy == window.total_energy
+        assert again == window
+        assert window == again
+    for field, value in {"time": -1.0, "gpu_energy": {0: 1.0}, "dram_energy": None}.items():
+        other = dataclasses.replace(window, **{field: value})
+        assert getattr(other, field) == value
+        assert other != window
+        assert window != other
+    assert window != "window"
     assert f"gpu_energy={window.gpu_energy}" in repr(window)
 
 

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -93,6 +93,12 @@ class Measurement:
     def total_energy(self) -> float:
         """The joules of all GPUs, and of nothing else, as in Zeus."""
         return sum(self.gpu_energy.values())
+
+    def __eq__(self, other: object) -> bool:
+        """True for a measurement with the same values, be they looked up or copied."""
+        if not isinstance(other, Measurement):
+            return NotImplemented
+        return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(self))
 
 
 class DeviceFigures:
@@ -192,6 +198,10 @@ class WindowMeasurement(Measurement):
 
     Reading may raise a MeasurementError and can be repeated. ``time`` is known at once.
     """
+
+    def __new__(cls, *_: object, **values: Any) -> Any:
+        """With values, as from ``dataclasses.replace``, a plain Measurement."""
+        return Measurement(**values) if values else super().__new__(cls)
 
     def __init__(self, window: Window, figures: DeviceFigures) -> None:
         began, ended = self.period = figures.period
