@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,10 +19,12 @@ from testbed.program import ENVIRONMENT, Running, host_of
 from testbed.waiting import eventually
 
 from wattspan.compat.zeus import PowerMonitor, TemperatureMonitor, ZeusMonitor
+from wattspan.compat.zeus.limits import HeldLimits, ZeusGPUNotSupportedError
 from wattspan.compat.zeus.monitor import WindowMeasurement
 from wattspan.emulation.control import ControlClient, EmulatedGpu
+from wattspan.model import CapKey, Knob
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.client import DeviceReader, read_devices
+from wattspan.sdk.client import DeviceReader, read_devices, request_json
 
 PROFILE = "one-socket-h100"
 PARTS = 8
@@ -215,3 +219,71 @@ def _newest(running: Running, key: str) -> bool:
     now = monotonic_ns()
     (found,) = reader(running.run_dir)(now - 10 * 10**9, now, [key])
     return bool(found.joules)
+
+
+# ------------------------------------------------------------------------- limits and commands
+
+HOLD = """
+import sys
+from wattspan.compat.zeus import install
+assert install()
+from zeus.device import get_gpus
+gpus = get_gpus()
+before = gpus.get_power_management_limit(0)
+gpus.set_power_management_limit(0, 500_000)
+print(before, gpus.get_power_management_limit(0), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_limit_of_a_killed_program_is_restored(tmp_path: Path) -> None:
+    with Running(tmp_path, emulate=PROFILE, autotune__mode="apply") as running:
+        measures(running)
+        environ = {**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(running.run_dir)}
+        limits = HeldLimits(partial(request_json, directories=(str(running.run_dir),)))
+        now = monotonic_ns()
+        (board,) = (one for one in reader(running.run_dir)(now, now) if one.kind == "gpu")
+        key = CapKey(Knob.GPU_POWER, board.id)
+        eventually(partial(_has_capper, limits, key), "a capper runs", within=60)
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as program:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "700000 500000\n"
+            row = limits.row(key)
+            assert row.holder == f"zeus.device of process {program.pid}"
+            program.kill()
+        eventually(lambda: limits.row(key).state.requested == 700_000, "the original limit")
+        running.end()
+
+
+def _has_capper(limits: HeldLimits, key: CapKey) -> bool:
+    try:
+        return limits.row(key).state.requested is not None
+    except ZeusGPUNotSupportedError:
+        return False
+
+
+def test_commands_print_the_devices_and_their_power(agent: Running) -> None:
+    environ = {**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)}
+    module = [sys.executable, "-m", "wattspan.compat.zeus.show_env"]
+    shown = subprocess.run(module, env=environ, capture_output=True, text=True, check=True).stdout
+    assert "GPU 0 of this program: NVIDIA H100 80GB HBM3\n" in shown
+    assert "measures package-0 (rapl:package-0, emulated)\n" in shown
+    assert "    no power limit: No capper runs on this host" in shown
+    with subprocess.Popen(
+        [*module[:-1], "wattspan.compat.zeus.monitor", "power", "--update-period", "0.2"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as monitor:
+        assert monitor.stdout is not None
+        line = monitor.stdout.readline()
+        assert re.fullmatch(r"\S+  GPU 0: \d+\.\d W\n", line), line
+        monitor.send_signal(signal.SIGINT)
+        rest = monitor.stdout.read().splitlines()
+    assert re.fullmatch(r"\d+\.\d{3} s  GPU 0: \d+\.\d J", rest[-1])

@@ -217,7 +217,7 @@ def test_metric_refuses_a_repeated_and_an_unknown_window(construct: Any, replace
 def test_aliases_stand_where_zeus_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     modules: dict[str, ModuleType] = {}
     assert zeus.install(modules, lambda name: None)
-    assert set(modules) == {"zeus", "zeus.optimizer", *zeus.ALIASES}
+    assert set(modules) == {"zeus.utils", *zeus.ALIASES}
     assert modules["zeus"].monitor.ZeusMonitor is ZeusMonitor
     assert modules["zeus"].monitor.energy is modules["zeus.monitor.energy"]
     assert modules["zeus.metric"].PowerGauge is metric.PowerGauge

@@ -14,15 +14,17 @@ from wattspan.compat.zeus import optimizer
 from wattspan.compat.zeus.optimizer import (
     CUSTOM_SELECTOR,
     CallbackSet,
-    Energy,
     GlobalPowerLimitOptimizer,
     HFOptimizerHooks,
+    tuning_request,
+)
+from wattspan.compat.zeus.profile import (
+    Energy,
     MaxSlowdownConstraint,
     OptimumSelector,
     PowerLimitMeasurement,
     Time,
     ZeusCost,
-    tuning_request,
 )
 from wattspan.training.session import TuningRequest
 

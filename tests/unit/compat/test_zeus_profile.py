@@ -19,13 +19,13 @@ from testbed.tuned import DECLARED, HELD
 from wattspan.compat.zeus.optimizer import (
     GlobalPowerLimitOptimizer,
     HFOptimizerHooks,
+)
+from wattspan.compat.zeus.profile import (
     MaxSlowdownConstraint,
     OptimumSelector,
     PowerLimitMeasurement,
-    Time,
-)
-from wattspan.compat.zeus.profile import (
     ProfileExport,
+    Time,
     read_profile,
     tried_settings,
     write_profile,

@@ -6,6 +6,8 @@ Names and signatures are those of Zeus 0.16. Each name is loaded at its first us
 is imported, but for transformers by ``HFGlobalPowerLimitOptimizer``, which ``import *`` leaves out.
 """
 
+# ruff: noqa: F403 - the names of the modules are listed once, below
+
 from __future__ import annotations
 
 import sys
@@ -18,55 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable as Function
     from collections.abc import MutableMapping
 
-    from wattspan.compat.zeus.footprint import (
-        CarbonEmissionMeasurement,
-        CarbonEmissionMonitor,
-        CarbonIntensityProvider,
-        ElectricityPriceProvider,
-        EnergyCostMeasurement,
-        EnergyCostMonitor,
-    )
-    from wattspan.compat.zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
-    from wattspan.compat.zeus.monitor import Measurement, ZeusMonitor
-    from wattspan.compat.zeus.optimizer import (
-        Callback,
-        CallbackSet,
-        Energy,
-        GlobalPowerLimitOptimizer,
-        MaxSlowdownConstraint,
-        OptimumSelector,
-        PowerLimitMeasurement,
-        Time,
-        ZeusCost,
-    )
-    from wattspan.compat.zeus.power import PowerDomain, PowerMonitor, TemperatureMonitor
+    from wattspan.compat.zeus.footprint import *
+    from wattspan.compat.zeus.hardware import *
+    from wattspan.compat.zeus.limits import *
+    from wattspan.compat.zeus.metric import *
+    from wattspan.compat.zeus.monitor import *
+    from wattspan.compat.zeus.optimizer import *
+    from wattspan.compat.zeus.power import *
+    from wattspan.compat.zeus.profile import *
+    from wattspan.compat.zeus.utilities import *
 
-__all__ = [
-    "Callback",
-    "CallbackSet",
-    "CarbonEmissionMeasurement",
-    "CarbonEmissionMonitor",
-    "CarbonIntensityProvider",
-    "ElectricityPriceProvider",
-    "Energy",
-    "EnergyCostMeasurement",
-    "EnergyCostMonitor",
-    "EnergyCumulativeCounter",
-    "EnergyHistogram",
-    "GlobalPowerLimitOptimizer",
-    "MaxSlowdownConstraint",
-    "Measurement",
-    "OptimumSelector",
-    "PowerDomain",
-    "PowerGauge",
-    "PowerLimitMeasurement",
-    "PowerMonitor",
-    "TemperatureMonitor",
-    "Time",
-    "ZeusCost",
-    "ZeusMonitor",
-    "install",
-]
+__version__ = "0.16.0"
+"""The release of Zeus whose names and signatures are here."""
 
 _ENERGY = ("ZeusMonitor", "Measurement")
 _POWER = ("PowerMonitor", "PowerDomain")
@@ -75,10 +40,31 @@ _CARBON = ("CarbonEmissionMonitor", "CarbonEmissionMeasurement", "CarbonIntensit
 _PRICE = ("EnergyCostMonitor", "EnergyCostMeasurement", "ElectricityPriceProvider")
 _METRIC = ("EnergyHistogram", "EnergyCumulativeCounter", "PowerGauge")
 _SELECTORS = ("OptimumSelector", "Energy", "Time", "ZeusCost", "MaxSlowdownConstraint")
-_POWER_LIMIT = ("GlobalPowerLimitOptimizer", *_SELECTORS, "PowerLimitMeasurement")
+_PROFILE = (*_SELECTORS, "PowerLimitMeasurement")
+_HUGGING_FACE = "HFGlobalPowerLimitOptimizer"
+_POWER_LIMIT = ("GlobalPowerLimitOptimizer", _HUGGING_FACE)
+_BATCH_ERRORS = ("ZeusBSOBadOperationError", "ZeusBSOTrainFailError")
+_BATCH_SIZE = ("BatchSizeOptimizer", "JobSpec")
 _CALLBACK = ("Callback", "CallbackSet")
+_GPU_LIMIT_ERRORS = ("ZeusGPUNotSupportedError", "ZeusGPUNoPermissionError")
+_BASE_ERRORS = ("ZeusBaseError", "ZeusBaseGPUError")
+_GPU = ("GPU", "GPUs", "ZeusGPUInitError", "ZeusGPUHeterogeneousError")
+_SCALER = ("LinearScaler", "SquareRootScaler")
+
+_MODULE_OF = {
+    **dict.fromkeys(_ENERGY, "monitor"),
+    **dict.fromkeys((*_POWER, *_TEMPERATURE), "power"),
+    **dict.fromkeys((*_CARBON, *_PRICE), "footprint"),
+    **dict.fromkeys(_METRIC, "metric"),
+    **dict.fromkeys(_PROFILE, "profile"),
+    **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, *_BATCH_SIZE, *_BATCH_ERRORS), "optimizer"),
+    **dict.fromkeys((*_BASE_ERRORS, *_GPU_LIMIT_ERRORS), "limits"),
+    **dict.fromkeys((*_GPU, "get_gpus"), "hardware"),
+    **dict.fromkeys((*_SCALER, "get_env"), "utilities"),
+}
 
 ALIASES = {
+    "zeus": ("__version__",),
     "zeus.monitor": (*_ENERGY, "PowerMonitor", *_TEMPERATURE),
     "zeus.monitor.energy": _ENERGY,
     "zeus.monitor.power": _POWER,
@@ -86,26 +72,37 @@ ALIASES = {
     "zeus.monitor.carbon": _CARBON,
     "zeus.monitor.price": _PRICE,
     "zeus.metric": _METRIC,
-    "zeus.optimizer.power_limit": _POWER_LIMIT,
+    "zeus.optimizer": _POWER_LIMIT[:1],
+    "zeus.optimizer.power_limit": (*_POWER_LIMIT, *_PROFILE),
+    "zeus.optimizer.batch_size": _BATCH_SIZE,
+    "zeus.optimizer.batch_size.client": _BATCH_SIZE[:1],
+    "zeus.optimizer.batch_size.common": _BATCH_SIZE[1:],
+    "zeus.optimizer.batch_size.exceptions": _BATCH_ERRORS,
     "zeus.callback": _CALLBACK,
+    "zeus.device": ("get_gpus",),
+    "zeus.device.gpu": ("get_gpus", *_GPU, *_GPU_LIMIT_ERRORS),
+    "zeus.device.gpu.common": (*_GPU, *_GPU_LIMIT_ERRORS),
+    "zeus.device.exception": _BASE_ERRORS[1:],
+    "zeus.exception": _BASE_ERRORS[:1],
+    "zeus.utils.env": ("get_env",),
+    "zeus.utils.lr_scaler": _SCALER,
+    "zeus.show_env": ("show_env",),
 }
 """The names of each module of Zeus."""
 
-_HUGGING_FACE = "HFGlobalPowerLimitOptimizer"
-_MODULE_OF = {
-    **dict.fromkeys(_ENERGY, "monitor"),
-    **dict.fromkeys((*_POWER, *_TEMPERATURE), "power"),
-    **dict.fromkeys((*_CARBON, *_PRICE), "footprint"),
-    **dict.fromkeys(_METRIC, "metric"),
-    **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, _HUGGING_FACE), "optimizer"),
-}
+__all__ = [*sorted(_MODULE_OF.keys() - {_HUGGING_FACE}), "install"]
+
+
+def _find(name: str) -> object:
+    if name in globals():
+        return globals()[name]
+    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, name)}"), name)
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
+    value = globals()[name] = _find(name)
     return value
 
 
@@ -126,27 +123,29 @@ def install(
         return getattr(present, "__wattspan__", False)
     if find("zeus") is not None:
         return False
-    root = _package("zeus")
-    root.__wattspan__ = True  # type: ignore[attr-defined]
-    made = {"zeus": root}
-    for name, exported in ALIASES.items():
-        for depth in range(2, name.count(".") + 2):
+    made: dict[str, ModuleType] = {}
+    for name in ALIASES:
+        for depth in range(1, name.count(".") + 2):
             parent = ".".join(name.split(".")[:depth])
             if parent not in made:
-                made[parent] = _package(parent)
+                made[parent] = _package(parent, ALIASES.get(parent, ()))
                 above, _, last = parent.rpartition(".")
-                setattr(made[above], last, made[parent])
-        for one in exported:
-            setattr(made[name], one, getattr(sys.modules[__name__], one))
-    optimizer = import_module(f"{__name__}.optimizer")
-    # for the class that needs a framework
-    made["zeus.optimizer.power_limit"].__getattr__ = optimizer.__getattr__  # type: ignore[method-assign]
+                if above:
+                    setattr(made[above], last, made[parent])
+    made["zeus"].__wattspan__ = True  # type: ignore[attr-defined]
     modules.update(made)
     return True
 
 
-def _package(name: str) -> ModuleType:
+def _package(name: str, exported: tuple[str, ...]) -> ModuleType:
+    def find(wanted: str) -> object:
+        if wanted not in exported:
+            raise AttributeError(f"module {name!r} has no attribute {wanted!r}")
+        return _find(wanted)
+
     module = ModuleType(name, "Zeus's names, answered by wattspan.compat.zeus.")
     module.__path__ = []
     module.__spec__ = spec_from_loader(name, None, is_package=True)  # which `find_spec` returns
+    module.__all__ = [one for one in exported if one != _HUGGING_FACE]  # type: ignore[attr-defined]
+    module.__getattr__ = find  # type: ignore[method-assign]
     return module

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from time import time
@@ -331,6 +332,12 @@ class ZeusMonitor:
         _MONITORS.add(self)
 
     @property
+    def gpus(self) -> Any:
+        """All visible GPUs, with readings and setters: ``GPUs``."""
+        hardware = import_module("wattspan.compat.zeus.hardware")  # imports this module
+        return hardware.GPUs(read=self.read_devices)
+
+    @property
     def gpu_indices(self) -> list[int]:
         """Indices of the measured GPUs, as the framework numbers them; empty without an agent."""
         return self._index.gpu_indices
@@ -430,3 +437,7 @@ def _drop_inherited_windows() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_inherited_windows)
+
+
+if __name__ == "__main__":
+    import_module("wattspan.compat.zeus.power").main()

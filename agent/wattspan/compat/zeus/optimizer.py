@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from wattspan.compat.zeus.limits import ZeusBaseError
 from wattspan.compat.zeus.profile import (
     Energy,
     MaxSlowdownConstraint,
     OptimumSelector,
-    PowerLimitMeasurement,
     ProfileExport,
     Time,
     ZeusCost,
@@ -28,19 +30,6 @@ from wattspan.integrations import lazy_class
 from wattspan.integrations.huggingface import TrainerHooks
 from wattspan.training.loop import TrainingCallback
 from wattspan.training.session import TrainingSession, TuningRequest, is_local_rank_zero
-
-__all__ = [
-    "Callback",
-    "CallbackSet",
-    "Energy",
-    "GlobalPowerLimitOptimizer",
-    "HFOptimizerHooks",
-    "MaxSlowdownConstraint",
-    "OptimumSelector",
-    "PowerLimitMeasurement",
-    "Time",
-    "ZeusCost",
-]
 
 _log = logging.getLogger("wattspan")
 
@@ -267,6 +256,75 @@ class HFOptimizerHooks(_PowerLimitOptimizer, TrainerHooks):
         super().on_epoch_end(args, state, control, **options)
         if self._export is not None and (session := self._session_of(state)):
             self._export.write(session.declaration)
+
+
+class ZeusBSOBadOperationError(ZeusBaseError):
+    """A rank other than 0 asks for a batch size."""
+
+
+class ZeusBSOTrainFailError(ZeusBaseError):
+    """The training ends without its target metric, or costs too much."""
+
+
+class JobSpec(SimpleNamespace):
+    """The terms of a recurring training by Zeus's names, which BatchSizeOptimizer checks."""
+
+
+_DEFAULT_TERMS = {"target_metric": 0.5, "higher_is_better_metric": True, "max_epochs": 100}
+
+
+class BatchSizeOptimizer(Callback):
+    """``wattspan.recurring.BatchSizeOptimizer`` by Zeus's names; ``server_url`` is not used.
+
+    Rank 0 of a training chooses the size, measures and reports; the others do nothing.
+    """
+
+    def __init__(self, monitor: GpuMonitor, server_url: str, job: JobSpec, rank: int = 0) -> None:
+        """ValueError or TypeError for invalid terms. Those that begin with ``mab_`` do nothing."""
+        recurring: Any = import_module("wattspan.recurring.optimizer")  # imports this package
+        given = {key: one for key, one in vars(job).items() if not key.startswith("mab_")}
+        given = {**_DEFAULT_TERMS, **given}
+        prefix = given.pop("job_id_prefix", None)
+        meter = recurring.AgentMeter(gpu_indices=monitor.gpu_indices or None)
+        if given.get("beta_knob", 0) is None:
+            given["beta_knob"] = import_module("wattspan.recurring.jobs").MAX_FIGURE
+        self._runs = recurring.BatchSizeOptimizer(
+            given.pop("job_id", None) or prefix, meter=meter, **given
+        )
+        self._terms, self.monitor, self.rank = given, monitor, rank
+        self.current_batch_size = self.trial_number = 0
+
+    @property
+    def training_finished(self) -> bool:
+        """True once the target metric is reached, or the run is not worth its further cost."""
+        return bool(self._runs.training_finished)
+
+    def get_batch_size(self) -> int:
+        """The batch size of this run; the default one, after a warning, without an agent."""
+        if self.rank:
+            raise ZeusBSOBadOperationError("Only rank 0 chooses the batch size. Ask there.")
+        self.current_batch_size = self._runs.get_batch_size()
+        return self.current_batch_size
+
+    def on_train_begin(self) -> None:
+        """Begin to measure the run."""
+        if not self.rank:
+            self._runs.on_train_begin()
+
+    def on_evaluate(self, metric: float) -> None:
+        """Report an epoch. ZeusBSOTrainFailError if the run ends without the target metric."""
+        if self.rank or self.training_finished:
+            return
+        self._runs.on_evaluate(metric)
+        short = self._terms["target_metric"] - metric
+        if not self._terms["higher_is_better_metric"]:
+            short = -short
+        if self._runs.training_finished and short > 0:
+            raise ZeusBSOTrainFailError(
+                f"The training with batch size {self.current_batch_size} ends at a metric of "
+                f"{metric:g}: it costs too much, or has had all its epochs. Start it again: "
+                "another size is tried."
+            )
 
 
 if TYPE_CHECKING:

@@ -7,16 +7,17 @@ temperature is read every second. No process or thread polls: the agent reads an
 from __future__ import annotations
 
 from enum import Enum
-from time import monotonic_ns, time_ns
+from time import monotonic_ns, sleep, strftime, time_ns
 from typing import ClassVar, Literal
 
 from wattspan import sdk
 from wattspan.compat.zeus.devices import DeviceIndex
-from wattspan.compat.zeus.monitor import DeviceFigures
+from wattspan.compat.zeus.monitor import DeviceFigures, ZeusMonitor
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import Device, DeviceReader, read_devices
 
-_NEWEST = 2 * 10**9  # nanoseconds within which the newest reading is looked for
-_NEWEST_TEMPERATURE = 60 * 10**9  # of which a value may be older than the monitor
+NEWEST = 2 * 10**9  # nanoseconds within which the newest reading is looked for
+NEWEST_TEMPERATURE = 60 * 10**9  # of which a value may be older than the monitor
 
 
 class PowerDomain(Enum):
@@ -111,23 +112,27 @@ class PowerMonitor(GpuTimelines):
         ]
         super().__init__(gpu_indices, max_samples_per_gpu)
 
-    def get_power(self, time: float | None = None) -> dict[int, float] | None:
+    def get_power(
+        self,
+        time: float | None = None,
+        power_domain: PowerDomain | PowerDomainName = PowerDomain.DEVICE_INSTANT,
+    ) -> dict[int, float] | None:
         """Watts of each GPU, newest or at a Unix time; None without a reading of each."""
-        if PowerDomain.DEVICE_INSTANT not in self.measurement_domains:
-            raise ValueError(_unmonitored(PowerDomain.DEVICE_INSTANT, self.measurement_domains))
+        self._check_monitored(power_domain)
         at = self._end() if time is None else to_monotonic(time)
         at = min(max(at, self._began), self._end())
-        found: dict[int, float] = {}
-        for i, device in self._devices(at - _NEWEST, at).items():
-            steps = [
-                (began, joules / (ended - began) * 1e9)
-                for began, ended, joules in device.timeline
-                if joules is not None and began <= at
-            ]
-            if not steps:
-                return None
-            found[i] = steps[-1][1]
-        return found
+        found = {i: newest_watts(one, at) for i, one in self._devices(at - NEWEST, at).items()}
+        known = {i: watts for i, watts in found.items() if watts is not None}
+        return known if len(known) == len(found) else None
+
+    def _check_monitored(self, power_domain: PowerDomain | PowerDomainName) -> None:
+        domain = PowerDomain(power_domain)
+        if domain not in self.measurement_domains:
+            names = ", ".join(one.value for one in self.measurement_domains)
+            raise ValueError(
+                f"Power domain {domain.value} is not monitored; monitored: {names}. Name it in "
+                "power_domains at construction."
+            )
 
     def get_energy(self, start_time: float, end_time: float) -> dict[int, float] | None:
         """Joules of each GPU between two Unix times."""
@@ -143,9 +148,7 @@ class PowerMonitor(GpuTimelines):
         end_time: float | None = None,
     ) -> dict[int, Timeline]:
         """Unix times and watts of each GPU, in order: the time is the end of the mean."""
-        domain = PowerDomain(power_domain)
-        if domain not in self.measurement_domains:
-            raise ValueError(_unmonitored(domain, self.measurement_domains))
+        self._check_monitored(power_domain)
         start, end = self._period(start_time, end_time)
         if end < start:
             return {i: [] for i in self.gpu_indices if gpu_index in (None, i)}
@@ -182,12 +185,12 @@ def _measured(domain: PowerDomain) -> PowerDomain:
     return domain
 
 
-def _unmonitored(domain: PowerDomain, monitored: list[PowerDomain]) -> str:
-    names = ", ".join(one.value for one in monitored)
-    return (
-        f"Power domain {domain.value} is not monitored; monitored: {names}. Name it in "
-        "power_domains at construction."
-    )
+def newest_watts(device: Device, at: int) -> float | None:
+    """The mean power of the newest step that has begun by a monotonic time; None without one."""
+    for began, ended, joules in reversed(device.timeline):
+        if joules is not None and began <= at:
+            return joules / (ended - began) * 1e9
+    return None
 
 
 class TemperatureMonitor(GpuTimelines):
@@ -208,7 +211,7 @@ class TemperatureMonitor(GpuTimelines):
 
     def get_temperature(self, time: float | None = None) -> dict[int, int] | None:
         """Degrees Celsius of each GPU, newest or nearest to a Unix time; None without a value."""
-        known = self._samples(self._began - _NEWEST_TEMPERATURE, self._end())
+        known = self._samples(self._began - NEWEST_TEMPERATURE, self._end())
         at = self._end() if time is None else to_monotonic(time)
         if not all(known.values()):
             return None
@@ -234,3 +237,34 @@ class TemperatureMonitor(GpuTimelines):
     def _samples(self, start: int, end: int) -> dict[int, tuple[tuple[int, int], ...]]:
         most = -self._most if self._most else 0
         return {i: one.temperatures[most:] for i, one in self._devices(start, end).items()}
+
+
+def main() -> None:
+    """Measure GPUs until Ctrl-C: their energy, or their power again and again."""
+    from argparse import ArgumentParser
+
+    parser = ArgumentParser("python -m wattspan.compat.zeus.monitor", description=main.__doc__)
+    parser.add_argument("figure", choices=("energy", "power"))
+    parser.add_argument("--gpu-indices", nargs="+", type=int, help="all without it")
+    parser.add_argument("--update-period", type=float, default=1.0, help="seconds (default: 1)")
+    given = parser.parse_args()
+    try:
+        _measure(given.gpu_indices, given.update_period, shows_power=given.figure == "power")
+    except MeasurementError as error:
+        parser.error(str(error))
+
+
+def _measure(indices: list[int] | None, period: float, *, shows_power: bool) -> None:
+    energy, power = ZeusMonitor(indices, []), PowerMonitor(indices)
+    energy.begin_window("whole", sync_execution=False)
+    try:
+        while True:
+            sleep(period)
+            if shows_power:
+                watts = power.get_power() or {}
+                shown = "  ".join(f"GPU {i}: {one:.1f} W" for i, one in watts.items())
+                print(strftime("%X"), "", shown or "unknown", flush=True)  # noqa: T201 - a command
+    except KeyboardInterrupt:
+        whole = energy.end_window("whole", sync_execution=False)
+        shown = "  ".join(f"GPU {i}: {one:.1f} J" for i, one in whole.gpu_energy.items())
+        print(f"{whole.time:.3f} s  {shown}")  # noqa: T201

@@ -1,0 +1,50 @@
+"""``zeus.utils``: the helpers that scripts for Zeus import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import TypeVar
+
+T = TypeVar("T")
+_TRUTH = {"true": True, "false": False}
+
+
+def get_env(name: str, valtype: Callable[[str], T], default: T | None = None) -> T:
+    """An environment variable as a value of a type. ValueError if it is invalid or missing."""
+    text = os.environ.get(name)
+    if text is None:
+        if default is None:
+            raise ValueError(f"The environment variable {name} is missing. Set it.")
+        return default
+    if valtype is bool:
+        if (truth := _TRUTH.get(text.lower())) is None:
+            raise ValueError(f"{name}={text!r} is no truth value. Set true or false.")
+        text = "1" * truth
+    return valtype(text)
+
+
+@dataclass
+class LinearScaler:
+    """A learning rate ``lr`` for batch size ``bs`` that grows with the batch size."""
+
+    bs: int
+    lr: float
+
+    def compute_lr(self, new_bs: int) -> float:
+        """The learning rate for another batch size."""
+        return self.lr * new_bs / self.bs
+
+
+@dataclass
+class SquareRootScaler:
+    """A learning rate ``lr`` for batch size ``bs`` that grows with its square root."""
+
+    bs: int
+    lr: float
+
+    def compute_lr(self, new_bs: int) -> float:
+        """The learning rate for another batch size."""
+        return self.lr * sqrt(new_bs / self.bs)
