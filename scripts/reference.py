@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import field_reference
 import metrics_reference
+import zeus_reference
 
 from wattspan.cli import cli
 from wattspan.config import writing
@@ -26,6 +27,7 @@ def pages() -> dict[str, str]:
         "commands.md": "\n".join(_commands()),
         "configuration.md": writing.reference_page(discover().schema.tables),
         "metrics.md": metrics_reference.page(),
+        "zeus.md": zeus_reference.page(),
         "../field.md": field_reference.page(),
     }
 
