@@ -221,6 +221,12 @@ def test_aliases_stand_where_zeus_is_absent(monkeypatch: pytest.MonkeyPatch) -> 
     assert modules["zeus"].monitor.ZeusMonitor is ZeusMonitor
     assert modules["zeus"].monitor.energy is modules["zeus.monitor.energy"]
     assert modules["zeus.metric"].PowerGauge is metric.PowerGauge
+    assert modules["zeus"].__version__ == "0.16.0"
+    for name, exported in zeus.ALIASES.items():
+        for one in {*exported} - {"HFGlobalPowerLimitOptimizer"}:
+            first, second = getattr(modules[name], one), getattr(modules[name], one)
+            assert first is second
+            assert not isinstance(first, ModuleType)
     assert zeus.install(modules, lambda name: pytest.fail("looked for Zeus again"))
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)

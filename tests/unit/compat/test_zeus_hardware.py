@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from testbed.metered_devices import MeteredDevices, gpu
+from testbed.waiting import eventually
 
 from wattspan.compat.zeus.hardware import (
     GPU,
@@ -18,6 +19,7 @@ from wattspan.compat.zeus.hardware import (
     get_gpus,
 )
 from wattspan.compat.zeus.limits import ZeusGPUNotSupportedError
+from wattspan.compat.zeus.monitor import ZeusMonitor
 from wattspan.compat.zeus.optimizer import (
     BatchSizeOptimizer,
     JobSpec,
@@ -80,6 +82,16 @@ def test_energy_counts_on_from_call_to_call_and_after_unknown_time(meter: Metere
     starts = {start for start, _, ids in meter.calls if ids}
     assert one.get_total_energy_consumption() >= second
     assert meter.calls[-1][0] in starts  # the unknown period is asked for again
+
+
+def test_gpus_of_a_monitor_count_on_between_reads(meter: MeteredDevices) -> None:
+    class Monitor(ZeusMonitor):
+        read_devices = staticmethod(meter)
+
+    meter.energy = lambda key, mono: mono // 1000
+    monitor = Monitor()
+    first = monitor.gpus.get_total_energy_consumption(0)
+    eventually(lambda: monitor.gpus.get_total_energy_consumption(0) > first, "it counts on")
 
 
 def test_figures_that_the_agent_lacks_are_named_errors(meter: MeteredDevices) -> None:

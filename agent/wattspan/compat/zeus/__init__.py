@@ -94,9 +94,11 @@ __all__ = [*sorted(_MODULE_OF.keys() - {_HUGGING_FACE}), "install"]
 
 
 def _find(name: str) -> object:
-    if name in globals():
-        return globals()[name]
-    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, name)}"), name)
+    if name == "__version__":
+        return __version__
+    module = _MODULE_OF.get(name, name)  # a function in the module of its name
+    found: object = getattr(import_module(f"{__name__}.{module}"), name)
+    return found
 
 
 def __getattr__(name: str) -> object:

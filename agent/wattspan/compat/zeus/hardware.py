@@ -43,6 +43,7 @@ def _no(what: str, remedy: str) -> NoReturn:
 
 
 _PERSISTENCE = "Limits need no persistence mode here", "Use `nvidia-smi -pm 1`, as root."
+_READ_AGAIN = "Read it again; `wattspan doctor` names the fault."
 _MEMORY = "The clocks of GPU memory are not handled here", "Use `nvidia-smi -lmc`, as root."
 
 
@@ -119,7 +120,7 @@ class GPU:
     def get_average_power_usage(self) -> int:
         """The mean power between the two newest readings."""
         if (watts := newest_watts(self._newest(), monotonic_ns())) is None:
-            raise NotMeasuredError(_unknown("power", self.gpu_index))
+            raise NotMeasuredError(f"The power of GPU {self.gpu_index} is unknown. {_READ_AGAIN}")
         return round(watts * 1000)
 
     get_instant_power_usage = get_average_power_usage
@@ -147,7 +148,9 @@ class GPU:
     def get_gpu_temperature(self) -> int:
         """Degrees Celsius, of the last minute."""
         if not (known := self._newest(NEWEST_TEMPERATURE).temperatures):
-            raise NotMeasuredError(_unknown("temperature", self.gpu_index))
+            raise NotMeasuredError(
+                f"The temperature of GPU {self.gpu_index} is unknown. {_READ_AGAIN}"
+            )
         return known[-1][1]
 
     # --------------------------------------------------------------------------- inner workings
@@ -166,13 +169,6 @@ class GPU:
         if state.minimum is None or state.maximum is None or state.requested is None:
             _no(f"{state.name} does not give its power limit and range", "`wattspan caps status`.")
         return state.minimum, state.maximum, state.requested
-
-
-def _unknown(what: str, index: int) -> str:
-    return (
-        f"The {what} of GPU {index} is unknown: it gave no reading lately. Read it again; "
-        "`wattspan doctor` names the fault."
-    )
 
 
 # ------------------------------------------------------------------------------------- managers

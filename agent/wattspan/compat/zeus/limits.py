@@ -175,17 +175,15 @@ def _of(key: CapKey, rows: Any) -> CapRow:
 
 def _difference(row: CapRow, value: int, *, block: bool) -> str:
     """The reason if another limit than ``value`` is in force, with the remedy; else ""."""
-    state, present, unit, scale = row.state, row.state.requested, "W", 1000
-    if state.key.knob is Knob.GPU_CLOCK:
-        unit, scale = "MHz", 30  # between two clocks of a device; it rounds down
-    if present is None or (present > value and not block) or value - scale < present <= value:
+    state, present, knob = row.state, row.state.requested, row.state.key.knob
+    rounding = 30 if knob is Knob.GPU_CLOCK else 1000  # a device rounds down
+    if present is None or (present > value and not block) or value - rounding < present <= value:
         return ""
     bound = "higher than its original limit and the operator's"
     if present > value:
         bound = "lower than its minimum and the operator's floor"
-    shown = [f"{one / 1000 if unit == 'W' else one:g} {unit}" for one in (present, value)]
     return (
-        f"The {state.key.knob} of {state.name} is {shown[0]} and not {shown[1]}: it can be no "
+        f"The {knob} of {state.name} is {present} {knob.unit} and not {value}: it can be no "
         f"{bound}. Ask for another value, or let the operator change [caps] and [autotune]."
     )
 

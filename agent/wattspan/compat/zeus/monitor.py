@@ -327,15 +327,17 @@ class ZeusMonitor:
         self._index.check(type(self).__name__)
         self._windows: dict[str, OpenWindow] = {}
         self._inherited: tuple[int, frozenset[str]] = 0, frozenset()
-        self._unread = UnreadWindows()
+        self._unread, self._gpus = UnreadWindows(), None
         self.log_file = None if log_file is None else WindowLog(Path(log_file), self.gpu_indices)
         _MONITORS.add(self)
 
     @property
     def gpus(self) -> Any:
         """All visible GPUs, with readings and setters: ``GPUs``."""
-        hardware = import_module("wattspan.compat.zeus.hardware")  # imports this module
-        return hardware.GPUs(read=self.read_devices)
+        if self._gpus is None:
+            hardware = import_module("wattspan.compat.zeus.hardware")  # imports this module
+            self._gpus = hardware.GPUs(read=self.read_devices)
+        return self._gpus
 
     @property
     def gpu_indices(self) -> list[int]:
