@@ -224,13 +224,17 @@ def _newest(running: Running, key: str) -> bool:
 # ------------------------------------------------------------------------- limits and commands
 
 HOLD = """
-import sys
+import os, sys
 from wattspan.compat.zeus import install
 assert install()
 from zeus.device import get_gpus
 gpus = get_gpus()
 before = gpus.get_power_management_limit(0)
 gpus.set_power_management_limit(0, 500_000)
+if os.fork() == 0:
+    gpus.reset_power_management_limit(0)  # the limit is its parent's
+    os._exit(0)
+os.wait()
 print(before, gpus.get_power_management_limit(0), flush=True)
 sys.stdin.read()
 """

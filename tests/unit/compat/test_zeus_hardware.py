@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,12 @@ from wattspan.compat.zeus.optimizer import (
     ZeusBSOBadOperationError,
     ZeusBSOTrainFailError,
 )
-from wattspan.compat.zeus.utilities import LinearScaler, SquareRootScaler, get_env
+from wattspan.compat.zeus.utilities import (
+    LinearScaler,
+    SquareRootScaler,
+    get_env,
+    get_ip_lat_long,
+)
 from wattspan.sdk import NotMeasuredError
 
 BOARDS = (gpu(0), gpu(1))
@@ -158,7 +165,7 @@ def test_training_ends_at_its_target_or_fails(
         optimizer.on_evaluate(metric)
         assert not optimizer.training_finished
     if fails:
-        with pytest.raises(ZeusBSOTrainFailError, match="with batch size 32 ends"):
+        with pytest.raises(ZeusBSOTrainFailError, match="Batch size 32 costs"):
             optimizer.on_evaluate(metrics[-1])
     else:
         optimizer.on_evaluate(metrics[-1])
@@ -199,3 +206,20 @@ def test_environment_variable_has_the_asked_type(monkeypatch: pytest.MonkeyPatch
 def test_learning_rate_is_scaled_with_the_batch_size() -> None:
     assert LinearScaler(bs=64, lr=0.01).compute_lr(new_bs=256) == pytest.approx(0.04)
     assert SquareRootScaler(bs=64, lr=0.01).compute_lr(new_bs=256) == pytest.approx(0.02)
+
+
+def test_place_is_that_of_the_answer() -> None:
+    class Place(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"ip": "192.0.2.7", "loc": "42.28,-83.74"}')
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Place) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        assert get_ip_lat_long(f"http://127.0.0.1:{server.server_port}/json") == (42.28, -83.74)
+        thread.join()

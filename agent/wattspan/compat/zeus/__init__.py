@@ -60,7 +60,7 @@ _MODULE_OF = {
     **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, *_BATCH_SIZE, *_BATCH_ERRORS), "optimizer"),
     **dict.fromkeys((*_BASE_ERRORS, *_GPU_LIMIT_ERRORS), "limits"),
     **dict.fromkeys((*_GPU, "get_gpus"), "hardware"),
-    **dict.fromkeys((*_SCALER, "get_env"), "utilities"),
+    **dict.fromkeys((*_SCALER, "get_env", "get_ip_lat_long"), "utilities"),
 }
 
 ALIASES = {
@@ -85,6 +85,7 @@ ALIASES = {
     "zeus.device.exception": _BASE_ERRORS[1:],
     "zeus.exception": _BASE_ERRORS[:1],
     "zeus.utils.env": ("get_env",),
+    "zeus.utils.lat_lon": ("get_ip_lat_long",),
     "zeus.utils.lr_scaler": _SCALER,
     "zeus.show_env": ("show_env",),
 }

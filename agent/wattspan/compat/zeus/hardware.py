@@ -34,10 +34,6 @@ class ZeusGPUHeterogeneousError(ZeusBaseGPUError):
     """The GPUs are of different models."""
 
 
-HISTORY = 3600 * 10**9
-"""Nanoseconds for which the agent keeps readings at least."""
-
-
 def _no(what: str, remedy: str) -> NoReturn:
     raise ZeusGPUNotSupportedError(f"{what}. {remedy}")
 
@@ -139,7 +135,7 @@ class GPU:
         try:
             found = DeviceFigures(self._read, self._index, name, period).gpus()[self.gpu_index]
         except NotMeasuredError:
-            if period[1] - since > HISTORY:  # it would stay unknown: count on from here
+            if period[1] - since > 3600 * 10**9:  # the agent forgets: count on from here
                 self._counted = period[1], joules
             raise
         self._counted = period[1], (total := joules + (found.joules or 0.0))
@@ -187,10 +183,8 @@ class GPUs:
         self._one = functools.cache(functools.partial(GPU, read=read, limits=limits))
         models = {gpu.get_name() for gpu in self.gpus} if ensure_homogeneous else ()
         if len(models) > 1:
-            raise ZeusGPUHeterogeneousError(
-                f"The GPUs are of different models: {', '.join(sorted(models))}. List those of "
-                "one model in CUDA_VISIBLE_DEVICES."
-            )
+            names = ", ".join(sorted(models))
+            raise ZeusGPUHeterogeneousError(f"GPUs are {names}: list one in CUDA_VISIBLE_DEVICES.")
 
     @property
     def gpus(self) -> Sequence[GPU]:
@@ -214,7 +208,4 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
             return gpus
     except MeasurementError as error:
         raise ZeusGPUInitError(str(error)) from None
-    raise ZeusGPUInitError(
-        "The agent measures no GPU that is visible to this program; `wattspan doctor` names the "
-        "faults."
-    )
+    raise ZeusGPUInitError("No GPU is visible to this program; see `wattspan doctor`.")

@@ -321,9 +321,8 @@ class BatchSizeOptimizer(Callback):
             short = -short
         if self._runs.training_finished and short > 0:
             raise ZeusBSOTrainFailError(
-                f"The training with batch size {self.current_batch_size} ends at a metric of "
-                f"{metric:g}: it costs too much, or has had all its epochs. Start it again: "
-                "another size is tried."
+                f"Batch size {self.current_batch_size} costs too much, or has had all its epochs. "
+                "Start the training again: another size is tried."
             )
 
 
