@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from testbed.metered_devices import MeteredDevices, gpu
-from testbed.waiting import eventually
 
 from wattspan.compat.zeus.hardware import (
     GPU,
@@ -76,29 +75,34 @@ def test_readings_are_the_newest_of_the_indexed_gpu(meter: MeteredDevices) -> No
 
 
 def test_energy_counts_on_from_call_to_call_and_after_unknown_time(meter: MeteredDevices) -> None:
-    meter.energy = lambda key, mono: mono // 1000
-    one = GPU(1, meter)
-    began = monotonic_ns()
-    first = one.get_total_energy_consumption()
-    second = one.get_total_energy_consumption()
-    assert 0 <= first <= second <= (monotonic_ns() - began) / 1e6 + 1
-    meter.lost[BOARDS[1].id] = 0
+    meter.energy = lambda key, mono: mono * 1000  # a megawatt, so that each moment counts
+    one, key = GPU(1, meter), BOARDS[1].id
+
+    def counted() -> tuple[int, int, int]:
+        """The figure, and the period that was read for it."""
+        figure = one.get_total_energy_consumption()
+        since, until, _ = meter.calls[-1]
+        return figure, since, until
+
+    began = counted()[1]
+    figure, _, until = counted()
+    assert figure == pytest.approx(1000 * meter.joules(key, began, until), abs=1)
+    meter.lost[key] = 0
     with pytest.raises(NotMeasuredError):
         one.get_total_energy_consumption()
-    del meter.lost[BOARDS[1].id]
-    starts = {start for start, _, ids in meter.calls if ids}
-    assert one.get_total_energy_consumption() >= second
-    assert meter.calls[-1][0] in starts  # the unknown period is asked for again
+    del meter.lost[key]
+    figure, since, later = counted()
+    assert since == until  # the unknown period is asked for again
+    assert figure == pytest.approx(1000 * meter.joules(key, began, later), abs=1)
 
 
 def test_gpus_of_a_monitor_count_on_between_reads(meter: MeteredDevices) -> None:
     class Monitor(ZeusMonitor):
         read_devices = staticmethod(meter)
 
-    meter.energy = lambda key, mono: mono // 1000
     monitor = Monitor()
-    first = monitor.gpus.get_total_energy_consumption(0)
-    eventually(lambda: monitor.gpus.get_total_energy_consumption(0) > first, "it counts on")
+    assert len(monitor.gpus) == 2
+    assert monitor.gpus.gpus[1] is monitor.gpus.gpus[1]
 
 
 def test_figures_that_the_agent_lacks_are_named_errors(meter: MeteredDevices) -> None:
