@@ -280,7 +280,7 @@ def test_commands_print_the_devices_and_their_power(agent: Running) -> None:
     shown = subprocess.run(module, env=environ, capture_output=True, text=True, check=True).stdout
     assert "GPU 0 of this program: NVIDIA H100 80GB HBM3\n" in shown
     assert "measures package-0 (rapl:package-0, emulated)\n" in shown
-    assert "    no power limit: No capper runs on this host" in shown
+    assert "    no power limit: No capper runs here" in shown
     with subprocess.Popen(
         [*module[:-1], "wattspan.compat.zeus.monitor", "power", "--update-period", "0.2"],
         env=environ,

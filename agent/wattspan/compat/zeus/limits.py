@@ -65,8 +65,8 @@ class HeldLimits:
 
     def forget(self) -> None:
         """In the child of a fork: the limits, and the connection, are its parent's."""
-        self._lock, self._ended = RLock(), Event()
-        self._wanted: dict[CapKey, int] = {}
+        self._lock, self._ended, self._wanted = RLock(), Event(), dict[CapKey, int]()
+        self._thread: Thread | None = None
         self._disconnect()
 
     def row(self, key: CapKey) -> CapRow:
@@ -91,9 +91,10 @@ class HeldLimits:
             if why := _difference(row, value, block=block):
                 self._keep()
                 raise ZeusGPUNoPermissionError(why)
-            if not self._wanted:
+            if not (self._wanted and self._thread and self._thread.is_alive()):
                 self._ended = Event()
-                Thread(target=self._renew, args=(self._ended,), daemon=True).start()
+                self._thread = Thread(target=self._renew, args=(self._ended,), daemon=True)
+                self._thread.start()
             self._wanted = wanted
 
     def release(self, key: CapKey) -> None:
@@ -157,8 +158,7 @@ class HeldLimits:
             raise ZeusGPUNotSupportedError(str(error)) from None
         if found is None:
             raise ZeusGPUNotSupportedError(
-                "No capper runs on this host, and only the capper reads and sets limits. Start it "
-                "as root: `systemctl start wattspan-capper`, or `wattspan capper`."
+                "No capper runs here, which alone sets limits: `systemctl start wattspan-capper`."
             )
         return found
 
