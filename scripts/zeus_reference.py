@@ -24,5 +24,5 @@ def _lines() -> Iterator[str]:
     yield "| names | here | difference, and reason |"
     yield "|---|---|---|"
     for row in ROWS:
-        names = ", ".join(f"`{name}`" for name in row.get("names", ["others"]))
+        names = ", ".join(f"`{name}`" for name in row.get("names", ())) or "others"
         yield f"| `{row['module']}`: {names} | {row['here']} | {row.get('why', '')} |"
