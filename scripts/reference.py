@@ -1,7 +1,7 @@
 """Write docs/reference/ and docs/field.md from the code and data they describe: `make docs`.
 
 Each page is made of what the program itself uses: the tables of the configuration, the catalogue
-of metrics, the help of the commands.
+of metrics, the help of the commands, the reasons of the tuner, the fuzz targets.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 
 import click
 import field_reference
+import fuzz_reference
 import metrics_reference
 import zeus_reference
 
 from wattspan.cli import cli
+from wattspan.cli.tune.explanation import REASON_EXPLANATIONS, meaning
 from wattspan.config import writing
 from wattspan.plugins import discover
 
@@ -28,6 +30,8 @@ def pages() -> dict[str, str]:
         "configuration.md": writing.reference_page(discover().schema.tables),
         "metrics.md": metrics_reference.page(),
         "zeus.md": zeus_reference.page(),
+        "reasons.md": "\n".join(_reasons()),
+        "fuzzing.md": fuzz_reference.page(),
         "../field.md": field_reference.page(),
     }
 
@@ -36,6 +40,18 @@ def _commands() -> Iterator[str]:
     yield "# Commands\n"
     yield "What `wattspan --help` and its commands' `--help` print.\n"
     yield from _help(cli, None, "wattspan")
+
+
+def _reasons() -> Iterator[str]:
+    yield "# Reasons of the tuner\n"
+    yield "A reason accompanies every decision: in `wattspan tune explain` and `tune history`, and"
+    yield "as the label `reason` of `wattspan_autotune_decisions_total`. [How the tuner"
+    yield "decides](../explanation/how-the-tuner-decides.md) has the method.\n"
+    yield "| reason | meaning | next | remedy |"
+    yield "|---|---|---|---|"
+    for reason, each in REASON_EXPLANATIONS.items():
+        yield f"| `{reason}` | {meaning(reason)} | {each.then} | {each.do or 'none'} |"
+    yield ""
 
 
 def _help(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:

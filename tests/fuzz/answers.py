@@ -43,8 +43,8 @@ _LARGEST_COUNT = 2**63 - 1
 
 @target(
     "rate-answer",
-    whose="the Prometheus server that is asked for a price or an intensity",
-    holds="one number, or one sentence why there is none",
+    whose="the Prometheus server with a price or an intensity",
+    holds="one number, or one sentence with the reason",
     watched=(
         "wattspan.footprint.price_and_carbon",
         "wattspan.footprint.cost",
@@ -69,8 +69,8 @@ def rate_answer(data: bytes) -> None:
 
 @target(
     "rate-file",
-    whose="whoever writes the file that holds a rate",
-    holds="one number, or one sentence why there is none",
+    whose="the writer of a rate file",
+    holds="one number, or one sentence with the reason",
     watched=("wattspan.footprint.price_and_carbon", "wattspan.footprint.cost"),
     samples=(b"0.25\n", b"  12", b"nan"),
     words=(b"1e400", b"9" * 400, b"_", b"-", b"\xff"),
@@ -104,8 +104,8 @@ def _http(kind: int, status: int, headers: bytes, body: bytes) -> bytes:
 
 @target(
     "collector-http",
-    whose="the collector that spans, metrics and logs are sent to",
-    holds="a verdict, one line of words, a bounded delay and count",
+    whose="the collector of spans, metrics and logs",
+    holds="a verdict, one line of text, a bounded delay and count",
     watched=("wattspan.otlp",),
     samples=(
         _http(0, 0, b"", b'{"partialSuccess":{"rejectedSpans":"3","errorMessage":"too old"}}'),
@@ -136,8 +136,8 @@ def collector_http(data: bytes) -> None:
 
 @target(
     "collector-grpc",
-    whose="the collector that spans, metrics and logs are sent to",
-    holds="a verdict, one line of words, a bounded delay",
+    whose="the collector of spans, metrics and logs",
+    holds="a verdict, one line of text, a bounded delay",
     watched=("wattspan.otlp",),
     samples=(
         bytes([8]) + encode_status(8, "slow down", 4),
@@ -174,8 +174,8 @@ def _reply(flag: int, message: bytes, *, encoding: int = 0, status: bytes = b"0"
 
 @target(
     "collector-reply",
-    whose="the collector that spans, metrics and logs are sent to",
-    holds="as `collector-grpc`; OK is taken; a message is read alike, compressed or not",
+    whose="the collector of spans, metrics and logs",
+    holds="as `collector-grpc`; OK is accepted; a message decodes identically, compressed or not",
     watched=("wattspan.otlp", "wattspan.util.encoding"),
     samples=(
         _reply(0, encode_export_response(3, "too old")),

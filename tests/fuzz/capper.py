@@ -68,8 +68,11 @@ class _Conversation:
 
 @target(
     "capper-protocol",
-    whose="every user that may ask the capper",
-    holds="each line is answered; no board ever leaves its clamps; in the end its original is back",
+    whose="every user with access to the capper",
+    holds=(
+        "each line is answered; no board ever leaves its clamps; in the end its original is "
+        "restored"
+    ),
     watched=_WATCHED,
     samples=(
         b'\0{"do":"hello","who":"t"}\n' + _HOLD + b'{"do":"renew"}\n{"do":"release","job":"a"}\n',
@@ -126,7 +129,7 @@ def _converse(talk: _Conversation, said: bytes, *, by_turns: bool) -> None:
 
 @target(
     "ceiling-file",
-    whose="whoever may write the file: a scheduler, a fleet's power manager",
+    whose="a writer of the file: a scheduler, a power manager",
     holds="a ceiling within its bounds, or one sentence and the last one in force",
     watched=("wattspan.capper.ceilings", "wattspan.model.settings"),
     samples=(
@@ -154,8 +157,8 @@ def ceiling_file(data: bytes) -> None:
 
 @target(
     "capper-files",
-    whose="a capper before us, torn by a crash",
-    holds="a damaged journal is named; no board leaves its range",
+    whose="a previous capper, torn by a crash",
+    holds="invalid files are moved aside and reported; no board leaves its range",
     watched=_WATCHED,
     samples=(
         b"\0"
@@ -194,8 +197,8 @@ def capper_files(data: bytes) -> None:
 
 @target(
     "audit-log",
-    whose="a capper, whose log may be torn",
-    holds="every whole event once and in order; nothing else is told, nothing is told again",
+    whose="a capper whose log may be torn",
+    holds="every complete event once and in order; no other output, no repetition",
     watched=("wattspan.service.decision_events",),
     samples=(
         b'{"at":1,"deed":"write","knob":"gpu_power","device":"gpu0","new":5}\n{"at":2,"deed":"end"}\n',

@@ -62,7 +62,7 @@ def config_file(data: bytes) -> None:
 
 @target(
     "config-words",
-    whose="whoever starts the agent",
+    whose="the user who starts the agent",
     holds="variables and --set options: a configuration, or a line for each fault",
     watched=_WATCHED,
     samples=(

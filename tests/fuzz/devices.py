@@ -76,7 +76,7 @@ class HostileNvml(FakeNvml):
 @target(
     "nvml",
     whose="the GPU driver, or a library in its place",
-    holds="a turn never raises; energy, power and shares stay within their bounds",
+    holds="a cycle never raises; energy, power and shares stay within their bounds",
     watched=("wattspan.sources",),
     samples=(bytes(40), b"\xb4" * 8 + bytes(20), bytes(range(150, 250))),
     words=(b"\xff\xff", b"\xa5", b"\xc0\x3f", b"\xe0\xff\xff\xff\xff\xff\xff\xff\xff"),

@@ -64,7 +64,7 @@ def _files(*files: tuple[int, int, bytes]) -> bytes:
 
 @target(
     "powercap",
-    whose="the kernel and its firmware, or whoever binds another tree",
+    whose="the kernel and its firmware, or a mounted substitute tree",
     holds="a batch with a domain for each reading, unique ids, counters within their range",
     watched=("wattspan.sources", "wattspan.capper.actuators.cpu"),
     samples=(
@@ -129,8 +129,8 @@ _STAT = (
 
 @target(
     "proc-stat",
-    whose="any process: it chooses its name",
-    holds="a line's fields, with any name at all, or ValueError",
+    whose="any process, which chooses its name",
+    holds="a line's fields, with any name, or ValueError",
     watched=(
         "wattspan.processes.procfs",
         "wattspan.processes.metadata",
@@ -162,7 +162,7 @@ class _NoProcesses:
 
 @target(
     "command-lines",
-    whose="any process: it may write over its command line",
+    whose="any process, which may overwrite its command line",
     holds="a program's name and the last part of one word, short and printable, or nothing",
     watched=("wattspan.processes.scripts", "wattspan.processes.scripts"),
     samples=(
@@ -193,7 +193,7 @@ def command_lines(data: bytes) -> None:
 @target(
     "procfs",
     whose="any process, through /proc/PID",
-    holds="who is described has a short printable name and groups; no file makes an error",
+    holds="every described process has a short printable name and groups; no file raises an error",
     watched=("wattspan.processes",),
     samples=(
         bytes([0, len(_STAT)]) + _STAT + b"\1\x14" + b"0::/user.slice/a.scope"[:20],
@@ -253,7 +253,7 @@ def _look(proc: Path) -> None:
 
 @target(
     "cgroup-paths",
-    whose="whoever may make cgroups: containers, users, Slurm, Kubernetes",
+    whose="creators of cgroups: containers, users, Slurm, Kubernetes",
     holds="at most one group a kind, each with a short printable name; no path leads upwards",
     watched=(
         "wattspan.processes.metadata",
@@ -292,7 +292,7 @@ def cgroup_text(data: bytes) -> None:
 
 @target(
     "cgroup-clocks",
-    whose="the kernel, or whoever binds another tree",
+    whose="the kernel, or a mounted substitute tree",
     holds="nanoseconds or nothing, from any content of cpu.stat and cpuacct.usage",
     watched=("wattspan.processes.cgroups",),
     samples=(
@@ -334,8 +334,8 @@ def cgroup_clocks(data: bytes) -> None:
 
 @target(
     "cpu-files",
-    whose="the kernel, or whoever binds another tree",
-    holds="CPUs and sockets, as many as there can be, or ValueError for a /proc/stat that is none",
+    whose="the kernel, or a mounted substitute tree",
+    holds="CPUs and sockets within the possible number, or ValueError for an invalid /proc/stat",
     watched=("wattspan.processes.cpus", "wattspan.sources.estimate"),
     samples=(b"\0000-3,8\n", b"\1cpu  1 2 3 4 5 6 7\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 5\n"),
     words=(b"0-4000000000", b"9" * 30, b"-", b",", b"cpu99999999999999999999 "),
@@ -385,7 +385,7 @@ class _Link:
 @target(
     "netlink",
     whose="the kernel; and other processes, which may send to a netlink socket",
-    holds="events, exits and sockets, or nothing; OSError where the kernel reports one",
+    holds="events, exits and sockets, or nothing; OSError for an error reported by the kernel",
     watched=("wattspan.processes",),
     samples=(
         b"\0" + netlink.message(3, 0, struct.pack("=II12xI12xIIII", 1, 1, 1, 7, 7, 9, 9)),

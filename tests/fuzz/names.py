@@ -43,7 +43,7 @@ def _harmless(shown: str) -> None:
 
 @target(
     "labels",
-    whose="any process: it chooses its name, and its spans'",
+    whose="any process, which chooses its name and those of its spans",
     holds="a scrape that Prometheus' own parser reads, with one series for each and the name in it",
     watched=("wattspan_exporters", "wattspan.spans"),
     samples=(

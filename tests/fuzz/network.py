@@ -122,8 +122,8 @@ _GET = (
 
 @target(
     "http",
-    whose="whoever may connect",
-    holds="every answer is HTTP, no handler fails, and what is held of bodies is given back",
+    whose="any client",
+    holds="every answer is HTTP, no handler fails, and all memory of bodies is released",
     watched=("wattspan.http", "wattspan.api", "wattspan.ingest", "wattspan.model.settings", "h11"),
     samples=_GET,
     words=(b"\r\n\r\n", b"Content-Length: ", b"Transfer-Encoding: chunked", b"mono:", b"%00"),
@@ -173,8 +173,8 @@ _CALL = _preface(framed(_BODY))
 
 @target(
     "grpc",
-    whose="whoever may connect",
-    holds="no exception leaves the connection, no call is the agent's trouble, nothing stays held",
+    whose="any client",
+    holds="no exception leaves the connection, no call fails the agent, all resources are released",
     watched=("wattspan.ingest", "wattspan.http", "h2"),
     samples=(
         b"\0\0" + _CALL,
@@ -215,7 +215,7 @@ def grpc(data: bytes) -> None:
 
 @target(
     "scrape-headers",
-    whose="whoever may scrape",
+    whose="any scraper",
     holds="a format, a yes or no; a name of this machine is an address or a loopback name",
     watched=("wattspan_exporters.prometheus.exporter", "wattspan.http.access_policy"),
     samples=(

@@ -123,7 +123,7 @@ def otlp_protobuf(data: bytes) -> None:
 @target(
     "otlp-fields",
     whose="any application",
-    holds="no attribute that the parser sees is left out of the count",
+    holds="every attribute that the parser inspects is counted",
     watched=("wattspan.ingest.trace_decoder",),
     samples=(
         WHOLE.resource_spans[0].scope_spans[0].spans[0].SerializeToString(),
@@ -146,7 +146,7 @@ def otlp_fields(data: bytes) -> None:
 @target(
     "otlp-json",
     whose="any application",
-    holds="refused with a place, or protobuf that the whole schema reads",
+    holds="refused with a position, or protobuf that the whole schema reads",
     watched=("wattspan.ingest",),
     samples=(json_of(WHOLE), json_of(_SMALL), b'{"resourceSpans":[{"scopeSpans":[{"spans":[]}]}]}'),
     words=(*_FIELDS, b"\\ud800", b"1e400", b"null", b"[[[["),
@@ -164,7 +164,7 @@ def otlp_json(data: bytes) -> None:
 @target(
     "otlp-both",
     whose="any application",
-    holds="a request said in JSON and in protobuf is decoded alike",
+    holds="the same request in JSON and in protobuf decodes identically",
     watched=("wattspan.ingest",),
     samples=(WHOLE.SerializeToString(), _SMALL.SerializeToString()),
     words=_NAMES,
@@ -185,7 +185,7 @@ def otlp_both(data: bytes) -> None:
 @target(
     "gzip",
     whose="any application",
-    holds="what the standard library makes of it, or refused; never more than the limit",
+    holds="the same result as the standard library, or refused; never more than the limit",
     watched=("wattspan.util.encoding",),
     samples=(
         gzip.compress(b"spans", mtime=0),
@@ -226,7 +226,7 @@ def _memfd(content: bytes, seals: int) -> Iterator[int]:
 @target(
     "ring",
     whose="any local process",
-    holds="refused, or read in bounded steps; every record told stands in the ring",
+    holds="refused, or read in bounded steps; every reported record is in the ring",
     watched=("wattspan.ingest.side_channel",),
     samples=(
         b"\2" + HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4) + bytes(48) + _record(1) + _record(2),

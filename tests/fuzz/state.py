@@ -46,8 +46,8 @@ _TOLD = msgspec.json.encode(recorded_decision_to_json(_DECIDED)) + b"\n"
 
 @target(
     "decision-book",
-    whose="an agent before us, torn by a crash",
-    holds="reading and adding never raise; what is read can be told again",
+    whose="a previous agent, torn by a crash",
+    holds="reading and appending never raise; every entry read can be serialised again",
     watched=("wattspan.storage.tuning", "wattspan.tuning.serialization"),
     samples=(_TOLD, _TOLD * 2 + _TOLD[:40], b"null\n[]\n"),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"at_mono_ns":', b'"caps":', b'"shown":', b"\n"),
@@ -70,8 +70,8 @@ _SETTING = CertifiedLevels(level=3, original=9, slowdown=0.02, saving=0.2, pairs
 
 @target(
     "certified-book",
-    whose="an agent before us, torn by a crash",
-    holds="a book whose settings are within bounds and that can be told again, or an empty one",
+    whose="a previous agent, torn by a crash",
+    holds="a file whose settings are within bounds and can be serialised again, or an empty one",
     watched=("wattspan.storage.tuning", "wattspan.tuning.decisions.certified_settings"),
     samples=(
         json.dumps(to_json(CertifiedSettings().certified(_JOB, Knob.GPU_POWER, _SETTING))).encode(),
@@ -105,8 +105,8 @@ def _books() -> Checkpoint:
 
 @target(
     "books",
-    whose="an agent before us, torn by a crash",
-    holds="books that can be packed again, or none",
+    whose="a previous agent, torn by a crash",
+    holds="a checkpoint that can be serialised again, or none",
     watched=("wattspan.storage.checkpoints", "wattspan.storage.checkpoints"),
     samples=(b"\0{}",),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"accounts":', b'"processes":', b"null", b"-1"),
@@ -153,8 +153,8 @@ def _database() -> bytes:
 
 @target(
     "store-file",
-    whose="a disk that fails, or somebody who edits it",
-    holds="opened or moved aside with a sentence, and then books are written and history is read",
+    whose="a failing disk, or a user who edits the file",
+    holds="opened or moved aside with a sentence; then checkpoints are written and history is read",
     watched=("wattspan.storage",),
     samples=(b"", b"\0\0\0\x60\5", b"\0\0\x20\0\xff\0\1\0\0\0\1"),
     words=(b"\0\0\0\x12", b"\0\x10", b"SQLite format 3\0", b"\xff" * 8),
@@ -193,8 +193,8 @@ def store_file(data: bytes) -> None:
 
 @target(
     "spool",
-    whose="an agent before us, torn by a crash",
-    holds="records whose checksums hold, and nothing else; what comes next is kept",
+    whose="a previous agent, torn by a crash",
+    holds="only records with valid checksums; subsequent writes are kept",
     watched=("wattspan.otlp.spool", "wattspan.otlp.spool"),
     samples=(b"\0",),
     words=(b"WSPN", b"\xff" * 4, b"\0" * 4),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from msgspec.structs import astuple
-from testbed.requirements import ROOT
 from testbed.tuned import (
     ACCOUNTS,
     DECLARED,
@@ -64,9 +62,6 @@ from wattspan.model import (
     TuningRow,
 )
 
-EXPLANATION = ROOT / "docs" / "explanation" / "how-the-tuner-decides.md"
-
-
 # ------------------------------------------------------------------------------------ reasons
 
 
@@ -77,19 +72,6 @@ def test_every_reason_is_explained_in_sentences() -> None:
             assert sentence[0].isupper() or sentence.startswith("`"), reason
             assert len(sentence) > 1
             assert sentence.endswith("."), reason
-
-
-def markdown() -> Iterator[str]:
-    """Lines of the table of all reasons."""
-    yield "| reason | meaning | next | remedy |"
-    yield "|---|---|---|---|"
-    for reason, each in REASON_EXPLANATIONS.items():
-        yield f"| `{reason}` | {meaning(reason)} | {each.then} | {each.do or 'none'} |"
-
-
-def test_explanation_has_the_table_of_all_reasons() -> None:
-    table = "\n".join(markdown())
-    assert table in EXPLANATION.read_text(encoding="utf-8"), f"put this there:\n{table}"
 
 
 # ------------------------------------------------------------------------------------ figures
