@@ -71,22 +71,3 @@ def test_every_configuration_in_a_guide_is_accepted(where: str, text: str, tmp_p
     path = tmp_path / "config.toml"
     path.write_text(text, encoding="utf-8")
     assert load(path, environ={}, schema=discover().schema).path == path
-
-
-def anchors(path: Path) -> set[str]:
-    """The places in a page that a link can lead to."""
-    heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    bare = (re.sub(r"[^\w\- ]", "", head.lower()) for head in heads)
-    return {head.replace(" ", "-") for head in bare}
-
-
-def test_links_to_headings_resolve() -> None:
-    lost = [
-        f"{path.name}: {page}#{anchor}"
-        for path in sorted(HOW_TO.glob("*.md"))
-        for page, anchor in re.findall(
-            r"\]\(([^)#\s:]*)#([^)\s]+)\)", path.read_text(encoding="utf-8")
-        )
-        if anchor not in anchors(path.parent / page if page else path)
-    ]
-    assert lost == []
