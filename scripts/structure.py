@@ -29,6 +29,7 @@ GENERATED = (
     "docs/reference/fuzzing.md",
     "docs/reference/metrics.md",
     "docs/reference/reasons.md",
+    "docs/reference/zeus.md",
 )
 """The pages that `make docs` writes: their words are those of the code and the data."""
 SHARED_NAMES = ("agent/wattspan/compat/", "agent/wattspan/integrations/")  # others chose the names
