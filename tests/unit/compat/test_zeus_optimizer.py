@@ -237,6 +237,6 @@ def test_huggingface_optimizer_asks_as_its_selector() -> None:
     assert hooks.declined is None
 
 
-def test_huggingface_optimizer_without_transformers_names_the_extra() -> None:
-    with pytest.raises(ImportError, match=r"wattspan\[huggingface\]"):
+def test_huggingface_optimizer_without_transformers_names_the_package() -> None:
+    with pytest.raises(ImportError, match="install transformers"):
         optimizer.HFGlobalPowerLimitOptimizer  # noqa: B018
