@@ -1,4 +1,4 @@
-"""One HTTP GET request of a bounded answer, without redirects."""
+"""One HTTP request of a bounded answer, without redirects."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def http_get(
     most: int,
     headers: Mapping[str, str] = MappingProxyType({}),
     trust: ssl.SSLContext | None = None,
+    posted: bytes | None = None,
 ) -> HttpAnswer:
     """The answer to a GET request, of any status, read up to ``most`` + 1 bytes; FetchError.
 
+    With ``posted``, that to a POST request of these bytes.
     ``trust`` verifies the server's certificate; the system's authorities without it.
     ``timeout`` is the seconds for the whole answer, the connection included, however slowly a
     server sends it. The resolver has limits of its own.
@@ -91,7 +93,7 @@ def http_get(
             # which urllib does not understand.
             direct = [request.ProxyHandler({})] if here else []
             opener = request.build_opener(NoRedirect, Plain, Encrypted, *direct)
-            sent = request.Request(url, headers=dict(headers))  # noqa: S310
+            sent = request.Request(url, posted, dict(headers))  # noqa: S310
             with opener.open(sent, timeout=timeout) as answer:
                 return HttpAnswer(answer.status, answer.read(most + 1))
         except HTTPError as error:
