@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes the given targets, queried through its API."""
+"""A real Prometheus that scrapes the given targets, queried through its API; a Pushgateway."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.requirements import find_program
 from testbed.waiting import eventually
@@ -82,6 +84,47 @@ def scraping(
         prometheus = Prometheus(port)
         eventually(lambda: prometheus.targets_up(len(jobs)), "all targets are up", within=90)
         yield prometheus
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+class Pushgateway:
+    """A Pushgateway for tests, scraped as Prometheus does."""
+
+    def __init__(self, port: int) -> None:
+        self.host = f"127.0.0.1:{port}"
+
+    def get(self, name: str, **labels: str) -> Any:
+        """The value of the sample with these labels, but for ``instance``; None without one."""
+        with urllib.request.urlopen(f"http://{self.host}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        wanted = {**labels, "instance": ""}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == wanted:
+                    return sample.value
+        return None
+
+    def ready(self) -> bool:
+        with suppress(OSError):
+            self.get("up")
+            return True
+        return False
+
+
+@contextmanager
+def pushgateway(folder: Path, port: int) -> Iterator[Pushgateway]:
+    """A Pushgateway without figures."""
+    program = find_program("prometheus-pushgateway")
+    assert program
+    with (folder / "pushgateway.log").open("wb") as log:
+        command = [program, f"--web.listen-address=127.0.0.1:{port}"]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        gateway = Pushgateway(port)
+        eventually(gateway.ready, "the Pushgateway answers")
+        yield gateway
     finally:
         process.terminate()
         process.wait(30)

@@ -63,6 +63,13 @@ def _missing_prometheus() -> str | None:
 
 
 @functools.cache
+def _missing_pushgateway() -> str | None:
+    if find_program("prometheus-pushgateway") is None:
+        return "no prometheus-pushgateway; run scripts/debian-tool prometheus-pushgateway"
+    return None
+
+
+@functools.cache
 def _missing_etcd() -> str | None:
     if find_program("etcd") is None:
         return "no etcd; run scripts/debian-tool etcd-server:etcd"
@@ -165,6 +172,7 @@ def _missing_network() -> str | None:
 REQUIREMENTS = (
     Requirement("cc", _missing_compiler),
     Requirement("prometheus", _missing_prometheus),
+    Requirement("pushgateway", _missing_pushgateway),
     Requirement("etcd", _missing_etcd),
     Requirement("clients", _missing_clients),
     Requirement("apps", _missing_apps),

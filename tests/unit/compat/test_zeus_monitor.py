@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from testbed.constant_history import GPU, PACKAGE, ConstantPast
+from testbed.forks import in_child
 from testbed.metered_devices import MeteredDevices, gpu, package, rough_energy
 from testbed.query_server import FAR, QueryServer
 from testbed.waiting import eventually
@@ -401,26 +402,6 @@ def test_one_key_in_many_threads_is_begun_once(monitor: ZeusMonitor) -> None:
     for thread in threads:
         thread.join()
     assert len(refused) == 7
-
-
-def in_child(work: Any) -> str:
-    """The result of ``work`` in a forked process."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
-        child = os.fork()
-    if not child:
-        try:
-            os.write(writer, str(work()).encode())
-        except BaseException as error:  # noqa: BLE001 - reported to the parent
-            os.write(writer, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as result:
-        text = result.read()
-    os.waitpid(child, 0)
-    return text
 
 
 def test_forked_child_owns_none_of_its_parents_windows(monitor: ZeusMonitor) -> None:

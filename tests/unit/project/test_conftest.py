@@ -62,6 +62,7 @@ def test_requirement_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
     known = (
         "apps, browser, cc, clients, debian, etcd, grafana, loop, network, node, prometheus,"
+        " pushgateway,"
         " root, systemd, torch"
     )
     assert f"WATTSPAN_REQUIRE names promtheus; known: {known}" in result.stderr
