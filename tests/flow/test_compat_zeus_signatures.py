@@ -22,6 +22,8 @@ NAMES = (
     "zeus.monitor.carbon:CarbonEmissionMonitor",
     "zeus.monitor.carbon:CarbonEmissionMeasurement",
     "zeus.monitor.carbon:CarbonIntensityProvider",
+    "zeus.monitor.carbon:ElectrictyMapsClient",
+    "zeus.monitor.price:OpenEIClient",
     "zeus.monitor.price:EnergyCostMonitor",
     "zeus.monitor.price:EnergyCostMeasurement",
     "zeus.monitor.price:ElectricityPriceProvider",

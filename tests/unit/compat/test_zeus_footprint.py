@@ -1,26 +1,35 @@
-"""CarbonEmissionMonitor, EnergyCostMonitor, the pushed metrics and the zeus."""
+"""CarbonEmissionMonitor, EnergyCostMonitor, Zeus's callbacks and the aliases of its modules."""
 
 from __future__ import annotations
 
+import math
+import pickle
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta, timezone
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from importlib.util import find_spec
+from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
 import pytest
+from testbed.forks import in_child
 from testbed.metered_devices import MeteredDevices, gpu, package
+from testbed.waiting import eventually
 
 from wattspan.compat import zeus
 from wattspan.compat.zeus import metric
 from wattspan.compat.zeus.footprint import (
     JOULES_PER_KILOWATT_HOUR,
+    CarbonEmissionMeasurement,
     CarbonEmissionMonitor,
     CarbonIntensityProvider,
     ElectricityPriceProvider,
     EnergyCostMonitor,
+    Gatherer,
     intensity_at,
     periods,
     price_at,
@@ -28,7 +37,7 @@ from wattspan.compat.zeus.footprint import (
 from wattspan.compat.zeus.monitor import WindowMeasurement, ZeusMonitor
 from wattspan.compat.zeus.optimizer import Callback, CallbackSet
 from wattspan.compat.zeus.power import to_monotonic
-from wattspan.sdk import NotMeasuredError
+from wattspan.sdk import AgentUnavailableError, NotMeasuredError
 
 HOUR = timedelta(hours=1)
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
@@ -182,33 +191,353 @@ def test_price_changes_at_the_local_hour_within_an_hour_of_utc() -> None:
     assert found.gpu_energy_cost == {0: pytest.approx(cost, rel=1e-3)}
 
 
-METRICS = [
-    (lambda: metric.EnergyHistogram([], [], "", "j"), "wattspan_span_energy_joules_total"),
-    (lambda: metric.EnergyCumulativeCounter([], [], 1, "", "j"), "hw_energy_joules_total"),
-    (lambda: metric.PowerGauge([], 1, "", "j"), "scrape hw_power_watts"),
-]
+# -------------------------------------------------------------------------------- long windows
+
+WATTS = 250
+POWERED = MeteredDevices((gpu(0),), energy=lambda key, mono: mono * WATTS // 1000)
 
 
-@pytest.mark.parametrize(("construct", "replacement"), METRICS)
-def test_metric_names_what_to_scrape(
-    construct: Any, replacement: str, caplog: pytest.LogCaptureFixture
+class PoweredMeter(ZeusMonitor):
+    """A GPU of constant power, at any time."""
+
+    read_devices = POWERED
+
+
+class Later(PoweredMeter):
+    """Windows end ``hours`` after their begin."""
+
+    hours = 0.0
+
+    def finish_window(self, key: str, sync_execution: bool = True) -> WindowMeasurement:
+        found = super().finish_window(key, sync_execution)
+        start, _ = found.period
+        return found.part(start, start + round(self.hours * 3600e9))
+
+
+def grams_at(hour: datetime) -> float:
+    """An intensity that changes each hour."""
+    return 100.0 + int(hour.timestamp()) // 3600 % 37
+
+
+@dataclass
+class History(CarbonIntensityProvider):
+    """The last ``history_length`` hours before ``now``, but for the newest ``late`` ones.
+
+    It fails in the hours since its begin for which ``fails`` is true.
+    """
+
+    began: datetime
+    late: int = 0
+    fails: Callable[[int], bool] = lambda hour: False
+    zone: tzinfo | None = UTC
+    update_period: timedelta = HOUR
+    history_length: int = 24
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.now = self.began
+
+    def get_current_carbon_intensity(self) -> float:
+        return grams_at(self.now)
+
+    def get_recent_carbon_intensity(self) -> dict[datetime, float]:
+        self.asked += 1
+        if self.fails(round((self.now - self.began) / HOUR)):
+            raise TimeoutError("no answer of the provider")
+        newest = self.now.replace(minute=0, second=0, microsecond=0) - self.late * HOUR
+        hours = [newest - i * HOUR for i in range(self.history_length)]
+        return {self._shown(hour): grams_at(hour) for hour in hours}
+
+    def _shown(self, hour: datetime) -> datetime:
+        return hour.astimezone(self.zone) if self.zone else hour.replace(tzinfo=None)
+
+
+@dataclass
+class LongWindow:
+    """A window of a CarbonEmissionMonitor that is read each hour, as its thread does.
+
+    In the hours of ``absent`` the agent is away, in those of ``slow`` its energy is not known yet.
+    It remembers the energy since ``horizon``, which :meth:`run` calls with each hour.
+    """
+
+    hours: float
+    provider: History = field(default_factory=lambda: History(datetime.now(UTC)))
+    absent: Callable[[int], bool] = lambda hour: False
+    slow: Callable[[int], bool] = lambda hour: False
+    horizon: Callable[[int], float] = lambda hour: -1.0
+
+    def run(self) -> CarbonEmissionMeasurement:
+        meter, start, horizon = replace(POWERED), monotonic_ns(), 0
+
+        def read(begin: int, end: int, *arguments: Any, **options: Any) -> Any:
+            found = meter(begin, end, *arguments, **options)
+            unknown = begin < horizon and begin < end
+            return tuple(one._replace(joules=None) if unknown else one for one in found)
+
+        class Meter(Later):
+            hours = self.hours
+            read_devices = staticmethod(read)
+
+        class Monitor(CarbonEmissionMonitor):
+            monitor_class = Meter
+            gatherer = Gatherer(length=1e6)
+
+        one = Monitor(self.provider, cpu_indices=[])
+        one.begin_window("job", sync_execution=False)
+        (window,) = one.gatherer.windows
+        one.gather(window, start - 10**9)  # it began after the time until which energy is known
+        for hour in range(1, int(self.hours) + 1):
+            self.provider.now = self.provider.began + hour * HOUR
+            meter.error = AgentUnavailableError("restarting") if self.absent(hour) else None
+            meter.settled = not self.slow(hour)
+            horizon = start + round(self.horizon(hour) * 3600e9)
+            one.gather(window, start + hour * 3600 * 10**9)
+        self.provider.now = self.provider.began + self.hours * HOUR
+        meter.error, meter.settled = None, True
+        found = one.end_window("job", sync_execution=False)
+        one.gather(window, start + round(self.hours * 3600e9) + 10**9)  # it ends while it is read
+        return found
+
+    def expected(self) -> float:
+        """The law: the power times the intensity of each hour times the part of it."""
+        began, total = self.provider.began, 0.0
+        end = began + self.hours * HOUR
+        hour = began.replace(minute=0, second=0, microsecond=0)
+        while hour < end:
+            part = (min(end, hour + HOUR) - max(began, hour)) / HOUR
+            total += WATTS / 1000 * part * grams_at(hour)
+            hour += HOUR
+        return total
+
+
+@pytest.mark.parametrize("hours", [0.01, 1, 23, 24.5, 49, 30 * 24])
+@pytest.mark.parametrize("late", [0, 7])
+def test_window_longer_than_the_history_has_all_its_intensities(hours: float, late: int) -> None:
+    window = LongWindow(hours)
+    window.provider.late = late
+    found = window.run()
+    window.provider.now += late * HOUR
+    assert found.gpu_energy == {0: pytest.approx(WATTS * hours * 3600, rel=1e-3)}
+    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+    assert window.provider.asked <= 2 + hours / 11
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda hour: hour == 12,
+        lambda hour: hour % 12 == 0 and hour < 60,
+        lambda hour: 10 <= hour < 20,
+        lambda hour: hour % 2 == 0 and hour < 60,
+    ],
+)
+def test_failures_of_a_provider_lose_no_hour(
+    fails: Callable[[int], bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO"):
-        construct()
-    (message,) = caplog.messages
-    assert message.startswith("Nothing is pushed to a gateway: ")
-    assert replacement in message
+    window = LongWindow(60)
+    window.provider.fails = fails
+    assert window.run().gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+    texts = [one for one in caplog.messages if "asked for again later" in one]
+    assert all("no answer of the provider" in one for one in texts)
+    assert len(texts) <= 5  # once for each time that it fails
 
 
-@pytest.mark.parametrize(("construct", "replacement"), METRICS)
-def test_metric_refuses_a_repeated_and_an_unknown_window(construct: Any, replacement: str) -> None:
-    found = construct()
-    found.begin_window("step", sync_execution=False)
-    with pytest.raises(ValueError, match="window 'step' is open"):
-        found.begin_window("step")
-    found.end_window("step", sync_execution=False)
-    with pytest.raises(ValueError, match="window 'step' is not open"):
-        found.end_window("step")
+def test_agent_that_is_away_for_hours_loses_no_energy() -> None:
+    window = LongWindow(30, absent=lambda hour: 5 <= hour < 9 or hour == 29)
+    found = window.run()
+    assert found.gpu_energy == {0: pytest.approx(WATTS * 30 * 3600, rel=1e-3)}
+    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+
+
+@pytest.mark.parametrize("zone", [UTC, timezone(-5 * HOUR), timezone(5.5 * HOUR), None])
+def test_hours_of_a_provider_may_be_in_any_time_zone(zone: tzinfo | None) -> None:
+    window = LongWindow(3)
+    window.provider.zone = zone
+    assert window.run().gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+
+
+def test_failing_provider_leaves_the_energy_and_is_asked_again_at_the_next_read() -> None:
+    window = LongWindow(2)
+    window.provider.fails = lambda hour: True
+    found = window.run()
+    energy = {0: pytest.approx(WATTS * 7200, rel=1e-3)}
+    assert found.gpu_energy == energy
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="no answer of the provider"):
+            _ = found.gpu_carbon_emission
+    assert "not all of it known: no answer of the provider" in repr(found)
+    assert found.gpu_energy == energy
+    window.provider.fails = lambda hour: False
+    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+    asked = window.provider.asked
+    assert "gpu_carbon_emission={0:" in repr(found)
+    assert window.provider.asked == asked  # the figures are kept
+
+
+def test_provider_that_fails_once_is_asked_again_at_once() -> None:
+    window = LongWindow(1)
+    window.provider.fails = lambda hour: window.provider.asked % 2 == 1
+    assert window.run().gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+
+
+def test_hour_before_the_history_is_unknown_until_the_provider_has_it() -> None:
+    window = LongWindow(4)
+    window.provider.late = 7
+    found = window.run()
+    with pytest.raises(NotMeasuredError, match=r"carbon intensity at .* UTC is not known"):
+        _ = found.gpu_carbon_emission
+    assert found.gpu_energy[0] > 0
+    window.provider.late = 0
+    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+
+
+@pytest.mark.parametrize(
+    "answer", [None, {}, {"yesterday": 5.0}, {NOON: "much"}, {NOON: math.nan}, {NOON: None}]
+)
+def test_answer_of_another_shape_is_no_intensity(answer: Any) -> None:
+    window = LongWindow(1)
+    window.provider.get_recent_carbon_intensity = lambda: answer  # type: ignore[method-assign]
+    found = window.run()
+    with pytest.raises((NotMeasuredError, AttributeError, ValueError)):
+        _ = found.gpu_carbon_emission
+    assert found.gpu_energy[0] > 0
+
+
+def test_window_of_no_time_has_no_energy_and_needs_no_intensity() -> None:
+    window = LongWindow(0)
+    window.provider.fails = lambda hour: True
+    found = window.run()
+    assert (found.time, found.gpu_energy, found.gpu_carbon_emission) == (0.0, {0: 0.0}, {0: 0.0})
+
+
+@pytest.mark.parametrize("slow", [lambda hour: hour == 3, lambda hour: hour == 30])
+def test_energy_that_is_not_known_yet_is_read_again(slow: Callable[[int], bool]) -> None:
+    window = LongWindow(30, slow=slow)
+    found = window.run()
+    assert found.gpu_energy == {0: pytest.approx(WATTS * 30 * 3600, rel=1e-3)}
+    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+
+
+def test_energy_is_kept_that_an_agent_forgets() -> None:
+    """It was restarted, or knows what is old in long steps only."""
+    window = LongWindow(30, horizon=lambda hour: hour - 1.1)
+    found = window.run()
+    assert found.gpu_energy == {0: pytest.approx(WATTS * 30 * 3600, rel=1e-3)}
+    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
+
+
+def test_period_that_was_not_measured_is_left_out_with_a_warning() -> None:
+    """The agent was restarted after ten hours, and nobody read those before."""
+    window = LongWindow(30, absent=lambda hour: hour <= 10, horizon=lambda hour: min(hour, 10))
+    found = window.run()
+    with pytest.warns(RuntimeWarning, match="'job' is partial: The energy of .* is unknown"):
+        energy = found.gpu_energy
+    assert 18.9 < energy[0] / (WATTS * 3600) < 20.1  # pieces end at the hours
+    with pytest.warns(RuntimeWarning, match="'job' is partial"):
+        assert 0 < found.gpu_carbon_emission[0] < window.expected()
+
+
+def test_window_that_was_not_measured_has_no_energy() -> None:
+    found = LongWindow(3, horizon=lambda hour: 10).run()
+    for _ in range(2):
+        with pytest.raises(NotMeasuredError, match="no reading of it is known"):
+            _ = found.gpu_energy
+        with pytest.raises(NotMeasuredError, match="no reading of it is known"):
+            _ = found.gpu_carbon_emission
+
+
+def test_measurement_is_pickled_as_the_dataclass_of_zeus() -> None:
+    found = LongWindow(1).run()
+    copied = pickle.loads(pickle.dumps(found))
+    assert type(copied) is CarbonEmissionMeasurement
+    assert copied.gpu_carbon_emission == found.gpu_carbon_emission
+    assert (copied.cpu_energy, copied.cpu_carbon_emission) == (None, None)
+    assert vars(copied) == asdict(found)
+
+
+def test_windows_are_read_by_a_thread_that_ends_with_them() -> None:
+    read = threading.Event()
+
+    class Monitor(CarbonEmissionMonitor):
+        monitor_class = PoweredMeter
+        gatherer = Gatherer(length=0.001, settling=0.0)
+
+        def gather(self, window: Any, until: int) -> None:
+            super().gather(window, until)
+            read.set()
+            raise ZeroDivisionError("of a provider")  # the next turn follows
+
+    one = Monitor(History(datetime.now(UTC)))
+    for key in ("first", "second"):
+        one.begin_window(key, sync_execution=False)
+    for key in ("first", "second"):
+        assert read.wait(60)
+        read.clear()
+        assert "wattspan-zeus-rates" in {thread.name for thread in threading.enumerate()}
+        one.end_window(key, sync_execution=False)
+    eventually(
+        lambda: "wattspan-zeus-rates" not in {thread.name for thread in threading.enumerate()},
+        "the thread ends",
+    )
+
+
+def test_child_of_a_fork_has_windows_and_a_thread_of_its_own() -> None:
+    class Monitor(EnergyCostMonitor):
+        monitor_class = PoweredMeter
+
+    one = Monitor(TwoTiers(), cpu_indices=[])
+    one.begin_window("parent", sync_execution=False)
+
+    def work() -> str:
+        with pytest.raises(ValueError, match="before it forked this one"):
+            one.end_window("parent", sync_execution=False)
+        one.begin_window("child", sync_execution=False)
+        names = [thread.name for thread in threading.enumerate()]
+        found = one.end_window("child", sync_execution=False)
+        return f"{names[1:]} {found.gpu_energy_cost[0] > 0}"
+
+    assert in_child(work) == "['wattspan-zeus-rates'] True"
+    assert one.end_window("parent", sync_execution=False).gpu_energy_cost[0] > 0
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The host has summer time."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("began", "local"),
+    [
+        (datetime(2026, 3, 29, 0, tzinfo=UTC), [1, 3, 4]),
+        (datetime(2026, 10, 25, 0, tzinfo=UTC), [2, 2, 3]),
+    ],
+)
+def test_price_follows_the_change_of_summer_time(began: datetime, local: list[int]) -> None:
+    days = [list(range(24))] * 12
+    rates = [[{"rate": hour}] for hour in range(24)]
+    named = ("energy_weekday_schedule", "energy_weekend_schedule")
+    price = price_at({"energy_rate_structure": rates, **dict.fromkeys(named, days)})
+    assert [price(began + i * HOUR) for i in range(3)] == local
+
+
+def test_intensity_of_a_longer_period_holds_in_all_its_hours() -> None:
+    rate = intensity_at({NOON: 300.0, NOON + 3 * HOUR: 400.0}, 3 * HOUR)
+    assert [rate(NOON + i * HOUR) for i in range(6)] == [300.0] * 3 + [400.0] * 3
+    with pytest.raises(NotMeasuredError):
+        rate(NOON + 6 * HOUR)
+
+
+def test_time_info_is_of_the_local_time() -> None:
+    now = datetime.now().astimezone()
+    month, day, hour = zeus.get_time_info()
+    assert (month, day) in {(now.strftime("%B"), "Weekday"), (now.strftime("%B"), "Weekend")}
+    assert hour in {now.hour, (now + HOUR).hour}
 
 
 # ------------------------------------------------------------------------------------- aliases

@@ -22,8 +22,10 @@ APPLICATION = "ends the thread of a program other than the agent, which prints i
 TREATMENT = {
     "cli/frontier/measurement.py:FixedLease.__init__": [TOLD],
     "cli/measure/__init__.py:run_child": [TOLD],
+    "compat/zeus/footprint.py:Gatherer.add": [GUARDED],
     "compat/zeus/limits.py:HeldLimits.hold": [APPLICATION],
     "compat/zeus/log_file.py:WindowLog._start": [APPLICATION],
+    "compat/zeus/metric.py:PushedFigures.add": [GUARDED],
     "fleet/participant.py:FleetParticipant.__init__": [GUARDED],
     "frontier/runner.py:TrialRunner._measure": [APPLICATION],
     "http/server.py:HttpServer.start": [SHOWN],

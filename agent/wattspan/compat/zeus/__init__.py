@@ -37,7 +37,10 @@ _ENERGY = ("ZeusMonitor", "Measurement")
 _POWER = ("PowerMonitor", "PowerDomain")
 _TEMPERATURE = ("TemperatureMonitor",)
 _CARBON = ("CarbonEmissionMonitor", "CarbonEmissionMeasurement", "CarbonIntensityProvider")
+_MAPS = ("ElectrictyMapsClient", "ZeusCarbonIntensityHTTPError", "ZeusCarbonIntensityNotFoundError")
 _PRICE = ("EnergyCostMonitor", "EnergyCostMeasurement", "ElectricityPriceProvider")
+_TARIFF_ERRORS = ("ZeusElectricityPriceHTTPError", "ZeusElectricityPriceNotFoundError")
+_TARIFF = ("OpenEIClient", "get_time_info", *_TARIFF_ERRORS)
 _METRIC = ("EnergyHistogram", "EnergyCumulativeCounter", "PowerGauge")
 _SELECTORS = ("OptimumSelector", "Energy", "Time", "ZeusCost", "MaxSlowdownConstraint")
 _PROFILE = (*_SELECTORS, "PowerLimitMeasurement")
@@ -54,7 +57,7 @@ _SCALER = ("LinearScaler", "SquareRootScaler")
 _MODULE_OF = {
     **dict.fromkeys(_ENERGY, "monitor"),
     **dict.fromkeys((*_POWER, *_TEMPERATURE), "power"),
-    **dict.fromkeys((*_CARBON, *_PRICE), "footprint"),
+    **dict.fromkeys((*_CARBON, *_MAPS, *_PRICE, *_TARIFF), "footprint"),
     **dict.fromkeys(_METRIC, "metric"),
     **dict.fromkeys(_PROFILE, "profile"),
     **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, *_BATCH_SIZE, *_BATCH_ERRORS), "optimizer"),
@@ -69,8 +72,8 @@ ALIASES = {
     "zeus.monitor.energy": _ENERGY,
     "zeus.monitor.power": _POWER,
     "zeus.monitor.temperature": _TEMPERATURE,
-    "zeus.monitor.carbon": _CARBON,
-    "zeus.monitor.price": _PRICE,
+    "zeus.monitor.carbon": (*_CARBON, *_MAPS),
+    "zeus.monitor.price": (*_PRICE, *_TARIFF),
     "zeus.metric": _METRIC,
     "zeus.optimizer": _POWER_LIMIT[:1],
     "zeus.optimizer.power_limit": (*_POWER_LIMIT, *_PROFILE),

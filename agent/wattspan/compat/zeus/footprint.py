@@ -1,25 +1,70 @@
 """``CarbonEmissionMonitor`` and ``EnergyCostMonitor``: windows weighed by rates that vary by hour.
 
-The rates come from a provider of the caller, as in Zeus. A window is cut at the hours of
-its rates, and the energy of each piece is asked for at the window's end: no process runs beside the
-program. A host's own rates need no provider: ``[carbon]`` and ``[cost]`` of the agent.
+The rates come from a provider, as in Zeus: one of the caller, Electricity Maps or OpenEI. A window
+is cut at the hours of its rates. While it is open, a thread reads its energy from time to time and
+asks for intensities before the provider forgets them; no process runs beside the program. A host's
+own rates need no provider: ``[carbon]`` and ``[cost]`` of the agent.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, ClassVar
+from threading import Event, Lock, Thread
+from time import monotonic_ns, sleep, time
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+from urllib.parse import urlencode
 
+from wattspan import sdk
 from wattspan.compat.zeus.monitor import Framework, WindowMeasurement, ZeusMonitor
 from wattspan.compat.zeus.power import to_monotonic, to_unix
-from wattspan.sdk import NotMeasuredError
+from wattspan.sdk import MeasurementError, NotMeasuredError
+from wattspan.util.http_get import FetchError, http_get
+from wattspan.util.text import printable
 
 JOULES_PER_KILOWATT_HOUR = 3.6e6
 QUARTER_HOUR = timedelta(minutes=15)
 """Offsets of time zones are multiples of it, so local hours begin at one, in UTC as well."""
+
+HOUR = timedelta(hours=1)
+SETTLING = 5.0  # seconds until the energy up to a time is read while a window is open
+LINGER = 0.1  # seconds that a thread waits for another window
+REQUEST_TIMEOUT = 10.0
+MAX_ANSWER = 16 << 20  # bytes: OpenEI lists all tariffs of a place
+MAX_INTENSITIES = 20_000  # two months of periods of 5 minutes
+
+_log = logging.getLogger("wattspan")
+_T = TypeVar("_T")
+
+
+class _ProviderError(Exception):
+    """A rate that a provider did not give; the sentence is ``message``, as in Zeus."""
+
+    message = property(str)
+
+
+class ZeusCarbonIntensityHTTPError(_ProviderError):
+    """A request for a carbon intensity failed."""
+
+
+class ZeusCarbonIntensityNotFoundError(_ProviderError):
+    """The answer has no carbon intensity."""
+
+
+class ZeusElectricityPriceHTTPError(_ProviderError):
+    """A request for a tariff failed."""
+
+
+class ZeusElectricityPriceNotFoundError(_ProviderError):
+    """The answer has no such tariff."""
 
 
 class CarbonIntensityProvider(abc.ABC):
@@ -54,6 +99,139 @@ class ElectricityPriceProvider(abc.ABC):
         The schedules have a tier for each month (0 to 11) and hour; the first rate of a tier is its
         price per kilowatt-hour.
         """
+
+
+def _json_of(
+    url: str, query: Mapping[str, object], error: type[_ProviderError], key: str, **headers: str
+) -> Any:
+    """The JSON of an answer; ``error`` without one. No message repeats the value of ``key``."""
+    try:
+        target = f"{url}?{urlencode(query)}"
+        status, body = http_get(target, timeout=REQUEST_TIMEOUT, most=MAX_ANSWER, headers=headers)
+    except FetchError as failure:
+        raise error(f"{url} cannot be asked: {failure}. Is it reachable from this host?") from None
+    text = printable(body[:200].decode(errors="replace"))
+    if status not in (200, 404):  # 404: a place without data, which the caller tells
+        remedy = f" Set the environment variable {key} to a valid key." if status < 500 else ""
+        raise error(f"{url} answered {status}: {text}.{remedy}")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        what = f"larger than {MAX_ANSWER} bytes" if len(body) > MAX_ANSWER else "not JSON"
+        raise error(f"The answer of {url} is {what}: {text}") from None
+
+
+def _rate(value: object) -> float:
+    """A rate of an answer; ValueError unless it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """``moment`` in UTC, which it is in without a time zone."""
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+class ElectrictyMapsClient(CarbonIntensityProvider):
+    """The intensities of Electricity Maps at a place; the key is in ``ELECTRICITY_MAPS_TOKEN``."""
+
+    address: ClassVar[str] = "https://api.electricitymap.org/v3/carbon-intensity"
+    update_period, history_length = HOUR, 24
+
+    def __init__(
+        self,
+        location: tuple[float, float],
+        estimate: bool = False,
+        emission_factor_type: Literal["direct", "lifecycle"] = "direct",
+    ) -> None:
+        self.lat, self.long = location
+        self.estimate = estimate
+        self.emission_factor_type = emission_factor_type
+
+    def get_current_carbon_intensity(self) -> float:
+        """The newest intensity."""
+        return self._read("latest", lambda answer: _rate(answer["carbonIntensity"]))
+
+    def get_recent_carbon_intensity(self) -> dict[datetime, float]:
+        """The intensities of the last 24 hours; an hour without a value is left out."""
+        return self._read(
+            "history",
+            lambda answer: {
+                _in_utc(datetime.fromisoformat(one["datetime"])): _rate(one["carbonIntensity"])
+                for one in answer["history"]
+                if one["carbonIntensity"] is not None
+            },
+        )
+
+    def _read(self, what: str, read: Callable[[Any], _T]) -> _T:
+        place = {"lat": self.lat, "lon": self.long, "disableEstimations": not self.estimate}
+        query = {**place, "emissionFactorType": self.emission_factor_type}
+        url, key = f"{self.address}/{what}", "ELECTRICITY_MAPS_TOKEN"
+        headers = {"auth-token": token} if (token := os.environ.get(key)) else {}
+        answer = _json_of(url, query, ZeusCarbonIntensityHTTPError, key, **headers)
+        try:
+            return read(answer)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ZeusCarbonIntensityNotFoundError(
+                f"Electricity Maps has no intensity for {query} ({type(error).__name__}: {error}). "
+                f"Turn estimation on, or choose another place. Answer: {str(answer)[:200]!r}"
+            ) from None
+
+
+class OpenEIClient(ElectricityPriceProvider):
+    """The tariff ``label`` of OpenEI at a latitude and longitude.
+
+    The key is in ``OPENEI_API_KEY``, or the public one, which is for a few requests a day.
+    """
+
+    address: ClassVar[str] = "https://api.openei.org/utility_rates"
+
+    def __init__(
+        self,
+        location: tuple[float, float],
+        label: str,
+        sector: Literal["Residential", "Commercial", "Industrial", "Lighting"] = "Residential",
+        radius: int = 0,
+    ) -> None:
+        self.lat, self.long = location
+        self.label, self.sector, self.radius = label, sector, radius
+
+    def search_json(
+        self, data: object, key_name: str, target_value: object, return_value: str
+    ) -> list[Any]:
+        """``return_value`` of each object in ``data`` whose ``key_name`` is ``target_value``."""
+        found: list[Any] = []
+        if isinstance(data, dict):
+            if data.get(key_name) == target_value:
+                found.append(data.get(return_value))
+            data = list(data.values())
+        for one in data if isinstance(data, list) else ():
+            found += self.search_json(one, key_name, target_value, return_value)
+        return found
+
+    def get_current_electricity_prices(self) -> dict[str, list[Any]]:
+        """The rates and schedules of the tariff."""
+        key, fixed = "OPENEI_API_KEY", {"version": "latest", "format": "json", "detail": "full"}
+        place = {"lat": self.lat, "lon": self.long, "radius": self.radius, "sector": self.sector}
+        query = {**fixed, **place, "api_key": os.environ.get(key) or "DEMO_KEY"}
+        answer = _json_of(self.address, query, ZeusElectricityPriceHTTPError, key)
+        found: dict[str, list[Any]] = {}
+        for name in ("energy_rate_structure", "energy_weekday_schedule", "energy_weekend_schedule"):
+            values = self.search_json(answer, "label", self.label, name.replace("_", ""))
+            if not values or not isinstance(values[0], list):
+                raise ZeusElectricityPriceNotFoundError(
+                    f"OpenEI has no {name} of the tariff {self.label!r} for {place}. Choose a "
+                    f"label of https://apps.openei.org/USURDB. Answer: {str(answer)[:200]!r}"
+                )
+            found[name] = values[0]
+        return found
+
+
+def get_time_info() -> tuple[str, str, int]:
+    """The name of the month, ``"Weekday"`` or ``"Weekend"``, and the hour, of the local time."""
+    now = datetime.now().astimezone()
+    return now.strftime("%B"), "Weekend" if now.weekday() >= 5 else "Weekday", now.hour
 
 
 @dataclass
@@ -96,16 +274,21 @@ def periods(start: datetime, end: datetime, length: timedelta) -> Iterator[tuple
         began = after
 
 
-def intensity_at(intensities: Mapping[datetime, float]) -> Rate:
-    """The rate of a provider's recent intensities."""
+def intensity_at(
+    known: Mapping[datetime, float], length: timedelta = HOUR, failure: Exception | None = None
+) -> Rate:
+    """The rate of intensities of periods of ``length``; ``failure`` is raised if it is unknown."""
 
     def rate(began: datetime) -> float:
-        if began not in intensities:
-            raise NotMeasuredError(
+        if began in known:
+            return known[began]
+        within = [start for start in known if start <= began < start + length]
+        if not within:
+            raise failure or NotMeasuredError(
                 f"The carbon intensity at {began:%Y-%m-%d %H:%M} UTC is not known: the provider "
-                "does not have it. Turn estimation on, or end windows more often."
+                "does not have it. Turn estimation on, or read the emission again later."
             )
-        return intensities[began]
+        return known[max(within)]
 
     return rate
 
@@ -128,58 +311,210 @@ def price_at(prices: Mapping[str, Sequence[Any]], zone: tzinfo | None = None) ->
     return rate
 
 
-_ByIndex = dict[int, float]
-_Weighed = tuple[
-    float, _ByIndex, _ByIndex, _ByIndex | None, _ByIndex | None, _ByIndex | None, _ByIndex | None
-]
+_Kinds = tuple[dict[int, float], dict[int, float], dict[int, float]]
+"""Figures by index of GPUs, CPU packages and their memory."""
 
 
-class _RatedMonitor:
-    """Windows of a ZeusMonitor, cut into periods of one rate."""
+def _sum(periods: Iterable[tuple[datetime, _Kinds]], rate: Rate) -> _Kinds:
+    """The joules of each device, times a rate per kilowatt-hour; none is asked for 0 J."""
+    totals: _Kinds = {}, {}, {}
+    for began, kinds in periods:
+        spent = any(any(one.values()) for one in kinds)
+        factor = rate(began) / JOULES_PER_KILOWATT_HOUR if spent else 0.0
+        for total, joules in zip(totals, kinds, strict=True):
+            for i, energy in joules.items():
+                total[i] = total.get(i, 0.0) + energy * factor
+    return totals
+
+
+def _looked_up(method: str) -> tuple[Any, Any, Any]:
+    """Properties with figures of GPUs, packages and memory; None without one, but for GPUs."""
+
+    def one(kind: int) -> property:
+        return property(lambda self: getattr(self, method)()[kind] or (None if kind else {}))
+
+    return one(0), one(1), one(2)
+
+
+class _RatedWindow:
+    """The energies of a window and their sums weighed by rates, looked up when they are read.
+
+    Reading may raise a MeasurementError, or an error of the provider, and can be repeated. ``time``
+    is known at once. There is no lock, which the child of a fork could find locked.
+    """
+
+    gpu_energy, cpu_energy, dram_energy = _looked_up("joules")
+
+    def __init__(self, monitor: _RatedMonitor[Any], key: str, began: int) -> None:
+        self.time, self.monitor, self._key = 0.0, monitor, key
+        self._began, self._end = began, 0
+        self._weighed: _Kinds | None = None
+        # The begin of the period of each piece, and its energies, which it keeps once it is read.
+        self._pieces: list[tuple[datetime, WindowMeasurement]] = []
+
+    def finish(self, window: WindowMeasurement) -> None:
+        """Fix the end; nothing is read."""
+        self._began, self._end = window.period
+        self.time = window.time
+
+    def read(self, until: int) -> tuple[list[tuple[datetime, _Kinds]], NotMeasuredError | None]:
+        """The known joules of the pieces up to a monotonic time, and why others are not known."""
+        pieces, until = self._pieces.copy(), min(until, self._end or until)
+        taken = pieces[-1][1].period[1] if pieces else self._began
+        if until > taken or (until == self._end and not pieces):
+            first, last = (datetime.fromtimestamp(to_unix(at), UTC) for at in (taken, until))
+            for began, _, end in periods(first, last, self.monitor.period_length):
+                # The window's own edges are exact; those of the hours are converted.
+                to = until if end == last else min(until, max(taken, to_monotonic(end.timestamp())))
+                pieces.append((began, self.monitor.zeus_monitor.between(self._key, taken, to)))
+                taken = to
+            self._pieces = pieces  # in one step: another thread may read, too
+        known, lost = [], None
+        for began, piece in pieces:
+            try:
+                found = piece.gpu_energy, piece.cpu_energy or {}, piece.dram_energy or {}
+            except NotMeasuredError as error:  # such as of an agent that was restarted meanwhile
+                lost = error
+            else:
+                known.append((began, found))
+        return known, lost
+
+    def _known(self) -> list[tuple[datetime, _Kinds]]:
+        """The joules of the pieces of the ended window."""
+        known, lost = self.read(self._end)
+        if lost is not None:
+            if not known:
+                raise lost
+            text = f"The energy of window {self._key!r} is partial: {lost}"
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+        return known
+
+    def joules(self) -> _Kinds:
+        """The joules of each device."""
+        return _sum(self._known(), lambda began: JOULES_PER_KILOWATT_HOUR)
+
+    def weighed(self) -> _Kinds:
+        """The joules of each device, times the rates of their hours."""
+        if self._weighed is None:
+            self._weighed = _sum(self._known(), self.monitor.rate())
+        return self._weighed
+
+    def __repr__(self) -> str:
+        try:
+            return super().__repr__()
+        except Exception as error:  # noqa: BLE001 - of the provider, too
+            return f"<{type(self).__name__} of {self.time:.6g} s, not all of it known: {error}>"
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """Pickled and copied as Zeus's dataclass, with its values."""
+        plain: Any = type(self).__bases__[-1]
+        return plain, tuple(getattr(self, one.name) for one in fields(plain))
+
+
+class WindowEmission(_RatedWindow, CarbonEmissionMeasurement):
+    """The measurement of a CarbonEmissionMonitor."""
+
+    gpu_carbon_emission, cpu_carbon_emission, dram_carbon_emission = _looked_up("weighed")
+
+
+class WindowCost(_RatedWindow, EnergyCostMeasurement):
+    """The measurement of an EnergyCostMonitor."""
+
+    gpu_energy_cost, cpu_energy_cost, dram_energy_cost = _looked_up("weighed")
+
+
+class Gatherer:
+    """A thread that reads the joules of open windows after each quarter of an hour."""
+
+    def __init__(self, length: float = 900.0, settling: float = SETTLING) -> None:
+        self._length, self._settling = length, settling
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self.windows: tuple[_RatedWindow, ...] = ()
+        self._lock, self._idle, self._runs = Lock(), Event(), False
+
+    def add(self, window: _RatedWindow) -> None:
+        """Read an open window until it is removed."""
+        with self._lock:
+            self.windows = *self.windows, window
+            if not self._runs:
+                # Now: a thread that imports while the program forks leaves the child with an import
+                # lock that is never released.
+                import encodings.idna  # noqa: F401
+                import urllib.request  # noqa: F401
+
+                self._runs = True
+                Thread(target=self._work, name="wattspan-zeus-rates", daemon=True).start()
+
+    def remove(self, window: _RatedWindow) -> None:
+        """Read a window no more."""
+        with self._lock:
+            self.windows = tuple(one for one in self.windows if one is not window)
+            if not self.windows:
+                self._idle.set()
+
+    def _work(self) -> None:
+        while True:
+            if self._idle.wait(self._length - time() % self._length + self._settling):
+                sleep(LINGER)  # the next window may begin soon
+                with self._lock:
+                    self._idle.clear()
+                    self._runs = bool(self.windows)
+                    if not self._runs:
+                        return
+                continue
+            until = monotonic_ns() - round(self._settling * 1e9)
+            for window in self.windows:
+                try:
+                    window.monitor.gather(window, until)
+                except Exception:  # noqa: BLE001 - of the provider's properties
+                    _log.exception("An open window is read again later")
+
+
+class _RatedMonitor(Generic[_T]):
+    """Windows of a ZeusMonitor, cut into periods of one rate, an hour at most."""
 
     monitor_class: ClassVar[type[ZeusMonitor]] = ZeusMonitor
+    window_class: ClassVar[type[_RatedWindow]]
+    period_length: Any
+    rate: Callable[[], Rate]
+    gatherer: ClassVar[Gatherer] = Gatherer()
 
-    def __init__(
-        self,
-        gpu_indices: list[int] | None,
-        cpu_indices: list[int] | None,
-        sync_execution_with: Framework,
-    ) -> None:
-        self.zeus_monitor = self.monitor_class(
-            gpu_indices, cpu_indices, sync_execution_with=sync_execution_with
-        )
+    def __init__(self, gpus: list[int] | None, cpus: list[int] | None, sync: Framework) -> None:
+        self.zeus_monitor = self.monitor_class(gpus, cpus, sync_execution_with=sync)
+        self._open: dict[str, Any] = {}
 
     def begin_window(self, key: str, sync_execution: bool = True) -> None:
         """Begin a window; ValueError if ``key`` is open."""
         self.zeus_monitor.begin_window(key, sync_execution)
+        self._open[key] = window = self.window_class(self, key, monotonic_ns())
+        self.gatherer.add(window)
 
-    @staticmethod
-    def _weighed(window: WindowMeasurement, length: timedelta, rate: Rate) -> _Weighed:
-        """The fields of a measurement, in their order."""
-        start, end = window.period
-        first, last = (datetime.fromtimestamp(to_unix(edge), UTC) for edge in (start, end))
-        sums: tuple[_ByIndex, _ByIndex, _ByIndex] = {}, {}, {}
-        gpu, cpu, dram = sums
-        for began, since, until in periods(first, last, length):
-            # The window's own edges are exact; those of the hours are converted.
-            piece = window.part(
-                start if since == first else to_monotonic(since.timestamp()),
-                end if until == last else to_monotonic(until.timestamp()),
-            )
-            price = rate(began) / JOULES_PER_KILOWATT_HOUR
-            energies = (piece.gpu_energy, piece.cpu_energy, piece.dram_energy)
-            for weighed, joules in zip(sums, energies, strict=True):
-                for i, energy in (joules or {}).items():
-                    weighed[i] = weighed.get(i, 0.0) + energy * price
-        return (
-            *(window.time, window.gpu_energy, gpu),
-            *(window.cpu_energy, cpu or None),
-            *(window.dram_energy, dram or None),
-        )
+    def end_window(self, key: str, sync_execution: bool = True) -> _T:
+        """End a window; its figures are looked up when they are read.
+
+        ValueError if no window ``key`` is open. Reading raises a MeasurementError if an energy or
+        a rate is unknown, and an error of the provider as it is; it can be repeated.
+        """
+        ended = self.zeus_monitor.finish_window(key, sync_execution)
+        window = self._open.pop(key)
+        window.finish(ended)
+        self.gatherer.remove(window)
+        return cast(_T, window)
+
+    def gather(self, window: _RatedWindow, until: int) -> None:
+        """Read an open window up to a monotonic time; what is not known yet is read again later."""
+        with suppress(MeasurementError, RuntimeWarning):  # a warning may be an error
+            sdk.registration.renew_if_due()
+            window.read(until)
 
 
-class CarbonEmissionMonitor(_RatedMonitor):
+class CarbonEmissionMonitor(_RatedMonitor[CarbonEmissionMeasurement]):
     """Measures windows and their carbon emissions; signatures are those of Zeus."""
+
+    window_class = WindowEmission
 
     def __init__(
         self,
@@ -190,21 +525,53 @@ class CarbonEmissionMonitor(_RatedMonitor):
     ) -> None:
         super().__init__(gpu_indices, cpu_indices, sync_execution_with)
         self.carbon_intensity_provider = carbon_intensity_provider
+        self._known: dict[datetime, float] = {}
+        self._asked = monotonic_ns()
+        self._failed = False
 
-    def end_window(self, key: str, sync_execution: bool = True) -> CarbonEmissionMeasurement:
-        """End a window and return its emissions, once its energy is known.
+    @property
+    def period_length(self) -> timedelta:
+        """The provider's period, an hour at most."""
+        return min(self.carbon_intensity_provider.update_period, HOUR)
 
-        ValueError if no window ``key`` is open. A MeasurementError if the energy or an intensity is
-        unknown; an error of the provider is raised as it is.
+    def gather(self, window: _RatedWindow, until: int) -> None:
+        """Also ask when half of the provider's history has passed; a failure is logged once.
+
+        Half: a provider may be late by hours, or not answer for some.
         """
-        window = self.zeus_monitor.finish_window(key, sync_execution)
+        super().gather(window, until)
         provider = self.carbon_intensity_provider
-        rate = intensity_at(provider.get_recent_carbon_intensity())
-        return CarbonEmissionMeasurement(*self._weighed(window, provider.update_period, rate))
+        period = (provider.history_length // 2 or 1) * provider.update_period
+        if until - self._asked >= period.total_seconds() * 1e9:
+            failure = self._ask(until)
+            if failure is not None and not self._failed:
+                _log.warning("Carbon intensities are asked for again later: %s", failure)
+            self._failed = failure is not None
+
+    def _ask(self, now: int) -> Exception | None:
+        """Add the provider's present answer to the known intensities; its error."""
+        try:
+            answer = self.carbon_intensity_provider.get_recent_carbon_intensity()
+            found = {_in_utc(start): _rate(one) for start, one in answer.items() if one is not None}  # type: ignore[redundant-expr]
+        except Exception as error:  # noqa: BLE001 - raised for an hour that is not known
+            return error
+        known = {**self._known, **found}  # another thread may read the old ones
+        self._known = dict(sorted(known.items())[-MAX_INTENSITIES:])
+        self._asked = now
+        return None
+
+    def rate(self) -> Rate:
+        """The known intensities; the provider is asked, and once more after a failure."""
+        now = monotonic_ns()
+        failure = self._ask(now) and self._ask(now)
+        return intensity_at(self._known, self.carbon_intensity_provider.update_period, failure)
 
 
-class EnergyCostMonitor(_RatedMonitor):
+class EnergyCostMonitor(_RatedMonitor[EnergyCostMeasurement]):
     """Measures windows and their cost; signatures are those of Zeus."""
+
+    window_class = WindowCost
+    period_length = QUARTER_HOUR
 
     def __init__(
         self,
@@ -216,12 +583,6 @@ class EnergyCostMonitor(_RatedMonitor):
         super().__init__(gpu_indices, cpu_indices, sync_execution_with)
         self.electricity_price_provider = electricity_price_provider
 
-    def end_window(self, key: str, sync_execution: bool = True) -> EnergyCostMeasurement:
-        """End a window and return its cost, once its energy is known.
-
-        ValueError if no window ``key`` is open. A MeasurementError if the energy or a price is
-        unknown; an error of the provider is raised as it is.
-        """
-        window = self.zeus_monitor.finish_window(key, sync_execution)
-        rate = price_at(self.electricity_price_provider.get_current_electricity_prices())
-        return EnergyCostMeasurement(*self._weighed(window, QUARTER_HOUR, rate))
+    def rate(self) -> Rate:
+        """The present tariff."""
+        return price_at(self.electricity_price_provider.get_current_electricity_prices())

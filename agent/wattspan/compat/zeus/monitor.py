@@ -402,6 +402,11 @@ class ZeusMonitor:
             self.log_file.add(opened.wall, key, measurement)
         return measurement
 
+    def between(self, key: str, start: int, end: int) -> WindowMeasurement:
+        """The energies between two monotonic times, such as of a part of an open window."""
+        figures = DeviceFigures(self.read_devices, self._index, key, (start, end))
+        return WindowMeasurement(Window(key), figures)
+
     def reset_windows(self) -> None:
         """Discard all open windows."""
         self._windows.clear()
