@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from testbed.apps import app_environment
 from testbed.nvml_library import build, environment
 from testbed.program import ENVIRONMENT
+from testbed.prometheus_server import pushgateway
 from testbed.requirements import APPS, CLIENTS, ROOT
 from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
@@ -21,7 +23,7 @@ from wattspan.compat.zeus import ALIASES
 
 EXAMPLES = ROOT / "examples" / "zeus"
 ZEUS_MODULE = {name: module for module, names in ALIASES.items() for name in names}
-METRICS = "metrics.py"  # its figures are in the scrape of the agent
+METRICS = "metrics.py"  # its figures are in a gateway, and in the scrape of the agent
 HUGGING_FACE = "power_limit_huggingface.py"  # needs the training frameworks
 SELECTOR = "power_limit_selector.py"
 SCRIPTS = sorted({path.name for path in EXAMPLES.glob("*.py")} - {METRICS, HUGGING_FACE})
@@ -107,6 +109,49 @@ def test_metrics_of_a_script_are_scraped_from_the_agent(agent: SpanAgent) -> Non
         lambda: agent.samples("wattspan_spans_total", **epoch) == [1], "the epoch is counted"
     )
     assert agent.samples("wattspan_spans_total", service_name="gauge") == []
+
+
+@pytest.mark.needs_pushgateway
+def test_metrics_of_a_script_are_pushed_while_its_windows_are_open(
+    agent: SpanAgent, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    with pushgateway(tmp_path, free_port()) as gateway:
+        command = [sys.executable, "-W", "error", str(EXAMPLES / METRICS), "--steps", "1"]
+        command += ["--seconds", "600", "--gateway", gateway.host]
+        environ = {**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)}
+        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as script:
+            try:
+                epoch = {"job": "counter", "window": "epoch", "index": "0"}
+                counter = "energy_monitor_gpu_energy_joules_total"
+                first = eventually(lambda: gateway.get(counter, **epoch), "the counter is there")
+                eventually(lambda: gateway.get(counter, **epoch) > first, "the counter rises")
+                watts = {"job": "gauge", "window": "power", "index": "0"}
+                eventually(lambda: gateway.get("power_monitor_gpu_power_watts", **watts), "power")
+                step = {"job": "histogram", "window": "step", "index": "0"}
+                assert not gateway.get("energy_monitor_gpu_energy_joules_count", **step)
+                last = gateway.get(counter, **epoch)
+                script.send_signal(signal.SIGINT)  # an exit with open windows
+                assert "KeyboardInterrupt" in script.communicate(timeout=60)[1]
+            finally:
+                script.kill()
+        assert gateway.get(counter, **epoch) > last
+
+
+@pytest.mark.needs_pushgateway
+def test_metrics_of_a_script_are_in_the_gateway_at_its_end(
+    agent: SpanAgent, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    with pushgateway(tmp_path, free_port()) as gateway:
+        options = ["--steps", "3", "--seconds", "0.4", "--gateway", f"http://{gateway.host}"]
+        assert on_agent(agent, METRICS, *options) == "3 steps are measured\n"
+        step = {"job": "histogram", "window": "step", "index": "0"}
+        epoch = {"job": "counter", "window": "epoch", "index": "0"}
+        for device in ("gpu", "cpu", "dram"):
+            name = f"energy_monitor_{device}_energy_joules"
+            assert gateway.get(f"{name}_count", **step) == 3
+            assert gateway.get(f"{name}_bucket", **step, le="+Inf") == 3
+            assert 0 < gateway.get(f"{name}_sum", **step) <= gateway.get(f"{name}_total", **epoch)
+        assert gateway.get("power_monitor_gpu_power_watts", job="gauge", window="power", index="0")
 
 
 def test_script_logs_each_window(agent: SpanAgent, tmp_path: Path) -> None:
