@@ -8,16 +8,17 @@ counters and two GPUs.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import socket
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -206,7 +207,93 @@ def energy_of_0_is_warned_of(_: Path) -> None:
     assert any("was measured as zero" in str(one.message) for one in caught)
 
 
+# ------------------------------------------------------------------------------------- servers
+
+
+class WebService:
+    """A server that gives ``answer`` and keeps what is posted."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self._posted: list[tuple[str, str]] = []
+        self._changed = threading.Condition()
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"])).decode()
+                with service._changed:
+                    service._posted.append((self.path, body))
+                    service._changed.notify_all()
+                self.do_GET()
+
+            def do_GET(self) -> None:
+                body = json.dumps(service.answer).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{server.server_port}"
+
+    def wait_for(self, path: str, samples: Sequence[str]) -> list[float]:
+        """The values of ``samples`` in the first text posted to ``path`` that has them all."""
+        found: list[str | None] = []
+        with self._changed:
+            while True:
+                while self._posted:
+                    to, body = self._posted.pop(0)
+                    lines = dict(line.rsplit(" ", 1) for line in body.splitlines() if line)
+                    found = [lines.get(sample) for sample in samples]
+                    if to == path and None not in found:
+                        return [float(one or 0) for one in found]
+                assert self._changed.wait(30), f"{samples}: {found}"
+
+
 # ------------------------------------------------------------------------------------- footprint
+
+
+def intensity_is_that_of_the_service(_: Path) -> None:
+    from zeus.monitor.carbon import ElectrictyMapsClient, ZeusCarbonIntensityNotFoundError
+
+    service = WebService({"zone": "US-MIDW-MISO", "carbonIntensity": 466})
+    ElectrictyMapsClient.address = service.url
+    client = ElectrictyMapsClient((42.3, -83.7), estimate=True, emission_factor_type="lifecycle")
+    assert client.get_current_carbon_intensity() == 466
+    service.answer = {"error": "No recent data"}
+    try:
+        client.get_current_carbon_intensity()
+    except ZeusCarbonIntensityNotFoundError:
+        return
+    raise AssertionError("an answer without an intensity has one")
+
+
+def tariff_is_that_of_the_service(_: Path) -> None:
+    from zeus.monitor.price import OpenEIClient, ZeusElectricityPriceNotFoundError
+
+    rates, hours = [[{"rate": 0.1056, "adj": 0.029681}]], [[0] * 24 for _ in range(12)]
+    tariff = {"energyratestructure": rates} | dict.fromkeys(
+        ("energyweekdayschedule", "energyweekendschedule"), hours
+    )
+    service = WebService({"items": [{"label": "other"}, {"label": "mine", **tariff}]})
+    OpenEIClient.address = service.url
+    assert OpenEIClient((42.3, -83.7), "mine").get_current_electricity_prices() == {
+        "energy_rate_structure": rates,
+        "energy_weekday_schedule": hours,
+        "energy_weekend_schedule": hours,
+    }
+    for label, answer in (("unknown", service.answer), ("mine", {"items": []})):
+        service.answer = answer
+        try:
+            OpenEIClient((-100, -100), label).get_current_electricity_prices()
+        except ZeusElectricityPriceNotFoundError:
+            continue
+        raise AssertionError(f"{label} is found in {answer}")
 
 
 class Intensities:
@@ -304,45 +391,52 @@ def hours_of_a_tariff_are_utc(_: Path) -> None:
 # ------------------------------------------------------------------------------------- metrics
 
 
-class Gateway:
-    """A server to which a metric is pushed, or not."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def hears_of_a_window(self, metric: Any) -> None:
-        metric.begin_window("a", sync_execution=False)
-        metric.end_window("a", sync_execution=False)
-        assert not multiprocessing.active_children()
-        with refused("'a'"):
-            metric.end_window("a", sync_execution=False)
-        self._listener.settimeout(1.0)
-        try:
-            self._listener.accept()
-        except TimeoutError:
-            raise AssertionError("nothing is pushed") from None
+def _energy_samples(name: str) -> list[str]:
+    return [
+        f'energy_monitor_{device}_energy_joules_{name}{{window="a",index="{i}"}}'
+        for device in ("gpu", "cpu", "dram")
+        for i in (0, 1)
+    ]
 
 
-def histogram_is_pushed(_: Path) -> None:
+def histogram_observes_each_window(_: Path) -> None:
     from zeus.metric import EnergyHistogram
 
-    gateway = Gateway()
-    gateway.hears_of_a_window(EnergyHistogram([0], [0], gateway.url, "job"))
+    gateway = WebService()
+    metric = EnergyHistogram([0, 1], [0, 1], gateway.url, "job")
+    for repetition in (1.0, 2.0):
+        metric.begin_window("a", sync_execution=False)
+        time.sleep(WORK)
+        metric.end_window("a", sync_execution=False)
+        counts = gateway.wait_for("/metrics/job/job", _energy_samples("count"))
+        assert counts == [repetition] * 6, counts
 
 
-def counter_is_pushed(_: Path) -> None:
+def counter_rises_while_its_window_is_open(_: Path) -> None:
     from zeus.metric import EnergyCumulativeCounter
 
-    gateway = Gateway()
-    gateway.hears_of_a_window(EnergyCumulativeCounter([0], [0], 2, gateway.url, "job"))
+    gateway = WebService()
+    metric = EnergyCumulativeCounter([0, 1], [0, 1], 1, gateway.url, "job")
+    metric.begin_window("a", sync_execution=False)
+    counted = [gateway.wait_for("/metrics/job/job", _energy_samples("total")) for _ in range(2)]
+    metric.end_window("a", sync_execution=False)
+    counted.append(gateway.wait_for("/metrics/job/job", _energy_samples("total")))
+    for before, after in pairwise(counted):
+        assert all(0 < one <= other for one, other in zip(before, after, strict=True)), counted
+    assert counted[0] != counted[-1]
 
 
-def gauge_is_pushed(_: Path) -> None:
+def gauge_has_the_power_while_its_window_is_open(_: Path) -> None:
     from zeus.metric import PowerGauge
 
-    gateway = Gateway()
-    gateway.hears_of_a_window(PowerGauge([0], 2, gateway.url, "job"))
+    gateway = WebService()
+    metric = PowerGauge([0, 1], 1, gateway.url, "job")
+    metric.begin_window("a", sync_execution=False)
+    samples = [f'power_monitor_gpu_power_watts{{window="a",index="{i}"}}' for i in (0, 1)]
+    assert all(watts > 0 for watts in gateway.wait_for("/metrics/job/job", samples))
+    metric.end_window("a", sync_execution=False)
+    with refused("'a'"):
+        metric.end_window("a", sync_execution=False)
 
 
 # ------------------------------------------------------------------------------------- optimizers

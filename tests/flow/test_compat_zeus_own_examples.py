@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testbed.clients import ZEUS_SOURCE
@@ -28,13 +29,15 @@ pytestmark = [pytest.mark.needs_clients, pytest.mark.exhaustive]
 class Example:
     """One of Zeus's own examples: what it prints, and how many spans the agent counts.
 
-    ``spans`` are by service and name. ``reason`` says why it cannot run, and ``lacks`` has the
-    names of Zeus that it imports and ``install()`` does not have.
+    ``files`` are those that it looks for in its folder. ``spans`` are by service and name.
+    ``reason`` says why it cannot run, and ``lacks`` has the names of Zeus that it imports and
+    ``install()`` does not have.
     """
 
     arguments: tuple[str, ...] = ()
     prints: str = ""
     spans: dict[tuple[str, str], int] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     reason: str = ""
 
@@ -42,20 +45,38 @@ class Example:
 SIMULATOR = Example(
     lacks=("zeus._legacy.*",), reason="simulates the paper's optimizers, and measures nothing"
 )
-OF_BATCH_SIZES = "zeus.optimizer.batch_size.*", "zeus.utils.lr_scaler.*"
-BATCH_SIZES = Example(
-    lacks=OF_BATCH_SIZES, reason="needs Zeus's server; wattspan.recurring has another interface"
-)
 NO_ZEUS = Example(reason="does not use Zeus")
-GET_ENV = Example(lacks=("zeus.utils.env.get_env",), reason="takes a function of Zeus's utilities")
-FSDP = "power_limit_optimizer_train_fsdp"
+
+
+def trained(service: str, *arguments: str, epochs: int = 2, **more: Any) -> Example:
+    """An example that trains, and reports each step and epoch."""
+    spans = {(service, "train_step"): epochs * LENGTH, (service, "epoch"): epochs}
+    return Example(arguments, spans=spans, **more)
+
+
 OWN_EXAMPLES = {
-    "batch_size_optimizer/capriccio/train.py": BATCH_SIZES,
-    "batch_size_optimizer/mnist/train_dp.py": BATCH_SIZES,
-    "batch_size_optimizer/mnist/train_single_gpu.py": BATCH_SIZES,
+    "batch_size_optimizer/capriccio/train.py": trained(
+        "capriccio_train",
+        *("--data_dir", "{folder}", "--slice_number", "9", "--model_name_or_path", "model"),
+        *("--target_metric", "0.5"),  # of 0.6
+        prints=r"Chosen batach size: (128)",
+        epochs=1,
+        files=("9_train.json", "9_val.json"),
+    ),
+    "batch_size_optimizer/mnist/train_dp.py": trained(
+        "mnist_train_dp",
+        *("--target-accuracy", "0.2"),  # of 0.25
+        prints=r"Chosen batach_size: (256)",
+        epochs=1,
+    ),
+    "batch_size_optimizer/mnist/train_single_gpu.py": trained(
+        "mnist_train_single_gpu",
+        *("--target-accuracy", "0.2"),
+        prints=r"Chosen batach_size: (256)",
+        epochs=1,
+    ),
     "carbon_emission_monitor/run_clm.py": Example(
-        lacks=("zeus.monitor.carbon.ElectrictyMapsClient", "zeus.utils.lat_lon.get_ip_lat_long"),
-        reason="asks web services for the place of the host and its carbon intensity",
+        reason="asks web services for the place of the host and its carbon intensity"
     ),
     "huggingface/run_clm.py": Example(spans={("huggingface_run_clm", "train_step"): STEPS}),
     "huggingface/run_gemma_sft_qlora.py": Example(
@@ -64,12 +85,15 @@ OWN_EXAMPLES = {
     "jax/measure_energy.py": Example(prints=r"GPU 0 consumed (\d+\.\d+) Joules\."),
     "pipeline_frequency_optimizer/profile_p2p.py": Example(prints=r"Power \(W\): (\d+\.\d+)"),
     "pipeline_frequency_optimizer/run_optimization.py": NO_ZEUS,
-    "power_limit_optimizer/train_dp.py": GET_ENV,
-    "power_limit_optimizer/train_fsdp.py": Example(
-        ("--epochs", "2"),
-        spans={(FSDP, "train_step"): 2 * LENGTH, (FSDP, "epoch"): 2},
+    "power_limit_optimizer/train_dp.py": trained(
+        "power_limit_optimizer_train_dp", "data", "--epochs", "2"
     ),
-    "power_limit_optimizer/train_single.py": GET_ENV,
+    "power_limit_optimizer/train_fsdp.py": trained(
+        "power_limit_optimizer_train_fsdp", "--epochs", "2"
+    ),
+    "power_limit_optimizer/train_single.py": trained(
+        "power_limit_optimizer_train_single", "data", "--epochs", "2"
+    ),
     "prometheus/train_single.py": Example(
         ("data", "--epochs", "2"),
         spans={
@@ -83,6 +107,7 @@ OWN_EXAMPLES = {
 }
 """The examples in the source distribution of Zeus."""
 
+ENVIRON = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ZEUS_SERVER_URL": "http://localhost:30100"}
 CHANGED_LINE = "import wattspan.compat.zeus; wattspan.compat.zeus.install()\n"
 # Prints the names of Zeus that scripts import and that cannot be imported, after each script's own.
 MISSING = """
@@ -150,8 +175,11 @@ def test_own_example_of_zeus_runs_with_one_more_line(
     first = next(i for i, line in enumerate(lines) if line.startswith("from zeus"))
     script = tmp_path / "_".join(Path(name).parts[-2:])  # names the service
     script.write_text("".join([*lines[:first], CHANGED_LINE, *lines[first:]]))
-    runner = ("-m", "testbed.framework_stand_ins", str(script), *example.arguments)
-    text = printed(*runner, WATTSPAN_RUN_DIR=str(agent.run_dir))
+    for file in example.files:
+        (tmp_path / file).write_text("[]")
+    arguments = [one.format(folder=tmp_path) for one in example.arguments]
+    runner = ("-m", "testbed.framework_stand_ins", str(script), *arguments)
+    text = printed(*runner, WATTSPAN_RUN_DIR=str(agent.run_dir), **ENVIRON)
     if example.prints:
         (figure,) = re.findall(f"^{example.prints}$", text, re.MULTILINE)
         assert float(figure) > 0

@@ -75,9 +75,9 @@ def not_applicable(reason: str) -> tuple[Promise, ...]:
 
 
 PROCESS = "Zeus measures in a process of its own, which a short window ends before it has begun"
-PROVIDER = "a client of a web service that is not provided: pass a provider, or set the agent's"
+ADDRESS = "Zeus asks the service itself"
 NO_COUNTERS = "Zeus finds no counters of CPUs here"
-SCRAPED = "the agent is scraped, so that nothing is pushed and no process runs"
+THREAD = "arguments of a process of Zeus are internal: a thread pushes"
 TUNER = "the agent's tuner sets limits within the operator's budget; there is no sweep"
 
 PROMISES: Mapping[str, tuple[Promise, ...]] = {
@@ -104,14 +104,18 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     "monitor.test_energy.test_begin_window_restart": (
         Promise(promises.open_window_is_begun_anew_on_request),
     ),
-    "monitor.test_carbon.test_get_current_*": not_applicable(PROVIDER),
+    "monitor.test_carbon.test_get_current_*": (
+        Promise(promises.intensity_is_that_of_the_service, alone=ADDRESS),
+    ),
     "monitor.test_carbon.test_*_one_hour": (
         Promise(promises.emission_is_energy_times_intensity, alone=PROCESS),
     ),
     "monitor.test_carbon.test_*_one_day": (
         Promise(promises.each_period_has_its_own_intensity, alone=PROCESS),
     ),
-    "monitor.test_price.test_get_prices*": not_applicable(PROVIDER),
+    "monitor.test_price.test_get_prices*": (
+        Promise(promises.tariff_is_that_of_the_service, alone=ADDRESS),
+    ),
     "monitor.test_price.test_*_one_hour": (
         Promise(promises.cost_is_energy_times_price, alone=PROCESS),
     ),
@@ -125,13 +129,15 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     ),
     f"{STREAMS}*": not_applicable("a client of zeusd, which the agent replaces"),
     "test_metric.test_energy_histogram": (
-        Promise(promises.histogram_is_pushed, "nothing is pushed", SCRAPED, NO_COUNTERS),
+        Promise(promises.histogram_observes_each_window, alone=NO_COUNTERS),
     ),
     "test_metric.test_energy_cumulative_counter": (
-        Promise(promises.counter_is_pushed, "nothing is pushed", SCRAPED, NO_COUNTERS),
+        Promise(promises.counter_rises_while_its_window_is_open, alone=NO_COUNTERS),
+        *not_applicable(THREAD),
     ),
     "test_metric.test_power_gauge": (
-        Promise(promises.gauge_is_pushed, "nothing is pushed", SCRAPED, NO_COUNTERS),
+        Promise(promises.gauge_has_the_power_while_its_window_is_open, alone=NO_COUNTERS),
+        *not_applicable(THREAD),
     ),
     "optimizer.test_power_limit_optimizer.test_power_limit_optimizer": (
         Promise(promises.selectors_choose_the_least_energy_time_or_cost),
