@@ -272,6 +272,7 @@ class EmulatedBoard:
     memory_mhz: int
     sensor: PowerSensor
     counter_step: int | None = 100 * _MS  # None: there is no energy counter
+    phase: int = 0  # time from an edge of its periods to the load of the driver
     sample_period: int = 166_666_667  # utilisation samples
     cap_latency: int = 50 * _MS  # no authoritative figure exists: a parameter
     mig_multiprocessors: Mapping[int, int] = field(default_factory=dict)

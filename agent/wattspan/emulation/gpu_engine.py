@@ -152,7 +152,7 @@ def new_gpu(board: EmulatedBoard, now: int) -> GpuState:
     average = None if board.sensor.average_window is None else point.power
     return GpuState(
         board=board,
-        born=now,
+        born=now - board.phase,
         at=now,
         point=point,
         controls=controls,

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,6 +158,13 @@ PROFILES: Mapping[str, HostProfile] = {
             LAYOUTS["xeon-2s"],
             _SERVER,
             (H100, H100, H100, H100),
+        ),
+        HostProfile(
+            "eight-h100",
+            "two-socket server, memory counters, eight H100-class GPUs of spread phases, no jobs",
+            LAYOUTS["xeon-2s"],
+            _SERVER,
+            tuple(replace(H100, phase=n * 12_500_000) for n in range(8)),
         ),
         HostProfile(
             "mi300x-8",
