@@ -25,10 +25,15 @@ class MeteredCurve(EnergyCurve):
         """Add a reading. One that is not newer than the last is ignored."""
         period = self._meter.advance(reading)
         if isinstance(period, Interval):
-            self.add(period.start.mono, period.end.mono, period.energy)
+            self.add(period.start.mono, period.end.mono, period.energy, period.stale)
         else:
             self.begin(reading.at.mono)
             self.skip(reading.at.mono)
+
+    @property
+    def begun(self) -> int:
+        """The time of the first reading."""
+        return self._fine.times[0]
 
     def absent(self, now: Instant) -> None:
         """Add a gap up to ``now`` if readings have been absent for long."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -28,6 +29,9 @@ from wattspan.model import Domain, Microjoules
 MAX_KNOTS = 4096
 RESOLVED_FRACTION = 256
 """Knots are at least a 256th of their age apart."""
+
+MAX_STALE_CHANGES = 256
+"""Older readings count as old as a step of the counter."""
 
 RIPPLE = 0.5
 """The assumed variation of power inside an interval, as a fraction of its mean power.
@@ -150,6 +154,7 @@ class EnergyCurve:
         self.domain = domain
         self._cell = cell
         self._fine, self._coarse = EnergyKnots(limit, edges), EnergyKnots(limit, edges)
+        self._stale: deque[tuple[int, int | None]] = deque(maxlen=MAX_STALE_CHANGES)
 
     def __len__(self) -> int:
         return len(self._fine)
@@ -166,11 +171,14 @@ class EnergyCurve:
         if not self._fine.times:
             self._fine.append(at, 0, 0)
 
-    def add(self, start: int, end: int, energy: int) -> None:
+    def add(self, start: int, end: int, energy: int, stale: int | None = None) -> None:
         """Add the next interval; the time since the last one is a gap.
 
-        Only a part of its time is new, if readings came late and a gap reaches in.
+        Only a part of its time is new, if readings came late and a gap reaches in. ``stale`` as in
+        `Interval`.
         """
+        if stale != (self._stale[-1][1] if self._stale else None):
+            self._stale.append((start, stale))
         self.begin(start)
         self.skip(start)
         fine = self._fine
@@ -252,14 +260,27 @@ class EnergyCurve:
         times, energies, domain = self._fine.times, self._fine.energies, self.domain
         i = min(max(1, bisect_left(times, time)), len(times) - 1)
         length, energy = times[i] - times[i - 1], energies[i] - energies[i - 1]
-        stale = domain.resolution if domain.staleness is None else domain.staleness
-        step = energy * min(1.0, stale / length)
+        stale = self._staleness(times[i - 1], times[i])
+        step = energy * min(1.0, (domain.resolution if stale is None else stale) / length)
         power = energy / length
         spread = max(abs(self._power(j, power) - power) for j in (i - 1, i + 1))
         if len(times) == 2:
             spread = power
         inside = min(time - times[i - 1], times[i] - time)
         return step + inside * (spread + RIPPLE * power)
+
+    def _staleness(self, start: int, end: int) -> int | None:
+        """The largest age of the readings of the intervals between two knots."""
+        ages: list[int | None] = []
+        for since, stale in reversed(self._stale):
+            if since < end:
+                ages.append(stale)
+            if since <= start:
+                break
+        else:
+            ages.append(None)  # before the first change that is remembered
+        known = [one for one in ages if one is not None]
+        return max(known) if len(known) == len(ages) else None
 
     def _power(self, i: int, otherwise: float) -> float:
         """The power of the interval that ends at knot ``i``, in microjoules a nanosecond."""

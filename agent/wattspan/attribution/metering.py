@@ -66,7 +66,9 @@ def energy_between(domain: Domain, earlier: Reading, later: Reading) -> Interval
             return gap(GapReason.RESET)
     if energy > plausible:
         return gap(GapReason.IMPLAUSIBLE)
-    return Interval(domain.id, start, end, Microjoules(energy))
+    stales = [one.stale for one in (earlier, later) if one.stale is not None]
+    stale = max(stales) if len(stales) == 2 else None
+    return Interval(domain.id, start, end, Microjoules(energy), stale)
 
 
 class CounterMeter:

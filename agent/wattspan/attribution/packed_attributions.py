@@ -32,8 +32,11 @@ class HistoryEntry(NamedTuple):
     doubts: Sequence[int] = ()
 
 
-_HEAD = Struct("<10qB")
-"""Start and end (three clocks each), energy, idle, unattributed, withheld; _WIDE, _DOUBTFUL."""
+_HEAD = Struct("<10qiB")
+"""Start and end (three clocks each), energy, idle, unattributed, withheld; age of the readings in
+nanoseconds, -1 without one; _WIDE, _DOUBTFUL.
+"""
+_MAX_STALE = (1 << 31) - 1
 
 _WIDE = 1  # shares and doubts of 8 bytes
 _DOUBTFUL = 2  # a doubt for each share follows the shares
@@ -51,12 +54,13 @@ _PAYER_BYTES = 240  # of a payer and its number, measured
 
 
 def _pack(attribution: Attribution, shares: list[int]) -> bytes:
-    _, start, end, energy = attribution.interval
+    _, start, end, energy, stale = attribution.interval
+    age = -1 if stale is None or stale > _MAX_STALE else stale
     doubts = attribution.doubts
     wide = max(max(shares, default=0), max(doubts, default=0)) >> 32 > 0
     rest = attribution.idle, attribution.unattributed, attribution.withheld
     flags = _WIDE * wide | _DOUBTFUL * bool(doubts)
-    head = _HEAD.pack(*start, *end, energy, *rest, flags)
+    head = _HEAD.pack(*start, *end, energy, *rest, age, flags)
     return head + array("q" if wide else "I", [*shares, *doubts]).tobytes()
 
 
@@ -66,13 +70,13 @@ def unpack_entry(domain_id: str, packed: bytes) -> HistoryEntry:
         packed
     )
     start, end = _instant((begun, began_at, asleep)), _instant((ended, ended_at, slept))
-    interval = _interval((domain_id, start, end, energy))
+    idle, unattributed, withheld, stale = rest
+    interval = _interval((domain_id, start, end, energy, None if stale < 0 else stale))
     shares = array("q" if flags & _WIDE else "I", packed[_HEAD.size :])
     doubts: Sequence[int] = ()
     if flags & _DOUBTFUL:
         count = len(shares) // 3
         shares, doubts = shares[: 2 * count], shares[2 * count :]
-    idle, unattributed, withheld = rest
     return _entry((interval, idle, unattributed, shares, withheld, doubts))
 
 

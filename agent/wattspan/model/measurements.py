@@ -183,7 +183,6 @@ class Domain:
     max_power: Milliwatts = Milliwatts(2_000_000)  # the largest plausible power
     modulus: Microjoules | None = None  # value at which the counter wraps to 0; None: never
     resolution: Nanoseconds = MILLISECOND  # period of the counter's steps
-    staleness: Nanoseconds | None = None  # largest age of a value when read; None: one step
     usage_step: Nanoseconds = Nanoseconds(0)  # time resolution of usage
     why: str = ""  # one clause for `doctor`: the reason for or against the cover
     model: str = ""  # of the hardware; an idle power is remembered for the same model only
@@ -209,13 +208,15 @@ class Reading(NamedTuple):
     """The value of one energy counter with the time of the register read.
 
     ``epoch`` changes when the source knows that the counter was restarted or replaced (driver
-    reloaded, zone registered anew); readings of different epochs are never subtracted.
+    reloaded, zone registered anew); readings of different epochs are never subtracted. ``stale`` is
+    the largest age of the value at that time; None: a step of the counter (``Domain.resolution``).
     """
 
     domain_id: str
     at: Instant
     counter: Microjoules
     epoch: int = 0
+    stale: Nanoseconds | None = None
 
 
 class GapReason(ModelEnum):
@@ -231,12 +232,16 @@ class GapReason(ModelEnum):
 
 
 class Interval(NamedTuple):
-    """The energy of one domain between two instants, in microjoules."""
+    """The energy of one domain between two instants, in microjoules.
+
+    ``stale`` is the larger one of its two readings.
+    """
 
     domain_id: str
     start: Instant
     end: Instant
     energy: Microjoules
+    stale: Nanoseconds | None = None
 
     @property
     def duration(self) -> int:

@@ -146,7 +146,7 @@ class _Device:
         """
         period, reading = metered.period, metered.reading
         if metered.counts and isinstance(period, Interval) and not metered.resumes:
-            self.curve.add(period.start.mono, period.end.mono, period.energy)
+            self.curve.add(period.start.mono, period.end.mono, period.energy, period.stale)
         elif reading is None:
             if self.domain.in_cover and period is not None:
                 self.curve.skip(period.end.mono)

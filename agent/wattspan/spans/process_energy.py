@@ -47,7 +47,7 @@ class DomainStep(NamedTuple):
         error: float = 0.0,
         static: tuple[StaticShare, StaticBasis] | None = None,
     ) -> DomainStep:
-        stale = domain.resolution if domain.staleness is None else domain.staleness
+        stale = domain.resolution if interval.stale is None else interval.stale
         edge = interval.energy * stale // max(1, interval.duration)
         return cls(interval.start.mono, interval.end.mono, divided, edge, error, static)
 

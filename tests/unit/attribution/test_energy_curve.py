@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import ceil, hypot
 
 import pytest
 from testbed.metered_curve import MeteredCurve
 from testbed.simulated_host import GPU, PACKAGE
 
 from wattspan.attribution.energy_curve import CurveEnergy, EnergyCurve
-from wattspan.model import MILLISECOND, SECOND, Domain, Instant, Microjoules, Reading
+from wattspan.model import MILLISECOND, SECOND, Domain, Instant, Microjoules, Nanoseconds, Reading
 
 TICK = 100 * MILLISECOND
 ABSENCE = 10 * SECOND
@@ -23,14 +25,22 @@ def at(mono: int) -> Instant:
 
 
 def history(
-    energies: list[int], domain: Domain = PACKAGE, limit: int = 4096, tick: int = TICK
+    energies: list[int],
+    domain: Domain = PACKAGE,
+    limit: int = 4096,
+    tick: int = TICK,
+    stale: Callable[[int], int | None] = lambda _: None,
 ) -> MeteredCurve:
-    """A history whose readings, one each tick, rise by ``energies``."""
+    """A history whose readings, one each tick, rise by ``energies``.
+
+    ``stale`` tells the largest age of the value of a reading by its number.
+    """
     made, counter = MeteredCurve(domain, ABSENCE, SECOND, limit), 5
-    made.read(Reading(domain.id, at(START), Microjoules(counter)))
-    for i, energy in enumerate(energies, 1):
+    for i, energy in enumerate([0, *energies]):
         counter += energy
-        made.read(Reading(domain.id, at(START + i * tick), Microjoules(counter)))
+        age = stale(i)
+        old = None if age is None else Nanoseconds(age)
+        made.read(Reading(domain.id, at(START + i * tick), Microjoules(counter), 0, old))
     return made
 
 
@@ -221,12 +231,13 @@ def test_knots_surround_a_period() -> None:
 @pytest.mark.parametrize("length", [30, 50, 100, 500, 1000])
 def test_stated_uncertainty_contains_the_truth_in_95_percent(period: int, length: int) -> None:
     """A GPU that alternates between 629 and 182 W, read at the edges of its 100 ms counter."""
-    board = replace(GPU, resolution=TICK, staleness=4 * MILLISECOND)
+    board = replace(GPU, resolution=TICK)
     source = random.Random(period * length)
     truth = [0]  # microjoules at each millisecond
     for i in range(30_000):
         truth.append(truth[-1] + (629_000 if i % period < 0.6 * period else 182_000))
-    one = history([b - a for a, b in pairwise(truth[::100])], board)
+    energies = [b - a for a, b in pairwise(truth[::100])]
+    one = history(energies, board, stale=lambda _: 4 * MILLISECOND)
     errors = []
     for _ in range(400):
         begin = source.randrange(1000, 28_000)
@@ -235,6 +246,26 @@ def test_stated_uncertainty_contains_the_truth_in_95_percent(period: int, length
         true = truth[begin + length] - truth[begin]
         errors.append(abs(spent.energy - true) <= spent.uncertainty)
     assert sum(errors) >= 0.95 * len(errors)
+
+
+@pytest.mark.parametrize("known", [[(10, 90)], [(0, 100)], [(20, 30), (60, 61), (70, 100)], []])
+def test_age_of_readings_counts_where_they_are(known: list[tuple[int, int]]) -> None:
+    """An edge is uncertain by the older one of the two readings around it, then and later."""
+    board, power = replace(GPU, resolution=TICK), 300_000  # microjoules a millisecond
+
+    def is_known(i: int) -> bool:
+        return any(first <= i < end for first, end in known)
+
+    one = history(
+        [100 * power] * 100, board, stale=lambda i: 4 * MILLISECOND if is_known(i) else None
+    )
+
+    def error(i: int) -> int:
+        return power * (4 if is_known(i - 1) and is_known(i) else 100)
+
+    for first, last in combinations(range(1, 100, 3), 2):
+        spent = one.between(START + first * TICK, START + last * TICK)
+        assert spent.uncertainty == ceil(hypot(error(first), error(last)))
 
 
 def test_energy_up_to_a_time_is_known_within_the_history_only() -> None:

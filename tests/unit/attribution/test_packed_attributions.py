@@ -13,6 +13,7 @@ from wattspan.model import (
     Instant,
     Interval,
     Microjoules,
+    Nanoseconds,
     Share,
 )
 
@@ -80,17 +81,20 @@ def test_doubts_of_an_entry_are_kept(doubt: int) -> None:
     assert {history.payer(number) for number in found.shares[::2]} == {ME, YOU}
 
 
-def test_entry_is_returned_as_it_was_added() -> None:
+@pytest.mark.parametrize(
+    ("stale", "kept"), [(None, None), (0, 0), (4_000_000, 4_000_000), (2**31, None)]
+)
+def test_entry_is_returned_as_it_was_added(stale: Nanoseconds | None, kept: int | None) -> None:
     history = PackedAttributions(300 * SECOND, 10**6)
     small, large = 2**32 - 1, 2**32
     start, end = Instant(10**12, 10**18, 7), Instant(10**12 + 1, 10**18 + 1, 8)
     for energy in (small, large):
         shares = (Share(ME, Microjoules(energy)), Share(YOU, Microjoules(1)))
-        interval = Interval("d", start, end, Microjoules(energy + 6))
+        interval = Interval("d", start, end, Microjoules(energy + 6), stale)
         added = Attribution(interval, shares, Microjoules(2), Microjoules(3))
         history.add(added)
         found = history.entries("d", 0, 2**62)[-1]
-        assert found[:3] == (interval, 2, 3)
+        assert found[:3] == (interval._replace(stale=kept), 2, 3)
         assert [
             Share(history.payer(number), Microjoules(energy))
             for number, energy in zip(found.shares[::2], found.shares[1::2], strict=True)

@@ -11,7 +11,16 @@ import pytest
 
 from wattspan.attribution.ledger import attribute
 from wattspan.attribution.settlement import Settlement
-from wattspan.model import Consumer, Domain, HwType, Instant, Interval, Microjoules, Provenance
+from wattspan.model import (
+    Consumer,
+    Domain,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    Nanoseconds,
+    Provenance,
+)
 from wattspan.sources.nvml.processes import ProcessSample, UsageMeter
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.power_model import PowerModel
@@ -27,7 +36,7 @@ STEP, PERIOD, BATCH = 100, 167, 500  # milliseconds: counter, utilisation sample
 ME, OTHER = Consumer(1, 1), Consumer(2, 1)
 GPU = Domain(
     "gpu", HwType.GPU, "GPU", "nvml", Provenance.EMULATED,
-    resource="gpu", resolution=STEP * MS, usage_step=150 * MS, staleness=4 * MS,
+    resource="gpu", resolution=STEP * MS, usage_step=150 * MS,
 )  # fmt: skip
 
 
@@ -71,7 +80,8 @@ def errors(made: Sequence[Burst]) -> Iterator[tuple[int, float]]:
         end = begin + STEP
         near = [burst for burst in made if begin - 1000 < burst.end and burst.start < end]
         spent = WATTS * 1000 * (sum(b.used(begin, end) for b in near) + NEIGHBOUR * STEP)
-        interval = Interval("gpu", instant(begin), instant(end), Microjoules(round(spent)))
+        energy = Microjoules(round(spent))
+        interval = Interval("gpu", instant(begin), instant(end), energy, Nanoseconds(4 * MS))
         settlement.add(interval, "gpu")
         while stamp <= end:
             mine = sum(burst.used(stamp - PERIOD, stamp) for burst in near)

@@ -206,14 +206,15 @@ class GpuSampler:
         derived = meter.compare(at, energy, power, refused=refused, trusted=self._trusted)
         counter = energy if derived is False else meter.integral.energy if derived else None
         made: Instant | None = at
+        stale: Nanoseconds | None = None
         if device.has_steps:
             if energy is not None:
                 self._edges.observe(at.mono, energy)
             if not meter.derived and self._edges.period is not None:
-                made = self._value_time(at)
+                made, stale = self._value_time(at), Nanoseconds(EDGE_GUARD)
         self.near_an_edge = made is None
         if counter is not None and made is not None:
-            into.readings.append(Reading(self.domain.id, made, counter, self.epoch))
+            into.readings.append(Reading(self.domain.id, made, counter, self.epoch, stale))
 
     @property
     def _refused(self) -> bool:
@@ -320,7 +321,6 @@ class GpuSampler:
             bool(self._meter.derived),
             self._ceiling,
             self._resolution,
-            self._edges.period is None,
             self._scope.module,
             self.asleep,
             self._rest,
@@ -362,7 +362,6 @@ class GpuSampler:
             max_power=self._max_power,
             resolution=self._resolution,
             usage_step=Nanoseconds(self.device.usage.step),
-            staleness=None if self._edges.period is None else Nanoseconds(EDGE_GUARD),
             why=f"{what}, {how}",
             model=identity.model,
             static_power=self.device.static_power,
