@@ -48,6 +48,7 @@ class FakeGpu:
     module_watts: float = 0.0  # of a superchip's CPU and memory; 0: no superchip
     counts_module: bool = True  # a superchip's energy counter is the module's
     address: str = ""  # on the PCI bus; "" is not told
+    latency: int = 0  # of each call, nanoseconds
 
 
 class FakeNvml:
@@ -100,6 +101,7 @@ class FakeNvml:
         gpu = FakeGpu("none")
         if handle is not None:
             gpu, generation = handle
+            self.clock.sleep_until(self.clock.monotonic() + gpu.latency)
             code = code or self.errors.get((name, gpu.uuid), 0) or self.errors.get(gpu.uuid, 0)
             if generation != self.generation or gpu not in self.gpus:
                 code = code or pynvml.NVML_ERROR_INVALID_ARGUMENT

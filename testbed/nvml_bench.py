@@ -7,14 +7,27 @@ from typing import Any
 
 from testbed.fake_nvml import FakeGpu, FakeNvml
 from testbed.gpu_sessions import nvml_session
-from wattspan.model import Consumer, Domain, Failure, GpuStatus, PayerInfo, Reading, Usage
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Consumer,
+    Domain,
+    Failure,
+    GpuStatus,
+    PayerInfo,
+    Reading,
+    Usage,
+)
 from wattspan.ports import Batch, SourceContext
+from wattspan.sources.driver_thread import LEAST_PAUSE
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)
 SERVE = Consumer(200, 7)
 INTERVAL = 0.1
+COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
+STEP = 100 * MILLISECOND
 
 
 class Bench:
@@ -59,6 +72,27 @@ class Bench:
                 each()
             self.turn(every)
         return self.batch
+
+    def live(
+        self, seconds: float, interval: int = STEP, late: Callable[[], int] = lambda: 0
+    ) -> int:
+        """Make the turns of the source's thread; returns the reads of counters.
+
+        It wakes ``late()`` nanoseconds late.
+        """
+        clock, before = self.clock, self.nvml.calls.count(COUNTER)
+        sample, end = clock.monotonic(), clock.monotonic() + round(seconds * SECOND)
+        while (now := clock.monotonic()) < end:
+            if now >= sample:
+                self.turn(interval / SECOND)
+                sample = now + interval if now >= sample + interval else sample + interval
+            else:
+                self.readings += self.session.read_between(now)
+            now = clock.monotonic()
+            due = self.session.next_read(now)
+            wake = sample if due is None else min(sample, due)
+            clock.advance(ns=max(LEAST_PAUSE, wake - now) + late())
+        return self.nvml.calls.count(COUNTER) - before
 
     def joules(self, uuid: str = "GPU-a") -> float:
         """Energy of one GPU by its readings, within its last epoch."""

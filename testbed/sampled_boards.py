@@ -37,7 +37,7 @@ class SampledBoards:
         for _ in range(round(seconds / interval)):
             for _ in range(round(interval * 10) - 1):
                 self.gpus.run(0.1, every=0.05)
-                self.session.read_between(self.clock.monotonic())
+                self.readings += self.session.read_between(self.clock.monotonic())
             self.gpus.run(0.1, every=0.05)
             self.batch = self.session.sample(round(interval * 1e9))
             self.readings += self.batch.readings

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from wattspan.model import (
@@ -27,7 +27,6 @@ from wattspan.util.process import run_again
 
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 MAX_STATUSES = 3  # status intervals
-EDGE_DELAY = 13 * MILLISECOND
 LEAST_PAUSE = MILLISECOND
 """Between two turns of a thread: no session makes it busy, whatever time it returns."""
 
@@ -116,11 +115,6 @@ class DriverSession(Protocol):
         """The call under way and the time of its start; other threads may read it."""
         ...
 
-    @property
-    def near_an_edge(self) -> bool:
-        """True if a counter moves at the time of the samples: another phase would be better."""
-        ...
-
     def sample(self, interval: int = 0) -> Batch:
         """Make all calls that are due; samples are ``interval`` nanoseconds apart now."""
         ...
@@ -129,8 +123,8 @@ class DriverSession(Protocol):
         """The time of the next read of a counter or a power between samples; None without one."""
         ...
 
-    def read_between(self, now: int) -> None:
-        """Make the reads between samples that are due. The next sample has their results."""
+    def read_between(self, now: int) -> Sequence[Reading]:
+        """Make the reads between samples that are due. The next sample has their other results."""
         ...
 
     def close(self) -> None:
@@ -271,9 +265,9 @@ class DriverThreadSource:
             if late >= 0:
                 self.deliver(self._session.sample(interval))
                 last = now if late >= interval else last + interval  # missed samples are skipped
-                last += EDGE_DELAY if self._session.near_an_edge else 0
-            else:
-                self._session.read_between(now)
+            elif readings := self._session.read_between(now):
+                with self._lock:
+                    self._readings.extend(readings)
             now = self._clock.monotonic()
             between = self._session.next_read(now)
             due = last + interval if between is None else min(last + interval, between)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pytest
 from testbed.waiting import eventually
 
-from wattspan.model import MILLISECOND, SECOND
+from wattspan.model import MILLISECOND, SECOND, Reading
 from wattspan.ports import Batch, PacedSource
 from wattspan.service.daemon import report_thread_failures
 from wattspan.sources.driver_thread import LEAST_PAUSE, DriverThreadSource
@@ -28,7 +28,6 @@ class Session:
     """Raises once in the call ``failing``; implements DriverSession."""
 
     current_call = None
-    near_an_edge = False
 
     def __init__(self, clock: ManualClock, failing: str) -> None:
         self.clock, self.failing = clock, failing
@@ -49,9 +48,10 @@ class Session:
         self._call("next_read")
         return now
 
-    def read_between(self, now: int) -> None:
+    def read_between(self, now: int) -> Sequence[Reading]:
         self.clock.advance(ns=MILLISECOND)
         self._call("read_between")
+        return ()
 
     def close(self) -> None:
         self.closed += 1
@@ -149,9 +149,10 @@ def test_thread_pauses_before_a_read_that_is_always_due() -> None:
     turns: list[int] = []
 
     class Due(Session):
-        def read_between(self, now: int) -> None:
+        def read_between(self, now: int) -> Sequence[Reading]:
             assert self.next_read(now) == now, "the clock of the session stands still"
             turns.append(time.monotonic_ns())
+            return ()
 
     clock = ManualClock()
     source = DriverThreadSource("boards", Due(clock, ""), clock, Intervals(), "a library", "Look")

@@ -5,6 +5,7 @@ Energy is that of its counter, or the integral of its power where there is none 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from wattspan.model import (
@@ -25,7 +26,7 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.sources.driver_thread import CallInterval
+from wattspan.sources.driver_thread import COST_SAMPLES, CallInterval
 from wattspan.sources.energy_meter import CounterCheck, EnergyMeter, ModuleScope, SensorView
 from wattspan.sources.gpu.counter_edges import EDGE_GUARD, EdgeDetector
 from wattspan.sources.gpu.port import GAUGE_SAMPLES, GpuBoard, GpuDevice, GpuGauges, GpuSettings
@@ -36,6 +37,9 @@ _DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit i
 
 COARSE = SECOND // 2
 """An interval of samples from which nobody needs the times of a counter's moves."""
+
+SLOW_REST = 10
+"""The time between two samples of a slow board, in times of a read of its counter."""
 
 FROZEN = "it does not change while the GPU is on"
 SUSPENDED = "; it is suspended now, and is not read, which would wake it"
@@ -72,7 +76,8 @@ class GpuSampler:
         self._check, self._choice = CounterCheck(), settings.energy
         self._scope = ModuleScope()
         self._edges = EdgeDetector()
-        self.near_an_edge = False  # the last turn's energy could not be stamped
+        self._deadline: int | None = None  # of a read instead of the sample's, near an edge
+        self._costs: deque[int] = deque(maxlen=COST_SAMPLES)  # of reads of the counter
         self.asleep = self.rests = False  # suspended; not read, for that or to let it sleep
         self._rest = Nanoseconds(0)
         self._at = clock.now()
@@ -114,7 +119,7 @@ class GpuSampler:
         """
         if not self.rests:
             self._flush_usage(into)
-            self.rests, self.near_an_edge = True, False
+            self.rests, self._deadline = True, None
         if suspended and not self.asleep:
             self._meter.pause()
             self.asleep = True
@@ -130,7 +135,7 @@ class GpuSampler:
         if interval >= COARSE > self._interval:
             self._edges.forget()
         self._interval, self._awaits_sample = interval, False
-        energy, self._at = self.device.energy(self._max_power)
+        energy, self._at = self._read_counter()
         at = self._at
         if self.rests:
             self.asleep = self.rests = False
@@ -144,7 +149,8 @@ class GpuSampler:
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
         if looks:
             self._look(at, energy, status=status_due)
-        self._count(at, energy, self._gauges.draw if looks else None, into)
+        clear = self._count(at, energy, self._gauges.draw if looks else None, into)
+        self._deadline = None if clear else self._edges.clear_after(at.mono)
         self._take_used(into)
         status: GpuStatus | None = None
         try:
@@ -192,7 +198,8 @@ class GpuSampler:
 
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
-    ) -> None:
+    ) -> bool:
+        """Count the energy; False if an edge is so near that its time is unknown."""
         meter, device, gauges = self._meter, self.device, self._gauges
         compared = meter.integral.compared
         if compared is not None and not self._scope.module:
@@ -212,9 +219,9 @@ class GpuSampler:
                 self._edges.observe(at.mono, energy)
             if not meter.derived and self._edges.period is not None:
                 made, stale = self._value_time(at), Nanoseconds(EDGE_GUARD)
-        self.near_an_edge = made is None
         if counter is not None and made is not None:
             into.readings.append(Reading(self.domain.id, made, counter, self.epoch, stale))
+        return made is not None
 
     @property
     def _refused(self) -> bool:
@@ -261,20 +268,53 @@ class GpuSampler:
         interval = self._look_interval
         if interval is not None:  # later if the calls are expensive
             return self._gauge_pace.due + interval - GAUGE_SAMPLES * self._shortest
-        if self._interval >= COARSE or self._meter.derived or not self.device.has_steps:
+        if not self._follows_edges or (self._edges.period is None and self.is_slow):
             return None
-        return self._edges.next_read(now)
+        due = self._edges.next_read(now)
+        return due if self._deadline is None else min(self._deadline, due or self._deadline)
 
-    def read_between(self, *, suspended: bool) -> None:
+    @property
+    def _follows_edges(self) -> bool:
+        """True while the times of the counter's moves are of use."""
+        return self.device.has_steps and self._interval < COARSE and not self._meter.derived
+
+    @property
+    def is_searched(self) -> bool:
+        """True while many reads find the times of the counter's moves."""
+        return self._edges.searching and self._follows_edges
+
+    @property
+    def read_cost(self) -> int:
+        """The time that a read of the counter takes; waits for other work do not count."""
+        return min(self._costs, default=0)
+
+    @property
+    def is_slow(self) -> bool:
+        """True if a read takes longer than the search for the counter's moves allows."""
+        return self.read_cost > EDGE_GUARD
+
+    def is_held_back(self, now: int) -> bool:
+        """True if a sample of a slow board at ``now`` would take the time of other boards."""
+        return self.is_slow and now - self._at.mono < min(SLOW_REST * self.read_cost, SECOND)
+
+    def _read_counter(self) -> tuple[Microjoules | None, Instant]:
+        began = self._clock.monotonic()
+        energy, at = self.device.energy(self._max_power)
+        self._costs.append(self._clock.monotonic() - began)
+        return energy, at
+
+    def read_between(self, into: GpuFindings, *, suspended: bool) -> None:
         """Read the energy counter to find its moves, or with power and utilisation.
 
-        A board that is ``suspended`` is not read. Raises GpuLostError or SessionLostError.
+        At the board's own deadline the energy counts. A board that is ``suspended`` is not read.
+        Raises GpuLostError or SessionLostError.
         """
         self._awaits_sample = True  # also after an error
         if suspended:
             return
-        energy, at = self.device.energy(self._max_power)
+        energy, at = self._read_counter()
         looks = self._look_interval is not None
+        due = self._deadline is not None and at.mono >= self._deadline
         if looks:
             self._gauge_pace.begin(at.mono, forced=True)
             self._look(at, energy)
@@ -282,6 +322,9 @@ class GpuSampler:
             self._count(at, energy, self._gauges.draw, GpuFindings())  # the next sample reports it
             if self._divides_use:
                 self._used += self.device.usage.measure(at, busy, looked=True, settle=False)
+        elif energy is not None and due:
+            self._deadline = None
+            self._count(at, energy, None, into)
         elif energy is not None:
             self._edges.observe(at.mono, energy)
         self._awaits_sample = energy is None and not looks  # the read is due until it succeeds

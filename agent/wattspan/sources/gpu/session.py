@@ -7,11 +7,12 @@ thread of the source makes its calls.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from wattspan.model import SECOND, Domain, Failure, Trouble
+from wattspan.model import SECOND, Domain, Failure, Reading, Trouble
 from wattspan.ports import Batch, CounterSource, SourceContext
 from wattspan.sources.device_power import DevicePower
 from wattspan.sources.driver_thread import DriverThreadSource
@@ -205,18 +206,18 @@ class GpuSession:
         wanted = [at for gpu in self._gpus.values() if (at := gpu.next_read(now)) is not None]
         return min(wanted, default=None)
 
-    def read_between(self, now: int) -> None:
+    def read_between(self, now: int) -> Sequence[Reading]:
         """Make the reads between samples that are due. The next sample reports errors of a GPU."""
+        found = GpuFindings()
+        self._read_due(now, found)
+        return found.readings
+
+    def _read_due(self, now: int, found: GpuFindings, besides: GpuSampler | None = None) -> None:
         for gpu in self._gpus.values():
             at = gpu.next_read(now)
-            if at is not None and at <= now:
+            if at is not None and at <= now and gpu is not besides:
                 with contextlib.suppress(Exception):  # it costs the reads of one GPU until then
-                    gpu.read_between(suspended=self._bound.suspended(gpu.identity.pci))
-
-    @property
-    def near_an_edge(self) -> bool:
-        """True if a counter moves at the time of the samples: another phase would be better."""
-        return any(gpu.near_an_edge for gpu in self._gpus.values())
+                    gpu.read_between(found, suspended=self._bound.suspended(gpu.identity.pci))
 
     def close(self) -> None:
         """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
@@ -230,15 +231,18 @@ class GpuSession:
 
     def _ask_all(self, now: int, found: GpuFindings, interval: int) -> None:
         rests = False
-        for domain_id, gpu in list(self._gpus.items()):
+        for domain_id, gpu in sorted(self._gpus.items(), key=lambda one: one[1].is_slow):
+            if self._initialised and any(one.is_searched for one in self._gpus.values()):
+                self._read_due(self._clock.monotonic(), found, besides=gpu)
             address = gpu.identity.pci
             power = self._bound.power(address)
             try:
                 if power.is_quiet(now) or address in self._closed or not self._initialised:
                     gpu.pause(found, power.rest, suspended=power.is_suspended())
                     continue
-                gpu.sample(found, interval)
-                gpu.backoff.reset()
+                if not gpu.is_held_back(self._clock.monotonic()):
+                    gpu.sample(found, interval)
+                    gpu.backoff.reset()
                 found.failures.extend(gpu.failures())
                 can_suspend = partial(self.vendor.can_suspend, address)
                 rests |= power.observe(now, idle=gpu.idle, can_suspend=can_suspend)

@@ -285,7 +285,6 @@ class HwmonSource:
     """
 
     name = NAME
-    near_an_edge = False  # the steps of a sensor's values are not observed
 
     def __init__(
         self, sysfs: Path, clock: Clock, roles: Mapping[str, str], *, emulated: bool = False
@@ -327,11 +326,12 @@ class HwmonSource:
         del now
         return min(map(self._due_between, self._apart), default=None)
 
-    def read_between(self, now: int) -> None:
+    def read_between(self, now: int) -> tuple[Reading, ...]:
         """Read the chips with a power to integrate; the next sample has their newest energy."""
         self.current_call = ("the read of the sensors", now)
         try:
             self._read_chips(now, {one for one in self._apart if self._due_between(one) <= now})
+            return ()
         finally:
             self.current_call = None
 

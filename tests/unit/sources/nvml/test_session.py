@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 from testbed.fake_nvml import FakeGpu
-from testbed.nvml_bench import Bench
+from testbed.nvml_bench import COUNTER, STEP, Bench
 
 from wattspan.model import MILLISECOND, SECOND, Trouble
+from wattspan.sources.gpu.counter_edges import SEARCH_CALLS
 from wattspan.sources.nvml.device import NvmlSettings
 
 LOST = 15
@@ -339,33 +340,13 @@ def test_static_power_of_no_board_is_named() -> None:
     assert failure.cause == "no GPU here has a model with this name"
 
 
-COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
-STEP = 100 * MILLISECOND
-
-
-def live(bench: Bench, seconds: float, interval: int = STEP) -> int:
-    """Make the turns of the source's thread; returns the reads of the counter."""
-    clock, before = bench.clock, bench.nvml.calls.count(COUNTER)
-    sample, end = clock.monotonic(), clock.monotonic() + round(seconds * SECOND)
-    while (now := clock.monotonic()) < end:
-        if now >= sample:
-            bench.turn(interval / SECOND)
-            sample += interval + 13 * MILLISECOND * bench.session.near_an_edge
-        else:
-            bench.session.read_between(now)
-        due = bench.session.next_read(now)
-        assert due is None or due > now or bench.nvml.calls[-1] != COUNTER, "it is read at once"
-        clock.advance(ns=max(0, min(sample, sample if due is None else due) - now))
-    return bench.nvml.calls.count(COUNTER) - before
-
-
 def test_values_of_the_counter_have_their_time_again_after_a_rest() -> None:
     bench = Bench(FakeGpu("GPU-a", step_ns=STEP))
-    assert live(bench, 3) > 150
-    live(bench, 5, SECOND)
-    assert live(bench, 1) <= 80
+    assert 30 + 20 < bench.live(3) <= 30 + SEARCH_CALLS
+    bench.live(5, SECOND)
+    assert bench.live(1) <= 80
     bench.readings.clear()
-    live(bench, 5)
+    bench.live(5)
     late = [(one.at.mono - bench.gpu.since) % STEP for one in bench.readings]
     assert len(late) >= 40
     assert all(min(one, STEP - one) <= 8 * MILLISECOND for one in late)
@@ -380,9 +361,9 @@ def test_failed_read_between_samples_is_not_made_again_before_the_next(
 ) -> None:
     """While the step is searched, and while its edges are followed."""
     bench = Bench(FakeGpu("GPU-a", step_ns=STEP))
-    live(bench, seconds)
+    bench.live(seconds)
     bench.nvml.errors[COUNTER] = code
     tries = 3 if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE else 1
-    assert live(bench, 2) <= tries * 2 * 2 * SECOND // STEP
+    assert bench.live(2) <= tries * 2 * 2 * SECOND // STEP
     bench.nvml.errors.clear()
-    assert live(bench, 1) <= 170
+    assert bench.live(1) <= 170
