@@ -105,11 +105,15 @@ class ConstantPast:
     def silent(self, domain_id: str) -> bool:
         return domain_id in self.silenced
 
-    def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+    def cells(
+        self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
+    ) -> IntervalEnergy:
         self.asked_cells.add(domain_id)
         return self.device(domain_id, start, end)._replace(uncertainty={})
 
-    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
+    def timeline(
+        self, domain_id: str, start: int, end: int, *, common: bool = False
+    ) -> list[EnergyStep]:
         energy = energy_at(self.devices[domain_id], self.until - self.horizon)
         return [EnergyStep(self.horizon, self.until, energy)]
 
@@ -125,7 +129,9 @@ class ConstantPast:
     def domains(self) -> Mapping[str, Domain]:
         return {domain.id: domain for domain in self.known_domains}
 
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+    def device(
+        self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
+    ) -> IntervalEnergy:
         domain = self.domains()[domain_id]
         if domain_id not in self.devices:
             return IntervalEnergy({}, {}, 0)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from wattspan.attribution.energy_curve import MAX_KNOTS, Edges, EnergyCurve
+from collections.abc import Callable, Sequence
+
+from wattspan.attribution.energy_curve import MAX_KNOTS, EnergyCurve
 from wattspan.attribution.metering import CounterMeter
 from wattspan.model import Domain, Instant, Interval, Reading
 
 
 class MeteredCurve(EnergyCurve):
-    """A curve that receives readings; ``absence`` is the time without one that is a gap."""
+    """A curve that receives readings; ``absence`` is the time without one that is a gap.
+
+    It is thinned at once, and keeps the knots around ``edges``, which are sorted.
+    """
 
     def __init__(
         self,
@@ -16,10 +21,16 @@ class MeteredCurve(EnergyCurve):
         absence: int,
         cell: int = 0,
         limit: int = MAX_KNOTS,
-        edges: Edges = tuple,
+        edges: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        super().__init__(domain, cell, limit, edges)
+        super().__init__(domain, cell, limit)
+        self._edges = edges
         self._meter = CounterMeter(domain, absence)
+
+    def add(self, start: int, end: int, energy: int) -> None:
+        super().add(start, end, energy)
+        while self.thin(self._edges()):
+            pass
 
     def read(self, reading: Reading) -> None:
         """Add a reading. One that is not newer than the last is ignored."""

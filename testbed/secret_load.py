@@ -37,7 +37,9 @@ class VictimPast(ConstantPast):
         self.known_domains = (PACKAGE,)
         self.idles = {}
 
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+    def device(
+        self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
+    ) -> IntervalEnergy:
         start, end = max(start, self.horizon, 0), min(end, self.until)
         energy = covered = 0
         for number in range(start // INTERVAL, -(-end // INTERVAL)):
@@ -50,7 +52,9 @@ class VictimPast(ConstantPast):
             {HwType.CPU: Microjoules(energy)}, {HwType.CPU: Microjoules(0)}, covered
         )
 
-    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
+    def timeline(
+        self, domain_id: str, start: int, end: int, *, common: bool = False
+    ) -> list[EnergyStep]:
         return [
             EnergyStep(number * INTERVAL, (number + 1) * INTERVAL, Microjoules(energy))
             for number, energy in enumerate(self.energies)

@@ -249,7 +249,8 @@ class DeviceQueries(Protocol):
     """The energy of devices from readings, before it is settled. Safe from any thread.
 
     Times are monotonic nanoseconds. ``domains`` are those of the cover and their MIG instances, by
-    id; the other calls raise KeyError for an unknown one.
+    id; the other calls raise KeyError for an unknown one. ``own`` are the edges of windows that the
+    reader may know, sorted, or None for all: without them, old energies are less certain.
     """
 
     def domains(self) -> Mapping[str, Domain]: ...
@@ -262,19 +263,28 @@ class DeviceQueries(Protocol):
         """True if the device is gone, or has given no reading for so long that none is due."""
         ...
 
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+    def device(
+        self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
+    ) -> IntervalEnergy:
         """The energy of one device; time after ``known`` is not covered."""
         ...
 
-    def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+    def cells(
+        self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
+    ) -> IntervalEnergy:
         """The energy of whole cells of one device, with the uncertainty of thinned ones alone.
 
         Edges are multiples of the resolution for users who may not read the counters.
         """
         ...
 
-    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
-        """The energy between neighbouring readings that overlap a period, oldest first."""
+    def timeline(
+        self, domain_id: str, start: int, end: int, *, common: bool = False
+    ) -> list[EnergyStep]:
+        """The energy between neighbouring readings that overlap a period, oldest first.
+
+        With ``common``, none of them is there for the edge of a window.
+        """
         ...
 
     def gpu(self, domain_id: str) -> GpuStatus | None:

@@ -93,7 +93,7 @@ def test_thinning_moves_no_energy_over_edges_and_knows_what_it_moves_elsewhere(
 ) -> None:
     """The edges become known after some of the steps, between which nothing was thinned."""
     kept: list[int] = []
-    exact, thinned = EnergyCurve(PACKAGE), EnergyCurve(PACKAGE, 0, limit, lambda: kept)
+    exact, thinned = EnergyCurve(PACKAGE), MeteredCurve(PACKAGE, ABSENCE, 0, limit, lambda: kept)
     now, times = START, sorted(START + edge for edge in edges)
     for number, (milliseconds, energy) in enumerate(steps):
         if number == min(known, limit - 1):

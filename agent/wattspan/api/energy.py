@@ -50,9 +50,13 @@ are multiples of it, so that they tell no exact times of readings."""
 
 
 class TimeGrid(NamedTuple):
-    """Cells of ``size`` nanoseconds from the zero of the monotonic clock; 0: no cells."""
+    """Cells of ``size`` nanoseconds from the zero of the monotonic clock; 0: no cells.
+
+    ``own`` are the edges of windows that the reader may know; None: all.
+    """
 
     size: int
+    own: Sequence[int] | None = None
 
     def down(self, at: int) -> int:
         return at - at % self.size if self.size else at
@@ -73,13 +77,13 @@ class TimeGrid(NamedTuple):
     ) -> IntervalEnergy:
         """The energy of ``domain``; if the grid hides it, that of completely measured cells."""
         if not self.hides(domain):
-            return devices.device(domain.id, start, end)
+            return devices.device(domain.id, start, end, self.own)
         end = min(end, self.down(devices.known(domain.id) or 0))
         energy: Counter[HwType] = Counter()
         uncertainty: Counter[HwType] = Counter()
         covered = 0
         for first, last, inside in self._parts(start, end):
-            for spent in _complete_cells(devices, domain, first, last, self.size):
+            for spent in _complete_cells(devices, domain, first, last, self):
                 span = last - first
                 covered += spent.covered * inside // span
                 for kind, amount in spent.energy.items():
@@ -144,13 +148,13 @@ class TimeGrid(NamedTuple):
 
 
 def _complete_cells(
-    devices: DeviceQueries, domain: Domain, start: int, end: int, size: int
+    devices: DeviceQueries, domain: Domain, start: int, end: int, grid: TimeGrid
 ) -> Iterator[IntervalEnergy]:
     """The energy of those whole cells that are measured completely.
 
     The uncertainty is that of a mean over cells: no figure tells of single readings.
     """
-    spent, length = devices.cells(domain.id, start, end), end - start
+    spent, length = devices.cells(domain.id, start, end, grid.own), end - start
     if spent.covered >= length:
         edges = sum(_edge_allowance(devices, domain, edge) for edge in (start, end))
         displaced = min(length, edges + 2 * domain.resolution)
@@ -159,15 +163,15 @@ def _complete_cells(
             for kind, amount in spent.energy.items()
         }
         yield spent._replace(uncertainty=uncertainty)
-    elif spent.covered > 0 and length > size:
-        middle = start + length // size // 2 * size
-        yield from _complete_cells(devices, domain, start, middle, size)
-        yield from _complete_cells(devices, domain, middle, end, size)
+    elif spent.covered > 0 and length > grid.size:
+        middle = start + length // grid.size // 2 * grid.size
+        yield from _complete_cells(devices, domain, start, middle, grid)
+        yield from _complete_cells(devices, domain, middle, end, grid)
 
 
 def _edge_allowance(devices: DeviceQueries, domain: Domain, edge: int) -> int:
     """The time from ``edge`` to the nearest reading in nanoseconds, and half of it for ripple."""
-    for before, after, _ in devices.timeline(domain.id, edge, edge):
+    for before, after, _ in devices.timeline(domain.id, edge, edge, common=True):
         if before < edge < after:
             nearest = min(edge - before, after - edge)
             return -(-3 * nearest // (2 * EDGE_ALLOWANCE)) * EDGE_ALLOWANCE
@@ -495,7 +499,9 @@ class DeviceEnergyQuery(NamedTuple):
             if hidden
             else [
                 [began, ended, None if spent is None else spent / 1e6]
-                for began, ended, spent in self.devices.timeline(domain.id, self.start, self.end)
+                for began, ended, spent in self.devices.timeline(
+                    domain.id, self.start, self.end, common=self.grid.own is not None
+                )
             ],
             "temperatures": self.devices.temperatures(domain.id, self.start, self.end),
         }

@@ -125,7 +125,8 @@ _READ = ("GET", "HEAD")
 class QueryService:
     """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status``, ``advice`` and ``tuning``.
 
-    ``resolution`` is that of device energy for users who may not read the counters. ``registered``
+    ``resolution`` is that of device energy for users who may not read the counters, and ``edges``
+    are those of the windows of a process, which they may know of their own. ``registered``
     is called with each process that measures windows and its owner, ``awaits_readings`` by each
     query that waits for them.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
@@ -146,6 +147,7 @@ class QueryService:
         host: str,
         version: str,
         resolution: int = 0,
+        edges: Callable[[int], Sequence[int]] = lambda pid: (),
         sampler: ProcessCpuSampler | None = None,
         registered: Callable[[Consumer, Hashable], None] = lambda process, owner: None,
         awaits_readings: Callable[[], None] = lambda: None,
@@ -167,7 +169,7 @@ class QueryService:
         self._tuning_view, self._history_view = tuning or TuningAccounts, history
         self._estimate_request = inference or (lambda process, request: None)
         self._authorization = authorization or Authorization.of_host(PrincipalResolver.of_host())
-        self._grid = TimeGrid(resolution)
+        self._grid, self._edges = TimeGrid(resolution), edges
         self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
         self._registered, self._awaits_readings = registered, awaits_readings
@@ -296,7 +298,7 @@ class QueryService:
     def _grid_for(self, peer: Peer) -> TimeGrid:
         """The grid of the energy of devices for ``peer``."""
         may_read = self._authorization.may_read_counters(peer)
-        return energy.UNQUANTIZED if may_read else self._grid
+        return energy.UNQUANTIZED if may_read else self._grid._replace(own=self._edges(peer.pid or 0))
 
     def _periods(
         self, request: HttpRequest, known: Mapping[str, Parameter]

@@ -3,7 +3,8 @@
 The edges of intervals are the *knots* of a function that rises evenly in between, so the energies
 of neighbouring periods add up to the microjoule. Intervals may have any length. Old knots are
 thinned, ever more with their age, so a period may begin hours ago: its edge is then located to
-within a 256th of its age. An interval with an edge of a window that may still be read is kept.
+within a 256th of its age. An interval with an edge of a window that may still be read is kept, for
+those who may know the edge.
 
 The uncertainty of an edge has four parts. The counter's last step may lie on its wrong side. The
 power inside an interval may have changed from that of the interval before to that of the one
@@ -17,11 +18,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from itertools import pairwise
 from math import ceil, hypot
-from operator import itemgetter
 from typing import NamedTuple
 
 from wattspan.model import Domain, Microjoules
@@ -52,27 +52,36 @@ class CurveEnergy(NamedTuple):
     blur: Microjoules = Microjoules(0)
 
 
-Edges = Callable[[], Sequence[int]]
-"""Returns the times around which knots are kept."""
+STEP = 512
+"""Knots that one step of thinning examines: less than a millisecond, whatever the length."""
 
 
-def around(times: Sequence[int], edges: Iterable[int]) -> set[int]:
-    """The indices of the ends of the intervals in ``times`` that contain an edge."""
-    ends = set(map(partial(bisect_left, list(times)), edges)) - {0, len(times)}  # lists are faster
-    return ends | {end - 1 for end in ends}
+def around(times: Sequence[int], edges: Sequence[int], left: int, right: int) -> set[int]:
+    """The indices of the ends of the intervals between two knots that contain one of the edges.
+
+    ``times`` and ``edges`` are sorted. The cost is that of these intervals, however many edges.
+    """
+    ends, at = set[int](), bisect_right(edges, times[left])
+    while at < len(edges) and edges[at] <= times[right]:
+        end = bisect_left(times, edges[at], left, right + 1)
+        ends |= {end - 1, end}
+        at = bisect_right(edges, times[end], at)
+    return ends
 
 
 class EnergyKnots:
-    """Cumulative energy and measured time at some instants, at most ``limit`` of them.
+    """Cumulative energy and measured time at some instants, about ``limit`` of them.
 
-    Two knots around each of ``edges`` are kept besides.
+    ``thin`` removes old ones, except those around edges.
     """
 
-    def __init__(self, limit: int, edges: Edges = tuple) -> None:
+    def __init__(self, limit: int) -> None:
         if limit < 8:
             raise ValueError(f"an energy curve needs room for 8 knots, not {limit}")
         self._limit = self._thin_at = limit
-        self._edges = edges
+        self._scale = 1
+        self._until: int | None = None  # the time of the oldest knot that this pass has examined
+        self._spaced = self.pinned = 0  # knots that the last pass has kept by age, or for edges
         self.times = array("q")
         self.energies = array("q")  # up to each knot
         self.covered = array("q")  # measured nanoseconds up to each knot
@@ -87,23 +96,51 @@ class EnergyKnots:
         self.energies.append(energy)
         self.covered.append(covered)
         self.deviations.append(0)
-        if len(self.times) > self._thin_at:
-            self._thin()
 
-    def _thin(self) -> None:
-        """Remove old knots until a quarter of the limit is free, besides those around edges."""
-        times, scale = self.times, 1
-        while len(spaced := _kept(times, scale)) > self._limit * 3 // 4:
-            scale *= 2
-        kept = sorted(around(times, self._edges()).union(spaced))
-        for left, right in pairwise(kept):
-            if right - left > 1:
-                self.deviations[right] = self._deviation(left, right)
-        columns, chosen = (times, self.energies, self.covered, self.deviations), itemgetter(*kept)
-        self.times, self.energies, self.covered, self.deviations = (
-            array("q", chosen(column)) for column in columns
-        )
-        self._thin_at = self._limit + len(kept) - len(spaced)
+    def add(self, end: int, energy: int) -> None:
+        """Add energy up to ``end``; that of a time which is known already counts there."""
+        since, before, covered = self.times[-1], self.energies[-1], self.covered[-1]
+        if end > since:
+            self.append(end, before + energy, covered + end - since)
+        else:
+            self.energies[-1] += energy
+
+    def skip(self, until: int) -> None:
+        """Add a gap."""
+        if len(self) > 1 and self.covered[-1] == self.covered[-2]:
+            self.times[-1] = until
+        else:
+            self.append(until, self.energies[-1], self.covered[-1])
+
+    @property
+    def crowded(self) -> bool:
+        """True if knots are to be thinned."""
+        return self._until is not None or len(self.times) > self._thin_at
+
+    def thin(self, edges: Sequence[int] = ()) -> None:
+        """Remove some of ``STEP`` knots, besides those around sorted ``edges``: no lock is held long.
+
+        A pass goes from the newest to the oldest, until a quarter of the limit is free.
+        """
+        times = self.times
+        if self._until is None:
+            self._until, self._spaced, self.pinned = times[-1], 1, 0
+        right = min(bisect_left(times, self._until), len(times) - 1)
+        left = max(0, right - STEP)
+        spaced = _spaced(times, left, right, self._scale)
+        kept = sorted(around(times, edges, left, right).union(spaced) - {right})
+        self._spaced += len(spaced)
+        self.pinned += len(kept) - len(spaced)
+        for before, after in pairwise([*kept, right]):
+            if after - before > 1:
+                self.deviations[after] = self._deviation(before, after)
+        for column in (times, self.energies, self.covered, self.deviations):
+            column[left:right] = array("q", [column[i] for i in kept])
+        self._until = times[left]
+        if not left:
+            self._until, self._thin_at = None, self._limit + self.pinned
+            if self._spaced > self._limit * 3 // 4:
+                self._scale, self._thin_at = 2 * self._scale, 0  # another pass
 
     def _deviation(self, left: int, right: int) -> int:
         """The largest deviation of the energy from a line between two knots."""
@@ -134,6 +171,19 @@ class EnergyKnots:
             already + (covered - already) * inside // length,
         )
 
+    def columns(self, start: int, end: int) -> tuple[array[int], array[int], array[int]]:
+        """The knots around a period: times, energies up to them, measured nanoseconds."""
+        first = max(0, bisect_right(self.times, start) - 1)
+        part = slice(first, bisect_left(self.times, end) + 1)
+        return self.times[part], self.energies[part], self.covered[part]
+
+    def power(self, i: int, otherwise: float) -> float:
+        """The power of the interval that ends at knot ``i``, in microjoules a nanosecond."""
+        times, energies = self.times, self.energies
+        if not 0 < i < len(times):
+            return otherwise
+        return (energies[i] - energies[i - 1]) / (times[i] - times[i - 1])
+
     def clipped(self, start: int, end: int) -> tuple[int, int]:
         """The part of a period within the knots."""
         first, last = self.times[0], self.times[-1]
@@ -141,35 +191,70 @@ class EnergyKnots:
         return start, min(max(end, start), last)
 
 
+class _Layers:
+    """One energy with the knots around edges of windows, ``kept``, and without, ``common``.
+
+    Both are one object while there are no such knots.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.kept = self.common = EnergyKnots(limit)
+
+    def each(self) -> tuple[EnergyKnots, ...]:
+        return (self.kept,) if self.common is self.kept else (self.kept, self.common)
+
+    def thin(self, edges: Sequence[int]) -> bool:
+        """One step; False if nothing is to be thinned."""
+        if edges and self.kept.crowded and self.common is self.kept:
+            self.common = deepcopy(self.kept)
+        for one, pins in ((self.common, ()), (self.kept, edges)):
+            if one.crowded:
+                one.thin(pins)
+                return True
+        if not (edges or self.kept.pinned):
+            self.common = self.kept
+        return False
+
+    def at(self, time: int, own: Sequence[int] | None, apart: int) -> EnergyKnots:
+        """The knots for a reader who knows the edges ``own``, or all of them with None.
+
+        An edge counts if it is less than ``apart`` from ``time``.
+        """
+        if own is None:
+            return self.kept
+        i = bisect_right(own, time - apart)
+        return self.kept if i < len(own) and own[i] < time + apart else self.common
+
+
 class EnergyCurve:
     """The energy of one domain, from its first reading to its newest.
 
-    ``cell``: length of the cells of ``cells_between``, 0 for none. The energies up to ``edges``
-    stay as they are, once these are known.
+    ``cell``: length of the cells of ``cells_between``, 0 for none. ``own`` are the edges of windows
+    that a reader may know, sorted, or None for all of them: no answer tells of others. The energies
+    up to them stay as they are, if ``thin`` knows them.
     """
 
-    def __init__(
-        self, domain: Domain, cell: int = 0, limit: int = MAX_KNOTS, edges: Edges = tuple
-    ) -> None:
+    def __init__(self, domain: Domain, cell: int = 0, limit: int = MAX_KNOTS) -> None:
         self.domain = domain
         self._cell = cell
-        self._fine, self._coarse = EnergyKnots(limit, edges), EnergyKnots(limit, edges)
+        self._fine, self._coarse = _Layers(limit), _Layers(limit)
         self._stale: deque[tuple[int, int | None]] = deque(maxlen=MAX_STALE_CHANGES)
 
     def __len__(self) -> int:
-        return len(self._fine)
+        return len(self._fine.kept)
 
     @property
     def known(self) -> int | None:
         """The monotonic time up to which energy or a gap is known; None before the first."""
-        return self._fine.times[-1] if self._fine.times else None
+        times = self._fine.kept.times
+        return times[-1] if times else None
 
     # ----------------------------------------------------------------------------------- input
 
     def begin(self, at: int) -> None:
         """Begin at a first reading. Without effect on a curve that has begun."""
-        if not self._fine.times:
-            self._fine.append(at, 0, 0)
+        if not self._fine.kept.times:
+            self._fine.kept.append(at, 0, 0)
 
     def add(self, start: int, end: int, energy: int, stale: int | None = None) -> None:
         """Add the next interval; the time since the last one is a gap.
@@ -181,24 +266,18 @@ class EnergyCurve:
             self._stale.append((start, stale))
         self.begin(start)
         self.skip(start)
-        fine = self._fine
-        since, before, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
-        if end > since:
-            fine.append(end, before + energy, covered + end - since)
-        else:
-            fine.energies[-1] += energy
+        since = self._fine.kept.times[-1]
+        for knots in self._fine.each():
+            knots.add(end, energy)
         self._complete_cells(since, end)
 
     def skip(self, until: int) -> None:
         """Add a gap; without effect before the first reading."""
-        fine = self._fine
-        if not fine.times or until <= fine.times[-1]:
+        since = self.known
+        if since is None or until <= since:
             return
-        since, energy, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
-        if len(fine) > 1 and covered == fine.covered[-2]:
-            fine.times[-1] = until
-        else:
-            fine.append(until, energy, covered)
+        for knots in self._fine.each():
+            knots.skip(until)
         self._complete_cells(since, until)
 
     def _complete_cells(self, since: int, end: int) -> None:
@@ -206,64 +285,82 @@ class EnergyCurve:
         if not self._cell:
             return
         first, last = -(-since // self._cell) * self._cell, end - end % self._cell
-        known = self._coarse.times[-1] if self._coarse.times else -1
+        known = self._coarse.kept.times[-1] if self._coarse.kept.times else -1
         for edge in dict.fromkeys((first, last)):
             if edge > known and since <= edge <= end:
-                self._coarse.append(edge, *self._fine.at(edge))
+                for knots in self._coarse.each():
+                    knots.append(edge, *self._fine.kept.at(edge))
+
+    @property
+    def crowded(self) -> bool:
+        """True if knots are to be thinned."""
+        return any(one.crowded for both in (self._fine, self._coarse) for one in both.each())
+
+    def thin(self, edges: Sequence[int] = ()) -> bool:
+        """One step of thinning, which keeps the knots around sorted ``edges``; False: none left."""
+        return self._fine.thin(edges) or self._coarse.thin(edges)
 
     # ----------------------------------------------------------------------------------- answers
 
-    def between(self, start: int, end: int) -> CurveEnergy:
+    def between(self, start: int, end: int, own: Sequence[int] | None = None) -> CurveEnergy:
         """The energy from ``start`` to ``end``; unmeasured time adds nothing to it."""
-        if not self._fine.times:
+        if not self._fine.kept.times:
             return CurveEnergy(Microjoules(0), Microjoules(0), 0)
-        start, end = self._fine.clipped(start, end)
-        before, after = self._fine.at(start), self._fine.at(end)
-        error = hypot(self._edge_error(start), self._edge_error(end)) if end > start else 0.0
-        blur = self._fine.blur(start) + self._fine.blur(end) if end > start else 0
+        start, end = self._fine.kept.clipped(start, end)
+        first, last = self._fine.at(start, own, 1), self._fine.at(end, own, 1)
+        before, after = first.at(start), last.at(end)
+        error, blur = 0.0, 0
+        if end > start:
+            error = hypot(self._edge_error(first, start), self._edge_error(last, end))
+            blur = first.blur(start) + last.blur(end)
         energy = Microjoules(after[0] - before[0])
         uncertainty = Microjoules(ceil(error) + blur)
         return CurveEnergy(energy, uncertainty, after[1] - before[1], Microjoules(blur))
 
     def up_to(self, time: int) -> tuple[int, int] | None:
         """Cumulative energy and measured time at ``time``; None outside of the history."""
-        times = self._fine.times
-        return self._fine.at(time) if times and times[0] <= time <= times[-1] else None
+        knots = self._fine.common
+        return knots.at(time) if knots.times and knots.times[0] <= time <= knots.times[-1] else None
 
-    def cells_between(self, start: int, end: int) -> CurveEnergy:
+    def cells_between(self, start: int, end: int, own: Sequence[int] | None = None) -> CurveEnergy:
         """The energy of whole cells, from and to the edge of one; uncertain by thinning alone.
 
         Old cells are thinned to the edges of cells, so no answer contains more of the readings
         inside a cell than its energy.
         """
-        if not self._coarse.times:
+        if not self._coarse.kept.times:
             return CurveEnergy(Microjoules(0), Microjoules(0), 0)
-        edges = self._coarse.clipped(start, end)
-        before, after = map(self._coarse.at, edges)
-        blur = Microjoules(sum(map(self._coarse.blur, edges)))
+        edges = self._coarse.kept.clipped(start, end)
+        knots = [self._coarse.at(edge, own, self._cell) for edge in edges]
+        before, after = (one.at(edge) for one, edge in zip(knots, edges, strict=True))
+        blur = Microjoules(sum(one.blur(edge) for one, edge in zip(knots, edges, strict=True)))
         return CurveEnergy(Microjoules(after[0] - before[0]), blur, after[1] - before[1], blur)
 
-    def knots(self, start: int, end: int) -> list[tuple[int, Microjoules, int]]:
+    def knots(
+        self, start: int, end: int, *, common: bool = False
+    ) -> Iterator[tuple[int, int, int]]:
         """The knots around a period: time, energy up to it, and measured nanoseconds up to it.
 
         The first is the last one at or before ``start``, the last is the first at or after ``end``.
+        With ``common``, none is there for the edge of a window. Later input changes none of them.
         """
-        fine = self._fine
-        part = slice(max(0, bisect_right(fine.times, start) - 1), bisect_left(fine.times, end) + 1)
-        columns = fine.times[part], fine.energies[part], fine.covered[part]
-        return [
-            (time, Microjoules(energy), done) for time, energy, done in zip(*columns, strict=True)
-        ]
+        knots = self._fine.common if common else self._fine.kept
+        return zip(*knots.columns(start, end), strict=True)
 
-    def _edge_error(self, time: int) -> float:
-        """The uncertainty of the energy up to ``time``, in microjoules. Needs two knots."""
-        times, energies, domain = self._fine.times, self._fine.energies, self.domain
+    def _edge_error(self, knots: EnergyKnots, time: int) -> float:
+        """The uncertainty of the energy up to ``time``, in microjoules. Needs two knots.
+
+        The powers beside the interval are those that every reader may know.
+        """
+        times, domain = knots.times, self.domain
         i = min(max(1, bisect_left(times, time)), len(times) - 1)
-        length, energy = times[i] - times[i - 1], energies[i] - energies[i - 1]
+        length, energy = times[i] - times[i - 1], knots.energies[i] - knots.energies[i - 1]
         stale = self._staleness(times[i - 1], times[i])
         step = energy * min(1.0, (domain.resolution if stale is None else stale) / length)
         power = energy / length
-        spread = max(abs(self._power(j, power) - power) for j in (i - 1, i + 1))
+        common = self._fine.common
+        j = min(max(1, bisect_left(common.times, time)), len(common) - 1)
+        spread = max(abs(common.power(k, power) - power) for k in (j - 1, j, j + 1))
         if len(times) == 2:
             spread = power
         inside = min(time - times[i - 1], times[i] - time)
@@ -282,20 +379,13 @@ class EnergyCurve:
         known = [one for one in ages if one is not None]
         return max(known) if len(known) == len(ages) else None
 
-    def _power(self, i: int, otherwise: float) -> float:
-        """The power of the interval that ends at knot ``i``, in microjoules a nanosecond."""
-        times, energies = self._fine.times, self._fine.energies
-        if not 0 < i < len(times):
-            return otherwise
-        return (energies[i] - energies[i - 1]) / (times[i] - times[i - 1])
 
-
-def _kept(times: array[int], scale: int) -> list[int]:
-    """The knots that remain; their distances grow with their age."""
-    i = len(times) - 1
-    kept, last = [i], times[i]
-    while i > 0:
+def _spaced(times: array[int], left: int, right: int, scale: int) -> list[int]:
+    """The knots from ``left`` to before ``right`` that remain; distances grow with their age."""
+    i, spaced, last = right, list[int](), times[-1]
+    while i > left:
         time = times[i]
-        i = min(i - 1, bisect_left(times, time - (last - time) * scale // RESOLVED_FRACTION))
-        kept.append(i)
-    return kept[::-1]
+        gap = (last - time) * scale // RESOLVED_FRACTION
+        i = min(i - 1, bisect_left(times, time - gap, left, i))
+        spaced.append(i)
+    return spaced

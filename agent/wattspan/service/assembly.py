@@ -206,7 +206,7 @@ def build_agent(
             ledger.baseline_errors,
             ledger.missing_until,
             pools,
-            edges.of,
+            lambda process: edges.of(process.pid),
         )
         interval = config.agent.interval
         demand = SamplingDemand(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from wattspan.attribution.energy_curve import MAX_KNOTS, RESOLVED_FRACTION, CurveEnergy, EnergyCurve
+from wattspan.attribution.energy_curve import RESOLVED_FRACTION, CurveEnergy, EnergyCurve
 from wattspan.attribution.metering import MeteredPeriod
 from wattspan.model import (
     SECOND,
@@ -52,6 +52,9 @@ _MOST_APART = 0.6
 MAX_TEMPERATURES = 3600
 MAX_WAITING_TICKS = 64
 
+CURVES_A_STEP = 8
+"""Devices for which each tick has one step of thinning: their edges of windows are all kept so."""
+
 
 PART_SILENCE = 10 * SECOND
 """The same of a part, whose energy is known once that of its device is attributed."""
@@ -68,35 +71,32 @@ class WindowEdges:
         self._pool = (pools or Pools()).make(PoolName.WINDOW_EDGES, limit)
         self._lock = threading.Lock()
         self._of: dict[SharePath, deque[int]] = {}
-        self._sorted: list[int] | None = []
 
     def update(
         self, pid: int, owner: Hashable, times: Iterable[int], *, ended: bool = False
     ) -> None:
         """Add edges of a process, monotonic times in any order; forget all once it ``ended``."""
         path = *share_path(owner), pid
-        with self._lock:
-            for time in times:
+        for time in times:
+            with self._lock:  # for one at a time: there may be thousands
                 admission = self._pool.acquire(path)
                 if admission:
                     self._of.setdefault(path, deque()).append(time)
                 for loser in admission.displaced:
                     self._of[loser].popleft()
-            if ended:
+        if ended:
+            with self._lock:
                 self._pool.release(path, len(self._of.pop(path, ())))
-            self._sorted = None
 
-    def of(self, process: Consumer) -> Sequence[int]:
-        """The edges of one process."""
+    def of(self, pid: int | None = None) -> Sequence[int]:
+        """The edges of one process, or of all, sorted."""
+        found = list[int]()
         with self._lock:
-            return [t for path, own in self._of.items() if path[-1] == process.pid for t in own]
-
-    def all(self) -> Sequence[int]:
-        """The edges of all processes."""
-        with self._lock:
-            if self._sorted is None:
-                self._sorted = sorted(itertools.chain.from_iterable(self._of.values()))
-            return self._sorted
+            for path, own in self._of.items():
+                if pid in {None, path[-1]}:
+                    found.extend(own)
+        found.sort()  # without the lock: there may be thousands
+        return found
 
 
 class _DeviceTick(NamedTuple):
@@ -174,7 +174,7 @@ class DeviceHistory:
         self._now = 0
         self._waiting: deque[_DeviceTick | tuple[Attribution, ...]] = deque()
         self._ramps: dict[int, deque[tuple[int, int]]] = {one: deque() for one in RAMP_WINDOWS}
-        self._examined = 0
+        self._examined = self._thinned = 0
         self._sparse = dict.fromkeys(RAMP_WINDOWS, -RAMP_PERIOD)  # times of too distant ticks
 
     def record(self, tick: MeteredTick, gpus: Sequence[GpuStatus]) -> None:
@@ -183,6 +183,18 @@ class DeviceHistory:
         if len(self._waiting) > MAX_WAITING_TICKS:
             with self._current():
                 pass
+        self._thin()
+
+    def _thin(self) -> None:
+        """Thin one curve in turn a little, or of many devices some: ticks must not wait long."""
+        curves = [one.curve for one in tuple(self._devices.values())]
+        for _ in range(1 + len(curves) // CURVES_A_STEP):
+            if not (crowded := [i for i, one in enumerate(curves) if one.crowded]):
+                return
+            self._thinned = next((i for i in crowded if i > self._thinned), crowded[0])
+            edges = self._edges.of()
+            with self._lock:
+                curves[self._thinned].thin(edges)
 
     def settle(self, tick: Tick, settled: Sequence[Attribution]) -> None:
         """Add the energies of parts of devices, such as MIG instances, which have no readings."""
@@ -241,9 +253,7 @@ class DeviceHistory:
                 if known is not None:  # it has left the cover
                     known.domain = domain
             elif known is None:
-                # No two devices are thinned while the lock is held once: that takes milliseconds.
-                limit = MAX_KNOTS - (MAX_WAITING_TICKS + 8) * (len(self._devices) % 12)
-                curve = EnergyCurve(domain, self._cell, limit, self._edges.all)
+                curve = EnergyCurve(domain, self._cell)
                 self._devices[domain.id] = _Device(domain, curve, self._now)
             else:
                 known.domain, known.present = domain, True
@@ -328,17 +338,22 @@ class DeviceHistory:
             silence = PART_SILENCE if device.is_part else self._silence
             return not device.present or self._now - since > silence
 
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+    def device(
+        self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
+    ) -> IntervalEnergy:
         """The energy of one device; time after ``known`` is not covered."""
         with self._current():
             device = self._devices[domain_id]
-            return self._found(device.domain, device.curve.between(start, end), start, end)
+            return self._found(device.domain, device.curve.between(start, end, own), start, end)
 
-    def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+    def cells(
+        self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
+    ) -> IntervalEnergy:
         """The energy of whole cells of one device, with the uncertainty of thinned ones alone."""
         with self._current():
             device = self._devices[domain_id]
-            return self._found(device.domain, device.curve.cells_between(start, end), start, end)
+            spent = device.curve.cells_between(start, end, own)
+            return self._found(device.domain, spent, start, end)
 
     def _found(self, domain: Domain, spent: CurveEnergy, start: int, end: int) -> IntervalEnergy:
         """Nothing, if the energy may be off by half and the period is too short for its age."""
@@ -347,10 +362,12 @@ class DeviceHistory:
         kind = domain.hw_type
         return IntervalEnergy({kind: spent.energy}, {kind: spent.uncertainty}, spent.covered)
 
-    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
+    def timeline(
+        self, domain_id: str, start: int, end: int, *, common: bool = False
+    ) -> list[EnergyStep]:
         """The energy between neighbouring readings that overlap a period, oldest first."""
         with self._current():
-            knots = self._devices[domain_id].curve.knots(start, end)
+            knots = self._devices[domain_id].curve.knots(start, end, common=common)
         return [
             EnergyStep(began, ended, Microjoules(after - before) if measured > already else None)
             for (began, before, already), (ended, after, measured) in pairwise(knots)

@@ -338,6 +338,7 @@ class SpanAssembly:
             host=core.view().host,
             version=__version__,
             resolution=core.config.agent.api_resolution,
+            edges=core.edges.of,
             sampler=sampler,
             tuning=self._tuning.accounts,
             history=self._tuning.history,

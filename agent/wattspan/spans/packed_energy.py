@@ -159,20 +159,18 @@ def empty_uncertainties() -> tuple[RowUncertainties, ...]:
     )
 
 
-def thinned_indices(times: Sequence[int], scale: int) -> list[int]:
-    """The rows that remain; their distances grow with their age."""
-    last = len(times) - 1
-    kept = [last]
-    for i in range(last - 1, 0, -1):
-        age = times[last] - times[i]
+def thinned_indices(times: Sequence[int], scale: int, left: int, right: int) -> list[int]:
+    """The rows from ``left`` to before ``right`` that remain; distances grow with their age."""
+    kept = [right]
+    for i in range(right - 1, left, -1):
+        age = times[-1] - times[i]
         if age < FULL_RESOLUTION_AGE:
             apart = (scale - 1) * 10 * MILLISECOND
         else:
             apart = max(100 * MILLISECOND, age // 128) * scale
         if times[kept[-1]] - times[i - 1] > apart:
             kept.append(i)
-    kept.append(0)
-    return kept[::-1]
+    return [*kept[1:], left]
 
 
 def merged_uncertainties(

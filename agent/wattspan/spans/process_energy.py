@@ -15,9 +15,8 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from wattspan.attribution.division import StaticShare
-from wattspan.attribution.energy_curve import Edges
 from wattspan.model import Domain, Interval, StaticBasis
-from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.profiles import Edges, EnergyProfile
 
 _NEVER = 1 << 62
 _MAX_PERIODS = 256  # periods without a gap that are known of a domain

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
 
-from wattspan.attribution.energy_curve import Edges, around
+from wattspan.attribution.energy_curve import STEP, around
 from wattspan.model import SECOND, HwType, Interval, Microjoules, StaticBasis, StaticSplit
 from wattspan.spans.interval_pool import (
     CounterStep,
@@ -63,6 +63,9 @@ _MAX_BASES = 64  # changes of the basis of the static power that are kept
 
 _Periods = list[tuple[int, int]]
 
+Edges = Callable[[], Sequence[int]]
+"""Returns the sorted times around which rows are kept."""
+
 
 class EnergyProfile:
     """The energy of one payer over time.
@@ -88,7 +91,9 @@ class EnergyProfile:
         self._gaps_of: dict[HwType, _Periods] = {}  # of the domains of the type
         self._errors = empty_uncertainties()
         self._cached: dict[tuple[int, int], Uncertainty] = {}
-        self._thin_at = limit // 4
+        self._thin_at, self._scale = limit // 4, 1
+        self._thin_until: int | None = None  # the time of the oldest row that a pass has examined
+        self._spaced = self._pinned = 0  # rows that a pass has kept by age, or for edges
         self._board_bases: dict[str, StaticBasis | None] = {}
         self._bases: list[tuple[int, StaticBasis | None]] = []  # that of all boards, from a time on
         self.lanes = lanes_of(frozenset())
@@ -286,8 +291,8 @@ class EnergyProfile:
         self._cached.clear()
         self._whole_from = self._gaps[-1][1] if self._gaps else times[0]
         self._whole_until = until
-        if len(times) > self._thin_at:
-            self._thin()
+        if self.crowded:
+            self.thin()
 
     def _begin(self, at: int) -> None:
         self.rows.times.append(at)
@@ -308,35 +313,59 @@ class EnergyProfile:
 
     # ------------------------------------------------------------------------------------ thin
 
-    def _thin(self) -> None:
-        """Merge old rows until a quarter of the limit is free.
+    @property
+    def crowded(self) -> bool:
+        """True if rows are to be merged."""
+        return self._thin_until is not None or len(self.rows.times) > self._thin_at
 
-        All other rows keep their energies, fractions included: spans were divided up to their
-        times, and a smaller energy there would be a negative one of the next span.
+    def thin(self) -> None:
+        """Merge old ones of ``STEP`` rows: no lock is held long. Each ``merge`` does so once.
+
+        A pass goes from the newest to the oldest, until a quarter of the limit is free. All other
+        rows keep their energies, fractions included: spans were divided up to their times, and a
+        smaller energy there would be a negative one of the next span.
         """
-        room, scale = self._limit * 3 // 4, 1
-        while len(spaced := thinned_indices(self.rows.times, scale)) > room:
-            scale *= 2
-        kept = sorted(around(self.rows.times, self._edges()).union(spaced))
-        # Most rows remain as they are, and C copies them.
-        old, errors, chosen = self.rows, self._errors, itemgetter(*kept)
-        self.rows = ProfileRows(*(list(chosen(column)) for column in old))
-        self._errors = tuple(
-            RowUncertainties(*(array(column.typecode, chosen(column)) for column in lane))
-            for lane in errors
-        )
-        for at, (left, right) in enumerate(pairwise(kept)):
-            if right - left == 1:
-                continue
-            until = old.times[right]
-            self.thinned = max(self.thinned, until)
-            length = until - old.times[left]
-            self.rows.slope[at] = self.lanes.slope(old.energy[left], old.energy[right], length)
-            merged = merged_uncertainties(self.lanes, old, errors, left, right)
-            for lane, error in zip(self.lanes.numbers, merged, strict=True):
-                for values, value in zip(self._errors[lane], error, strict=True):
-                    values[at] = value
-        self._thin_at = min(self._limit, len(spaced) + self._limit // 8) + len(kept) - len(spaced)
+        rows, times = self.rows, self.rows.times
+        if self._thin_until is None:
+            self._thin_until, self._spaced, self._pinned = times[-1], 1, 0
+        right = min(bisect_left(times, self._thin_until), len(times) - 1)
+        left = max(0, right - STEP)
+        spaced = thinned_indices(times, self._scale, left, right)
+        kept = sorted(around(times, self._edges(), left, right).union(spaced) - {right})
+        self._spaced += len(spaced)
+        self._pinned += len(kept) - len(spaced)
+        if len(kept) < right - left:
+            slopes = [rows.slope[i] for i in kept]
+            errors = [[[column[i] for i in kept] for column in lane] for lane in self._errors]
+            for at, (first, last) in enumerate(pairwise([*kept, right])):
+                if last - first == 1:
+                    continue
+                self.thinned = max(self.thinned, times[last])
+                length = times[last] - times[first]
+                slopes[at] = self.lanes.slope(rows.energy[first], rows.energy[last], length)
+                merged = merged_uncertainties(self.lanes, rows, self._errors, first, last)
+                for lane, error in zip(self.lanes.numbers, merged, strict=True):
+                    for values, value in zip(errors[lane], error, strict=True):
+                        values[at] = value
+            part = slice(left, right)
+            rows.slope[part], rows.energy[part] = slopes, [rows.energy[i] for i in kept]
+            times[part] = [times[i] for i in kept]
+            for lane_errors, columns in zip(self._errors, errors, strict=True):
+                for values, chosen in zip(lane_errors, columns, strict=True):
+                    values[part] = array(values.typecode, chosen)
+            self._cached.clear()
+        self._thin_until = times[left]
+        if not left:
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        self._thin_until, room = None, self._limit * 3 // 4
+        if self._spaced > room:
+            self._scale, self._thin_at = 2 * self._scale, 0  # another pass
+            return
+        if self._spaced <= room // 2:
+            self._scale = max(1, self._scale // 2)
+        self._thin_at = min(self._limit, self._spaced + self._limit // 8) + self._pinned
 
     # ----------------------------------------------------------------------------------- reshape
 
@@ -405,7 +434,7 @@ class EnergyProfile:
         rows.slope[kept:until] = slopes
         self._cached.clear()
         if len(rows.times) > max(self._limit, self._thin_at):
-            self._thin()
+            self.thin()
 
     # ----------------------------------------------------------------------------------- answers
 

@@ -299,15 +299,15 @@ def test_edges_are_divided_among_users_and_processes(hostile: int) -> None:
     edges.update(sibling.pid, USER, [1, 2])
     edges.update(foreign.pid, Principal(7), [3, 4])
     edges.update(own.pid, USER, range(hostile, 0, -1))
-    assert [len(edges.of(one)) for one in (sibling, foreign, own)] == [2, 2, 6]
-    assert edges.of(own) == [6, 5, 4, 3, 2, 1]  # the oldest are dropped, whatever their times
-    assert edges.all() == sorted([1, 2, 3, 4, *range(1, 7)])
+    assert [len(edges.of(one.pid)) for one in (sibling, foreign, own)] == [2, 2, 6]
+    assert edges.of(own.pid) == [1, 2, 3, 4, 5, 6]  # the oldest are dropped, whatever their times
+    assert edges.of() == sorted([1, 2, 3, 4, *range(1, 7)])
     assert pools.refusals()["window_edges", "displaced"] == hostile - 6
     edges.update(own.pid, USER, (), ended=True)
     edges.update(own.pid, USER, (), ended=True)
-    assert edges.all() == [1, 2, 3, 4]
+    assert edges.of() == [1, 2, 3, 4]
     edges.update(own.pid, USER, [2**64 - 1])
-    assert edges.all()[-1] == 2**64 - 1
+    assert edges.of()[-1] == 2**64 - 1
 
 
 def test_temperatures_are_kept_within_bounds() -> None:

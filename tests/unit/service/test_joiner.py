@@ -962,30 +962,43 @@ def test_clock_step_affects_only_spans_with_an_end_near_it(
 
 def test_edges_of_windows_are_kept_until_their_process_ends() -> None:
     agent = Agent()
-    agent.feed.reports = [Heard(10, [], edges=[7, 5]), Heard(99, [], edges=[1], principal=None)]
+    now = agent.clock.monotonic()
+    foreign = Heard(99, [], edges=[now], principal=None)
+    agent.feed.reports = [Heard(10, [], edges=[now, now - 2]), foreign]
     agent.run(0.1)
-    assert agent.edges.of(APP) == [7, 5]
-    assert agent.edges.all() == [5, 7]
+    assert agent.edges.of(APP.pid) == [now - 2, now]
+    assert agent.edges.of() == [now - 2, now]
     assert APP not in agent.past.watched  # it has announced no span
-    agent.feed.reports = [Heard(10, [], edges=[9], gone=True)]
+    agent.feed.reports = [Heard(10, [], edges=[now], gone=True)]
     agent.run(0.1)
-    assert agent.edges.all() == []
+    assert agent.edges.of() == []
+
+
+def test_edge_that_is_told_late_shows_no_old_readings() -> None:
+    agent = Agent()
+    agent.run(40.0)
+    now = agent.clock.monotonic()
+    agent.feed.reports = [Heard(10, [], edges=[now - 31 * SECOND, now - 20 * SECOND, 1])]
+    agent.run(0.1)
+    assert agent.edges.of() == [now - 20 * SECOND]
 
 
 def test_records_of_an_ended_process_are_read_to_the_last() -> None:
     agent = Agent()
+    now = agent.clock.monotonic()
     for edge in range(5):
-        agent.feed.reports = [Heard(10, [], edges=[edge])]
+        agent.feed.reports = [Heard(10, [], edges=[now + edge])]
         agent.run(0.3)
         agent.resolver.ended.add(10)
-    assert agent.edges.of(APP) == [0, 1, 2, 3, 4]
+    assert agent.edges.of(APP.pid) == [now + edge for edge in range(5)]
 
 
 def test_edges_of_a_process_are_forgotten_once_it_runs_a_setuid_program() -> None:
     agent = Agent()
-    agent.feed.reports = [Heard(10, [], edges=[5, 7])]
+    now = agent.clock.monotonic()
+    agent.feed.reports = [Heard(10, [], edges=[now])]
     agent.run(0.3)
     agent.resolver.changed.add(10)
-    agent.feed.reports = [Heard(10, [], edges=[9], gone=True)]
+    agent.feed.reports = [Heard(10, [], edges=[now + 1], gone=True)]
     agent.run(0.1)
-    assert agent.edges.all() == []
+    assert agent.edges.of() == []
