@@ -8,6 +8,7 @@ for want of room are counted.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -96,6 +97,10 @@ def _place(packed: bytes, number: int) -> int | None:
     return None
 
 
+def _begin(packed: bytes) -> int:
+    return int(_TIMES.unpack_from(packed)[0])
+
+
 def _end(packed: bytes) -> int:
     return int(_TIMES.unpack_from(packed)[1])
 
@@ -135,7 +140,7 @@ class PackedAttributions:
     def begin(self, domain_id: str) -> int | None:
         """The monotonic time from which the domain is known; None without an entry."""
         entries = self._entries.get(domain_id)
-        return int(_TIMES.unpack_from(entries[0])[0]) if entries else None
+        return _begin(entries[0]) if entries else None
 
     def add(self, attribution: Attribution) -> None:
         """Append the next settled interval of its domain; remove entries beyond the bounds."""
@@ -153,16 +158,13 @@ class PackedAttributions:
         return [unpack_entry(domain_id, packed) for packed in self.packed(domain_id, start, end)]
 
     def packed(self, domain_id: str, start: int, end: int) -> list[bytes]:
-        """These entries for ``unpack_entry``, which takes twenty times as long."""
-        found: list[bytes] = []
-        for packed in reversed(self._entries.get(domain_id, ())):
-            began, ended = _TIMES.unpack_from(packed)
-            if ended <= start:
-                break
-            if began < end:
-                found.append(packed)
-        found.reverse()
-        return found
+        """These entries for ``unpack_entry``, which takes twenty times as long.
+
+        They are searched by halves: a lock is held, and the history has thousands.
+        """
+        entries = list(self._entries.get(domain_id, ()))  # a deque is slow in its middle
+        first = bisect_right(entries, start, key=_end)
+        return entries[first : bisect_left(entries, end, first, key=_begin)]
 
     def shares(
         self, payers: Iterable[Payer], domain_id: str, start: int, end: int

@@ -56,6 +56,8 @@ MERGE_AFTER = 10 * SECOND
 
 _MERGE_WITHIN = 10 * SECOND  # such merges are spread over it, so that no tick has many
 
+_CROWDED_A_STEP = 8  # processes for which each tick has one step of thinning
+
 _KEEP_STEPS = BACKFILL + MERGE_AFTER + _MERGE_WITHIN + SETTLEMENT_TIMEOUT
 
 IN_USE = SECOND
@@ -146,6 +148,7 @@ class EnergyHistory:
         self._running: set[Consumer] = set()  # those of them that have not ended
         self._steps: dict[str, DomainSteps] = {}
         self._payees: dict[Payer, list[tuple[Consumer, ProcessEnergy]]] = {}
+        self._crowded: dict[Consumer, None] = {}  # with profiles to thin, in order
         self._unmerged: dict[Consumer, int] = {}  # the time of the first share, in its order
         self._wanted = -IN_USE
         self.merged = 0  # number of intervals that profiles have received
@@ -190,6 +193,22 @@ class EnergyHistory:
                 self._add_energy(attribution)
             self._merge_overdue(self._now - before)
             self._remove_ended(tick)
+        for _ in range(1 + len(self._crowded) // _CROWDED_A_STEP):
+            with self.lock:
+                self._thin()
+
+    def _thin(self) -> None:
+        """One step of the profile that has waited longest."""
+        consumer = next(iter(self._crowded), None)
+        if consumer is None:
+            return
+        del self._crowded[consumer]
+        if (watched := self._watched.get(consumer)) is not None:
+            for profile in watched.profiles:
+                if profile.crowded:
+                    profile.thin()
+                    self._crowded[consumer] = None
+                    return
 
     def _merge_overdue(self, elapsed: int) -> None:
         """Merge the oldest shares, and remove steps that nobody needs."""
@@ -207,6 +226,8 @@ class EnergyHistory:
         watched = self._watched[consumer]
         self._unmerged.pop(consumer, None)
         self.merged += watched.merge(self._steps)
+        if any(profile.crowded for profile in watched.profiles):
+            self._crowded.setdefault(consumer)
         return watched
 
     def _remove_ended(self, tick: Tick) -> None:
@@ -409,7 +430,8 @@ class EnergyHistory:
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
         """The idle energy of a device; None where it was not separated from active energy."""
         with self.lock:
-            entries = self._attributions.entries(domain_id, start, end)
+            packed = self._attributions.packed(domain_id, start, end)
+        entries = [unpack_entry(domain_id, one) for one in packed]  # without the lock
         if not entries or entries[0].interval.start.mono > start:
             return None
         total = 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from typing import NamedTuple
 
 from wattspan.attribution.division import StaticShare
@@ -157,8 +156,8 @@ class ProcessEnergy:
 
     def copy(self) -> ProcessEnergy:
         """The same energy, for a family that has had one process until now."""
-        found, shared = ProcessEnergy(self._edges), (self.profile.lanes, self._edges)
-        found.profile = deepcopy(self.profile, {id(one): one for one in shared})
+        found = ProcessEnergy(self._edges)
+        found.profile = self.profile.fork()
         found._merged = dict(self._merged)
         return found
 

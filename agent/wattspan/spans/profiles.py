@@ -27,8 +27,9 @@ from copy import copy
 from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
+from typing import TypeVar
 
-from wattspan.attribution.energy_curve import STEP, around
+from wattspan.attribution.energy_curve import around
 from wattspan.model import SECOND, HwType, Interval, Microjoules, StaticBasis, StaticSplit
 from wattspan.spans.interval_pool import (
     CounterStep,
@@ -56,8 +57,11 @@ from wattspan.spans.packed_energy import (
 )
 from wattspan.spans.values import IntervalEnergy, IntervalEnergyColumns
 
+T = TypeVar("T")
+
 NO_ENERGY = IntervalEnergy({}, {}, 0)
 _MAX_PERIODS = 256  # gaps, and measured periods of one type, that are kept
+_STEP = 128  # rows that one step of thinning examines, in a millisecond or two
 _MAX_BASES = 64  # changes of the basis of the static power that are kept
 
 
@@ -319,7 +323,7 @@ class EnergyProfile:
         return self._thin_until is not None or len(self.rows.times) > self._thin_at
 
     def thin(self) -> None:
-        """Merge old ones of ``STEP`` rows: no lock is held long. Each ``merge`` does so once.
+        """Merge old ones of ``_STEP`` rows: no lock is held long. Each ``merge`` does so once.
 
         A pass goes from the newest to the oldest, until a quarter of the limit is free. All other
         rows keep their energies, fractions included: spans were divided up to their times, and a
@@ -329,7 +333,7 @@ class EnergyProfile:
         if self._thin_until is None:
             self._thin_until, self._spaced, self._pinned = times[-1], 1, 0
         right = min(bisect_left(times, self._thin_until), len(times) - 1)
-        left = max(0, right - STEP)
+        left = max(0, right - _STEP)
         spaced = thinned_indices(times, self._scale, left, right)
         kept = sorted(around(times, self._edges(), left, right).union(spaced) - {right})
         self._spaced += len(spaced)
@@ -362,6 +366,8 @@ class EnergyProfile:
         self._thin_until, room = None, self._limit * 3 // 4
         if self._spaced > room:
             self._scale, self._thin_at = 2 * self._scale, 0  # another pass
+            if len(self.rows.times) <= _STEP:
+                self.thin()
             return
         if self._spaced <= room // 2:
             self._scale = max(1, self._scale // 2)
@@ -468,6 +474,14 @@ class EnergyProfile:
         found._gaps_of = {kind: list(periods) for kind, periods in self._gaps_of.items()}
         found._gaps = list(self._gaps)
         found._bases, found._cached = list(self._bases), {}
+        return found
+
+    def fork(self) -> EnergyProfile:
+        """A profile of the same energy, to which other energy can be added."""
+        found = self.snapshot()
+        found._board_bases = dict(self._board_bases)
+        found._clock = _forked(self._clock)
+        found._tracks = {key: _forked(track) for key, track in self._tracks.items()}
         return found
 
     def between(self, start: int, end: int) -> IntervalEnergy:
@@ -598,6 +612,16 @@ class EnergyProfile:
         found = uncertainty_between(self.lanes, self._errors, first, last, newest)
         self._cached[first, last] = found
         return found
+
+
+def _forked(thing: T) -> T:
+    """A copy of an object that has numbers, and containers of immutable values.
+
+    A deep copy takes ten times as long, and a lock is held.
+    """
+    found = copy(thing)
+    vars(found).update({name: copy(value) for name, value in vars(thing).items()})
+    return found
 
 
 def _add_period(periods: _Periods, start: int, end: int) -> None:
