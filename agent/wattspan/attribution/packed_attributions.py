@@ -162,9 +162,10 @@ class PackedAttributions:
 
         They are searched by halves: a lock is held, and the history has thousands.
         """
-        entries = list(self._entries.get(domain_id, ()))  # a deque is slow in its middle
+        entries = self._entries.get(domain_id, ())
         first = bisect_right(entries, start, key=_end)
-        return entries[first : bisect_left(entries, end, first, key=_begin)]
+        last = bisect_left(entries, end, first, key=_begin)
+        return [entries[i] for i in range(first, last)]
 
     def shares(
         self, payers: Iterable[Payer], domain_id: str, start: int, end: int

@@ -39,7 +39,7 @@ from wattspan.sdk.ring import (
     STARTED,
     VERSION,
 )
-from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.values import SpanEnd, SpanStart
 from wattspan.util.files import process_exists
@@ -60,6 +60,10 @@ RingRecord = SpanStart | SpanEnd
 
 class RingError(ValueError):
     """A violation of the protocol of the side channel."""
+
+
+class NoRoomError(Exception):
+    """Others have the places of a process."""
 
 
 class RingReader:
@@ -233,8 +237,15 @@ class ProcessRecords(NamedTuple):
 class _Client:
     """A connected process; ``ring`` is None before its hello."""
 
-    def __init__(self, connection: socket.socket, pid: int, principal: Principal) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        pid: int,
+        principal: Principal,
+        pool: FairPool[Principal] | None,
+    ) -> None:
         self.connection, self.pid, self.principal = connection, pid, principal
+        self.pool = pool  # that it has a place of; None: another one has it now
         self.ring: RingReader | None = None
         self.turns = 0
         self.announces: bool | None = None  # spans; None before the first record
@@ -268,7 +279,8 @@ class SideChannelServer:
     """Listens at ``path``, a Unix socket that every user may connect to.
 
     At most ``max_processes`` are connected at a time, divided among users; root may use what is
-    left.
+    left. ``max_windows`` processes that only open windows are beside them, whose places displace
+    those of the users with more.
     """
 
     def __init__(
@@ -277,12 +289,15 @@ class SideChannelServer:
         principals: PeerPrincipals | None = None,
         *,
         max_processes: int = 256,
+        max_windows: int | None = None,
         max_records: int = MAX_RECORDS,
         max_owner_records: int = MAX_OWNER_RECORDS,
         pools: Pools | None = None,
     ) -> None:
         self._path, self._principals = path, principals or UserPrincipals()
-        self._pool = (pools or Pools()).make(PoolName.SIDE_CHANNEL, max_processes)
+        pools = pools or Pools()
+        self._pool: FairPool[Principal] = pools.make(PoolName.SIDE_CHANNEL, max_processes)
+        self._windows: FairPool[Principal] = pools.make(PoolName.WINDOW_RINGS, max_windows)
         self._max_records, self._max_owner_records = max_records, max_owner_records
         self._log = logging.getLogger(__name__)
         self._listening: ListeningSocket | None = None
@@ -330,8 +345,8 @@ class SideChannelServer:
                 continue
             try:
                 report = self._read(client, limit)
-            except (OSError, RingError) as error:
-                self._disconnect(client, str(error))
+            except (OSError, RingError, NoRoomError) as error:
+                self._disconnect(client, error)
                 report = None
                 if client.ring:
                     report = ProcessRecords(client.pid, client.principal, [], 0, gone=True)
@@ -377,7 +392,7 @@ class SideChannelServer:
                 continue
             connection.setblocking(False)
             self.counts.admitted += 1
-            self._clients.append(_Client(connection, pid, principal))
+            self._clients.append(_Client(connection, pid, principal, self._pool))
 
     def _new_connections(self) -> Iterator[socket.socket]:
         if self._listening is None:
@@ -395,14 +410,31 @@ class SideChannelServer:
         """True if there is room for a connection, which is reserved."""
         # Of a pid that another user's process had before, a child may hold the connections.
         rings = sum((one.pid, one.principal) == (pid, principal) for one in self._clients)
-        if rings >= _RINGS_PER_PROCESS:
-            return False
-        if principal.is_host_root and self._pool.left > 0:
-            self._pool.force(share_path(principal))
+        return rings < _RINGS_PER_PROCESS and self._acquire(self._pool, principal)
+
+    def _acquire(self, pool: FairPool[Principal], principal: Principal) -> bool:
+        """True if there is a place, perhaps that of an owner with more."""
+        if principal.is_host_root and pool.left > 0:
+            pool.force(share_path(principal))
             return True
-        return bool(self._pool.acquire(share_path(principal)))
+        admission = pool.acquire(share_path(principal))
+        for path in admission.displaced:
+            losers = (c for c in self._clients if c.pool is pool and share_path(c.principal) == path)
+            next(losers).pool = None
+        return bool(admission)
+
+    def _move(self, client: _Client) -> None:
+        """Give a client the place that its records need. NoRoomError."""
+        pool = self._pool if client.announces else self._windows
+        if client.pool is not pool:
+            if not self._acquire(pool, client.principal):
+                raise NoRoomError("there is no room for the rings of more processes")
+            self._release(client)
+            client.pool = pool
 
     def _read(self, client: _Client, limit: int) -> ProcessRecords | None:
+        if client.pool is None:
+            raise NoRoomError("processes of other users have its place")
         ring = client.ring = client.ring or self._receive_hello(client)
         if ring is None:
             return None
@@ -413,6 +445,8 @@ class SideChannelServer:
             self._remove(client)
         if records or ring.edges:
             client.announces = bool(records or client.announces)
+            if not gone:
+                self._move(client)
         client.quiet = client.announces is False and not ring.edges
         if not records and not lost and not gone and not ring.edges:
             return None
@@ -440,17 +474,24 @@ class SideChannelServer:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _disconnect(self, client: _Client, reason: str) -> None:
+    def _disconnect(self, client: _Client, reason: Exception) -> None:
         self._log.debug(
             "The side channel disconnects pid %d (%s): %s", client.pid, client.principal, reason
         )
-        self.counts.put_out += 1
+        if isinstance(reason, NoRoomError):
+            self.counts.crowded_out += 1
+        else:
+            self.counts.put_out += 1
         self._remove(client)
 
     def _remove(self, client: _Client) -> None:
         self._clients.remove(client)
-        self._pool.release(share_path(client.principal))
+        self._release(client)
         client.close()
+
+    def _release(self, client: _Client) -> None:
+        if client.pool is not None:
+            client.pool.release(share_path(client.principal))
 
 
 def receive_ring(hello: bytes, descriptors: list[int], *, truncated: bool) -> RingReader:

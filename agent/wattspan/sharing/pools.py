@@ -61,6 +61,8 @@ class PoolName(StrEnum):
     WAITING_QUERIES = ("waiting_queries", 64, Overflow.RESERVE)  # for energy that has not settled
     # of processes that may still read them: 8,192 windows
     WINDOW_EDGES = ("window_edges", 16_384, Overflow.REPLACE)
+    # connected processes that open windows and announce no span
+    WINDOW_RINGS = ("window_rings", 128, Overflow.REFUSE)
 
 
 class Pools:

@@ -26,6 +26,7 @@ from wattspan.ingest.side_channel import (
 from wattspan.model import Principal
 from wattspan.ports import ListenError
 from wattspan.sdk.ring import (
+    EDGE,
     HELLO,
     MAGIC,
     RECORD_SIZE,
@@ -478,6 +479,85 @@ def test_windows_tell_their_edges_and_announce_no_spans(
         assert feed.counts.active
     (gone,) = feed.drain()
     assert gone.gone
+
+
+class PrincipalOfProcess(UserPrincipals):
+    """Each connection is of the next of some users."""
+
+    def __init__(self, *uids: int) -> None:
+        self._uids = iter(uids)
+
+    def connected(self, pid: int | None, uid: int | None) -> Principal | None:
+        return Principal(next(self._uids))
+
+
+@contextmanager
+def opening_windows(run_dir: Path, kind: int = EDGE) -> Iterator[socket.socket]:
+    """A client with one record, of the edge of a window unless ``kind`` is another one."""
+    with memory() as ring, guest(run_dir, GOOD, [ring]) as connection:
+        os.pwrite(ring, record(1, kind=kind), RECORD_SIZE)
+        yield connection
+
+
+def is_connected(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_windows_of_a_hostile_user_take_no_place_of_processes_with_spans(tmp_path: Path) -> None:
+    hostile, user = 7, 8
+    principals = PrincipalOfProcess(*[hostile] * 4, *[user] * 4)
+    with (
+        listening(tmp_path, principals, max_processes=8, max_windows=4) as feed,
+        ExitStack() as stack,
+    ):
+        theirs = [stack.enter_context(opening_windows(tmp_path)) for _ in range(4)]
+        assert sum(len(report.edges) for report in feed.drain()) == 4
+        own = [stack.enter_context(opening_windows(tmp_path, STARTED)) for _ in range(4)]
+        assert len(starts(feed.drain())) == 4  # half of all, as without the others
+        assert all(map(is_connected, [*theirs, *own]))
+        assert (feed.counts.connected, feed.counts.crowded_out) == (8, 0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_places_of_windows_are_divided_among_users(tmp_path: Path, *, first: bool) -> None:
+    hostile, users = 7, [8, 9]
+    order = [*users, *[hostile] * 4] if first else [*[hostile] * 4, *users]
+    with (
+        listening(tmp_path, PrincipalOfProcess(*order), max_windows=4) as feed,
+        ExitStack() as stack,
+    ):
+        crowd = {}
+        reports = []
+        for number, uid in enumerate(order):
+            crowd[number, uid] = stack.enter_context(opening_windows(tmp_path))
+            reports += feed.drain()
+        reports += feed.drain()
+        left = Counter(uid for (_, uid), one in crowd.items() if is_connected(one))
+        assert left == {hostile: 2, 8: 1, 9: 1}
+        assert feed.counts.crowded_out == 2
+        gone = [report.principal for report in reports if report.gone]
+        assert set(gone) <= {Principal(hostile)}  # so that their edges are forgotten
+
+
+def test_process_that_announces_a_span_after_windows_moves_among_those(tmp_path: Path) -> None:
+    with (
+        listening(tmp_path, max_processes=2, max_windows=1) as feed,
+        memory() as ring,
+        guest(tmp_path, GOOD, [ring]) as connection,
+    ):
+        os.pwrite(ring, record(1, kind=EDGE), RECORD_SIZE)
+        feed.drain()
+        os.pwrite(ring, record(2), 2 * RECORD_SIZE)
+        assert len(starts(feed.drain())) == 1
+        with opening_windows(tmp_path) as other:
+            feed.drain()
+            assert is_connected(other)
+            assert is_connected(connection)
+    feed.drain()
 
 
 def test_overwritten_edges_of_windows_are_no_lost_announcements(
