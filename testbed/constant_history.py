@@ -90,6 +90,7 @@ class ConstantPast:
     asked_cells: set[str] = field(default_factory=set)
     gpus: dict[str, GpuStatus] = field(default_factory=dict)
     bounds: dict[HwType, int] = field(default_factory=dict)  # time before which energy is missing
+    knowing: list[object] = field(default_factory=list)  # edges that each reader may know
 
     def expect(self, end: int) -> None:
         pass
@@ -109,11 +110,12 @@ class ConstantPast:
         self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
     ) -> IntervalEnergy:
         self.asked_cells.add(domain_id)
-        return self.device(domain_id, start, end)._replace(uncertainty={})
+        return self.device(domain_id, start, end, own)._replace(uncertainty={})
 
     def timeline(
         self, domain_id: str, start: int, end: int, *, common: bool = False
     ) -> list[EnergyStep]:
+        self.knowing.append(common)
         energy = energy_at(self.devices[domain_id], self.until - self.horizon)
         return [EnergyStep(self.horizon, self.until, energy)]
 
@@ -133,6 +135,7 @@ class ConstantPast:
         self, domain_id: str, start: int, end: int, own: Sequence[int] | None = None
     ) -> IntervalEnergy:
         domain = self.domains()[domain_id]
+        self.knowing.append(own)
         if domain_id not in self.devices:
             return IntervalEnergy({}, {}, 0)
         return self._spent({domain.hw_type: self.devices[domain_id]}, start, end)
@@ -228,6 +231,7 @@ class Asked:
             history=self.history,
             jobs=self.jobs,
             resolution=self.resolution,
+            edges=lambda pid: (pid,),
             caps=self.caps,
             stored=self.stored,
         )

@@ -109,6 +109,36 @@ def test_thinning_moves_no_energy_over_edges_and_knows_what_it_moves_elsewhere(
         assert abs(found.energy - true.energy) <= found.blur + 2  # both are rounded
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, 2 * 10**6)), min_size=20),
+    st.lists(st.integers(0, 100 * SECOND), max_size=5),
+    st.lists(st.integers(0, 100 * SECOND), min_size=1, max_size=20),
+    st.integers(8, 16),
+    st.integers(0, 8),
+)
+def test_no_answer_for_a_reader_depends_on_edges_of_others(
+    steps: list[tuple[int, int]], mine: list[int], others: list[int], limit: int, known: int
+) -> None:
+    own = sorted(START + edge for edge in mine)
+    every = sorted([*own, *(START + edge for edge in others)])
+    told: list[int] = []
+    alone = MeteredCurve(PACKAGE, ABSENCE, SECOND, limit, lambda: own)
+    beside = MeteredCurve(PACKAGE, ABSENCE, SECOND, limit, lambda: told)
+    now = START
+    for number, (milliseconds, energy) in enumerate(steps):
+        if number == known:  # before anything is thinned
+            told = every
+        for curve in (alone, beside):
+            curve.add(now, now + milliseconds * MILLISECOND, energy)
+        now += milliseconds * MILLISECOND
+    whole = START, now
+    assert [*alone.knots(*whole, common=True)] == [*beside.knots(*whole, common=True)]
+    for begin, end in pairwise([START, *every, now]):
+        assert alone.between(begin, end, own) == beside.between(begin, end, own)
+        cells = begin - begin % SECOND, end - end % SECOND
+        assert alone.cells_between(*cells, own) == beside.cells_between(*cells, own)
+
+
 @given(TICKS)
 def test_cells_have_the_energy_of_the_readings(
     ticks: list[tuple[int, int | None, int, bool]],

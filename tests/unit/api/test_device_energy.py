@@ -140,6 +140,18 @@ def test_other_users_receive_whole_cells_and_no_readings_of_cpus() -> None:
     assert by_id(asked.energy(1.5, of="devices", timeline=1, peer=ROOT))[PACKAGE.id]["timeline"]
 
 
+@pytest.mark.parametrize(("peer", "known"), [(ROOT, None), (STRANGER, (STRANGER.pid,))])
+def test_reader_knows_the_edges_of_own_windows(peer: Peer, known: object) -> None:
+    asked = Asked(resolution=SECOND)
+    with_gpu(asked)
+    asked.energy(1.5, peer=peer)
+    asked.energy(1.5, peer=peer, of="devices")
+    assert set(asked.past.knowing) == ({known} if peer is ROOT else {known, True})
+    asked.past.knowing.clear()
+    asked.energy(1.5, peer=peer, of="devices", timeline=1, hw_id=GPU.id)
+    assert asked.past.knowing == [known, known is not None]
+
+
 def test_other_users_receive_whole_cells_of_mig_instances() -> None:
     """Their energy is that of their processes, which no driver reports."""
     asked = Asked(resolution=SECOND)

@@ -12,7 +12,7 @@ import pytest
 from testbed.metered_curve import MeteredCurve
 from testbed.simulated_host import GPU, PACKAGE
 
-from wattspan.attribution.energy_curve import CurveEnergy, EnergyCurve
+from wattspan.attribution.energy_curve import MAX_KNOTS, CurveEnergy, EnergyCurve
 from wattspan.model import MILLISECOND, SECOND, Domain, Instant, Microjoules, Nanoseconds, Reading
 
 TICK = 100 * MILLISECOND
@@ -168,6 +168,26 @@ def test_edges_outside_of_the_readings_keep_no_knots() -> None:
     for i in range(1000):
         one.add(START + i * TICK, START + (i + 1) * TICK, 10_000)
     assert len(one) <= 64
+
+
+def test_one_step_of_thinning_examines_few_knots_whatever_the_number_of_edges() -> None:
+    edges = [START + 2 * i * TICK + 1 for i in range(16_384)]
+    one, spent = EnergyCurve(PACKAGE, SECOND), random.Random(3)
+    for i in range(40_000):
+        one.add(START + i * TICK, START + (i + 1) * TICK, spent.randrange(10**6))
+    before, steps = one.between(START, edges[40]), 0
+    while True:
+        size = len(one)
+        if not one.thin(edges):
+            break
+        assert size - len(one) <= 1024  # a lock is held for less than 5 ms
+        steps += 1
+    assert steps >= 40
+    assert len(one) <= 2 * len(edges) + MAX_KNOTS
+    assert one.between(START, edges[40]) == before
+    assert [*one.knots(START, START + 99 * TICK)] != [
+        *one.knots(START, START + 99 * TICK, common=True)
+    ]
 
 
 def test_cells_around_an_edge_keep_their_energy() -> None:

@@ -291,6 +291,28 @@ def test_late_reads_have_the_energy_between_edges_of_windows() -> None:
     assert host.devices.device(GPU.id, *window).energy == {}
 
 
+def test_other_readers_learn_nothing_of_edges_of_windows() -> None:
+    edges = WindowEdges()
+    hosts = [Host(), Host(edges=edges)]
+    window = START + 2 * TICK + 7, START + 7 * TICK + 7
+    edges.update(5, USER, window)
+    for host in hosts:
+        for tick in range(9000):
+            host.powers[GPU.id] = GPU_POWER * (tick // 3 % 2)
+            host.run(1)
+    answers = [
+        (
+            host.devices.timeline(GPU.id, START, START + SECOND, common=True),
+            host.devices.device(GPU.id, *window, ()),
+            host.devices.cells(PACKAGE.id, START, START + 3 * SECOND, ()),
+        )
+        for host in hosts
+    ]
+    assert answers[0] == answers[1]
+    assert hosts[1].devices.device(GPU.id, *window, edges.of(5)).energy
+    assert len(hosts[1].devices.timeline(GPU.id, *window)) > len(answers[1][0])
+
+
 @pytest.mark.parametrize("hostile", [10**5, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_edges_are_divided_among_users_and_processes(hostile: int) -> None:
     pools = Pools()

@@ -566,6 +566,22 @@ def test_profile_of_a_day_is_bounded_and_answers() -> None:
     assert late.energy[CPU] == 10_000_000
 
 
+def test_one_step_of_thinning_merges_few_rows() -> None:
+    edges = [i * 200 * MS + 1 for i in range(2000)]
+    profile = EnergyProfile(512, edges=lambda: edges)
+    for i in range(8000):
+        profile.append("cpu", CPU, i * 100 * MS, (i + 1) * 100 * MS, 1000 * (i % 7), 0)
+    profile.merge()
+    rows, steps, before = len(profile.rows.times), 0, profile.between(0, edges[9])
+    while profile.crowded:
+        profile.thin()
+        assert rows - len(profile.rows.times) <= 256  # a lock is held for less than 5 ms
+        rows, steps = len(profile.rows.times), steps + 1
+    assert steps >= 8000 // 256
+    assert rows <= 2 * len(edges) + 512
+    assert profile.between(0, edges[9]).energy == before.energy
+
+
 def test_recent_rows_are_not_thinned() -> None:
     profile = EnergyProfile(4096)
     energies = [1000 * (i % 7) for i in range(3000)]
