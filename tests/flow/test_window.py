@@ -297,7 +297,11 @@ def test_ended_agent_is_reported_and_a_new_one_is_used(tmp_path: Path) -> None:
                 knows_all(second)
                 said, _ = measured.communicate("again\n", timeout=60)
                 second.end()
-    assert said == "NotMeasuredError\nTrue\n"
+    lost, over, *known = said.splitlines()
+    assert (lost, known) == ("NotMeasuredError", ["True", "True"])
+    coverage, *certainties = json.loads(over)  # of a window that was open over the restart
+    assert 0 < coverage < 1
+    assert certainties == ["lower_bound", "lower_bound"]
     assert measured.returncode == 0
 
 
@@ -314,11 +318,18 @@ with wattspan.window() as w:
 w.result(timeout=30)
 with wattspan.window() as lost:
     burn(0.1)
+over = wattspan.window().begin()
+burn(2.0)
 print("measured", flush=True)
 sys.stdin.readline()
 print(tried(lost), flush=True)
 sys.stdin.readline()
 print(tried(lost), flush=True)
+burn(0.5)
+over.end()
+found = over.result(timeout=30)
+print(json.dumps([found.joules.coverage, over.certainty, found.host.certainty]))
+print(found.joules["cpu"] > 0)
 with wattspan.window() as w:
     burn(0.1)
 print(w.result(timeout=30).host["cpu"] > 0, flush=True)

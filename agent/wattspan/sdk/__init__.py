@@ -75,6 +75,9 @@ RENEW_AFTER = 300 * 10**9
 RETRY_AFTER = 10 * 10**9
 """Nanoseconds until the next attempt without an agent, or look at the connection to it."""
 
+TOLD_AGAIN = 25 * 10**9
+"""Nanoseconds for which edges are told to an agent that has missed them; it takes no older ones."""
+
 _WATCH_REQUEST = (
     b"POST /v1/watch?pid=self&family=1 HTTP/1.1\r\n"
     b"host: wattspan\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -101,11 +104,6 @@ class UnreadWindows:
         link = ref(window)
         for unread in (self._all, *self._of.values()):
             unread.append(link)
-
-    def edges(self, since: int) -> list[int]:
-        """The edges of the windows that the program keeps and that ended after ``since``."""
-        kept = filter(None, [link() for link in tuple(self._all)])
-        return [edge for one in kept if one.period[1] > since for edge in one.period]
 
     def read(
         self, window: Any, kind: Hashable, ask: Callable[[list[tuple[int, int]]], list[Any]]
@@ -146,14 +144,15 @@ class WatchRegistration:
     copies are itself, so that copies of windows belong to the process that opened these.
     """
 
-    __slots__ = ("_channel", "_holds_until", "due", "key", "note_edge", "unread")
+    __slots__ = ("_channel", "_holds_until", "_untold", "due", "key", "note_edge", "unread")
 
     def __init__(self) -> None:
         self.due = self._holds_until = 0
         self.key = os.urandom(16)
         self.unread = UnreadWindows()
         self._channel: RingChannel | None = None
-        self.note_edge: Callable[[int], object] = int  # has no effect
+        self._untold: deque[int] = deque(maxlen=KEPT_WINDOWS)  # before there was an agent
+        self.note_edge: Callable[[int], object] = self._untold.append
 
     def __reduce__(self) -> tuple[Callable[[bytes], WatchRegistration], tuple[bytes]]:
         return _registration_of, (self.key,)
@@ -179,9 +178,9 @@ class WatchRegistration:
 
     def _connects(self) -> bool:
         """True if the ring of edges is, or can be, connected."""
-        if self._channel is not None and self._channel.is_open:
+        last = self._channel
+        if last is not None and last.is_open:
             return True
-        self._channel, self.note_edge = None, int
         from wattspan.sdk.ring import SIDE_CHANNEL_SOCKET, RingChannel
 
         try:
@@ -190,10 +189,13 @@ class WatchRegistration:
             return False
         if channel.connect(f"{one}/{SIDE_CHANNEL_SOCKET}" for one in run_directories()):
             self._channel, self.note_edge = channel, channel.pen.write_edge
-            # An agent has missed those since its restart: the connection is looked at seldom.
-            for edge in self.unread.edges(monotonic_ns() - 2 * RETRY_AFTER):
+            # A new agent has missed these: the connection is looked at seldom.
+            since = monotonic_ns() - TOLD_AGAIN
+            told = last.pen.edges(since) if last is not None else []
+            for edge in (*told, *(at for at in tuple(self._untold) if at > since)):
                 self.note_edge(edge)
-        return self._channel is not None
+            self._untold.clear()
+        return self._channel is not last
 
 
 def _send_watch_request(directory: str) -> bool:

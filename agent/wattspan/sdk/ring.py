@@ -76,6 +76,11 @@ class RingWriter:
         place = number % RECORDS * RECORD_SIZE
         WRITE_FORMAT.pack_into(self.memory, place, 0, 0, at, 0, 0, EDGE, number)
 
+    def edges(self, since: int) -> list[int]:
+        """The times of the edges after ``since`` that the ring still has."""
+        records = WRITE_FORMAT.iter_unpack(self.memory)
+        return sorted(at for _, _, at, _, _, kind, _ in records if kind == EDGE and at > since)
+
 
 class ThreadCpuTime:
     """A thread: its native id, and its CPU time at the monotonic time ``asked``."""

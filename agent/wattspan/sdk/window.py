@@ -121,6 +121,8 @@ class Window:
         if self._owner is sdk.registration:  # else in a child of a fork
             sdk.registration.note_edge(now)
             sdk.registration.unread.add(self)
+            if now >= sdk.registration.due:  # an agent may have restarted since the begin
+                sdk.registration.renew_if_due()
 
     __enter__ = begin
 

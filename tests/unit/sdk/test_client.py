@@ -405,14 +405,45 @@ def test_process_registers_its_edges_and_itself_with_a_restarted_agent(
 @pytest.mark.usefixtures("agent")
 def test_restarted_agent_has_the_edges_that_it_missed_of_kept_windows(tmp_path: Path) -> None:
     with listening(tmp_path) as feed:
-        wattspan.window().begin().end()
+        windows = [wattspan.window().begin().end()]
         assert len(feed.drain()) == 1
-    windows = [wattspan.window().begin().end() for _ in range(3)]
+    windows += [wattspan.window().begin().end() for _ in range(3)]
     with listening(tmp_path) as feed:
         sdk_agent.registration.due = 0  # as time does
         windows.append(wattspan.window().begin().end())
         (report,) = feed.drain()
     assert list(report.edges) == [edge for one in windows for edge in one.period]
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("restart", [True, False])
+def test_new_agent_has_the_begin_of_an_open_window_that_it_missed(
+    tmp_path: Path, *, restart: bool
+) -> None:
+    if restart:
+        with listening(tmp_path) as feed:
+            wattspan.window().begin().end()
+            assert len(feed.drain()) == 1
+    one = wattspan.window().begin()
+    with listening(tmp_path) as feed:
+        sdk_agent.registration.due = 0  # as time does
+        one.end()  # no other window begins
+        (report,) = feed.drain()
+    assert list(report.edges)[-2:] == list(one.period)
+
+
+@pytest.mark.usefixtures("agent")
+def test_new_agent_is_told_no_edges_of_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = wattspan.window().begin()
+    monkeypatch.setattr(sdk_agent, "TOLD_AGAIN", 0)
+    with listening(tmp_path) as feed:
+        sdk_agent.registration.due = 0  # as time does
+        old.end()
+        new = wattspan.window().begin().end()
+        (report,) = feed.drain()
+    assert list(report.edges) == list(new.period)
 
 
 @pytest.mark.usefixtures("agent")
