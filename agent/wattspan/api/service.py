@@ -250,6 +250,7 @@ class QueryService:
             self._watches.renew(consumer)
         end, wait = periods[0][1], values.get("wait", 0)
         self._energy_history.expect(end)
+        request.acknowledge()
         await self._wait_until(lambda: self._settled(end, consumer, grid), wait, owner)
         answer = partial(energy.energy_response, self._energy_history, self._devices, grid=grid)
         family = values.get("family", False)
@@ -278,6 +279,7 @@ class QueryService:
         if not all(domain.in_cover for domain in query.domains):  # parts have no readings
             self._energy_history.expect(query.end)
         owner = request.peer.quota_owner
+        request.acknowledge()
         await self._wait_until(lambda: query.answerable, wait, owner)
         facts = {"host_name": self._host, **query.response()}
         if request.method != "POST":
@@ -297,8 +299,9 @@ class QueryService:
 
     def _grid_for(self, peer: Peer) -> TimeGrid:
         """The grid of the energy of devices for ``peer``."""
-        may_read = self._authorization.may_read_counters(peer)
-        return energy.UNQUANTIZED if may_read else self._grid._replace(own=self._edges(peer.pid or 0))
+        if self._authorization.may_read_counters(peer):
+            return energy.UNQUANTIZED
+        return self._grid._replace(own=self._edges(peer.pid or 0))
 
     def _periods(
         self, request: HttpRequest, known: Mapping[str, Parameter]

@@ -118,9 +118,10 @@ class EnergyKnots:
         return self._until is not None or len(self.times) > self._thin_at
 
     def thin(self, edges: Sequence[int] = ()) -> None:
-        """Remove some of ``STEP`` knots, besides those around sorted ``edges``: no lock is held long.
+        """Remove some of ``STEP`` knots, but none around sorted ``edges``.
 
-        A pass goes from the newest to the oldest, until a quarter of the limit is free.
+        So no lock is held long. A pass goes from the newest to the oldest, and a quarter of the
+        limit is free after it.
         """
         times = self.times
         if self._until is None:

@@ -232,3 +232,20 @@ class PackedAttributions:
             if not self._uses[number]:
                 del self._numbers[self._payers[number]]
                 self._unused.append(number)
+
+
+_FEW = 4  # for fewer payers, a search for each is faster
+
+
+def share_of(entry: HistoryEntry, numbers: set[int]) -> int:
+    """The sum of some payers' shares; each payer has at most one."""
+    payers, energies = entry.shares[::2], entry.shares[1::2]
+    if len(numbers) > _FEW:
+        return sum(energy for one, energy in zip(payers, energies, strict=True) if one in numbers)
+    return sum(energies[payers.index(one)] for one in numbers.intersection(payers))
+
+
+def doubt_of(entry: HistoryEntry, numbers: set[int]) -> int:
+    """The sum of the largest possible errors of some payers' shares."""
+    pairs = zip(entry.shares[::2], entry.doubts, strict=True)
+    return sum(doubt for one, doubt in pairs if one in numbers)

@@ -278,7 +278,14 @@ class HttpConnection(asyncio.Protocol):
             headers=self._headers,
             body=body,
             peer=self._peer,
+            acknowledge=self._acknowledge,
         )
+
+    def _acknowledge(self) -> None:
+        if self._left is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif self._request is not None and self._request.http_version == b"1.1":
+            self._send(h11.InformationalResponse(status_code=100, headers=[]))
 
     # ---------------------------------------------------------------------------- answering
 

@@ -129,7 +129,10 @@ def _host_fault(hosts: list[bytes], version: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request. Header names are in lower case; ``query`` holds the last value of each name."""
+    """A request. Header names are in lower case; ``query`` holds the last value of each name.
+
+    ``acknowledge`` tells the client that a server works on it; its response may take a while.
+    """
 
     method: str
     path: str
@@ -137,6 +140,7 @@ class HttpRequest:
     headers: Mapping[str, str]
     body: bytes
     peer: Peer
+    acknowledge: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

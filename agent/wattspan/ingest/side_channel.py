@@ -62,10 +62,6 @@ class RingError(ValueError):
     """A violation of the protocol of the side channel."""
 
 
-class NoRoomError(Exception):
-    """Others have the places of a process."""
-
-
 class RingReader:
     """Reads one ring; owns the descriptor once it is constructed."""
 
@@ -245,7 +241,7 @@ class _Client:
         pool: FairPool[Principal] | None,
     ) -> None:
         self.connection, self.pid, self.principal = connection, pid, principal
-        self.pool = pool  # that it has a place of; None: another one has it now
+        self.pool = pool  # that it has a place of; None: another process has it now
         self.ring: RingReader | None = None
         self.turns = 0
         self.announces: bool | None = None  # spans; None before the first record
@@ -345,7 +341,7 @@ class SideChannelServer:
                 continue
             try:
                 report = self._read(client, limit)
-            except (OSError, RingError, NoRoomError) as error:
+            except (OSError, RingError) as error:
                 self._disconnect(client, error)
                 report = None
                 if client.ring:
@@ -419,22 +415,22 @@ class SideChannelServer:
             return True
         admission = pool.acquire(share_path(principal))
         for path in admission.displaced:
-            losers = (c for c in self._clients if c.pool is pool and share_path(c.principal) == path)
+            losers = (
+                c for c in self._clients if c.pool is pool and share_path(c.principal) == path
+            )
             next(losers).pool = None
         return bool(admission)
 
     def _move(self, client: _Client) -> None:
-        """Give a client the place that its records need. NoRoomError."""
+        """Give a client the place that its records need; None if there is none."""
         pool = self._pool if client.announces else self._windows
         if client.pool is not pool:
-            if not self._acquire(pool, client.principal):
-                raise NoRoomError("there is no room for the rings of more processes")
             self._release(client)
-            client.pool = pool
+            client.pool = pool if self._acquire(pool, client.principal) else None
 
     def _read(self, client: _Client, limit: int) -> ProcessRecords | None:
         if client.pool is None:
-            raise NoRoomError("processes of other users have its place")
+            raise RingError("other processes have its place")
         ring = client.ring = client.ring or self._receive_hello(client)
         if ring is None:
             return None
@@ -478,7 +474,7 @@ class SideChannelServer:
         self._log.debug(
             "The side channel disconnects pid %d (%s): %s", client.pid, client.principal, reason
         )
-        if isinstance(reason, NoRoomError):
+        if client.pool is None:
             self.counts.crowded_out += 1
         else:
             self.counts.put_out += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -212,11 +213,13 @@ def request_json(
     body: object = None,
     patience: float = 0.0,
     margin: float = _TIMEOUT_MARGIN,
+    silence: float = inf,
     directories: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The response of the agent, within ``patience`` seconds plus a margin; ``body`` as JSON.
 
-    The time limits the whole query of a directory, also if the agent responds byte by byte.
+    The time limits the whole query of a directory, also if the agent responds byte by byte. An
+    agent without a byte for ``silence`` seconds hangs.
     AgentUnavailableError if no agent responds, RefusedError with the sentence of the agent if it
     rejects the query.
     """
@@ -225,7 +228,7 @@ def request_json(
     for directory in directories or run_directories():
         socket_path = f"{directory}/{API_SOCKET}"
         try:
-            return _request(socket_path, target, method, body, patience + margin)
+            return _request(socket_path, target, method, body, patience + margin, silence)
         except OSError as error:
             cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
             failures.append(f"{socket_path} ({cause.lower()})")
@@ -236,11 +239,13 @@ def request_json(
 
 
 def _request(
-    socket_path: str, target: str, method: str, sent: object, patience: float
+    socket_path: str, target: str, method: str, sent: object, patience: float, silence: float
 ) -> dict[str, Any]:
     Path(socket_path).stat()  # without a socket, the same error as by connecting, but at once
     encoded = None if sent is None else json.dumps(sent)
-    status, body = unix_request(socket_path, method, target, encoded, patience=patience)
+    status, body = unix_request(
+        socket_path, method, target, encoded, patience=patience, silence=silence
+    )
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -287,6 +292,7 @@ def _read_energy(
                 method="GET" if periods is None else "POST",
                 body=periods,
                 patience=wait,
+                silence=_TIMEOUT_MARGIN,  # it acknowledges a query at once
                 directories=directories,
             )
         except AgentBusyError:

@@ -8,7 +8,6 @@ are many. One lock protects the state and is held for the duration of an answer.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
@@ -24,7 +23,6 @@ from wattspan.attribution.metering import MeteredPeriod
 from wattspan.model import (
     SECOND,
     Attribution,
-    Consumer,
     Domain,
     GpuStatus,
     Interval,
@@ -60,6 +58,13 @@ PART_SILENCE = 10 * SECOND
 """The same of a part, whose energy is known once that of its device is attributed."""
 
 
+TOLD_WITHIN = 30 * SECOND
+"""The edge of a window is told within this time, also to a restarted agent.
+
+Later ones would show which old readings are kept for the windows of others.
+"""
+
+
 class WindowEdges:
     """The edges of windows that living processes may still read. Thread-safe.
 
@@ -73,11 +78,11 @@ class WindowEdges:
         self._of: dict[SharePath, deque[int]] = {}
 
     def update(
-        self, pid: int, owner: Hashable, times: Iterable[int], *, ended: bool = False
+        self, pid: int, owner: Hashable, times: Iterable[int], now: int = 0, *, ended: bool = False
     ) -> None:
         """Add edges of a process, monotonic times in any order; forget all once it ``ended``."""
         path = *share_path(owner), pid
-        for time in times:
+        for time in (one for one in times if one > now - TOLD_WITHIN):
             with self._lock:  # for one at a time: there may be thousands
                 admission = self._pool.acquire(path)
                 if admission:

@@ -18,8 +18,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.attribution.division import StaticDivider, StaticShare
-from wattspan.attribution.packed_attributions import HistoryEntry, PackedAttributions, unpack_entry
+from wattspan.attribution.division import StaticDivider, static_share
+from wattspan.attribution.packed_attributions import (
+    PackedAttributions,
+    doubt_of,
+    share_of,
+    unpack_entry,
+)
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -27,11 +32,9 @@ from wattspan.model import (
     Domain,
     GroupKind,
     HwType,
-    Interval,
     Microjoules,
     Payer,
     PayerInfo,
-    StaticBasis,
     StaticPower,
     Tick,
 )
@@ -98,6 +101,18 @@ class _WatchedProcess:
                 self.sampled += 1
             if self.sampled > before:
                 return
+
+    @property
+    def crowded(self) -> list[EnergyProfile]:
+        """Those with rows to thin."""
+        return [one for one in self.profiles if one.crowded]
+
+    def thin(self) -> bool:
+        """One step; False if nothing is to be thinned."""
+        for profile in self.crowded[:1]:
+            profile.thin()
+            return True
+        return False
 
     def merge(self, domains: Mapping[str, DomainSteps]) -> int:
         """Merge the shares since the last call; returns the number of intervals."""
@@ -198,17 +213,11 @@ class EnergyHistory:
                 self._thin()
 
     def _thin(self) -> None:
-        """One step of the profile that has waited longest."""
-        consumer = next(iter(self._crowded), None)
-        if consumer is None:
-            return
-        del self._crowded[consumer]
-        if (watched := self._watched.get(consumer)) is not None:
-            for profile in watched.profiles:
-                if profile.crowded:
-                    profile.thin()
-                    self._crowded[consumer] = None
-                    return
+        """One step of the process that has waited longest."""
+        if (consumer := next(iter(self._crowded), None)) is not None:
+            del self._crowded[consumer]
+            if (watched := self._watched.get(consumer)) is not None and watched.thin():
+                self._crowded[consumer] = None
 
     def _merge_overdue(self, elapsed: int) -> None:
         """Merge the oldest shares, and remove steps that nobody needs."""
@@ -226,7 +235,7 @@ class EnergyHistory:
         watched = self._watched[consumer]
         self._unmerged.pop(consumer, None)
         self.merged += watched.merge(self._steps)
-        if any(profile.crowded for profile in watched.profiles):
+        if watched.crowded:
             self._crowded.setdefault(consumer)
         return watched
 
@@ -297,7 +306,7 @@ class EnergyHistory:
         steps.redefine(domain)
         divided = interval.energy - attribution.idle - attribution.withheld
         powers = self._static_powers()
-        static = _static_share(domain, interval, attribution.idle, powers, self._dividers)
+        static = static_share(domain, interval, attribution.idle, powers, self._dividers)
         error = self._baseline_errors.get(domain.id, 0.0)
         end = interval.end.mono
         if not steps.add(DomainStep.of(domain, interval, divided, error, static)):
@@ -419,7 +428,7 @@ class EnergyHistory:
                 GroupStep(
                     entry.interval.start.mono,
                     entry.interval.end.mono,
-                    [_share_of(entry, own) for own in numbers],
+                    [share_of(entry, own) for own in numbers],
                 )
                 for entry in map(partial(unpack_entry, key), entries)
             ]
@@ -570,11 +579,11 @@ class EnergyHistory:
         entries = [(domain, unpack_entry(domain.id, packed)) for domain, packed in found.packed]
         for domain, entry in sorted(entries, key=lambda one: one[1].interval.end.mono):
             divided = entry.interval.energy - entry.idle - entry.withheld
-            static = _static_share(domain, entry.interval, entry.idle, powers, dividers)
+            static = static_share(domain, entry.interval, entry.idle, powers, dividers)
             error = errors.get(domain.id, 0.0)
             step = DomainStep.of(domain, entry.interval, divided, error, static)
-            doubt = _doubt_of(entry, found.numbers) if entry.doubts else 0
-            append_share(profile, domain, step, _share_of(entry, found.numbers), doubt)
+            doubt = doubt_of(entry, found.numbers) if entry.doubts else 0
+            append_share(profile, domain, step, share_of(entry, found.numbers), doubt)
         profile.finish()
         return profile
 
@@ -586,37 +595,3 @@ class _MatchedEntries:
     numbers: set[int]
     packed: list[tuple[Domain, bytes]] = field(default_factory=list)
     expected: list[tuple[Domain, int]] = field(default_factory=list)
-
-
-def _static_share(
-    domain: Domain,
-    interval: Interval,
-    idle: int,
-    powers: Mapping[str, StaticPower],
-    dividers: dict[str, StaticDivider],
-) -> tuple[StaticShare, StaticBasis] | None:
-    """The static part of the energy that an interval's payers share; None if it is unknown."""
-    power = powers.get(domain.id)
-    if power is None:
-        return None
-    divider = dividers.get(domain.id)
-    if divider is None:
-        divider = dividers[domain.id] = StaticDivider()
-    return divider.divide(interval, idle, power.power, domain.resolution), power.basis
-
-
-_FEW = 4  # for fewer payers, a search for each is faster
-
-
-def _share_of(entry: HistoryEntry, numbers: set[int]) -> int:
-    """The sum of some payers' shares; each payer has at most one."""
-    payers, energies = entry.shares[::2], entry.shares[1::2]
-    if len(numbers) > _FEW:
-        return sum(energy for one, energy in zip(payers, energies, strict=True) if one in numbers)
-    return sum(energies[payers.index(one)] for one in numbers.intersection(payers))
-
-
-def _doubt_of(entry: HistoryEntry, numbers: set[int]) -> int:
-    """The sum of the largest possible errors of some payers' shares."""
-    pairs = zip(entry.shares[::2], entry.doubts, strict=True)
-    return sum(doubt for one, doubt in pairs if one in numbers)

@@ -87,9 +87,6 @@ EXITED_PROCESS_TIMEOUT = 10 * SECOND
 UNEXPORTED_SPAN_TIMEOUT = 60 * SECOND
 """An announced and ended span arrives within this time or never."""
 
-EDGES_TOLD_WITHIN = 30 * SECOND
-"""The edge of a window is told within this time, also to a restarted agent."""
-
 REPORT_EVERY = SECOND // 4
 """The period of new totals; snapshots are published half as often."""
 
@@ -294,9 +291,8 @@ class SpanJoiner:
         for report in self._side_channel.drain():
             consumer = self._announcers.process(report, now)
             known = consumer in self._processes
-            # Later ones would show which old readings are kept for the windows of others.
-            edges = [at for at in report.edges if consumer and at > now - EDGES_TOLD_WITHIN]
-            self._edges.update(report.pid, report.principal, edges, ended=report.gone)
+            edges = report.edges if consumer else ()
+            self._edges.update(report.pid, report.principal, edges, now, ended=report.gone)
             if not (consumer and report.principal and (report.records or known)):
                 continue
             process = self._process(consumer, now, report.principal)

@@ -10,13 +10,19 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import pairwise
 from math import hypot
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wattspan.model import MILLISECOND, SECOND, HwType
 
+T = TypeVar("T")
+
+Periods = list[tuple[int, int]]
+
+_MAX_PERIODS = 256  # gaps, and measured periods of one type, that are kept
 _MAX_APART = 2 * SECOND  # samples of a working process; between others the work is not sampled
 _MAX_UNSAMPLED = 64
 _MAX_SAMPLES = 2048  # of the CPU clock; up to twice as many are kept
@@ -377,3 +383,25 @@ def complete_pools(
         return pools
     energies, noises = zip(*(pool.pooled for pool in pools), strict=True)
     return pools if hypot(*noises) * POOL_NOISE <= sum(energies) else ()
+
+
+def forked(thing: T) -> T:
+    """A copy of an object that has numbers, and containers of immutable values.
+
+    A deep copy takes ten times as long, and a lock is held.
+    """
+    found = copy(thing)
+    vars(found).update({name: copy(value) for name, value in vars(thing).items()})
+    return found
+
+
+def add_period(periods: Periods, start: int, end: int) -> None:
+    """Add a period to those in order; beyond ``_MAX_PERIODS`` the closest two become one."""
+    first = bisect_left(periods, start, key=itemgetter(1))
+    last = bisect_right(periods, end, key=itemgetter(0))
+    if first < last:
+        start, end = min(start, periods[first][0]), max(end, periods[last - 1][1])
+    periods[first:last] = [(start, end)]
+    if len(periods) > _MAX_PERIODS:
+        i = min(range(1, len(periods)), key=lambda i: periods[i][0] - periods[i - 1][1])
+        periods[i - 1 : i + 1] = [(periods[i - 1][0], periods[i][1])]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import ceil, hypot, sqrt
 from struct import Struct
 from typing import NamedTuple
@@ -195,6 +196,35 @@ def merged_uncertainties(
         step, curve, rate, *sums = (max(values[left:right]) for values in errors[lane])
         merged.append((step, offset + curve, slope + rate, *sums))
     return merged
+
+
+def merge_rows(
+    lanes: Lanes,
+    rows: ProfileRows,
+    errors: Sequence[RowUncertainties],
+    kept: Sequence[int],
+    right: int,
+) -> int:
+    """Keep those rows only between the first of ``kept`` and ``right``; the end of merged ones."""
+    columns = [column for lane in errors for column in lane]
+    slopes = [rows.slope[i] for i in kept]
+    chosen = [[column[i] for i in kept] for column in columns]
+    until = -1
+    for at, (first, last) in enumerate(pairwise([*kept, right])):
+        if last - first > 1:
+            until = rows.times[last]
+            length = until - rows.times[first]
+            slopes[at] = lanes.slope(rows.energy[first], rows.energy[last], length)
+            merged = merged_uncertainties(lanes, rows, errors, first, last)
+            for number, values in zip(lanes.numbers, merged, strict=True):
+                for place, value in enumerate(values, number * len(values)):
+                    chosen[place][at] = value
+    part = slice(kept[0], right)
+    rows.slope[part], rows.energy[part] = slopes, [rows.energy[i] for i in kept]
+    rows.times[part] = [rows.times[i] for i in kept]
+    for column, remaining in zip(columns, chosen, strict=True):
+        column[part] = array(column.typecode, remaining)
+    return until
 
 
 UNCERTAINTY_CACHE_SIZE = 4096

@@ -27,7 +27,6 @@ from copy import copy
 from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
-from typing import TypeVar
 
 from wattspan.attribution.energy_curve import around
 from wattspan.model import SECOND, HwType, Interval, Microjoules, StaticBasis, StaticSplit
@@ -36,7 +35,10 @@ from wattspan.spans.interval_pool import (
     CpuTimeCurve,
     EnergySlice,
     IntervalPool,
+    Periods,
+    add_period,
     complete_pools,
+    forked,
 )
 from wattspan.spans.packed_energy import (
     GPU_MASK,
@@ -49,7 +51,7 @@ from wattspan.spans.packed_energy import (
     Uncertainty,
     empty_uncertainties,
     lanes_of,
-    merged_uncertainties,
+    merge_rows,
     shift_of,
     short_period_uncertainty,
     thinned_indices,
@@ -57,18 +59,11 @@ from wattspan.spans.packed_energy import (
 )
 from wattspan.spans.values import IntervalEnergy, IntervalEnergyColumns
 
-T = TypeVar("T")
-
 NO_ENERGY = IntervalEnergy({}, {}, 0)
-_MAX_PERIODS = 256  # gaps, and measured periods of one type, that are kept
 _STEP = 128  # rows that one step of thinning examines, in a millisecond or two
 _MAX_BASES = 64  # changes of the basis of the static power that are kept
 
-
-_Periods = list[tuple[int, int]]
-
-Edges = Callable[[], Sequence[int]]
-"""Returns the sorted times around which rows are kept."""
+Edges = Callable[[], Sequence[int]]  # returns the sorted times around which rows are kept
 
 
 class EnergyProfile:
@@ -88,11 +83,11 @@ class EnergyProfile:
         self._patience = patience
         self._clock = CpuTimeCurve()
         self._tracks: dict[str, IntervalPool] = {}
-        self._known: dict[HwType, _Periods] = {}  # in which a domain of the type was measured
+        self._known: dict[HwType, Periods] = {}  # in which a domain of the type was measured
         self._all_from = self._all_until = 0  # period with energy of all types
         self._whole_from = self._whole_until = 0  # period without gaps
-        self._gaps: _Periods = []  # of any domain
-        self._gaps_of: dict[HwType, _Periods] = {}  # of the domains of the type
+        self._gaps: Periods = []  # of any domain
+        self._gaps_of: dict[HwType, Periods] = {}  # of the domains of the type
         self._errors = empty_uncertainties()
         self._cached: dict[tuple[int, int], Uncertainty] = {}
         self._thin_at, self._scale = limit // 4, 1
@@ -171,7 +166,7 @@ class EnergyProfile:
         if start > track.known or track.gone_since is not None:
             since = track.known if track.gone_since is None else track.gone_since
             for gaps in (self._gaps, self._gaps_of.setdefault(kind, [])):
-                _add_period(gaps, since, start)
+                add_period(gaps, since, start)
             track.gone_since = None
         self._extend(kind, start, end)
         if energy and kind is HwType.GPU:
@@ -227,7 +222,7 @@ class EnergyProfile:
         if first <= start <= last:
             known[-1] = first, max(last, end)
         else:
-            _add_period(known, start, end)
+            add_period(known, start, end)
 
     def _update_basis(self, board: str, basis: StaticBasis | None, start: int) -> None:
         """Note a changed basis of one board: the payer's is the least certain of its boards."""
@@ -325,9 +320,8 @@ class EnergyProfile:
     def thin(self) -> None:
         """Merge old ones of ``_STEP`` rows: no lock is held long. Each ``merge`` does so once.
 
-        A pass goes from the newest to the oldest, until a quarter of the limit is free. All other
-        rows keep their energies, fractions included: spans were divided up to their times, and a
-        smaller energy there would be a negative one of the next span.
+        A pass goes from the newest to the oldest. All other rows keep their energies, fractions
+        included: spans were divided up to their times, and less there would be less than none.
         """
         rows, times = self.rows, self.rows.times
         if self._thin_until is None:
@@ -339,24 +333,8 @@ class EnergyProfile:
         self._spaced += len(spaced)
         self._pinned += len(kept) - len(spaced)
         if len(kept) < right - left:
-            slopes = [rows.slope[i] for i in kept]
-            errors = [[[column[i] for i in kept] for column in lane] for lane in self._errors]
-            for at, (first, last) in enumerate(pairwise([*kept, right])):
-                if last - first == 1:
-                    continue
-                self.thinned = max(self.thinned, times[last])
-                length = times[last] - times[first]
-                slopes[at] = self.lanes.slope(rows.energy[first], rows.energy[last], length)
-                merged = merged_uncertainties(self.lanes, rows, self._errors, first, last)
-                for lane, error in zip(self.lanes.numbers, merged, strict=True):
-                    for values, value in zip(errors[lane], error, strict=True):
-                        values[at] = value
-            part = slice(left, right)
-            rows.slope[part], rows.energy[part] = slopes, [rows.energy[i] for i in kept]
-            times[part] = [times[i] for i in kept]
-            for lane_errors, columns in zip(self._errors, errors, strict=True):
-                for values, chosen in zip(lane_errors, columns, strict=True):
-                    values[part] = array(values.typecode, chosen)
+            merged = merge_rows(self.lanes, rows, self._errors, kept, right)
+            self.thinned = max(self.thinned, merged)
             self._cached.clear()
         self._thin_until = times[left]
         if not left:
@@ -479,9 +457,8 @@ class EnergyProfile:
     def fork(self) -> EnergyProfile:
         """A profile of the same energy, to which other energy can be added."""
         found = self.snapshot()
-        found._board_bases = dict(self._board_bases)
-        found._clock = _forked(self._clock)
-        found._tracks = {key: _forked(track) for key, track in self._tracks.items()}
+        vars(found).update(_clock=forked(self._clock), _board_bases=dict(self._board_bases))
+        vars(found).update(_tracks={key: forked(track) for key, track in self._tracks.items()})
         return found
 
     def between(self, start: int, end: int) -> IntervalEnergy:
@@ -612,28 +589,6 @@ class EnergyProfile:
         found = uncertainty_between(self.lanes, self._errors, first, last, newest)
         self._cached[first, last] = found
         return found
-
-
-def _forked(thing: T) -> T:
-    """A copy of an object that has numbers, and containers of immutable values.
-
-    A deep copy takes ten times as long, and a lock is held.
-    """
-    found = copy(thing)
-    vars(found).update({name: copy(value) for name, value in vars(thing).items()})
-    return found
-
-
-def _add_period(periods: _Periods, start: int, end: int) -> None:
-    """Add a period to those in order; beyond ``_MAX_PERIODS`` the closest two become one."""
-    first = bisect_left(periods, start, key=itemgetter(1))
-    last = bisect_right(periods, end, key=itemgetter(0))
-    if first < last:
-        start, end = min(start, periods[first][0]), max(end, periods[last - 1][1])
-    periods[first:last] = [(start, end)]
-    if len(periods) > _MAX_PERIODS:
-        i = min(range(1, len(periods)), key=lambda i: periods[i][0] - periods[i - 1][1])
-        periods[i - 1 : i + 1] = [(periods[i - 1][0], periods[i][1])]
 
 
 def _split(

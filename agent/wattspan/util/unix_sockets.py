@@ -91,13 +91,14 @@ class _DeadlineSocket(socket.socket):
     """A stream whose operations take ``patience`` seconds at most, all together. TimeoutError.
 
     The timeout of a socket limits each operation alone: a peer that sends single bytes would never
-    exceed it.
+    exceed it. The first byte comes within ``silence`` seconds.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, silence: float) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._deadline = monotonic() + patience
-        self.settimeout(patience)
+        self._last = monotonic() + patience
+        self._deadline = min(self._last, monotonic() + silence)
+        self.settimeout(min(patience, silence))
 
     def _limit(self) -> None:
         left = self._deadline - monotonic()
@@ -111,7 +112,9 @@ class _DeadlineSocket(socket.socket):
 
     def recv_into(self, *arguments: Any) -> int:
         self._limit()
-        return super().recv_into(*arguments)
+        received = super().recv_into(*arguments)
+        self._deadline = self._last
+        return received
 
 
 def unix_request(
@@ -122,15 +125,16 @@ def unix_request(
     headers: Mapping[str, str] = MappingProxyType({}),
     *,
     patience: float,
+    silence: float = inf,
 ) -> tuple[int, bytes]:
     """One HTTP request to the server that listens at ``path``: status and body of the answer.
 
-    All together takes ``patience`` seconds at most. OSError.
+    All together takes ``patience`` seconds at most, and the first byte ``silence``. OSError.
     """
     from http.client import HTTPConnection, HTTPException  # imports ssl, which takes 10 ms and 4 MB
 
     connection = HTTPConnection("localhost")
-    connection.sock = _DeadlineSocket(patience)
+    connection.sock = _DeadlineSocket(patience, silence)
     try:
         connection.sock.connect(path)
         connection.request(method, target, body, {"connection": "close", **headers})

@@ -72,6 +72,40 @@ def test_both_tcp_addresses_reach_the_handler(site: Site) -> None:
     assert (peer.pid, peer.address, peer.local) == (None, here, site.tcp)
 
 
+@pytest.mark.parametrize("simple", [True, False])
+def test_acknowledged_request_has_a_byte_long_before_its_response(
+    tmp_path: Path, *, simple: bool
+) -> None:
+    settled = threading.Event()
+
+    async def slow(request: HttpRequest) -> HttpResponse:
+        request.acknowledge()
+        await asyncio.to_thread(settled.wait)
+        return HttpResponse(200, b"joules")
+
+    chunks = b"0\r\n\r\n"
+    sent = GET if simple else post(chunks, "Transfer-Encoding: chunked")
+    with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
+        connection.settimeout(60)
+        connection.sendall(sent)
+        first = b""
+        while not first.endswith(b"\r\n\r\n"):
+            first += connection.recv(1)
+        settled.set()
+        assert first.startswith(b"HTTP/1.1 100 ")
+        assert read_answer(connection) == (200, b"joules")
+
+
+def test_client_of_http_1_0_is_not_told_that_its_request_is_received(tmp_path: Path) -> None:
+    async def slow(request: HttpRequest) -> HttpResponse:
+        request.acknowledge()
+        return HttpResponse(200, b"joules")
+
+    with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert statuses(read_all(connection)) == [200]
+
+
 def test_repeated_headers_are_one_list(site: Site) -> None:
     site.tell(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\r\nX-A: 2\r\n\r\n")
     assert site.asked[0].headers["x-a"] == "1, 2"

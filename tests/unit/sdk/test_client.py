@@ -271,6 +271,40 @@ def test_agent_exit_during_a_request_is_reported(no_agent: Path) -> None:
         thread.join()
 
 
+def test_agent_that_hangs_is_reported_however_long_the_energy_may_take(
+    no_agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    monkeypatch.setattr("wattspan.sdk.client._TIMEOUT_MARGIN", 0.05)
+    with wattspan.window() as w:
+        pass
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(no_agent / "api.sock"))
+        listener.listen()
+        with pytest.raises(wattspan.AgentUnavailableError, match="timed out"):
+            w.result(timeout=10**6)
+
+
+@pytest.mark.parametrize("query", ["pid=self", "of=devices"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_agent_acknowledges_a_query_of_energy_before_it_settles(
+    agent: QueryServer, past: ConstantPast, tmp_path: Path, method: str, query: str
+) -> None:
+    import socket
+
+    past.until = 0  # nothing settles
+    body = b"[[1,2]]" if method == "POST" else b""
+    query += "&wait=50s" + ("" if body else "&start=mono:1&end=mono:2")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(tmp_path / "api.sock"))
+        length = f"content-length: {len(body)}"
+        head = f"{method} /v1/energy?{query} HTTP/1.1\r\nhost: agent\r\n{length}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        connection.settimeout(40)
+        assert connection.recv(13) == b"HTTP/1.1 100 "
+
+
 def test_foreign_program_on_the_socket_is_not_an_agent(no_agent: Path) -> None:
     import socket
 
