@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import signal
@@ -189,6 +190,41 @@ def test_program_without_an_agent_goes_on_and_logs_no_energy(tmp_path: Path) -> 
     assert header == "start_time,window_name,elapsed_time,gpu0_energy"
     assert line.split(",")[1] == "step"
     assert line.endswith(",")
+
+
+@pytest.mark.parametrize("ended_by", ["SIGTERM", "SIGKILL", "exit"])
+def test_log_has_the_lines_of_a_program_that_ends_at_once(
+    agent: Running, tmp_path: Path, ended_by: str
+) -> None:
+    log = tmp_path / "windows.csv"
+    script = f"""
+        import os, signal, sys
+        from wattspan.compat.zeus import ZeusMonitor
+
+        monitor = ZeusMonitor(log_file={str(log)!r})
+        for name in ("one", "two, quoted", "three"):
+            monitor.begin_window(name, sync_execution=False)
+            monitor.end_window(name, sync_execution=False)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if {ended_by!r} != "exit":
+            os.kill(os.getpid(), getattr(signal, {ended_by!r}))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)},
+        check=False,
+    )
+    assert done.returncode == (0 if ended_by == "exit" else -signal.Signals[ended_by])
+
+    def lines() -> list[list[str]]:
+        with log.open(encoding="utf-8", newline="") as file:
+            return list(csv.reader(file))
+
+    eventually(lambda: len(lines()) >= 4, "all lines are written", within=60)
+    header, *windows = lines()
+    assert header[-1] == "gpu0_energy"
+    assert [one[1] for one in windows] == ["one", "two, quoted", "three"]
+    assert all(float(one[3]) >= 0 for one in windows)
 
 
 def test_mig_instance_of_the_program_has_a_part_of_the_energy_of_its_board(

@@ -134,7 +134,9 @@ def test_unresponsive_capper_is_reported_first(tune: Tune, run_dir: Path) -> Non
     with QueryServer(run_dir, tuning=lambda: accounts):
         told = tune.told("status").splitlines()
     assert told[1] == "! No capper answers. Start it."
-    assert told[2].startswith("No job yet")
+    # Of a job of 8 s, `wattspan top` shows the units: they were received.
+    assert told[2].startswith("No job yet: it begins once a process has sent 20 spans of one name")
+    assert "in at least 10 s. `wattspan top --by span` shows those received." in told[2]
 
 
 def test_capper_of_another_agent_is_reported(tune: Tune, run_dir: Path) -> None:

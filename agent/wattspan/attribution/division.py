@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from wattspan.model import (
-    Domain,
-    IdlePolicy,
-    Interval,
-    Milliwatts,
-    PartUsage,
-    Payer,
-    StaticBasis,
-    StaticPower,
-    Usage,
-    energy_at,
-)
+from wattspan.model import IdlePolicy, Interval, Milliwatts, PartUsage, Payer, Usage, energy_at
 
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
@@ -115,20 +104,3 @@ class StaticDivider:
         static = min(int(interval.energy), due)
         self._deficit = min(due - static, energy_at(power, 2 * resolution))
         return StaticShare(max(0, static - idle), interval.energy - idle)
-
-
-def static_share(
-    domain: Domain,
-    interval: Interval,
-    idle: int,
-    powers: Mapping[str, StaticPower],
-    dividers: dict[str, StaticDivider],
-) -> tuple[StaticShare, StaticBasis] | None:
-    """The static part of the energy that an interval's payers share; None if it is unknown."""
-    power = powers.get(domain.id)
-    if power is None:
-        return None
-    divider = dividers.get(domain.id)
-    if divider is None:
-        divider = dividers[domain.id] = StaticDivider()
-    return divider.divide(interval, idle, power.power, domain.resolution), power.basis

@@ -233,15 +233,9 @@ class ProcessRecords(NamedTuple):
 class _Client:
     """A connected process; ``ring`` is None before its hello."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        pid: int,
-        principal: Principal,
-        pool: FairPool[Principal] | None,
-    ) -> None:
+    def __init__(self, connection: socket.socket, pid: int, principal: Principal) -> None:
         self.connection, self.pid, self.principal = connection, pid, principal
-        self.pool = pool  # that it has a place of; None: another process has it now
+        self.pool: FairPool[Principal] | None = None  # that it has a place of
         self.ring: RingReader | None = None
         self.turns = 0
         self.announces: bool | None = None  # spans; None before the first record
@@ -388,7 +382,8 @@ class SideChannelServer:
                 continue
             connection.setblocking(False)
             self.counts.admitted += 1
-            self._clients.append(_Client(connection, pid, principal, self._pool))
+            self._clients.append(_Client(connection, pid, principal))
+            self._clients[-1].pool = self._pool
 
     def _new_connections(self) -> Iterator[socket.socket]:
         if self._listening is None:

@@ -18,7 +18,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.attribution.division import StaticDivider, static_share
+from wattspan.attribution.division import StaticDivider
 from wattspan.attribution.packed_attributions import (
     PackedAttributions,
     doubt_of,
@@ -41,7 +41,13 @@ from wattspan.model import (
 from wattspan.processes.metadata import starts_others
 from wattspan.service.process_families import ProcessFamilies, ServiceProcesses
 from wattspan.sharing.pools import Pools
-from wattspan.spans.process_energy import DomainStep, DomainSteps, ProcessEnergy, append_share
+from wattspan.spans.process_energy import (
+    DomainStep,
+    DomainSteps,
+    ProcessEnergy,
+    append_share,
+    static_share,
+)
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy
 
@@ -59,7 +65,7 @@ MERGE_AFTER = 10 * SECOND
 
 _MERGE_WITHIN = 10 * SECOND  # such merges are spread over it, so that no tick has many
 
-_CROWDED_A_STEP = 8  # processes for which each tick has one step of thinning
+_CROWDED_A_STEP = 8  # profiles for which each tick has one step of thinning
 
 _KEEP_STEPS = BACKFILL + MERGE_AFTER + _MERGE_WITHIN + SETTLEMENT_TIMEOUT
 
@@ -101,18 +107,6 @@ class _WatchedProcess:
                 self.sampled += 1
             if self.sampled > before:
                 return
-
-    @property
-    def crowded(self) -> list[EnergyProfile]:
-        """Those with rows to thin."""
-        return [one for one in self.profiles if one.crowded]
-
-    def thin(self) -> bool:
-        """One step; False if nothing is to be thinned."""
-        for profile in self.crowded[:1]:
-            profile.thin()
-            return True
-        return False
 
     def merge(self, domains: Mapping[str, DomainSteps]) -> int:
         """Merge the shares since the last call; returns the number of intervals."""
@@ -163,7 +157,7 @@ class EnergyHistory:
         self._running: set[Consumer] = set()  # those of them that have not ended
         self._steps: dict[str, DomainSteps] = {}
         self._payees: dict[Payer, list[tuple[Consumer, ProcessEnergy]]] = {}
-        self._crowded: dict[Consumer, None] = {}  # with profiles to thin, in order
+        self._crowded: dict[EnergyProfile, None] = {}  # to thin, in order
         self._unmerged: dict[Consumer, int] = {}  # the time of the first share, in its order
         self._wanted = -IN_USE
         self.merged = 0  # number of intervals that profiles have received
@@ -208,16 +202,12 @@ class EnergyHistory:
                 self._add_energy(attribution)
             self._merge_overdue(self._now - before)
             self._remove_ended(tick)
-        for _ in range(1 + len(self._crowded) // _CROWDED_A_STEP):
+        for profile in [*self._crowded][: 1 + len(self._crowded) // _CROWDED_A_STEP]:
             with self.lock:
-                self._thin()
-
-    def _thin(self) -> None:
-        """One step of the process that has waited longest."""
-        if (consumer := next(iter(self._crowded), None)) is not None:
-            del self._crowded[consumer]
-            if (watched := self._watched.get(consumer)) is not None and watched.thin():
-                self._crowded[consumer] = None
+                if profile.crowded:
+                    profile.thin()
+                else:
+                    del self._crowded[profile]
 
     def _merge_overdue(self, elapsed: int) -> None:
         """Merge the oldest shares, and remove steps that nobody needs."""
@@ -235,8 +225,7 @@ class EnergyHistory:
         watched = self._watched[consumer]
         self._unmerged.pop(consumer, None)
         self.merged += watched.merge(self._steps)
-        if watched.crowded:
-            self._crowded.setdefault(consumer)
+        self._crowded.update((one, None) for one in watched.profiles if one.crowded)
         return watched
 
     def _remove_ended(self, tick: Tick) -> None:

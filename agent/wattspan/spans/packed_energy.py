@@ -199,18 +199,15 @@ def merged_uncertainties(
 
 
 def merge_rows(
-    lanes: Lanes,
-    rows: ProfileRows,
-    errors: Sequence[RowUncertainties],
-    kept: Sequence[int],
-    right: int,
+    lanes: Lanes, rows: ProfileRows, errors: Sequence[RowUncertainties], bounds: Sequence[int]
 ) -> int:
-    """Keep those rows only between the first of ``kept`` and ``right``; the end of merged ones."""
+    """Merge the rows between each two of ``bounds``; returns the end of the last merged ones."""
+    kept = bounds[:-1]
     columns = [column for lane in errors for column in lane]
     slopes = [rows.slope[i] for i in kept]
     chosen = [[column[i] for i in kept] for column in columns]
     until = -1
-    for at, (first, last) in enumerate(pairwise([*kept, right])):
+    for at, (first, last) in enumerate(pairwise(bounds)):
         if last - first > 1:
             until = rows.times[last]
             length = until - rows.times[first]
@@ -219,7 +216,7 @@ def merge_rows(
             for number, values in zip(lanes.numbers, merged, strict=True):
                 for place, value in enumerate(values, number * len(values)):
                     chosen[place][at] = value
-    part = slice(kept[0], right)
+    part = slice(bounds[0], bounds[-1])
     rows.slope[part], rows.energy[part] = slopes, [rows.energy[i] for i in kept]
     rows.times[part] = [rows.times[i] for i in kept]
     for column, remaining in zip(columns, chosen, strict=True):

@@ -13,8 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from wattspan.attribution.division import StaticShare
-from wattspan.model import Domain, Interval, StaticBasis
+from wattspan.attribution.division import StaticDivider, StaticShare
+from wattspan.model import Domain, Interval, StaticBasis, StaticPower
 from wattspan.spans.profiles import Edges, EnergyProfile
 
 _NEVER = 1 << 62
@@ -275,3 +275,20 @@ def append_share(
     if doubt and own < active:
         baseline += min(doubt, max(own, active - own))
     profile.append(domain.id, domain.hw_type, start, end, own, noise, static, baseline)
+
+
+def static_share(
+    domain: Domain,
+    interval: Interval,
+    idle: int,
+    powers: Mapping[str, StaticPower],
+    dividers: dict[str, StaticDivider],
+) -> tuple[StaticShare, StaticBasis] | None:
+    """The static part of the energy that an interval's payers share; None if it is unknown."""
+    power = powers.get(domain.id)
+    if power is None:
+        return None
+    divider = dividers.get(domain.id)
+    if divider is None:
+        divider = dividers[domain.id] = StaticDivider()
+    return divider.divide(interval, idle, power.power, domain.resolution), power.basis

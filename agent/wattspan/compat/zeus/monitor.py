@@ -328,7 +328,9 @@ class ZeusMonitor:
         self._windows: dict[str, OpenWindow] = {}
         self._inherited: tuple[int, frozenset[str]] = 0, frozenset()
         self._unread, self._gpus = UnreadWindows(), None
-        self.log_file = None if log_file is None else WindowLog(Path(log_file), self.gpu_indices)
+        self.log_file = None
+        if log_file is not None:
+            self.log_file = WindowLog(Path(log_file), self.gpu_indices, lambda: self._index.boards)
         _MONITORS.add(self)
 
     @property
