@@ -1,4 +1,4 @@
-"""Windows of wattspan.compat.zeus beside the real Zeus: error, cost, latency of the first read.
+"""Windows of wattspan.compat.zeus beside the real Zeus: error, cost, late reads and many reads.
 
 Both measure the same load of an emulated GPU, whose true energy is known. The real Zeus reads the
 emulated NVML library. Needs `make all-tools` (a C compiler, the third-party clients).
@@ -34,10 +34,14 @@ QUICK = (30, 30, 12, 8)
 COSTS = 2000  # pairs of begin and end
 BOARDS, SHORT = 8, 0.12  # of the windows from the start of an agent on, in seconds
 WATCHED, KNOWN_AFTER, MOST = 20.0, 3.0, 0.05  # seconds, seconds, relative error
+LATE, QUICK_LATE = 440.0, 30.0  # seconds until kept windows are read for the first time
+MANY, STEPS = 5000, 150  # kept windows that are read together, and windows of a loop
 LEARNING = 10.0  # seconds in which the agent finds the steps of the GPU's counter
 
 
-def windows(agent: SpanAgent, repeats: Sequence[int], seed: int) -> list[dict[str, Any]]:
+def windows(
+    agent: SpanAgent, repeats: Sequence[int], seed: int, late: float
+) -> list[dict[str, Any]]:
     """The lines of one process."""
     sys.path.insert(0, str(ROOT))
     from testbed.nvml_library import build, environment
@@ -48,6 +52,10 @@ def windows(agent: SpanAgent, repeats: Sequence[int], seed: int) -> list[dict[st
         "repeats": repeats,
         "costs": COSTS,
         "seed": seed,
+        "late": late,
+        "every": 4,  # of the windows has one that is read late
+        "many": MANY,
+        "steps": STEPS,
     }
     with tempfile.TemporaryDirectory() as folder:
         environ = {
@@ -73,15 +81,15 @@ def error(one: dict[str, Any], who: str) -> float:
     return abs(one[who] - one[f"{who}_true"]) / float(one[f"{who}_true"])
 
 
-def error_table(lines: Sequence[dict[str, Any]], repeats: Sequence[int]) -> Iterator[str]:
+def error_table(lines: Sequence[dict[str, Any]], read: str) -> Iterator[str]:
     yield (
         "Truth: energy of an emulated board between the same begin and end; p90 of errors of "
-        f"{min(repeats)} to {max(repeats)} windows.\n"
+        f"{len(lines)} windows, first read {read}.\n"
     )
     yield "| length | wattspan | truth within stated | Zeus |"
     yield "|---|---:|---:|---:|"
     for seconds in LENGTHS:
-        those = [one for one in lines if one.get("seconds") == seconds]
+        those = [one for one in lines if one["seconds"] == seconds]
         if not those:
             continue
         ours, zeus = ([error(one, who) for one in those] for who in ("ours", "zeus"))
@@ -97,6 +105,16 @@ def costs(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield (
         f"Begin and end cost {ours['median']:.1f} µs (Zeus: {zeus['median']:.1f} µs) without "
         "synchronisation."
+    )
+    many = next(one for one in lines if "many" in one)
+    yield (
+        f"Reading {many['many']:,} kept windows of one GPU takes {many['ours']:.2f} s (begins and "
+        f"ends by Zeus: {many['zeus']:.2f} s)."
+    )
+    ours, zeus = (next(one for one in lines if one.get("loop") == who) for who in ("ours", "zeus"))
+    yield (
+        "Windows of 0.1 s, each read 0.25 s after its end or later, take "
+        f"{ours['overhead']:.2%} of the time of their loop (Zeus: {zeus['overhead']:.2%})."
     )
     for kind, name in (("gpu", "GPU"), ("cpu", "CPU packages")):
         found = [one["latency"] / 1e9 for one in lines if one.get("read") == kind]
@@ -184,9 +202,14 @@ def main() -> None:
     ):
         time.sleep(LEARNING)
         repeats = QUICK if chosen.quick else REPEATS
-        lines = windows(agent, repeats, chosen.seed)
+        late = QUICK_LATE if chosen.quick else LATE
+        lines = windows(agent, repeats, chosen.seed, late)
         print(agent.said(), file=sys.stderr)
-    for table in (error_table(lines, repeats), costs(lines)):
+    found = [one for one in lines if "seconds" in one]
+    soon = [one for one in found if "late" not in one]
+    delayed = [one for one in found if "late" in one]
+    tables = error_table(soon, "at once"), error_table(delayed, f"{late:g} s later"), costs(lines)
+    for table in tables:
         print("\n".join(table), end="\n\n", flush=True)
 
 

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from subprocess import DEVNULL, Popen
 from threading import Lock, Thread
 from time import monotonic, sleep
-from typing import Protocol
+from typing import Any, Protocol
 
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import read_devices
@@ -76,7 +76,7 @@ class WindowLog:
     ) -> None:
         self._path = path.absolute()  # the program may change its directory
         self._indices, self._boards = list(gpu_indices), boards
-        self._rest: Popen[bytes] | None = None  # writes missing lines
+        self._rest: Popen[Any] | None = None  # writes missing lines
         self._told: OwnedDescriptor | None = None  # to it; a daemon closes all descriptors
         self._headed = append
         self._answered = bool(self._indices)
@@ -145,7 +145,7 @@ class WindowLog:
         os.set_blocking(writing, False)
         self._told = OwnedDescriptor(writing)
         with suppress(OSError, ValueError), os.fdopen(reading) as given:
-            start = partial(Popen[bytes], [sys.executable, "-c", _FINISH, *place], stdin=given)
+            start = partial(Popen, [sys.executable, "-c", _FINISH, *place], stdin=given)
             self._rest = start(stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
 
     def _work(self) -> None:
