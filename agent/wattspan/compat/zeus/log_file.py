@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from select import select
 from subprocess import DEVNULL, Popen
 from threading import Lock, Thread
 from time import monotonic, sleep
@@ -38,10 +39,12 @@ RESTART_TIMEOUT = 5.0
 
 _RETRY_PAUSE = 0.2
 
+THREAD = "wattspan-zeus-log"
+
 _MAX_LINES = 10_000  # of the newest windows, which the process for missing lines knows
 
 _FINISH = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "import os, sys; os.fork() and os._exit(0); sys.path.insert(0, sys.argv[1]); "
     "from wattspan.compat.zeus.log_file import finish; finish(sys.argv[2], int(sys.argv[3]))"
 )
 
@@ -76,8 +79,7 @@ class WindowLog:
     ) -> None:
         self._path = path.absolute()  # the program may change its directory
         self._indices, self._boards = list(gpu_indices), boards
-        self._rest: Popen[Any] | None = None  # writes missing lines
-        self._told: OwnedDescriptor | None = None  # to it; a daemon closes all descriptors
+        self._told: OwnedDescriptor | None = None  # to the process for missing lines
         self._headed = append
         self._answered = bool(self._indices)
         self._queue: SimpleQueue[tuple[float, str, LoggedWindow] | None] = SimpleQueue()
@@ -119,9 +121,10 @@ class WindowLog:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            if self._rest is not None:
-                self._rest.kill()
-                self._rest.wait()
+            if self._told is not None and self._told.is_ours:
+                with suppress(OSError):  # it has ended
+                    os.write(self._told.number, b"null\n")
+                self._told.close()
 
     def _start(self) -> None:
         # Now: a thread that imports while the program forks leaves the child with an import lock
@@ -133,22 +136,31 @@ class WindowLog:
             if self._thread is None:
                 # At exit; a child of multiprocessing leaves the functions of atexit out.
                 Finalize(None, self.close, exitpriority=0)
-                self._start_rest()
-                thread = Thread(target=self._work, name="wattspan-zeus-log", daemon=True)
+                is_python = "python" in Path(sys.executable or "").name  # else it is embedded
+                rest = self._start_rest() if is_python else None
+                thread = Thread(target=self._work, args=(rest,), name=THREAD, daemon=True)
                 thread.start()
                 self._thread = thread
 
-    def _start_rest(self) -> None:
-        """Start the process that writes missing lines, in a session without this terminal."""
-        place = str(Path(__file__).parents[3]), str(self._path), str(self._pid)
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        self._told = OwnedDescriptor(writing)
-        with suppress(OSError, ValueError), os.fdopen(reading) as given:
-            start = partial(Popen, [sys.executable, "-c", _FINISH, *place], stdin=given)
-            self._rest = start(stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+    def _start_rest(self) -> Popen[Any] | None:
+        """Start the process that writes missing lines, in a session without this terminal.
 
-    def _work(self) -> None:
+        The one that it is started by ends at once, so that it is no child of this program.
+        """
+        place = str(Path(__file__).parents[3]), str(self._path), str(self._pid)
+        with suppress(OSError, ValueError):
+            reading, writing = os.pipe()
+            os.set_blocking(writing, False)
+            with os.fdopen(reading) as told:
+                start = partial(Popen, [sys.executable, "-c", _FINISH, *place], stdin=told)
+                started = start(stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+            self._told = OwnedDescriptor(writing)
+            return started
+        return None
+
+    def _work(self, started: Popen[Any] | None) -> None:
+        if started is not None:
+            started.wait()
         early: list[tuple[float, str, float]] = []  # windows before the columns are known
         while (entry := self._queue.get()) is not None:
             began, key, measurement = entry
@@ -224,10 +236,14 @@ def finish(path: str, parent: int) -> None:
     """Once the process ``parent`` has ended, write its missing lines."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # they are for the program
         signal.signal(number, signal.SIG_IGN)
+    running = list[int]()
+    with suppress(OSError):  # it has ended
+        running.append(os.pidfd_open(parent))
     told = deque(sys.stdin.buffer, _MAX_LINES)
-    while os.getppid() == parent:
-        sleep(_RETRY_PAUSE)
-    WindowLog(Path(path), (), append=True).finish(told)
+    if told and told[-1] != b"null\n":
+        if running:
+            select(running, [], [])  # a daemon closes its descriptors
+        WindowLog(Path(path), (), append=True).finish(told)
 
 
 def _energies(period: Sequence[int], boards: Mapping[int, str]) -> dict[int, float]:
