@@ -250,8 +250,7 @@ class QueryService:
             self._watches.renew(consumer)
         end, wait = periods[0][1], values.get("wait", 0)
         self._energy_history.expect(end)
-        request.acknowledge()
-        await self._wait_until(lambda: self._settled(end, consumer, grid), wait, owner)
+        await self._wait_until(lambda: self._settled(end, consumer, grid), wait, request)
         answer = partial(energy.energy_response, self._energy_history, self._devices, grid=grid)
         family = values.get("family", False)
 
@@ -262,6 +261,8 @@ class QueryService:
 
         if len(periods) == 1 and (consumer is None or consumer in self._watches):
             return respond()
+        if request.method == "POST":
+            request.acknowledge()  # others may have the turn
         return await self._in_thread(owner, respond)  # a search of the whole history, or of many
 
     async def _device_energy(self, request: HttpRequest) -> HttpResponse:
@@ -279,8 +280,7 @@ class QueryService:
         if not all(domain.in_cover for domain in query.domains):  # parts have no readings
             self._energy_history.expect(query.end)
         owner = request.peer.quota_owner
-        request.acknowledge()
-        await self._wait_until(lambda: query.answerable, wait, owner)
+        await self._wait_until(lambda: query.answerable, wait, request)
         facts = {"host_name": self._host, **query.response()}
         if request.method != "POST":
             return json_response(facts)
@@ -290,6 +290,7 @@ class QueryService:
             found = [list(map(one.figures, query.domains)) for one in asked]
             return json_response({**facts, "windows": found})
 
+        request.acknowledge()
         return await self._in_thread(owner, respond)
 
     def _answered(self, periods: Sequence[energy.Period]) -> Iterator[energy.Period]:
@@ -444,17 +445,23 @@ class QueryService:
         provenance = energy.provenances(self._energy_history.domains().values())
         return Provenance.EMULATED in provenance.values()
 
-    async def _wait_until(self, reached: Callable[[], bool], wait: int, owner: Hashable) -> None:
+    async def _wait_until(
+        self, reached: Callable[[], bool], wait: int, request: HttpRequest
+    ) -> None:
         """Wait until ``reached`` returns true, at most for ``wait`` nanoseconds."""
-        if not self._waiting.acquire(share_path(owner)):
+        path, told = share_path(request.peer.quota_owner), False
+        if not self._waiting.acquire(path):
             return
         try:
             deadline = self._clock.monotonic() + wait
             while not reached() and self._clock.monotonic() < deadline:
+                if not told:
+                    request.acknowledge()
+                told = True
                 self._awaits_readings()
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
         finally:
-            self._waiting.release(share_path(owner))
+            self._waiting.release(path)
 
     def _settled(self, end: int, consumer: Consumer | None, grid: TimeGrid) -> bool:
         if self._energy_history.settled(consumer) < end:
