@@ -38,6 +38,20 @@ def test_watermark_is_the_end_of_the_last_entry() -> None:
     assert [one.interval.end.mono for one in history.entries("d", 0, 100)] == [100]
 
 
+def test_entries_of_a_period_are_those_that_overlap_it() -> None:
+    history, draw, at, periods = PackedAttributions(300 * SECOND, 10**6), Random(4), 0, []
+    for _ in range(50):
+        at += draw.choice((0, 0, 30))  # a gap now and then
+        periods.append((at, at + draw.randrange(1, 60)))
+        at = periods[-1][1]
+        history.add(settled(*periods[-1], me=5))
+    for start in range(-10, at + 20, 7):
+        for end in (start, start + 1, start + 40, start + 900):
+            found = [one.interval for one in history.entries("d", start, end)]
+            overlapping = [(a, b) for a, b in periods if a < end and b > start]
+            assert [(one.start.mono, one.end.mono) for one in found] == overlapping
+
+
 def test_entries_older_than_the_span_are_removed_with_their_payers() -> None:
     history = PackedAttributions(SECOND, 10**6)
     history.add(settled(0, 100, you=5))
