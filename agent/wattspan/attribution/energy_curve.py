@@ -61,9 +61,9 @@ def around(times: Sequence[int], edges: Sequence[int], left: int, right: int) ->
 
     ``times`` and ``edges`` are sorted. The cost is that of these intervals, however many edges.
     """
-    ends, at = set[int](), bisect_right(edges, times[left])
+    ends, at = set[int](), bisect_right(edges, times[left] - (not left))  # the first interval whole
     while at < len(edges) and edges[at] <= times[right]:
-        end = bisect_left(times, edges[at], left, right + 1)
+        end = max(left + 1, bisect_left(times, edges[at], left, right + 1))
         ends |= {end - 1, end}
         at = bisect_right(edges, times[end], at)
     return ends

@@ -44,7 +44,7 @@ THREAD = "wattspan-zeus-log"
 _MAX_LINES = 10_000  # of the newest windows, which the process for missing lines knows
 
 _FINISH = (
-    "import os, sys; os.fork() and os._exit(0); sys.path.insert(0, sys.argv[1]); "
+    "import os, sys; os.fork() and os._exit(0); sys.path.append(sys.argv[1]); "
     "from wattspan.compat.zeus.log_file import finish; finish(sys.argv[2], int(sys.argv[3]))"
 )
 
