@@ -27,8 +27,8 @@ class MeteredCurve(EnergyCurve):
         self._edges = edges
         self._meter = CounterMeter(domain, absence)
 
-    def add(self, start: int, end: int, energy: int) -> None:
-        super().add(start, end, energy)
+    def add(self, start: int, end: int, energy: int, stale: int | None = None) -> None:
+        super().add(start, end, energy, stale)
         while self.thin(self._edges()):
             pass
 
@@ -44,7 +44,7 @@ class MeteredCurve(EnergyCurve):
     @property
     def begun(self) -> int:
         """The time of the first reading."""
-        return self._fine.times[0]
+        return self._fine.kept.times[0]
 
     def absent(self, now: Instant) -> None:
         """Add a gap up to ``now`` if readings have been absent for long."""
