@@ -28,6 +28,23 @@ _KINDS = {
 _NULL_DEVICE = os.makedev(1, 3)
 
 
+_SHORTAGES: dict[int | None, str] = {
+    errno.EMFILE: "Raise the agent's limit of open files (LimitNOFILE=)",
+    errno.ENFILE: "Raise the host's limit of open files (fs.file-max)",
+    errno.ENOMEM: "Free memory, or raise the agent's limit (MemoryMax=)",
+}
+"""Errors of a reader without descriptors or memory, and their remedies."""
+
+
+def shortage_remedy(error: BaseException) -> str | None:
+    """The remedy, a clause, of a shortage of descriptors or memory; None for another error.
+
+    A read that fails by a shortage tells nothing about its file.
+    """
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    return _SHORTAGES.get(number)
+
+
 class UnsuitableFileError(OSError):
     """The path is not a regular file, or the file is too large."""
 

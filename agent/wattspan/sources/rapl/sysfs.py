@@ -22,7 +22,7 @@ from wattspan.model import (
 from wattspan.ports import Clock
 from wattspan.sources.rapl.topology import NAME, MirrorPair, Zone, ZoneTopology, resolve_topology
 from wattspan.util.cpu_topology import CpuTopology
-from wattspan.util.files import file_text
+from wattspan.util.files import file_text, shortage_remedy
 
 GRANT_REMEDY = (
     "Run the agent in the group wattspan, or as a user who is a member, and let that group read "
@@ -111,7 +111,6 @@ _TOO_MANY_FILES = ZoneProblem(
     "Raise its limit of open files (LimitNOFILE=).",
 )
 _OTHER = ZoneProblem(Trouble.RETRY, "{reason}", "It is read again.")
-_NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # they say nothing about a zone
 _BY_ERRNO = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
     **dict.fromkeys((errno.EINVAL, errno.EIO, errno.ENODATA), _UNREADABLE),
@@ -178,7 +177,7 @@ def _collect(entry: Path, into: ZoneScan) -> bool:
             into.zones[entry.name] = entry
         children = sorted(entry.iterdir())
     except OSError as error:
-        if error.errno in _NO_RESOURCES:
+        if shortage_remedy(error):
             raise
         if entry.name not in into.zones:
             into.refused[entry.name] = entry, error
@@ -222,7 +221,7 @@ def _read_number(path: Path) -> int | None:
     try:
         text = path.read_bytes().strip()
     except OSError as error:
-        if error.errno in _NO_RESOURCES:
+        if shortage_remedy(error):
             raise
         return None
     return int(text) if text.isdigit() else None
