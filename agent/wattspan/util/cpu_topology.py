@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from wattspan.util.files import file_text
+from wattspan.util.files import file_text, shortage_remedy
 
 _MAX_CPUS = 1 << 16  # eight times the limit of Linux
 
@@ -96,17 +96,19 @@ class CpuTopology:
     def refresh(self) -> bool:
         """Read the topology again if the set of online CPUs has changed; True if it has changed."""
         online, before = self._text("online"), (self._numbers, self.online)
-        if online == self._online and self._packages:
+        if online in ("", self._online) and self._packages:  # "" without descriptors too
             return False
-        self._online = online
         seen: set[int] = set()
         for path in self._cpus.glob("cpu[0-9]*/topology/physical_package_id"):
             cpu = int(re.sub(r"\D", "", path.parent.parent.name))
             try:
                 self._packages[cpu] = int(path.read_text())
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                if shortage_remedy(error):
+                    raise
                 continue
             seen.add(cpu)
+        self._online = online
         named = Counter(package for package in self._packages.values() if package >= 0)
         self._numbers = number_packages(named, self._expected_packages(named))
         self.sockets = tuple(self._numbers.values()) or (0,)

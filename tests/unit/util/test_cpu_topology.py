@@ -1,7 +1,12 @@
 """The sockets and the CPUs of a host are those of sysfs."""
 
+import errno
+import io
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +38,28 @@ def test_package_that_comes_online_while_the_agent_runs_is_a_socket(tmp_path: Pa
     assert topology.refresh()
     assert [topology.socket_of(cpu) for cpu in (0, 1, 2)] == [1, 1, 0]
     assert not topology.refresh()
+
+
+@pytest.mark.parametrize("ending", ["", "physical_package_id"], ids=["all", "a package"])
+def test_shortage_of_descriptors_changes_no_topology(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    topology = CpuTopology(tree(tmp_path, {0: "0", 1: "0"}, "0-1"))
+    tree(tmp_path, {2: "1"}, "0-2")
+    whole = io.open
+
+    def failing(path: Any, *rest: Any) -> Any:
+        if str(path).endswith(ending):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return whole(path, *rest)
+
+    monkeypatch.setattr(io, "open", failing)
+    with pytest.raises(OSError, match="Too many") if ending else nullcontext():
+        assert not topology.refresh()
+    assert topology.capacity() == {0: 2}
+    monkeypatch.undo()
+    assert topology.refresh()
+    assert topology.capacity() == {0: 2, 1: 1}
 
 
 @given(
