@@ -24,7 +24,7 @@ FAR = 2**62  # everything is settled
 STARTED = 7
 
 
-class Anybody:
+class Anybody(ProcessDirectory):
     """A directory in which every pid is alive."""
 
     def identify(self, pid: int) -> Consumer | None:
@@ -34,7 +34,7 @@ class Anybody:
         return PayerInfo(consumer, "anybody")
 
 
-class Living:
+class Living(ProcessDirectory):
     """The processes that are alive here."""
 
     def identify(self, pid: int) -> Consumer | None:

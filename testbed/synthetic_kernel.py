@@ -1,5 +1,6 @@
 """A kernel whose truth is known: processes that live, work, die and are given each other's pids."""
 
+import errno
 from array import array
 from collections.abc import Callable, Mapping
 
@@ -8,7 +9,7 @@ from wattspan.model import Consumer, NamePolicy
 from wattspan.processes.cpu_socket_division import ProcessSocketTimes
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.performance_counters import ProcessCounters
-from wattspan.processes.procfs import TICK, Stat
+from wattspan.processes.procfs import TICK, ProcFs, Stat
 from wattspan.processes.source import CpuUsageSource
 from wattspan.testing import ManualClock
 from wattspan.util.cpu_topology import (
@@ -110,6 +111,7 @@ class SyntheticKernel:
     name = "synthetic"
     step = 1
     covers_kernel = True
+    has_ended = ProcFs.has_ended
 
     def __init__(self, pid_max: int = 320, cpus: int = 1) -> None:
         self.clock = ManualClock()
@@ -124,6 +126,8 @@ class SyntheticKernel:
         self.envelope = Envelope(self)
         self.work_before_cgroup_read: list[tuple[Life, int]] = []
         self.after_read: dict[int, Callable[[], None]] = {}  # events after the read of a clock
+        self.lacks: Callable[[], bool] = lambda: False  # descriptors for the next read
+        self.shortage: OSError | None = None
         self._pid_max = pid_max
         self._last_pid = 299
 
@@ -181,8 +185,13 @@ class SyntheticKernel:
 
     # ------------------------------------------------------------------------- kernel interface
 
+    def _fails(self) -> bool:
+        if fails := self.lacks():
+            self.shortage = OSError(errno.EMFILE, "Too many open files")
+        return fails
+
     def pids(self) -> list[int]:
-        return [pid for pid in self.alive if pid not in self.hidden]
+        return [] if self._fails() else [pid for pid in self.alive if pid not in self.hidden]
 
     def last_pid(self) -> int | None:
         return self._last_pid if self.tells_last_pid else None
@@ -191,27 +200,27 @@ class SyntheticKernel:
         return self._pid_max
 
     def shows_all(self) -> bool:
-        return not self.hidden
+        return not (self._fails() or self.hidden)
 
     def stat(self, pid: int) -> Stat | None:
         life = self.alive.get(pid)
-        if life is None or pid in self.hidden:
+        if self._fails() or life is None or pid in self.hidden:
             return None
         return Stat(
             pid, life.comm, life.parent, life.started, 1, life.processor, exiting=life.zombie
         )
 
     def cgroup(self, pid: int) -> str | None:
-        return self.alive[pid].cgroup if pid in self.alive else None
+        return self.alive[pid].cgroup if pid in self.alive and not self._fails() else None
 
     def command_line(self, pid: int) -> bytes | None:
-        return b"work\0"
+        return None if self._fails() else b"work\0"
 
     def user_id(self, pid: int) -> int | None:
         return 0 if pid in self.alive else None
 
     def threads(self, pid: int) -> list[int]:
-        return [pid]
+        return [] if self._fails() else [pid]
 
     def affinity(self, pid: int) -> frozenset[int] | None:
         return self.alive[pid].allowed if pid in self.alive else None

@@ -43,7 +43,7 @@ from wattspan.model import (
     Usage,
     energy_at,
 )
-from wattspan.ports import Caps, CapsError, CapTotals, Clock
+from wattspan.ports import Caps, CapsError, CapTotals, Clock, ProcessDirectory
 from wattspan.spans.values import IntervalEnergy, Span, SpanColumns
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.budget import SlowdownAccount
@@ -326,7 +326,7 @@ class Book:
         return True
 
 
-class Host:
+class Host(ProcessDirectory):
     """Everything the tuner is handed; ``run`` lets seconds pass, turn by turn."""
 
     def __init__(

@@ -168,6 +168,10 @@ class ProcessDirectory(Protocol):
         """The present process with ``pid``; None if there is none."""
         ...
 
+    def has_ended(self, consumer: Consumer) -> bool:
+        """True if it has ended for certain: a read without descriptors or memory proves nothing."""
+        return self.identify(consumer.pid) != consumer
+
     def describe(self, consumer: Consumer) -> PayerInfo | None:
         """The metadata of ``consumer``; None if it has exited."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from wattspan.model import Consumer, Instant, PayerInfo
-from wattspan.ports import Batch, UsageBatch
+from wattspan.ports import Batch, ProcessDirectory, UsageBatch
 
 
 class ManualClock:
@@ -77,7 +77,7 @@ class ReplayUsage:
         pass
 
 
-class FakeDirectory:
+class FakeDirectory(ProcessDirectory):
     """A process directory of fixed processes."""
 
     def __init__(self, infos: Iterable[PayerInfo] = ()) -> None:

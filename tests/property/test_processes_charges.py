@@ -2,9 +2,11 @@
 negative."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, repeat
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed.synthetic_kernel import Life, SyntheticKernel
@@ -26,6 +28,8 @@ ACTIONS = st.lists(
     ),
     max_size=60,
 )
+SHORTAGES = st.lists(st.lists(st.booleans(), max_size=12).map(tuple), max_size=20)
+"""The reads of each poll that fail; all after the last one fail as it did."""
 
 
 class Books:
@@ -77,6 +81,7 @@ def play(
     lossy: bool,
     settled: Iterator[bool] = repeat(True),  # noqa: B008 - it has no state
     masks: Iterator[int | None] = repeat(None),  # noqa: B008
+    shortages: Iterator[Sequence[bool]] = repeat(()),  # noqa: B008
     **how: bool,
 ) -> Books:
     books = Books()
@@ -112,8 +117,11 @@ def play(
                 kernel.exit(life)
             mask = next(masks)
             watched = None if mask is None else watched_by(mask, kernel)
+            fails = next(shortages)
+            kernel.lacks = partial(next, chain(fails, repeat(bool(fails and fails[-1]))))
             batch = source.poll(settle=next(settled), watched=watched)
             books.enter(batch)
+            assert not {one.consumer for one in kernel.alive.values()} & set(batch.exited)
             for life in kernel.alive.values() if batch.usages else ():  # else it waits
                 young = life.cpu < YOUNG_CPU_TIME and not life.has_children and not life.polled
                 life.seen = life.seen or scans or not young
@@ -122,6 +130,7 @@ def play(
             kernel.births.losing = kernel.finals.losing = rest[0]
     for life in kernel.alive.values():
         life.seen = life.seen or life.polled or not life.zombie
+    kernel.lacks = lambda: False
     for _ in range(2):  # the final records, and processes that waited for a scan
         kernel.clock.advance(11.0)
         books.enter(source.poll())
@@ -179,6 +188,20 @@ def test_total_is_exact_with_lost_events_or_missing_permissions(
     kernel = SyntheticKernel()
     books = play(kernel, actions, lossy=True, events=events, envelope=envelope, vigil=vigil)
     assert books.total == kernel.total
+    assert all(books.charged[pid] <= amount for pid, amount in kernel.truth().items())
+
+
+@pytest.mark.parametrize("events", [True, False])
+@given(ACTIONS, SHORTAGES, st.booleans(), st.booleans())
+@settings(max_examples=150)
+def test_failed_reads_end_no_process_and_charge_no_time_twice(
+    events: bool, actions: list[tuple], shortages: list[tuple[bool]], envelope: bool, vigil: bool
+) -> None:
+    kernel = SyntheticKernel()
+    how = {"events": events, "envelope": envelope, "vigil": vigil}
+    books = play(kernel, actions, lossy=True, shortages=chain(shortages, repeat(())), **how)
+    # Work that was unclaimed may be charged when a process ends soon after its birth.
+    assert books.total - books.unclaimed <= kernel.total <= books.total
     assert all(books.charged[pid] <= amount for pid, amount in kernel.truth().items())
 
 

@@ -70,7 +70,7 @@ class Host(LatestSnapshot):
         self.wanted = [(Consumer(0, 0), began, began + sampling.START)]
         self.ended: dict[Consumer, int] = {}
         self.demand = SamplingDemand(
-            self.clock, Intervals(), lambda process: process in self.running.values()
+            self.clock, Intervals(), lambda process: process not in self.running.values()
         )
         ledger = Ledger(LedgerSettings(), now=began)
         super().__init__(ledger.snapshot(self.polled, "h"))

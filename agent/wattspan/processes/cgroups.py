@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from wattspan.attribution.division import split
 from wattspan.processes.cgroup_names import MAX_DEPTH, cgroup_paths
+from wattspan.util.files import shortage_remedy
 
 MAX_CGROUPS = 512
 """Limit of open cgroup clocks; further cgroups count with the nearest known one above."""
@@ -147,7 +148,7 @@ class _OpenClocks:
             fd = os.open(f"{self._hierarchy.root}{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, ValueError):
             return False
-        value = self._value(fd)
+        value = self._value(fd, None)
         if value is None:  # the cgroup was removed meanwhile
             os.close(fd)
             return False
@@ -159,7 +160,7 @@ class _OpenClocks:
         rises: dict[str, int] = {}
         removed: list[str] = []
         for path, fd in self._fds.items():
-            value = self._value(fd)
+            value = self._value(fd, self._last[path])
             if value is None:
                 removed.append(path)
                 continue
@@ -171,8 +172,8 @@ class _OpenClocks:
             del self._last[path]
         return rises, removed
 
-    def _value(self, fd: int) -> int | None:
-        """Nanoseconds; None once the cgroup was removed (ENODEV)."""
+    def _value(self, fd: int, last: int | None) -> int | None:
+        """Nanoseconds, without memory the ``last``; None once the cgroup was removed (ENODEV)."""
         try:
             raw = os.pread(fd, 4096, 0)
             if not self._hierarchy.unified:
@@ -180,8 +181,8 @@ class _OpenClocks:
             for line in raw.split(b"\n"):
                 if line.startswith(b"usage_usec "):
                     return int(line[11:]) * 1000
-        except (OSError, ValueError):
-            return None
+        except (OSError, ValueError) as error:
+            return last if shortage_remedy(error) else None
         return None
 
 

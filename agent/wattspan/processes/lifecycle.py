@@ -25,7 +25,7 @@ from wattspan.model import MILLISECOND, SECOND, Consumer, Failure, Instant, Paye
 from wattspan.ports import UsageBatch
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.metadata import HostProcesses
-from wattspan.processes.procfs import NO_PROCESSES, TICK, ProcFs, Stat
+from wattspan.processes.procfs import NO_PROCESSES, TICK, ProcFs, Stat, shortage_failure
 from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
 
 FIRST_PID = 300  # first pid after an overflow; lower ones are reserved
@@ -68,6 +68,19 @@ class ProcessScanner:
         self._pid_max = processes.pid_max()
         self._period = -1
         self._too_wide = False
+        self._shortage = processes.shortage  # the last one before the last full scan
+
+    @property
+    def unsure(self) -> bool:
+        """True if a read has failed for want of descriptors or memory since that scan began."""
+        return self._processes.shortage is not self._shortage
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Of the reads since that scan began, or an empty table."""
+        if self.unsure and self._processes.shortage is not None:
+            return (shortage_failure(self._processes.shortage),)
+        return () if len(self._table) else (NO_PROCESSES,)
 
     def due(self, mono: int) -> bool:
         """True if the next scan will be a full one."""
@@ -81,8 +94,11 @@ class ProcessScanner:
         if self.due(mono) or events.lost:
             self._too_wide = False
             self._period = mono // self._every
+            unsure, self._shortage = self.unsure, self._processes.shortage
             shown = self._processes.pids()
-            result.found = {pid for pid in shown if pid not in self._table} - result.born
+            if self.unsure:
+                return result  # the next one examines tracked processes too, as after lost events
+            result.found = {pid for pid in shown if unsure or pid not in self._table} - result.born
             result.complete = result.scanned = True
             if events.lost:
                 result.suspects.update(self._table)
@@ -213,12 +229,12 @@ class UsageResults:
     infos: list[PayerInfo] = field(default_factory=list)
     exited: list[Payer] = field(default_factory=list)
 
-    def batch(self, processes: int, failures: tuple[Failure, ...] = ()) -> UsageBatch:
+    def batch(self, processes: int, failures: tuple[Failure, ...]) -> UsageBatch:
         return UsageBatch(
             usages=tuple(self.usages),
             infos=tuple(self.infos),
             exited=tuple(self.exited),
-            failures=failures if processes else (NO_PROCESSES, *failures),
+            failures=failures,
             processes=processes,
         )
 
@@ -232,7 +248,8 @@ class LifecycleTracker:
 
     def __init__(self, processes: ProcFs, table: ProcessTable, directory: HostProcesses) -> None:
         self._processes, self._table, self._directory = processes, table, directory
-        self._scanned: Instant | None = None
+        self._scanned: int | None = None  # time since boot of the last full scan or shortage
+        self._shortage = processes.shortage
         self._young: dict[int, int] = {}  # with their parents
         self._settled: set[int] = set()  # pids of charged processes, which may be zombies
 
@@ -271,8 +288,10 @@ class LifecycleTracker:
         tracked = {pid for pid in (new | replaced | ended) - ended_soon if self._track(update, pid)}
         self._apply_exit_records(update, tracked)
         update.tracked |= tracked
-        if update.found.scanned:
-            self._scanned = update.now
+        before, self._shortage = self._shortage, self._processes.shortage
+        if update.found.scanned or before is not self._shortage:
+            # The work of processes that could not be read, also in this tick, is unattributed.
+            self._scanned = update.now.since_boot + (TICK if before is not self._shortage else 0)
 
     def _charge_work(self, update: LifecycleUpdate, moved: CpuDeltas) -> set[int]:
         """Charge the CPU time of processes; returns the pids of ended ones."""
@@ -283,7 +302,7 @@ class LifecycleTracker:
             if value >= row.charged:
                 self._work(update, row, value - row.charged)
                 self._table.worked(row, value)
-            elif value == GONE or not self._is_same(row):
+            elif value == GONE or self._processes.has_ended(row.consumer):
                 ended.add(row.consumer.pid)
                 self._end(update, row)
         return ended
@@ -294,9 +313,10 @@ class LifecycleTracker:
         """Describe a process if its description changed; its earlier charges are not affected.
 
         ``stat`` is the one of this moment, if it is known. An ended process keeps its description:
-        procfs shows its arguments no more, and not always its cgroups.
+        procfs shows its arguments no more, and not always its cgroups. A part that could not be
+        read changes nothing.
         """
-        pid = row.consumer.pid
+        pid, before = row.consumer.pid, self._processes.shortage
         stat = stat or self._processes.stat(pid)
         if stat is not None and stat.started == row.consumer.started:
             if stat.exiting and row.info is not None:
@@ -310,7 +330,7 @@ class LifecycleTracker:
             text = row.cgroup_text or self._text_of(update, row.parent)
             gone = self._directory.describe_ended(row.consumer, row.command, text, None, row.parent)
             info = row.info or gone
-        if info != row.info:
+        if info != row.info and (row.info is None or self._processes.shortage is before):
             row.info = info
             update.infos.append(info)
 
@@ -318,14 +338,10 @@ class LifecycleTracker:
         """End every tracked process with a reused pid; returns those pids."""
         reborn = set()
         for row in self._table.rows(suspects):
-            if not self._is_same(row):
+            if self._processes.has_ended(row.consumer):
                 self._end(update, row)
                 reborn.add(row.consumer.pid)
         return reborn
-
-    def _is_same(self, row: TrackedProcess) -> bool:
-        stat = self._processes.stat(row.consumer.pid)
-        return stat is not None and stat.started == row.consumer.started
 
     def _work(
         self,
@@ -419,9 +435,9 @@ class LifecycleTracker:
         return {pid for pid, record in last if record.certain and record.cpu < SHORT_CPU_TIME}
 
     def _ended(self, pid: int) -> bool:
-        """True for a zombie."""
+        """True for a zombie, or for a process that cannot be read."""
         stat = self._processes.stat(pid)
-        return stat is not None and stat.exiting
+        return stat is None or stat.exiting
 
     def _is_postponed(self, update: LifecycleUpdate, pid: int, value: int) -> bool:
         """Leave a reported process to the next poll, if it has hardly worked and has no child."""
@@ -438,9 +454,8 @@ class LifecycleTracker:
         return True
 
     def _since_scan(self, stat: Stat) -> bool:
-        """True if a process is newer than the last full scan."""
-        scanned = self._scanned
-        return scanned is not None and (stat.started + 1) * TICK > scanned.since_boot
+        """True if a process is newer than the last full scan, and than the last shortage."""
+        return self._scanned is not None and (stat.started + 1) * TICK > self._scanned
 
     def _apply_exit_records(self, update: LifecycleUpdate, tracked: set[int]) -> None:
         """Charge exited processes that were never tracked; keep records of unreaped ones.

@@ -122,8 +122,11 @@ class HostProcesses:
     def identify(self, pid: int) -> Consumer | None:
         return self._procfs.identify(pid)
 
+    def has_ended(self, consumer: Consumer) -> bool:
+        return self._procfs.has_ended(consumer)
+
     def describe(self, consumer: Consumer) -> PayerInfo | None:
-        stat = self._procfs.stat(consumer.pid)
+        before, stat = self._procfs.shortage, self._procfs.stat(consumer.pid)
         if stat is None or stat.started != consumer.started:
             return None
         with self._lock:
@@ -132,8 +135,8 @@ class HostProcesses:
                 return known[1]
         text = self._procfs.cgroup(consumer.pid) or ""
         info = self.describe_running(stat, text)
-        if stat.stuck:
-            return info  # its name may be incomplete
+        if stat.stuck or self._procfs.shortage is not before:
+            return info  # it may be incomplete
         with self._lock:
             self._known[consumer] = (stat.comm, info)
             while len(self._known) > _MAX_REMEMBERED:
@@ -222,7 +225,8 @@ class HostProcesses:
             command = UNNAMED
         elif self._names is NamePolicy.COMMAND:
             command = interpreter_of(command)
-        return replace(row, info=replace(info, command=command), alive=False)
+        alive = row.alive and not self.has_ended(info.payer)
+        return replace(row, info=replace(info, command=command), alive=alive)
 
 
 class RunningProcesses:
@@ -238,9 +242,9 @@ class RunningProcesses:
             return None
         return Consumer(pid, stat.started)
 
-    def lives(self, consumer: Consumer) -> bool:
-        """True if ``consumer`` has not ended."""
-        return self.identify(consumer.pid) == consumer
+    def has_ended(self, consumer: Consumer) -> bool:
+        before, present = self._procfs.shortage, self.identify(consumer.pid)
+        return present != consumer and self._procfs.shortage is before
 
     def describe(self, consumer: Consumer) -> PayerInfo | None:
         return self._directory.describe(consumer)

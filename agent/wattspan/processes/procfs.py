@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.model import Consumer, Failure, Trouble
+from wattspan.util.files import shortage_remedy
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TICK = 1_000_000_000 // TICKS_PER_SECOND
@@ -29,6 +30,12 @@ NO_PROCESSES = Failure(
     "procfs shows no processes",
     "Mount procfs with hidepid=0, or grant CAP_SYS_PTRACE.",
 )
+
+
+def shortage_failure(error: OSError) -> Failure:
+    """The failure of a read without descriptors or memory."""
+    remedy = f"{shortage_remedy(error)}; energy of new processes goes to unattributed meanwhile."
+    return Failure("processes", "the process table", Trouble.RETRY, f"{error.strerror}", remedy)
 
 
 class Stat(NamedTuple):
@@ -91,18 +98,24 @@ def _mount_options(mountinfo: bytes, root: str) -> dict[str, str]:
 
 
 class ProcFs:
-    """Reads below one procfs root: None for a process that is gone or hidden, never an error."""
+    """Reads below one procfs root: None for a process that is gone or hidden, never an error.
+
+    ``shortage`` is the last error of a read without descriptors or memory, which returns None too
+    and proves nothing: each time another object.
+    """
 
     def __init__(self, root: Path = Path("/proc")) -> None:
         self._root = str(root)
         self._last_pid: int | None = None
         self._opened = False
+        self.shortage: OSError | None = None
 
     def pids(self) -> list[int]:
         """Every visible process; empty if the root cannot be read."""
         try:
             names = os.listdir(self._root)  # noqa: PTH208 - thousands of names, no paths
-        except OSError:
+        except OSError as error:
+            self._note(error)
             return []
         return [int(name) for name in names if name.isdecimal()]
 
@@ -169,6 +182,11 @@ class ProcFs:
         stat = self.stat(pid)
         return Consumer(pid, stat.started) if stat is not None else None
 
+    def has_ended(self, consumer: Consumer) -> bool:
+        """True if the process has ended for certain, False during a shortage."""
+        before, stat = self.shortage, self.stat(consumer.pid)
+        return self.shortage is before if stat is None else stat.started != consumer.started
+
     def cgroup(self, pid: int) -> str | None:
         """The text of ``/proc/PID/cgroup``.
 
@@ -196,7 +214,8 @@ class ProcFs:
         """The effective user of the process: the owner of its directory."""
         try:
             return os.stat(f"{self._root}/{pid}").st_uid  # noqa: PTH116 - per process, so bare
-        except OSError:
+        except OSError as error:
+            self._note(error)
             return None
 
     def threads(self, pid: int) -> list[int]:
@@ -222,14 +241,17 @@ class ProcFs:
     def _read(self, name: str, limit: int = _BIGGEST) -> bytes | None:
         try:
             fd = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+            try:
+                return os.read(fd, limit)
+            finally:
+                os.close(fd)
+        except OSError as error:  # ESRCH: the process ended after the open
+            self._note(error)
             return None
-        try:
-            return os.read(fd, limit)
-        except OSError:  # ESRCH: the process ended after the open
-            return None
-        finally:
-            os.close(fd)
+
+    def _note(self, error: OSError) -> None:
+        if shortage_remedy(error):
+            self.shortage = OSError(error.errno, error.strerror)
 
 
 def _open(path: str) -> int | None:

@@ -147,7 +147,8 @@ class CpuUsageSource:
                     self._settle_sample(sample, result)
                 self._samples.clear()
             self._settle(result)
-        return result.batch(len(self._table), self._counters.failures if self._counters else ())
+        counters = self._counters.failures if self._counters else ()
+        return result.batch(len(self._table), (*self._scanner.failures, *counters))
 
     def _waits(self, watched: frozenset[Payer] | None) -> bool:
         """Take a sample if it may wait for the next poll; all that wait are of one kind."""
@@ -236,14 +237,14 @@ class CpuUsageSource:
         self._look(now.mono)
         self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
         total = self._idle_scanner.read() or 0
-        events = self._read_events()
+        events, sees_all = self._read_events(), self._sees_all and not self._scanner.unsure
         found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
         self._churn = self._churn or found.churn or bool(self._new_cgroups)
         measured = self._churn and self._measure_cgroups()
         self._wake_exited(events)
         if measured:
             self._add_events(events, found)
-        update = LifecycleUpdate(events, found, self._before, now, sees_all=self._sees_all)
+        update = LifecycleUpdate(events, found, self._before, now, sees_all=sees_all)
         self._lifecycle.begin(update)
         self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         self._add_charged(update)
@@ -302,8 +303,9 @@ class CpuUsageSource:
     def _look(self, mono: int) -> None:
         """Check now and then if all processes are visible: a mount's options may change."""
         if mono >= self._next_view:
-            self._next_view = mono + VIEW_INTERVAL
-            self._sees_all = self._processes.shows_all()
+            before, sees_all = self._processes.shortage, self._processes.shows_all()
+            if self._processes.shortage is before:
+                self._next_view, self._sees_all = mono + VIEW_INTERVAL, sees_all
 
     def _read_events(self) -> ProcessEvents:
         events = ProcessEvents()
@@ -361,7 +363,7 @@ class CpuUsageSource:
         self._idle_scanner.swept(now.mono, scanned=True)
         self._measure_cgroups()
         self._excess.settle()
-        return UsageResults().batch(len(self._table))
+        return UsageResults().batch(len(self._table), self._scanner.failures)
 
     def close(self) -> None:
         for part in (

@@ -212,7 +212,7 @@ def build_agent(
         demand = SamplingDemand(
             clock,
             Intervals() if interval.is_auto else Intervals(int(interval), int(interval)),
-            RunningProcesses(processes.directory, ProcFs()).lives,
+            RunningProcesses(processes.directory, ProcFs()).has_ended,
             pools,
         )
         resolution = config.agent.api_resolution

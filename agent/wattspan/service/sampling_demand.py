@@ -85,17 +85,17 @@ Registration = tuple[Reason, Consumer]
 class SamplingDemand:
     """The consumers of fine samples. Thread-safe, except ``interval`` and ``sleep_until``.
 
-    These two are for the poller's thread. ``lives`` tells whether a process still runs.
+    These two are for the poller's thread. ``ended`` tells whether a process has ended.
     """
 
     def __init__(
         self,
         clock: Clock,
         intervals: Intervals,
-        lives: Callable[[Consumer], bool] = lambda _: True,
+        ended: Callable[[Consumer], bool] = lambda _: False,
         pools: Pools | None = None,
     ) -> None:
-        self._clock, self._lives = clock, lives
+        self._clock, self._ended = clock, ended
         self.intervals = intervals
         self._lock = threading.Lock()
         self._woken = threading.Event()
@@ -194,7 +194,7 @@ class SamplingDemand:
             del self._paused[key]
         for key in [*itertools.islice(self._registered, _CHECKED_AT_ONCE)]:
             one = self._registered.pop(key)
-            lives = self._lives(key[1])
+            lives = not self._ended(key[1])
             if lives and one.until > now:
                 self._registered[key] = one  # the others are first in the next check
                 self._pool.touch(key)

@@ -1,5 +1,6 @@
 """A cgroup's clock bounds the charges in it, and reveals unobserved work."""
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +70,23 @@ def test_time_of_children_is_not_counted_with_the_parent(tree: Tree) -> None:
     tree.set("/a/b", 8_000_000)
     change, gone = clocks.read()
     assert (change["/a"], change["/a/b"], gone) == (3_000_000, 7_000_000, {})
+
+
+def test_clock_that_cannot_be_read_without_memory_is_not_of_a_removed_cgroup(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = CgroupClocks(tree.hierarchy)
+    assert clocks.add("/a")
+
+    def failing(*_: int) -> bytes:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    tree.set("/a", 11_000_000)
+    monkeypatch.setattr(os, "pread", failing)
+    change, gone = clocks.read()
+    assert (change["/a"], gone) == (0, {})
+    monkeypatch.undo()
+    assert clocks.read()[0]["/a"] == 10_000_000
 
 
 def test_clock_that_its_owner_resets_takes_no_time_from_others(tree: Tree) -> None:

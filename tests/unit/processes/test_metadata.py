@@ -41,13 +41,13 @@ def test_process_that_is_not_reaped_does_not_run() -> None:
     assert running.identify(child) is None
     ended = every.identify(child)
     assert ended is not None
-    assert not running.lives(ended)
+    assert running.has_ended(ended)
     os.waitpid(child, 0)
     own = running.identify(os.getpid())
     assert own == every.identify(os.getpid())
     assert own is not None
-    assert running.lives(own)
-    assert not running.lives(Consumer(own.pid, own.started - 1))
+    assert not running.has_ended(own)
+    assert running.has_ended(Consumer(own.pid, own.started - 1))
     assert running.describe(own) == every.describe(own)
 
 

@@ -1,13 +1,15 @@
 """CPU attribution on a kernel with known truth."""
 
+import errno
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 from testbed.synthetic_kernel import Envelope, Life, SyntheticKernel
 
 from wattspan.attribution.division import split
-from wattspan.model import NamePolicy, Remainder
+from wattspan.model import NamePolicy, Remainder, Trouble
 from wattspan.ports import UsageBatch, UsageSource
 from wattspan.processes.lifecycle import exit_weight
 from wattspan.processes.source import CpuUsageSource
@@ -427,6 +429,122 @@ def test_empty_process_table_is_a_failure_with_a_remedy() -> None:
     batch = SyntheticKernel().source(events=False).poll()
     assert batch.processes == 0
     assert "hidepid" in batch.failures[0].remedy
+
+
+def test_shortage_is_a_failure_with_its_remedy_and_no_empty_table() -> None:
+    kernel = SyntheticKernel()
+    life, source = kernel.spawn(), kernel.source()
+    kernel.lacks = lambda: True
+    (failure,) = source.poll().failures
+    assert (failure.trouble, failure.cause) == (Trouble.RETRY, "Too many open files")
+    assert "LimitNOFILE" in failure.remedy
+    kernel.lacks = lambda: False
+    kernel.clock.advance(1.0)
+    assert source.poll().failures == ()  # and the process is found
+    kernel.run(life, MS)
+    assert spent(tick(kernel, source)) == {life.consumer: MS}
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_living_process_goes_on_after_lost_events_in_a_shortage(events: bool) -> None:
+    kernel = SyntheticKernel()
+    lives, source = [kernel.spawn() for _ in range(3)], kernel.source(events=events)
+    source.poll()
+    kernel.lacks = lambda: True
+    for _ in range(25):
+        for life in lives:
+            kernel.run(life, MS)
+        kernel.births.losing = kernel.finals.losing = True
+        kernel.births.send(0)
+        batch = tick(kernel, source)
+        assert spent(batch) == {life.consumer: MS for life in lives}
+        assert batch.exited == ()
+        assert batch.processes == 3
+
+
+def test_pid_used_again_in_a_shortage_is_noticed_after_it() -> None:
+    kernel = SyntheticKernel(pid_max=300)
+    source = kernel.source()
+    old = kernel.spawn()
+    source.poll()
+    kernel.births.losing = kernel.finals.losing = True
+    kernel.lacks = lambda: True
+    kernel.exit(old)
+    new = kernel.spawn()
+    kernel.run(new, 2 * MS)
+    tick(kernel, source)  # nothing tells of the new process
+    kernel.births.losing = kernel.finals.losing = False
+    kernel.lacks = lambda: False
+    kernel.clock.advance(1.0)
+    assert source.poll().exited == (old.consumer,)
+    kernel.run(new, MS)
+    assert spent(tick(kernel, source)) == {new.consumer: MS}
+
+
+def test_work_of_a_process_that_could_not_be_read_is_unattributed() -> None:
+    kernel, source = polled()
+    kernel.lacks = lambda: True
+    life = kernel.spawn()
+    for _ in range(30):
+        kernel.run(life, 5 * MS)
+        (usage, _) = tick(kernel, source).usages
+        assert (usage.spent, usage.unclaimed) == ({}, 5 * MS)
+    kernel.lacks = lambda: False
+    kernel.clock.advance(1.0)
+    assert spent(source.poll()) == {}
+    kernel.run(life, 5 * MS)
+    assert spent(tick(kernel, source)) == {life.consumer: 5 * MS}
+
+
+def test_work_in_the_tick_of_a_failed_read_is_not_charged_again() -> None:
+    kernel, source = polled(envelope=True)
+    kernel.lacks = lambda: True
+    life = kernel.spawn()
+    kernel.run(life, 5 * MS)
+    kernel.clock.advance(0.001)  # start times are in ticks of 10 ms
+    assert spent(source.poll()) == {Remainder("/"): 5 * MS}
+    kernel.lacks = lambda: False
+    kernel.clock.advance(1.0)
+    assert spent(source.poll()) == {}
+
+
+@pytest.mark.parametrize("fails", [[True] * 9, [False, *[True] * 9], [False, True]])
+def test_zombie_is_charged_once_if_it_cannot_be_read(fails: list[bool]) -> None:
+    """``fails`` are the reads of a scan: of the list of processes, of the zombie, and others."""
+    kernel, source = polled()
+    life = kernel.spawn()
+    kernel.run(life, 5 * MS)
+    kernel.exit(life, reap=False)
+    batches = [tick(kernel, source)]
+    for reads in (iter(fails), iter(()), iter(())):
+        kernel.lacks = partial(next, reads, False)
+        kernel.clock.advance(1.0)
+        batches.append(source.poll())
+    assert [sum(spent(one).values()) for one in batches] == [5 * MS, 0, 0, 0]
+    assert [one.processes for one in batches] == [0] * 4  # the zombie is none
+
+
+def test_failed_read_changes_no_description() -> None:
+    kernel, source = polled()
+    life = kernel.spawn()
+
+    def no_memory(_: int) -> None:
+        kernel.shortage = OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    infos = []
+    for user_id in (kernel.user_id, no_memory, kernel.user_id):
+        kernel.user_id = user_id  # type: ignore[method-assign, assignment]
+        kernel.run(life, MS)
+        kernel.clock.advance(1.0)
+        infos.append([one.user for one in source.poll().infos])
+    assert infos == [["root"], [], []]
+
+
+def test_view_stays_what_it_was_in_a_shortage() -> None:
+    kernel, source = polled(busy=False)
+    kernel.lacks = lambda: True
+    kernel.clock.advance(11.0)
+    assert source.poll().usages[0].unclaimed == 0  # else all time may be that of hidden ones
 
 
 def test_process_with_little_work_is_charged_at_its_second_poll() -> None:

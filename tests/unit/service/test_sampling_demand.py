@@ -32,12 +32,12 @@ class Host:
     def __init__(self, intervals: Intervals | None = None) -> None:
         self.clock, self.running = ManualClock(), set[Consumer]()
         self.lookups = 0
-        self.demand = SamplingDemand(self.clock, intervals or Intervals(), self.lives)
+        self.demand = SamplingDemand(self.clock, intervals or Intervals(), self.has_ended)
         self.clock.advance(ns=START)
 
-    def lives(self, process: Consumer) -> bool:
+    def has_ended(self, process: Consumer) -> bool:
         self.lookups += 1
-        return process in self.running
+        return process not in self.running
 
     def start(self, pid: int) -> Consumer:
         process = Consumer(pid, 1)

@@ -54,6 +54,9 @@ class EmptyProcessDirectory:
     def identify(self, pid: int) -> Consumer | None:
         return None
 
+    def has_ended(self, consumer: Consumer) -> bool:
+        return False
+
     def describe(self, consumer: Consumer) -> PayerInfo | None:
         return None
 
