@@ -329,15 +329,16 @@ class GpuProcesses:
         """The processes of some lists, and the MPS servers, which are none of them."""
         found = {pid: self._directory.identify(pid) for pid in set().union(*lists.values())}
         self._known.update({pid: payer for pid, payer in found.items() if payer})
-        servers = frozenset(pid for pid, payer in found.items() if payer and self._serves(payer))
+        servers = frozenset(pid for pid, payer in found.items() if self._serves(pid, payer))
         if not lists[_MPS_CALL] - servers:
             servers = frozenset()  # without clients it has the context for itself
         payers = frozenset(payer for pid, payer in found.items() if payer and pid not in servers)
         return Holders(payers, len(found) - len(servers)), servers
 
-    def _serves(self, payer: Consumer) -> bool:
-        info = self._directory.describe(payer)
-        return info is not None and info.command.startswith(MPS_SERVER)
+    def _serves(self, pid: int, payer: Consumer | None) -> bool:
+        """True for an MPS server; a server that cannot be read remains one."""
+        info = self._directory.describe(payer) if payer else None
+        return pid in self._servers if info is None else info.command.startswith(MPS_SERVER)
 
     @property
     def any_listed(self) -> bool:

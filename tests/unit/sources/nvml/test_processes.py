@@ -504,6 +504,15 @@ def test_mps_clients_are_charged_and_their_server_is_not() -> None:
     assert all(not usage.parts for usage in bench.usages)
 
 
+def test_mps_server_that_cannot_be_read_remains_one() -> None:
+    bench = MpsBench()
+    bench.run(3, each=sampling(bench, (SERVER, 90)))
+    bench.directory.infos.clear()
+    bench.run(5, each=sampling(bench, (SERVER, 90)))
+    assert bench.spent(SERVER) == 0
+    assert bench.spent(TRAIN) + bench.spent(SERVE) > 6
+
+
 def test_use_of_an_mps_server_is_divided_among_clients_as_an_assumption() -> None:
     """Where the driver samples the server only, no figure tells its clients apart."""
     bench = MpsBench()
