@@ -155,9 +155,8 @@ class DeclaredJobs:
         return bool(self._quota.acquire(share_path(principal)))
 
     def _remove_ended(self) -> None:
-        identify = self._directory.identify
         processes = {one.consumer for one in self._declarations}
-        ended = {one for one in processes if identify(one.pid) != one}
+        ended = set(filter(self._directory.has_ended, processes))
         self._change([one for one in self._declarations if one.consumer in ended])
 
     def _change(

@@ -411,7 +411,7 @@ class JobWork:
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""
-        living = [one for one in self.ranks if directory.identify(one.pid) == one]
+        living = [one for one in self.ranks if not directory.has_ended(one)]
         self.ranks = {one: self.ranks[one] for one in living}
         if living:
             self.latest = now

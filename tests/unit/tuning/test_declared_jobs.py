@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,6 +19,7 @@ from wattspan.model import (
     Principal,
     RequestedTerms,
 )
+from wattspan.ports import ProcessDirectory
 from wattspan.tuning.declared_jobs import (
     MAX_DECLARATIONS,
     DeclarationsFullError,
@@ -30,7 +32,7 @@ ANN, BOB = 1000, 2000
 
 
 @dataclass
-class Processes:
+class Processes(ProcessDirectory):
     """A directory of the processes that tests have started."""
 
     started: dict[int, int] = field(default_factory=dict)
@@ -188,6 +190,18 @@ def test_thousands_of_ended_processes_leave_no_declaration(processes: Processes)
     last = processes.start(5000)
     declare(jobs, last)
     assert [one.processes for one in jobs.living()] == [(last,)]
+
+
+def test_process_that_cannot_be_read_keeps_its_declaration(processes: Processes) -> None:
+    jobs = registry(processes)
+    processes.has_ended = lambda consumer: False  # type: ignore[method-assign]
+    process = processes.start(1)
+    declare(jobs, process)
+    processes.started.clear()
+    for number in range(2, MAX_DECLARATIONS):
+        with suppress(DeclarationsFullError):
+            declare(jobs, Consumer(number, 1), service=f"service {number}")
+    assert process in jobs.living()[0].processes
 
 
 def test_user_has_half_of_the_declarations_at_most(processes: Processes) -> None:

@@ -302,6 +302,15 @@ def test_cap_of_an_ended_job_is_released() -> None:
     assert not capped(host)
 
 
+def test_cap_of_a_job_whose_process_cannot_be_read_stays() -> None:
+    host = held_host()
+    host.identify = lambda pid: None  # type: ignore[method-assign]
+    host.has_ended = lambda consumer: False  # type: ignore[method-assign]
+    host.run(15)
+    assert host.row().state is not TuningState.ENDED
+    assert capped(host)
+
+
 def test_returning_job_starts_with_its_certified_setting() -> None:
     host = held_host()
     (job,) = host.jobs
