@@ -221,7 +221,7 @@ class RecurringHandler:
 
     def _lives(self, process: RunningProcess) -> bool:
         consumer = Consumer(process.pid, process.started)
-        return process.host != self._host or self._directory.identify(consumer.pid) == consumer
+        return process.host != self._host or not self._directory.has_ended(consumer)
 
 
 def _owner(peer: Peer) -> Principal:

@@ -87,7 +87,7 @@ class WatchList:
         if (
             self._sampler is not None
             and consumer in self._ranked()[:MAX_SAMPLED]
-            and self._directory.identify(consumer.pid) == consumer  # no reused pid
+            and not self._directory.has_ended(consumer)  # no reused pid
         ):
             self._sampler.watch(consumer)
 
@@ -113,7 +113,7 @@ class WatchList:
         for consumer, ended in list(self._ended.items()):
             if ended is not None and now - ended > KEEP_ENDED:
                 self._remove(consumer)
-            elif ended is None and self._directory.identify(consumer.pid) != consumer:
+            elif ended is None and self._directory.has_ended(consumer):
                 self._ended[consumer] = now
 
     def _remove(self, consumer: Consumer) -> None:

@@ -293,14 +293,17 @@ def test_watches_are_bounded_and_evicted_by_last_use(asked: Asked) -> None:
     assert len(asked.service._watches) == MAX_WATCHED
 
 
-def test_exited_process_is_evicted_first(asked: Asked) -> None:
+@pytest.mark.parametrize("unreadable", [True, False])
+def test_exited_process_is_evicted_first(asked: Asked, unreadable: bool) -> None:
     crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED + 1)]
     asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}
     for one in crowd[:MAX_WATCHED]:
         asked.get("/v1/watch", pid=one.pid, peer=ROOT)
     del asked.directory.infos[crowd[3]]
+    if unreadable:  # it may live
+        asked.directory.has_ended = lambda consumer: False  # type: ignore[method-assign]
     asked.get("/v1/watch", pid=crowd[MAX_WATCHED].pid, peer=ROOT)
-    assert asked.past.forgotten == [crowd[3]]
+    assert asked.past.forgotten == [crowd[0 if unreadable else 3]]
 
 
 def test_containers_of_a_user_leave_the_watches_of_another() -> None:

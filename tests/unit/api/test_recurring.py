@@ -115,6 +115,14 @@ def test_run_ends_with_its_process(host: Host) -> None:
     assert host.ask("next", NEXT, peer=other)["batch_size"] == begun["batch_size"]
 
 
+def test_run_of_a_process_that_cannot_be_read_goes_on(host: Host) -> None:
+    host.ask("next", NEXT)
+    del host.directory.infos[MINE]
+    host.directory.has_ended = lambda consumer: False  # type: ignore[method-assign]
+    (job,) = host.ask("status", peer=peer_of(OTHER.pid, ADA))["jobs"]
+    assert job["running"] == 1
+
+
 def test_run_may_belong_to_another_process_of_the_user(host: Host) -> None:
     host.ask("next", {**NEXT, "pid": OTHER.pid})
     del host.directory.infos[MINE]
@@ -187,13 +195,13 @@ def test_process_checks_are_those_of_the_sender_and_hold_no_lock(
     host.ask("next", NEXT, peer=peer_of(THEIRS.pid, EVE))
     asked: list[int] = []
 
-    def identify(pid: int) -> Consumer | None:
-        asked.append(pid)
+    def has_ended(consumer: Consumer) -> bool:
+        asked.append(consumer.pid)
         with closing(sqlite3.connect(tmp_path / "runs.sqlite", timeout=0)) as other:
             other.execute("BEGIN EXCLUSIVE")  # fails if the handler holds a lock
-        return Consumer(pid, 1)
+        return False
 
-    host.directory.identify = identify  # type: ignore[method-assign]
+    host.directory.has_ended = has_ended  # type: ignore[method-assign]
     host.ask("status")
     assert asked == [MINE.pid]
 
