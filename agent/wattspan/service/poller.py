@@ -54,6 +54,7 @@ from wattspan.ports import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.sampling_demand import ASKED_FOR, Reason, RecentTicks, SamplingDemand, Ticker
+from wattspan.util.files import shortage_remedy
 
 SILENT_SOURCE_AFTER = 5 * SECOND
 """A source without readings for longer is down."""
@@ -115,13 +116,12 @@ class MonitoredSource:
         try:
             batch = Batch.checked(self.source.read())
         except Exception as error:  # noqa: BLE001 - a plugin's bug must not stop the others
-            failure = Failure(
-                self.source.name,
-                f"source {self.source.name!r}",
-                Trouble.MALFORMED,
-                f"it raised {type(error).__name__}: {error}",
-                "This is a bug in the source; its energy counts as a gap meanwhile.",
-            )
+            name, remedy = self.source.name, shortage_remedy(error)
+            trouble = Trouble.RETRY if remedy else Trouble.MALFORMED
+            cause = f"it raised {type(error).__name__}: {error}"
+            advice = remedy or "This is a bug in the source"
+            advice += "; its energy counts as a gap meanwhile."
+            failure = Failure(name, f"source {name!r}", trouble, cause, advice)
             batch = Batch(domains=self.batch.domains, failures=(failure,))
         self._duration = self._clock.monotonic() - before
         self._reads += 1
@@ -188,20 +188,19 @@ class MonitoredUsage:
         try:
             self.batch = self.source.poll(settle=settle, watched=watched)
         except Exception as error:  # noqa: BLE001 - energy is measured even without usage
-            failure = Failure(
-                "processes",
-                "the processes' CPU time",
-                Trouble.MALFORMED,
-                f"{type(error).__name__}: {error}",
-                "This is a bug; energy goes to unattributed meanwhile.",
-            )
+            remedy = shortage_remedy(error)
+            trouble = Trouble.RETRY if remedy else Trouble.MALFORMED
+            cause = f"{type(error).__name__}: {error}"
+            advice = f"{remedy or 'This is a bug'}; energy goes to unattributed meanwhile."
+            failure = Failure("processes", "the processes' CPU time", trouble, cause, advice)
             self.batch = UsageBatch(failures=(failure,))
         self._failed += len(self.batch.failures)
         return self.batch
 
     def health(self) -> SourceHealth:
         failures = self.batch.failures
-        up = all(failure.trouble is not Trouble.MALFORMED for failure in failures)
+        bad = {Trouble.MALFORMED} if self.batch.processes else {Trouble.MALFORMED, Trouble.RETRY}
+        up = not any(failure.trouble in bad for failure in failures)
         return SourceHealth("processes", up, self._polls, self._failed, failures)
 
 

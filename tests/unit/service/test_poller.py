@@ -1,7 +1,9 @@
 """The poller, the recorder and the lifecycle of the agent."""
 
+import errno
 import itertools
 import random
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -215,6 +217,21 @@ def test_plugin_that_returns_no_batch_is_down_and_others_continue(
     assert cause in str(broken.failures[0])
     assert good.up
     assert snapshot.account(PACKAGE.id).energy > 0
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), MemoryError()])
+def test_shortage_of_a_source_is_no_bug(error: Exception) -> None:
+    def fail(**_: object) -> Any:
+        raise error
+
+    clock, broken = ManualClock(), Raising()
+    broken.read = broken.poll = fail  # type: ignore[method-assign]
+    snapshot = ticks(clock, poller(clock, [broken, Burning(clock)], broken), 20)
+    for health in (snapshot.health[0], snapshot.health[-1]):
+        (failure,) = health.failures
+        assert (health.up, failure.trouble) == (False, Trouble.RETRY)
+        assert "bug" not in str(failure)
+        assert re.search(r"LimitNOFILE=|MemoryMax=", failure.remedy)
 
 
 @pytest.mark.parametrize("kind", ["observers", "recorders"])
