@@ -1,11 +1,18 @@
-"""File descriptors of a process: none is free while a block runs, or until others are permitted."""
+"""File descriptors of a process: none is free while a block runs, or until others are permitted.
+
+Also its sockets: the kernel drops events of processes for it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
+import socket
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from testbed.waiting import eventually
@@ -67,6 +74,44 @@ def no_free_descriptor(pid: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def drop_process_events(pid: int) -> bool:
+    """Let the kernel drop events for a process, which need not run; False if it receives none."""
+    links = list(_connectors(pid))
+    for link in links:
+        with closing(link):
+            before, size = _drops(link), link.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            os.kill(pid, signal.SIGSTOP)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
+            try:
+                while _drops(link) == before:
+                    os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+            finally:
+                link.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size // 2)
+                os.kill(pid, signal.SIGCONT)
+    return bool(links)
+
+
+_SO_RCVBUFFORCE, _SO_MEMINFO, _PIDFD_GETFD, _NETLINK_CONNECTOR = 33, 55, 438, "11"
+
+
+def _drops(link: socket.socket) -> int:
+    return struct.unpack("9I", link.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36))[8]
+
+
+def _connectors(pid: int) -> Iterator[socket.socket]:
+    """The process connectors of a process, opened here too."""
+    rows = [line.split() for line in Path("/proc/net/netlink").read_text().splitlines()]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[1] == _NETLINK_CONNECTOR}
+    holder = os.pidfd_open(pid)
+    for one in _used(pid):
+        if str(Path(f"/proc/{pid}/fd/{one}").readlink()) in inodes:
+            found = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, holder, one, 0)
+            if found < 0:
+                raise OSError(ctypes.get_errno(), "pidfd_getfd")
+            yield socket.socket(fileno=found)
+    os.close(holder)
 
 
 def _limit(pid: int, number: int) -> None:

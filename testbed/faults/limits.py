@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -17,10 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import psutil
-from testbed.descriptors import forbid_descriptors, permit_descriptors
+from testbed.descriptors import drop_process_events, forbid_descriptors, permit_descriptors
 from testbed.faults.memory_limit import MEMORY_MAX, MemoryLimit, resident
+from testbed.faults.observation import NANO
 from testbed.faults.schedule import Claim, Fault, Sign
 from testbed.faults.stage import Stage
+
+from wattspan.api.snapshot_document import ListedProcess, SnapshotDocument, decode_snapshot
 
 
 def flood(stage: Stage, seconds: float, senders: int = 4, spans: int = 5_000) -> dict[str, int]:
@@ -78,19 +82,46 @@ def _spans(count: int) -> bytes:
 
 
 def no_descriptors() -> Fault:
-    """The agent may open nothing, while clients ask for connections."""
+    """The agent may open nothing, while clients ask for connections.
+
+    The kernel drops events of processes, so that the agent has to look for each of them.
+    """
     used: dict[str, float] = {}
+    api = http.client.HTTPConnection("localhost")
+    living: set[tuple[int | None, int | None]] = set()
+
+    def key(one: ListedProcess) -> tuple[int | None, int | None]:
+        return one.pid, one.started
 
     def spent(stage: Stage) -> float:
         return sum(psutil.Process(stage.agent.pid).cpu_times()[:2])
 
+    def ask() -> SnapshotDocument:
+        api.request("GET", "/v1/snapshot")
+        return decode_snapshot(api.getresponse().read())
+
+    def settled(since: float) -> SnapshotDocument | None:
+        document = ask()
+        return document if document.at_mono_ns > since * NANO else None
+
     def inject(stage: Stage) -> None:
+        api.sock = socket.socket(socket.AF_UNIX)
+        api.sock.connect(str(stage.run / "api.sock"))
+        living.update(key(one) for one in ask().processes if one.alive)
         for _ in range(40):  # those of connections and files are free again when they are closed
             forbid_descriptors(stage.agent.pid)
             time.sleep(0.025)
+        dropped = drop_process_events(stage.agent.pid)
+        assert dropped, "the agent has no events of processes"
         used.update(began=time.monotonic(), spent=-spent(stage))
 
     def end(stage: Stage) -> None:
+        document = stage.until(lambda: settled(used["began"] + 2), "a snapshot", 20)
+        ended = [one.pid for one in document.processes if not one.alive and key(one) in living]
+        used["ended"] = len([pid for pid in ended if pid is not None and psutil.pid_exists(pid)])
+        told = [one.failures for one in document.sources if one.source == "processes"]
+        used["told"] = "LimitNOFILE" in str(told)
+        api.close()
         used["share"] = (used["spent"] + spent(stage)) / (time.monotonic() - used["began"])
         permit_descriptors(stage.agent.pid)
 
@@ -99,7 +130,11 @@ def no_descriptors() -> Fault:
         inject,
         end,
         "Open connections continue; new ones are not served until descriptors are available.",
-        claims=[Claim("at most half a CPU meanwhile", lambda *_: used["share"] < 0.5)],
+        claims=[
+            Claim("at most half a CPU meanwhile", lambda *_: used["share"] < 0.5),
+            Claim("no living process counts as ended", lambda *_: not used["ended"]),
+            Claim("the failure names the limit", lambda *_: bool(used["told"])),
+        ],
         unanswered="each scrape is a connection, and a connection is a descriptor",
         lasts=10.0,
         short=3.0,
