@@ -44,7 +44,7 @@ def http_get(
     server sends it. The resolver has limits of its own.
     """
     # Imported here: most agents query no server.
-    from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+    from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
     from urllib import parse, request
     from urllib.error import HTTPError
 
@@ -99,7 +99,9 @@ def http_get(
         except HTTPError as error:
             with error:
                 return HttpAnswer(error.code, error.read(most + 1))
-    except (OSError, HTTPException, ValueError) as error:
+    except (ValueError, InvalidURL):  # whose message may repeat a password or a token
+        raise FetchError("the address or a header is invalid") from None
+    except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         cause = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise FetchError(str(cause).lower()) from None

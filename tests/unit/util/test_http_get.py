@@ -57,3 +57,16 @@ def test_server_of_this_host_is_asked_without_a_proxy(monkeypatch: pytest.Monkey
     monkeypatch.setenv("no_proxy", "*.example.com,127.0.0.0/8")  # as Docker's documentation has it
     with dripping(HEAD + b"Content-Length: 2\r\n\r\nok", b"") as url:
         assert http_get(url, timeout=10, most=9) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        ("http://me:secret@127.0.0.1/", {}),
+        ("http://127.0.0.1:9/?key=secret key", {}),
+        ("http://127.0.0.1:9/", {"auth-token": "secret\n"}),
+    ],
+)
+def test_invalid_request_is_told_without_its_secrets(url: str, headers: dict[str, str]) -> None:
+    with pytest.raises(FetchError, match="the address or a header is invalid"):
+        http_get(url, timeout=5.0, most=10, headers=headers)
