@@ -232,6 +232,33 @@ def test_gauge_has_the_power_while_the_window_is_open(gateway: Gateway, made: Ma
     assert "# TYPE power_monitor_gpu_power_watts gauge" in gateway.pushes[-1][3]
 
 
+def test_gauge_keeps_the_power_of_the_end_of_a_window(gateway: Gateway, made: Made) -> None:
+    gateway.held.clear()
+    gateway.released.clear()
+    one = made(PowerGauge, [0], 1, gateway.url, "job")
+    one.begin_window("first")
+    assert gateway.held.wait(60)  # the thread waits for the gateway
+    one.begin_window("busy")
+    one.end_window("busy")
+    idle = monotonic_ns()
+    steps = made.meter.steps[DEVICES[0].id]
+    made.meter.steps[DEVICES[0].id] = tuple(
+        step if step[0] <= idle else (*step[:2], 1.0) for step in steps
+    )
+    eventually(lambda: monotonic_ns() > idle + 2 * 10**8, "the GPU is idle")
+    gateway.released.set()
+    name = "power_monitor_gpu_power_watts"
+    assert gateway.greater(0.0, name, window="busy", index="0") == 300.0
+    one.end_window("first")
+
+
+def test_window_may_be_named_by_a_number(gateway: Gateway, made: Made) -> None:
+    one = made(EnergyCumulativeCounter, [0], [0], 0, gateway.url, "job")
+    one.begin_window(7)
+    one.end_window(7)
+    gateway.greater(0.0, "energy_monitor_gpu_energy_joules_total", window="7", index="0")
+
+
 def test_metrics_of_a_job_are_in_one_push(gateway: Gateway, made: Made) -> None:
     """A push replaces all figures of a name in its group."""
     both = [made(EnergyHistogram, [0], [0], gateway.url, "job") for _ in range(2)]
@@ -259,7 +286,7 @@ def test_metric_refuses_a_repeated_and_an_unknown_window(
     with caplog.at_level("INFO"):
         one = construct(made, "")
     assert caplog.messages == [
-        "Nothing is pushed: pushgateway_url is empty. Spans go to the agent."
+        "Nothing is pushed: pushgateway_url is empty."
     ]
     one.begin_window("step", sync_execution=False)
     with pytest.raises(ValueError, match="'step' already exists"):
@@ -336,6 +363,19 @@ def test_absent_gateway_is_logged_once_and_its_password_never(
     assert "The Pushgateway 127.0.0.1:9 does not take the figures of job 'job'" in first
     assert "secret" not in first
     assert last == "The last figures of job 'job' are not in the Pushgateway 127.0.0.1:9."
+
+
+def test_password_of_an_address_is_sent_and_not_logged(
+    gateway: Gateway, made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent = made(EnergyCumulativeCounter, [0], [0], 0, "http://me:hidden@localhost.invalid", "job")
+    url = gateway.url.replace("//", "//me:a%20b@")
+    for one in (absent, made(EnergyCumulativeCounter, [0], [0], 0, url, "job")):
+        one.begin_window("epoch")
+        one.end_window("epoch")
+    eventually(lambda: gateway.pushes and caplog.messages, "figures are pushed")
+    assert "hidden" not in caplog.text
+    assert gateway.pushes[0][2]["authorization"] == "Basic bWU6YSBi"
 
 
 def test_windows_do_not_wait_for_a_gateway_that_hangs(gateway: Gateway, made: Made) -> None:
@@ -496,12 +536,14 @@ def test_process_of_multiprocessing_has_the_group_of_its_name() -> None:
 
     def work() -> None:
         writer.send(group_path("job", {}))
+        writer.send(group_path("job", {"WORLD_SIZE": "8", "RANK": "3"}))
 
     process = context.Process(target=work, name="worker 1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
         process.start()
     assert reader.recv() == "/metrics/job/job/process/worker%201"
+    assert reader.recv() == "/metrics/job/job/process/rank-3%20worker%201"  # not its parent's
     process.join()
     reader.close()
     writer.close()

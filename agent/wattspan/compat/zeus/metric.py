@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import os
 import weakref
-from base64 import urlsafe_b64encode
+from base64 import b64encode, urlsafe_b64encode
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,11 +21,11 @@ from multiprocessing.util import Finalize
 from threading import Event, Lock, Thread
 from time import monotonic_ns
 from typing import Any, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from wattspan import otel, sdk
 from wattspan.compat.zeus.monitor import Measurement, ZeusMonitor
-from wattspan.compat.zeus.power import PowerMonitor
+from wattspan.compat.zeus.power import PowerMonitor, to_unix
 from wattspan.sdk import AgentBusyError, AgentUnavailableError, MeasurementError
 from wattspan.util.http_get import FetchError, http_get
 from wattspan.util.text import printable
@@ -60,13 +60,13 @@ def _label(name: str, value: str) -> str:
 
 def group_path(job: str, environ: Mapping[str, str] = os.environ) -> str:
     """The path of the figures of a job, which are apart for each of several processes."""
-    if environ.get("WORLD_SIZE", "1") != "1" and "RANK" in environ:
-        process = f"rank-{environ['RANK']}"
-    elif multiprocessing.parent_process() is not None:
-        process = multiprocessing.current_process().name
-    else:
-        process = "" if os.getpid() == _FIRST_PID else f"pid-{os.getpid()}"
-    return "/metrics" + _label("job", job) + (_label("process", process) if process else "")
+    ranked = environ.get("WORLD_SIZE", "1") != "1" and "RANK" in environ
+    names = [f"rank-{environ['RANK']}"] if ranked else []
+    if multiprocessing.parent_process() is not None:  # which may have the same rank
+        names.append(multiprocessing.current_process().name)
+    elif os.getpid() != _FIRST_PID:
+        names.append(f"pid-{os.getpid()}")
+    return "/metrics" + _label("job", job) + (_label("process", " ".join(names)) if names else "")
 
 
 class PushedFigures:
@@ -77,9 +77,11 @@ class PushedFigures:
 
     def __init__(self, url: str, job: str, tick: float) -> None:
         parts = urlsplit(url if url.startswith(("http://", "https://")) else f"http://{url}")
-        self._host = parts.netloc.rpartition("@")[2]  # without a password
+        user, _, self._host = parts.netloc.rpartition("@")
+        password = b64encode(unquote_to_bytes(user)).decode()
+        self._headers = {**_FORMAT, "authorization": f"Basic {password}"} if user else _FORMAT
         path = parts.path.rstrip("/") + group_path(job)
-        self._address = f"{parts.scheme}://{parts.netloc}{path}"
+        self._address = f"{parts.scheme}://{self._host}{path}"
         self._job, self._tick, self._pid = job, tick, os.getpid()
         self._figures: dict[_Family, dict[str, float]] = {}
         self.bounds: dict[str, tuple[float, ...]] = {}
@@ -91,7 +93,7 @@ class PushedFigures:
 
     def value(self, family: _Family, window: str, index: int, value: float, **more: str) -> None:
         """Set a gauge, or add to another figure; ``more`` has a suffix of its name and a label."""
-        window = window.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        window = str(window).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         name, kind, _ = family
         labels = f'window="{window}",index="{index}"' + more.get("le", "")
         sample = f"{name}{more.get('suffix', '')}{{{labels}}}"
@@ -154,7 +156,7 @@ class PushedFigures:
         body = self.exposition().encode(errors="replace")
         try:
             status, answer = http_get(
-                self._address, timeout=PUSH_TIMEOUT, most=200, headers=_FORMAT, posted=body
+                self._address, timeout=PUSH_TIMEOUT, most=200, headers=self._headers, posted=body
             )
             why = f"it answered {status} {printable(answer.decode(errors='replace'))}"
         except FetchError as error:
@@ -212,7 +214,7 @@ class _PushedMetric:
             key = self._pid, self.pushgateway_url, self.job
             self.pushed = _PUSHED.setdefault(key, PushedFigures(*key[1:], self.tick))
         else:
-            _log.info("Nothing is pushed: pushgateway_url is empty. Spans go to the agent.")
+            _log.info("Nothing is pushed: pushgateway_url is empty.")
 
     @property
     def has_windows(self) -> bool:
@@ -239,7 +241,7 @@ class _PushedMetric:
         now = monotonic_ns()
         if self._pid != os.getpid():
             self._start_here()
-        span = None if self._tracer is None else self._tracer.start_span(name)
+        span = None if self._tracer is None else self._tracer.start_span(str(name))
         self._open[name] = _Section(name, now, span)
         if self.pushed is not None:
             self.pushed.add(self)
@@ -397,8 +399,9 @@ class PowerGauge(_PushedMetric):
         self._powers = self.power_class(self.gpu_indices) if self.gpu_indices else None
 
     def sample(self, figures: PushedFigures, section: _Section, now: int) -> bool:
-        """Set the present power; the previous one stays without a reading."""
-        found = None if self._powers is None else self._powers.get_power()
+        """Set the power now, or at the window's end; the previous one stays without a reading."""
+        ended = section.measurement and to_unix(section.measurement.period[1])
+        found = None if self._powers is None else self._powers.get_power(ended)
         for index, watts in (found or {}).items():
             figures.value(_POWER, section.name, index, watts)
         return bool(found)
