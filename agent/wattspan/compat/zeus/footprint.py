@@ -101,6 +101,10 @@ class ElectricityPriceProvider(abc.ABC):
         """
 
 
+def _value_of(key: str) -> str:
+    return os.environ.get(key, "").strip()  # a file's content ends with a line feed
+
+
 def _json_of(
     url: str, query: Mapping[str, object], error: type[_ProviderError], key: str, **headers: str
 ) -> Any:
@@ -110,7 +114,7 @@ def _json_of(
         status, body = http_get(target, timeout=REQUEST_TIMEOUT, most=MAX_ANSWER, headers=headers)
     except FetchError as failure:
         raise error(f"{url} cannot be asked: {failure}. Is it reachable from this host?") from None
-    text = printable(body[:200].decode(errors="replace"))
+    text = printable(body[:200].decode(errors="replace")).replace(_value_of(key) or "\0", key)
     if status not in (200, 404):  # 404: a place without data, which the caller tells
         remedy = f" Set the environment variable {key} to a valid key." if status < 500 else ""
         raise error(f"{url} answered {status}: {text}.{remedy}")
@@ -168,7 +172,7 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
         place = {"lat": self.lat, "lon": self.long, "disableEstimations": not self.estimate}
         query = {**place, "emissionFactorType": self.emission_factor_type}
         url, key = f"{self.address}/{what}", "ELECTRICITY_MAPS_TOKEN"
-        headers = {"auth-token": token} if (token := os.environ.get(key)) else {}
+        headers = {"auth-token": token} if (token := _value_of(key)) else {}
         answer = _json_of(url, query, ZeusCarbonIntensityHTTPError, key, **headers)
         try:
             return read(answer)
@@ -214,7 +218,7 @@ class OpenEIClient(ElectricityPriceProvider):
         """The rates and schedules of the tariff."""
         key, fixed = "OPENEI_API_KEY", {"version": "latest", "format": "json", "detail": "full"}
         place = {"lat": self.lat, "lon": self.long, "radius": self.radius, "sector": self.sector}
-        query = {**fixed, **place, "api_key": os.environ.get(key) or "DEMO_KEY"}
+        query = {**fixed, **place, "api_key": _value_of(key) or "DEMO_KEY"}
         answer = _json_of(self.address, query, ZeusElectricityPriceHTTPError, key)
         found: dict[str, list[Any]] = {}
         for name in ("energy_rate_structure", "energy_weekday_schedule", "energy_weekend_schedule"):
@@ -448,7 +452,7 @@ class Gatherer:
                 self._runs = True
                 Thread(target=self._work, name="wattspan-zeus-rates", daemon=True).start()
 
-    def remove(self, window: _RatedWindow) -> None:
+    def remove(self, window: _RatedWindow | None) -> None:
         """Read a window no more."""
         with self._lock:
             self.windows = tuple(one for one in self.windows if one is not window)
@@ -498,10 +502,11 @@ class _RatedMonitor(Generic[_T]):
         ValueError if no window ``key`` is open. Reading raises a MeasurementError if an energy or
         a rate is unknown, and an error of the provider as it is; it can be repeated.
         """
-        ended = self.zeus_monitor.finish_window(key, sync_execution)
-        window = self._open.pop(key)
+        try:
+            ended = self.zeus_monitor.finish_window(key, sync_execution)
+        finally:  # the GPU may have failed
+            self.gatherer.remove(window := self._open.pop(key, None))
         window.finish(ended)
-        self.gatherer.remove(window)
         return cast(_T, window)
 
     def gather(self, window: _RatedWindow, until: int) -> None:
