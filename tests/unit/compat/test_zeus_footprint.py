@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from testbed.forks import in_child
@@ -481,6 +484,20 @@ def test_windows_are_read_by_a_thread_that_ends_with_them() -> None:
     )
 
 
+def test_window_that_fails_to_end_is_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Monitor(EnergyCostMonitor):
+        monitor_class = PoweredMeter
+        gatherer = Gatherer()
+
+    one = Monitor(TwoTiers(), cpu_indices=[])
+    one.begin_window("epoch", sync_execution=False)
+    fails = MagicMock(side_effect=RuntimeError("CUDA error"))
+    monkeypatch.setattr(one.zeus_monitor, "_synchronize", fails)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        one.end_window("epoch")
+    assert one.gatherer.windows == ()
+
+
 def test_child_of_a_fork_has_windows_and_a_thread_of_its_own() -> None:
     class Monitor(EnergyCostMonitor):
         monitor_class = PoweredMeter
@@ -574,11 +591,18 @@ def test_aliased_class_that_needs_a_framework_is_found_at_its_use() -> None:
 
 def test_installed_zeus_is_left_alone() -> None:
     modules: dict[str, ModuleType] = {}
-    assert not zeus.install(modules, lambda name: "found")
+    assert not zeus.install(modules, lambda name: find_spec("json"))
     assert modules == {}
     modules["zeus"] = ModuleType("zeus")
     assert not zeus.install(modules, lambda name: None)
     assert list(modules) == ["zeus"]
+
+
+def test_folder_of_the_name_zeus_is_not_an_installed_zeus(tmp_path: Path) -> None:
+    (tmp_path / "zeus").mkdir()  # such as that of our own examples
+    folder = PathFinder.find_spec("zeus", [str(tmp_path)])
+    assert folder is not None
+    assert zeus.install({}, lambda name: folder)
 
 
 def test_package_exports_every_public_name() -> None:

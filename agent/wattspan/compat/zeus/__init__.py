@@ -127,7 +127,7 @@ def install(
     present = modules.get("zeus")
     if present is not None:
         return getattr(present, "__wattspan__", False)
-    if find("zeus") is not None:
+    if getattr(find("zeus"), "origin", None) is not None:  # None for a folder with this name
         return False
     made: dict[str, ModuleType] = {}
     for name in ALIASES:
