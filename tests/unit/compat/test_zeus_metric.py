@@ -18,6 +18,7 @@ from testbed.forks import in_child
 from testbed.metered_devices import MeteredDevices, gpu, package
 from testbed.waiting import eventually
 
+from wattspan.compat.zeus import metric
 from wattspan.compat.zeus.metric import (
     EnergyCumulativeCounter,
     EnergyHistogram,
@@ -42,6 +43,7 @@ class Gateway:
     held: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     pushes: list[tuple[str, str, dict[str, str], str]] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
     url: str = ""
 
     def samples(self) -> Samples:
@@ -78,6 +80,7 @@ def gateway() -> Iterator[Gateway]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"])).decode()
             found.held.set()
+            found.waiting.append(self.path)
             found.released.wait(60)
             headers = {name.lower(): value for name, value in self.headers.items()}
             found.pushes.append((self.command, self.path, headers, body))
@@ -285,9 +288,7 @@ def test_metric_refuses_a_repeated_and_an_unknown_window(
 ) -> None:
     with caplog.at_level("INFO"):
         one = construct(made, "")
-    assert caplog.messages == [
-        "Nothing is pushed: pushgateway_url is empty."
-    ]
+    assert caplog.messages == ["Nothing is pushed: pushgateway_url is empty."]
     one.begin_window("step", sync_execution=False)
     with pytest.raises(ValueError, match="'step' already exists"):
         one.begin_window("step", sync_execution=False)
@@ -393,6 +394,33 @@ def test_windows_do_not_wait_for_a_gateway_that_hangs(gateway: Gateway, made: Ma
         lambda: gateway.get("energy_monitor_gpu_energy_joules_count", **labels) == 100,
         "nothing is lost",
     )
+
+
+def test_all_jobs_together_wait_once_at_exit(
+    gateway: Gateway, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.released.clear()
+    for job in ("first", "second"):
+        made(EnergyCumulativeCounter, [0], [0], 0, gateway.url, job).begin_window("epoch")
+    eventually(lambda: len(gateway.waiting) == 2, "both wait for the gateway")
+    monkeypatch.setattr(metric, "EXIT_TIMEOUT", 0.05)
+    waits: list[float] = []
+    join = threading.Thread.join
+
+    def timed(thread: threading.Thread, timeout: float) -> None:
+        waits.append(timeout)
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", timed)
+    finalizers = [one.pushed._closes for one in made.metrics]
+    for finalizer in finalizers:
+        finalizer()
+    monkeypatch.undo()
+    assert sum(max(0.0, wait) for wait in waits) <= 0.05
+    gateway.released.set()
+    eventually(lambda: not pushing(), "both push their last figures")
+    for one in made.metrics:
+        one.end_window("epoch")
 
 
 def test_path_of_an_address_is_kept(gateway: Gateway, made: Made) -> None:

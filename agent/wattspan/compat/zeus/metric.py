@@ -87,7 +87,7 @@ class PushedFigures:
         self.bounds: dict[str, tuple[float, ...]] = {}
         self._metrics: set[_PushedMetric] = set()
         self._thread: Thread | None = None
-        self._lock, self._stop = Lock(), Event()
+        self._lock, self.ends = Lock(), Event()
         self._closes: Finalize | None = None
         self._failed = self._waiting = False
 
@@ -118,17 +118,17 @@ class PushedFigures:
         with self._lock:
             self._metrics.add(metric)
             if not self._closes:  # at exit; a child of multiprocessing leaves atexit out
-                self._closes = Finalize(None, self.close, exitpriority=0)
+                self._closes = Finalize(None, _close_all, exitpriority=0)
             if self._thread is None:
                 self._thread = Thread(target=self._work, name="wattspan-zeus-push", daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
-        """Push the last figures, in at most EXIT_TIMEOUT seconds."""
+    def close(self, until: int | None = None) -> None:
+        """Push the last figures, in at most EXIT_TIMEOUT seconds, or until a monotonic time."""
         thread = self._thread
         if thread is not None and os.getpid() == self._pid:
-            self._stop.set()
-            thread.join(EXIT_TIMEOUT)
+            self.ends.set()
+            thread.join(EXIT_TIMEOUT if until is None else (until - monotonic_ns()) / 1e9)
             if thread.is_alive() or self._waiting:
                 text = "The last figures of job %r are not in the Pushgateway %s."
                 _log.warning(text, self._job, self._host)
@@ -136,7 +136,7 @@ class PushedFigures:
     def _work(self) -> None:
         last = False
         while not last:
-            last = self._stop.wait(self._tick)
+            last = self.ends.wait(self._tick)
             try:
                 for metric in list(self._metrics):
                     self._waiting |= metric.collect(self, last=last)
@@ -173,6 +173,16 @@ class PushedFigures:
 
 _PUSHED: dict[tuple[int, str, str], PushedFigures] = {}
 """By process, address and job: metrics of one job in one group do not replace each other's."""
+
+
+def _close_all() -> None:
+    """At exit: all jobs push their last figures at once, in EXIT_TIMEOUT seconds together."""
+    until = monotonic_ns() + round(EXIT_TIMEOUT * 1e9)
+    closing = [one for one in list(_PUSHED.values()) if not one.ends.is_set()]
+    for one in closing:
+        one.ends.set()
+    for one in closing:
+        one.close(until)
 
 
 @dataclass(slots=True)
