@@ -101,7 +101,8 @@ class FakeNvml:
         gpu = FakeGpu("none")
         if handle is not None:
             gpu, generation = handle
-            self.clock.sleep_until(self.clock.monotonic() + gpu.latency)
+            if gpu.latency:
+                self.clock.sleep_until(self.clock.monotonic() + gpu.latency)
             code = code or self.errors.get((name, gpu.uuid), 0) or self.errors.get(gpu.uuid, 0)
             if generation != self.generation or gpu not in self.gpus:
                 code = code or pynvml.NVML_ERROR_INVALID_ARGUMENT
