@@ -98,12 +98,21 @@ class EmulatedRequest:
 
 
 class EngineIteration(NamedTuple):
-    """One iteration: its times in seconds, its energy in joules on each board."""
+    """One iteration: its times in seconds, its energy in joules on each board.
+
+    ``prompts`` are the requests whose prompt it completed, ``computed`` the tokens of prompts that
+    it computed, ``generated`` the tokens that it generated. ``input`` is the part of the energy
+    that prompts cause.
+    """
 
     start: float
     end: float
     energy: float
     finished: Sequence[EmulatedRequest]
+    prompts: Sequence[EmulatedRequest] = ()
+    computed: int = 0
+    generated: int = 0
+    input: float = 0.0
 
 
 @dataclass
@@ -174,8 +183,19 @@ class ContinuousBatching:
             one.energy += self.boards * (own[id(one)] + common / len(own))
         for one, size in chunks:
             one.computed += size
+        prompts = [one for one, _ in chunks if one.computed >= one.prompt]
         finished = self._generate([*decoding, *(one for one, _ in chunks)])
-        return EngineIteration(start, self.now, energy, finished)
+        caused = sum(own[id(one)] + common / len(own) for one, _ in chunks)
+        return EngineIteration(
+            start,
+            self.now,
+            energy,
+            finished,
+            prompts,
+            sum(size for _, size in chunks),
+            len(decoding) + len(prompts),
+            caused,
+        )
 
     def _chunks(self, room: int) -> list[tuple[EmulatedRequest, int]]:
         """Prompts to compute, at most ``room`` tokens; admits requests while there is room."""

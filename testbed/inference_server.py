@@ -3,7 +3,8 @@
 Run as ``python -m testbed.inference_server SETTINGS``, where SETTINGS is an
 :class:`InferenceServerSettings` in JSON; it prints its port and ends with its standard input. It
 answers ``POST /v1/chat/completions`` and ``/v1/completions``, whole or as a stream of events, with
-text without meaning, one word a token, and batches concurrent requests continuously
+text without meaning, one word a token, and ``GET /metrics`` with the names of vLLM. It batches
+concurrent requests continuously
 (:mod:`testbed.continuous_batching`). Prompts that begin with the words of an earlier
 prompt use its cache.
 
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +35,7 @@ from testbed.continuous_batching import (
     EngineIteration,
     ModelCosts,
 )
+from testbed.engine_pages import VLLM, page
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
 from wattspan.emulation.control import EmulatedGpu
@@ -63,7 +66,8 @@ class InferenceServerSettings(msgspec.Struct, frozen=True):
     slots: int = 16
     slower: float = 4.0
     host: str = ""  # the directory of the emulated host
-    agent: str = ""  # the agent's socket for spans
+    agent: str = ""  # the agent's socket for spans; "" sends none
+    port: int = 0
 
 
 class PrefixCache:
@@ -128,6 +132,7 @@ class InferenceEngine:
         self._numbers = 0
         self._spans: list[dict[str, object]] = []
         self._done: list[tuple[str, EmulatedRequest]] = []  # span id and request
+        self._counts: Counter[str] = Counter()
         self._ended = False
 
     def request(self, words: Sequence[str], output: int) -> EmulatedRequest:
@@ -198,7 +203,8 @@ class InferenceEngine:
                 # The sender belongs to this thread: it forgets all that it has when it has sent.
                 self._sender.waiting.extend(self._spans)
                 self._spans.clear()
-            self._sender.send()
+            if self._settings.agent:
+                self._sender.send()
 
     def close(self) -> None:
         with self._changed:
@@ -211,7 +217,17 @@ class InferenceEngine:
 
     def _finish(self, iteration: EngineIteration) -> None:
         """Publish the tokens of an iteration, and the spans of the requests that it ended."""
+        prompts = iteration.prompts
         with self._changed:
+            self._counts.update(
+                generated=iteration.generated,
+                iterations=iteration.generated > 0,
+                prompts=len(prompts),
+                prompt=sum(one.prompt for one in prompts),
+                computed=sum(one.prompt - min(one.cached, one.prompt - 1) for one in prompts),
+                cached=sum(min(one.cached, one.prompt - 1) for one in prompts),
+                finished=len(iteration.finished),
+            )
             for request in iteration.finished:
                 ident = os.urandom(8).hex()
                 self._done.append((ident, request))
@@ -242,6 +258,12 @@ class InferenceEngine:
             "endTimeUnixNano": str(self.unix_time(request.ended)),
             "attributes": [otlp_attribute(key, value) for key, value in attributes.items()],
         }
+
+    def page(self) -> bytes:
+        """The Prometheus page."""
+        with self._changed:
+            counts = dict(self._counts, running=len(self._batching.running))
+        return page(VLLM, self._settings.model, **counts)
 
     def truth(self) -> dict[str, float]:
         """The true energy of each ended request in joules, by span id."""
@@ -320,6 +342,8 @@ class _CompletionHandler(BaseHTTPRequestHandler):
         model = {"id": self.server.model, "object": "model", "owned_by": "wattspan"}
         if self.path == "/truth":
             self._answer(self.server.engine.truth())
+        elif self.path == "/metrics":
+            self._send(self.server.engine.page(), "text/plain; version=0.0.4")
         elif self.path == "/v1/models":
             self._answer({"object": "list", "data": [model]})
         else:
@@ -380,9 +404,11 @@ class _CompletionHandler(BaseHTTPRequestHandler):
         self._answer({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
     def _answer(self, content: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
-        body = json.dumps(content).encode()
+        self._send(json.dumps(content).encode(), "application/json", status)
+
+    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -403,8 +429,8 @@ class CompletionServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, engine: InferenceEngine, model: str) -> None:
-        super().__init__(("127.0.0.1", 0), _CompletionHandler)
+    def __init__(self, engine: InferenceEngine, model: str, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _CompletionHandler)
         self.engine, self.model = engine, model
 
 
@@ -412,7 +438,7 @@ def _serve(settings: InferenceServerSettings) -> None:
     set_process_name("inference")
     workers = [_Worker(gpu, settings.host) for gpu in settings.gpus]
     engine = InferenceEngine(settings, [worker.load for worker in workers])
-    server = CompletionServer(engine, settings.model)
+    server = CompletionServer(engine, settings.model, settings.port)
     threads = [
         threading.Thread(target=work, daemon=True)
         for work in (engine.run, engine.send_spans, server.serve_forever)

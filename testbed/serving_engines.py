@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
+from testbed.continuous_batching import (
+    ContinuousBatching,
+    EmulatedRequest,
+    EngineIteration,
+    ModelCosts,
+)
 from testbed.queueing import repeated
 from wattspan.inference.division import RequestDivision, RequestEnergy
 from wattspan.inference.requests import InferenceRequest, work_in
@@ -61,6 +66,7 @@ class ServingEngine:
     arrivals: Iterator[EmulatedRequest]
     curve: _Curve = field(default_factory=_Curve)
     done: list[EmulatedRequest] = field(default_factory=list)
+    iterations: list[EngineIteration] = field(default_factory=list)
     next: EmulatedRequest | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +95,7 @@ class ServingEngine:
         iteration = batching.iterate(slowdown)
         self.curve.add(iteration.end, iteration.energy)
         self.done += iteration.finished
+        self.iterations.append(iteration)
 
 
 def run_engines(engines: Sequence[ServingEngine]) -> None:

@@ -29,12 +29,13 @@ class SpanAgent(Closeable):
         profile: str = "two-socket-h100",
         cpus: Sequence[int] = (),
         within: float = 60.0,
+        config: Path | None = None,
         **settings: object,
     ) -> None:
         """Start it. ``settings`` as in a configuration, with ``__`` for dots."""
         self.run_dir, self.state_dir = folder / "run", folder / "state"
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self.http_port, self.metrics_port = _free_port(), _free_port()
+        self.http_port, self.metrics_port = free_port(), free_port()
         chosen: dict[str, object] = {
             "agent.run_dir": self.run_dir,
             "agent.state_dir": self.state_dir,
@@ -52,7 +53,7 @@ class SpanAgent(Closeable):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._log,
-            env=environ | {"WATTSPAN_CONFIG": os.devnull},
+            env=environ | {"WATTSPAN_CONFIG": str(config or os.devnull)},
         )
         try:
             self._wait(within)
@@ -132,7 +133,7 @@ class SpanAgent(Closeable):
             return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

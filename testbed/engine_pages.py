@@ -1,0 +1,122 @@
+"""The Prometheus pages of emulated engines in virtual time, with the names of real ones.
+
+``vllm`` moves its counters with each iteration that generates a token, and counts a prompt with its
+first token; ``finish`` has the names of TensorRT-LLM, whose counters move when a request finishes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from testbed.continuous_batching import EmulatedRequest
+from testbed.serving_engines import ServingEngine
+
+VLLM = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="{model}"}} {running}.0
+vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
+vllm:cache_config_info{{block_size="16",engine="0"}} 1.0
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{{engine="0",model_name="{model}"}} {prompt}.0
+vllm:prompt_tokens_by_source_total{{engine="0",model_name="{model}",source="local_compute"}} {computed}.0
+vllm:prompt_tokens_by_source_total{{engine="0",model_name="{model}",source="local_cache_hit"}} {cached}.0
+vllm:prompt_tokens_cached_total{{engine="0",model_name="{model}"}} {cached}.0
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{engine="0",model_name="{model}"}} {generated}.0
+vllm:request_success_total{{engine="0",finished_reason="stop",model_name="{model}"}} {finished}.0
+vllm:request_success_total{{engine="0",finished_reason="length",model_name="{model}"}} 0.0
+vllm:iteration_tokens_total_count{{engine="0",model_name="{model}"}} {iterations}.0
+vllm:time_to_first_token_seconds_count{{engine="0",model_name="{model}"}} {prompts}.0
+"""  # noqa: E501
+FINISH = """\
+trtllm_num_requests_running{{model_name="{model}"}} {running}.0
+trtllm_num_requests_waiting{{model_name="{model}"}} 0.0
+trtllm_prompt_tokens_total{{model_name="{model}"}} {ended_prompt}.0
+trtllm_prompt_cached_tokens_total{{model_name="{model}"}} {ended_cached}.0
+trtllm_generation_tokens_total{{model_name="{model}"}} {ended_generated}.0
+trtllm_request_success_total{{finished_reason="length",model_name="{model}"}} {finished}.0
+"""
+
+
+_MOVING = ("prompt", "computed", "cached", "generated", "iterations", "prompts", "finished")
+_ENDED = ("ended_prompt", "ended_cached", "ended_generated")
+
+
+def page(template: str, model: str, **counts: int) -> bytes:
+    """A page with these counts; those that are not given are 0."""
+    names = (*_MOVING, *_ENDED, "running")
+    return template.format(model=model, **(dict.fromkeys(names, 0) | counts)).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTruth:
+    """Sums since the start: joules of prompts and of generated tokens, and true tokens."""
+
+    input: float
+    output: float
+    computed: int
+    generated: int
+
+
+class EmulatedPages:
+    """The pages of an engine that has run, by the time of a reading."""
+
+    def __init__(self, engine: ServingEngine) -> None:
+        self._model = engine.model
+        done = engine.iterations
+        self._begins = [each.start for each in done]
+        self._ends = [each.end for each in done]
+        prompts = [each.prompts for each in done]
+        self._sums = {
+            "generated": _sums(each.generated for each in done),
+            "iterations": _sums(each.generated > 0 for each in done),
+            "prompts": _sums(len(each) for each in prompts),
+            "prompt": _sums(sum(one.prompt for one in each) for each in prompts),
+            "cached": _sums(
+                sum(min(one.cached, one.prompt - 1) for one in each) for each in prompts
+            ),
+            "finished": _sums(len(each.finished) for each in done),
+            "ended_prompt": _of_finished(done, lambda one: one.prompt),
+            "ended_cached": _of_finished(done, lambda one: min(one.cached, one.prompt - 1)),
+            "ended_generated": _of_finished(done, lambda one: one.output),
+        }
+        boards = engine.batching.boards
+        self._input = _sums(boards * each.input for each in done)
+        self._energy = _sums(boards * each.energy for each in done)
+        self._computed = _sums(each.computed for each in done)
+        self._starts = sorted(one.scheduled for one in engine.done)
+
+    def at(self, time: float, template: str = VLLM) -> bytes:
+        """The page at a time."""
+        i = bisect_right(self._ends, time)
+        counts = {name: int(sums[i]) for name, sums in self._sums.items()}
+        running = bisect_right(self._starts, time) - counts["finished"]
+        computed = counts["prompt"] - counts["cached"]
+        return page(template, self._model, running=max(0, running), computed=computed, **counts)
+
+    def truth(self, time: float) -> EngineTruth:
+        """The sums up to a time; of an iteration with it, a part by time."""
+        i = bisect_right(self._ends, time)
+        prompt, whole = self._input[i], self._energy[i]
+        if i < len(self._ends):
+            start, end = self._begins[i], self._ends[i]
+            part = max(0.0, time - start) / (end - start)
+            prompt += part * (self._input[i + 1] - prompt)
+            whole += part * (self._energy[i + 1] - whole)
+        generated = self._sums["generated"][i]
+        return EngineTruth(prompt, whole - prompt, int(self._computed[i]), int(generated))
+
+
+def _sums(values) -> Sequence[float]:
+    return [0, *accumulate(values)]
+
+
+def _of_finished(iterations, figure) -> Sequence[float]:
+    def of(finished: Sequence[EmulatedRequest]) -> int:
+        return sum(figure(one) for one in finished)
+
+    return _sums(of(each.finished) for each in iterations)
