@@ -1,0 +1,370 @@
+"""The Prometheus pages of serving engines: which series count what, and their scan.
+
+An engine counts its tokens at different moments: with each iteration, at intervals of its log, or
+when a request finishes. Counters of prompt tokens include those that the prefix cache held, or do
+not. Ranks of a parallel engine report the same tokens, data-parallel parts others.
+
+A page is scanned for the wanted names only. A line that is no sample is ignored, and so is every
+value that no counter can have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wattspan.model import ModelEnum
+
+
+class Figure(ModelEnum):
+    """What a series of an engine says."""
+
+    INPUT = "input"  # prompt tokens, those from the prefix cache included
+    COMPUTED = "computed"  # prompt tokens that were computed
+    CACHED = "cached"  # prompt tokens from the prefix cache
+    OUTPUT = "output"  # generated tokens
+    REQUESTS = "requests"  # finished requests
+    PROMPTS = "prompts"  # prompts whose first token was generated
+    ITERATIONS = "iterations"  # forward passes with at least one generated token
+    RUNNING = "running"  # requests in the batch, now
+
+
+GAUGES = frozenset({Figure.RUNNING})
+"""Figures of the moment; all others are counters."""
+
+
+class Moves(ModelEnum):
+    """When the counters of tokens move."""
+
+    ITERATION = "iteration"
+    LOG_INTERVAL = "log_interval"
+    FINISH = "finish"  # when a request finishes
+
+
+class Series(NamedTuple):
+    """The samples of one name that have these labels."""
+
+    name: str
+    where: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePage:
+    """The page of an engine from a version on.
+
+    ``only`` are names that this page has and no other engine's; ``never`` are prefixes of names
+    that others have which reuse its names. ``without`` are names of a newer version. ``ranks`` are
+    labels by which the same tokens appear several times. ``cached`` says whether the counter of
+    prompt tokens includes those from the prefix cache.
+    """
+
+    kind: str
+    version: str
+    moves: Moves
+    cached: bool
+    series: Mapping[Figure, Series]
+    only: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    ranks: frozenset[str] = frozenset()
+    path: str = "/metrics"
+    switch: str = "default"
+    note: str = ""
+    lag: int = 0  # iterations by which the counters of a log interval are late at most
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(series.name for series in self.series.values())
+
+
+_VLLM = {
+    Figure.INPUT: Series("vllm:prompt_tokens_total"),
+    Figure.OUTPUT: Series("vllm:generation_tokens_total"),
+    Figure.REQUESTS: Series("vllm:request_success_total"),
+    Figure.PROMPTS: Series("vllm:time_to_first_token_seconds_count"),
+    Figure.ITERATIONS: Series("vllm:iteration_tokens_total_count"),
+    Figure.RUNNING: Series("vllm:num_requests_running"),
+}
+_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+_VLLM_MARKS = ("vllm:iteration_tokens_total_count", "vllm:cache_config_info")
+_REUSED = ("mlx_serve:", "atom:", "sglang:")
+_SGLANG_TOKENS = "sglang:realtime_tokens_total"
+_SGLANG_RANKS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+_SGLANG = {
+    Figure.REQUESTS: Series("sglang:num_requests_total"),
+    Figure.PROMPTS: Series("sglang:time_to_first_token_seconds_count"),
+    Figure.RUNNING: Series("sglang:num_running_reqs"),
+}
+_LLAMA = {
+    Figure.COMPUTED: Series("llamacpp:prompt_tokens_total"),
+    Figure.OUTPUT: Series("llamacpp:tokens_predicted_total"),
+    Figure.RUNNING: Series("llamacpp:requests_processing"),
+}
+_LLAMA_CACHED = "llamacpp:prompt_tokens_cached_total"
+PAGES = (
+    EnginePage(
+        "vllm", "with `prompt_tokens_by_source` (0.18)", Moves.ITERATION, True,
+        _VLLM | {
+            Figure.COMPUTED: Series(_BY_SOURCE, (("source", "local_compute"),)),
+            Figure.CACHED: Series("vllm:prompt_tokens_cached_total"),
+        },
+        only=(*_VLLM_MARKS, _BY_SOURCE), never=_REUSED,
+        note="data-parallel parts (`engine`) are summed",
+    ),
+    EnginePage(
+        "vllm", "without it (0.10)", Moves.ITERATION, True, _VLLM,
+        only=_VLLM_MARKS, never=_REUSED, without=(_BY_SOURCE,),
+        note="`prefix_cache_hits` counts waiting requests again: not read",
+    ),
+    EnginePage(
+        "sglang", "with `realtime_tokens` (September 2026)", Moves.LOG_INTERVAL, True,
+        _SGLANG | {
+            Figure.COMPUTED: Series(_SGLANG_TOKENS, (("mode", "prefill_compute"),)),
+            Figure.CACHED: Series(_SGLANG_TOKENS, (("mode", "prefill_cache"),)),
+            Figure.OUTPUT: Series(_SGLANG_TOKENS, (("mode", "decode"),)),
+        },
+        only=(_SGLANG_TOKENS,), ranks=_SGLANG_RANKS, switch="`--enable-metrics`", lag=40,
+        note="recomputed tokens count again; ranks count once",
+    ),
+    EnginePage(
+        "sglang", "without it (0.4)", Moves.FINISH, True,
+        _SGLANG | {
+            Figure.INPUT: Series("sglang:prompt_tokens_total"),
+            Figure.OUTPUT: Series("sglang:generation_tokens_total"),
+            Figure.CACHED: Series("sglang:cached_tokens_total"),
+        },
+        only=("sglang:prompt_tokens_total",), without=(_SGLANG_TOKENS,),
+        ranks=_SGLANG_RANKS, switch="`--enable-metrics`",
+    ),
+    EnginePage(
+        "tgi", "3", Moves.FINISH, True,
+        {
+            Figure.INPUT: Series("tgi_request_input_length_sum"),
+            Figure.OUTPUT: Series("tgi_request_generated_tokens_sum"),
+            Figure.REQUESTS: Series("tgi_request_success"),
+            Figure.RUNNING: Series("tgi_batch_current_size"),
+        },
+        only=("tgi_request_generated_tokens_sum",), note="names no model",
+    ),
+    EnginePage(
+        "llama.cpp", "with `prompt_tokens_cached` (13 August 2026)", Moves.FINISH, False,
+        _LLAMA | {Figure.CACHED: Series(_LLAMA_CACHED)},
+        only=("llamacpp:tokens_predicted_total", _LLAMA_CACHED), switch="`--metrics`",
+        note="names no model",
+    ),
+    EnginePage(
+        "llama.cpp", "without it", Moves.FINISH, False, _LLAMA,
+        only=("llamacpp:tokens_predicted_total",), without=(_LLAMA_CACHED,), switch="`--metrics`",
+        note="names no model",
+    ),
+    EnginePage(
+        "tensorrt-llm", "with `generation_tokens` (2026)", Moves.FINISH, True,
+        {
+            Figure.REQUESTS: Series("trtllm_request_success_total"),
+            Figure.RUNNING: Series("trtllm_num_requests_running"),
+            Figure.INPUT: Series("trtllm_prompt_tokens_total"),
+            Figure.OUTPUT: Series("trtllm_generation_tokens_total"),
+            Figure.CACHED: Series("trtllm_prompt_cached_tokens_total"),
+        },
+        only=("trtllm_generation_tokens_total",), path="/prometheus/metrics",
+        switch="`return_perf_metrics` and `enable_iter_perf_stats`",
+        note="`/prometheus/metrics`: a reading of `/metrics` removes what it shows",
+    ),
+    EnginePage(
+        "dynamo", "1.2, frontend", Moves.FINISH, True,
+        {
+            Figure.INPUT: Series("dynamo_frontend_input_sequence_tokens_sum"),
+            Figure.OUTPUT: Series("dynamo_frontend_output_tokens_total"),
+            Figure.CACHED: Series("dynamo_frontend_cached_tokens_sum"),
+            Figure.REQUESTS: Series("dynamo_frontend_requests_total"),
+            Figure.RUNNING: Series("dynamo_frontend_inflight_requests"),
+        },
+        only=("dynamo_frontend_output_tokens_total",),
+        note="uses no GPU: name the unit or container of the workers in `process`",
+    ),
+)  # fmt: skip
+"""The known pages, of each engine the newest first."""
+
+MAX_BODY = 8 << 20
+MAX_SAMPLES = 2048
+"""Samples of wanted names that are read of one page; with more, the page is refused."""
+
+_MAX_MODEL = 200
+_MOST_COUNTED, _MOST = 1e15, 1e12  # in all, and between two readings: no engine reaches them
+_MODEL_LABELS = ("model_name", "model")
+_NAME = rb"[a-zA-Z_][a-zA-Z0-9_]*"
+_TEXT = rb'"(?:[^"\\\n]|\\.)*"'
+_LABELS = re.compile(
+    rb"\{[ \t]*((?:" + _NAME + rb"[ \t]*=[ \t]*" + _TEXT + rb"[ \t]*(?:,[ \t]*|(?=\})))*)\}"
+)
+_LABEL = re.compile(rb"(" + _NAME + rb")[ \t]*=[ \t]*(" + _TEXT + rb")")
+_VALUE = re.compile(rb"[ \t]*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)(?=[ \t\r\n]|\Z)")
+_ESCAPED = re.compile(r"\\(.)")
+_ESCAPES = {"n": "\n"}
+
+_Labels = tuple[tuple[str, str], ...]
+
+
+class PageError(Exception):
+    """A body that is no page of a known engine; the message is a clause in lower case."""
+
+
+class OtherPageError(PageError):
+    """A body of another kind, such as JSON."""
+
+
+class EngineReading(NamedTuple):
+    """The samples of one page by figure and labels, without those of ranks, and its models."""
+
+    page: EnginePage
+    samples: Mapping[Figure, Mapping[_Labels, float]]
+    models: frozenset[str]
+
+    def sum(self, figure: Figure) -> float | None:
+        """The sum of a figure over all labels; None if the page lacks it."""
+        samples = self.samples.get(figure)
+        return sum(samples.values()) if samples else None
+
+
+def scan(body: bytes, names: Collection[str]) -> dict[str, list[tuple[_Labels, float]]]:
+    """The samples of the wanted names on a page, in its order; PageError for too many."""
+    if body[:512].lstrip()[:1] in (b"<", b"{", b"["):
+        raise OtherPageError("it is no Prometheus page but HTML or JSON")
+    text, found, count = b"\n" + body, dict[str, list[tuple[_Labels, float]]](), 0
+    for name in names:
+        wanted = b"\n" + name.encode()
+        at = text.find(wanted)
+        while at >= 0:
+            end = at + len(wanted)
+            sample = _sample(text, end)
+            if sample is not None:
+                found.setdefault(name, []).append(sample)
+                count += 1
+                if count > MAX_SAMPLES:
+                    raise PageError(f"it has more than {MAX_SAMPLES} samples of tokens")
+            at = text.find(wanted, end)
+    return found
+
+
+def _sample(text: bytes, at: int) -> tuple[_Labels, float] | None:
+    """The labels and the value behind a name that ends at ``at``; None for no valid sample."""
+    labels: _Labels = ()
+    while text[at : at + 1] in (b" ", b"\t"):
+        at += 1
+    if text[at : at + 1] == b"{":
+        match = _LABELS.match(text, at)
+        if match is None:
+            return None
+        labels = tuple(
+            sorted((key.decode(), _unquoted(quoted)) for key, quoted in _LABEL.findall(match[1]))
+        )
+        at = match.end()
+    elif text[at - 1 : at] not in (b" ", b"\t"):
+        return None  # a longer name
+    value = _VALUE.match(text, at)
+    if value is None:
+        return None
+    try:
+        number = float(value[1])
+    except ValueError:
+        return None
+    return (labels, number) if 0 <= number < _MOST_COUNTED else None
+
+
+def _unquoted(quoted: bytes) -> str:
+    text = quoted[1:-1].decode(errors="replace")
+    return _ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), text)
+
+
+def read_page(body: bytes, kind: str = "auto") -> EngineReading:
+    """The counters of an engine's page; PageError.
+
+    Other programs reuse the names of vLLM: without a ``kind``, a page must have all names that
+    only this engine has.
+    """
+    candidates = [page for page in PAGES if kind in ("auto", page.kind)]
+    marks = {mark for page in candidates for mark in (*page.only, *page.without)}
+    names = frozenset().union(*(page.names for page in candidates)) | marks
+    samples = scan(body, sorted(names))
+    for page in candidates:
+        needed = page.only if kind == "auto" else page.only[-1:]
+        known = all(name in samples for name in needed)
+        newer = any(name in samples for name in page.without)
+        reused = kind == "auto" and any(b"\n" + one.encode() in body for one in page.never)
+        if known and not newer and not reused:
+            return _reading(page, samples)
+    which = "of a known engine" if kind == "auto" else f"of {kind}"
+    raise PageError(f"it has not the counters {which}")
+
+
+def _reading(page: EnginePage, samples: Mapping[str, list[tuple[_Labels, float]]]) -> EngineReading:
+    found: dict[Figure, dict[_Labels, float]] = {}
+    models: set[str] = set()
+    for figure, series in page.series.items():
+        wanted = set(series.where)
+        for labels, value in samples.get(series.name, ()):
+            if not wanted <= set(labels):
+                continue
+            key = tuple(one for one in labels if one[0] not in page.ranks)
+            own = found.setdefault(figure, {})
+            own[key] = max(value, own.get(key, 0.0))  # ranks report the same tokens
+            if figure in (Figure.OUTPUT, Figure.REQUESTS):
+                models.update(text[:_MAX_MODEL] for name, text in labels if name in _MODEL_LABELS)
+    return EngineReading(page, found, frozenset(models))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What an engine did between two readings; a figure that its page lacks is missing.
+
+    ``running`` are the requests in the batch at both readings; None if that is unknown.
+    """
+
+    page: EnginePage
+    figures: Mapping[Figure, float] = field(default_factory=dict)
+    running: tuple[float, float] | None = None
+    model: str = ""  # "" for several, or none
+
+    @property
+    def tokens(self) -> Mapping[str, float]:
+        """Tokens by type; those from the prefix cache are input."""
+        found = self.figures
+        prompt = found.get(Figure.INPUT)
+        if prompt is None and Figure.COMPUTED in found:
+            prompt = found[Figure.COMPUTED] + found.get(Figure.CACHED, 0.0)
+        both = {"input": prompt, "output": found.get(Figure.OUTPUT)}
+        return {way: count for way, count in both.items() if count is not None}
+
+
+def progress(before: EngineReading, after: EngineReading) -> Progress | None:
+    """What happened between two readings of one process; None if a counter fell or leapt.
+
+    Then the engine has started again, or its page is another one's. A series that was not there
+    before counts from 0.
+    """
+    if before.page is not after.page:
+        return None
+    found = {}
+    for figure in after.samples.keys() | before.samples.keys():
+        if figure in GAUGES:
+            continue
+        old, new = before.samples.get(figure, {}), after.samples.get(figure, {})
+        if any(new.get(key, -1.0) < value for key, value in old.items()):
+            return None
+        found[figure] = sum(new.values()) - sum(old.values())
+        if found[figure] > _MOST:
+            return None
+    first, last, models = before.sum(Figure.RUNNING), after.sum(Figure.RUNNING), after.models
+    running = None if first is None or last is None else (first, last)
+    return Progress(after.page, found, running, next(iter(models)) if len(models) == 1 else "")
+
+
+def page_paths(kind: str) -> tuple[str, ...]:
+    """The paths at which an engine of a kind may have its page, in the order of trials.
+
+    An engine with a page elsewhere may have at ``/metrics`` what is lost when it is read.
+    """
+    found = {page.path for page in PAGES if kind in ("auto", page.kind)}
+    return tuple(sorted(found, key=len, reverse=True))

@@ -1,0 +1,39 @@
+"""Prometheus pages of serving engines, with the names, labels and types of their versions.
+
+A file has ``page``, perhaps ``kind``, and ``[expected]``: the ``version``, the sum of each figure
+and the ``models``, or the word of the refusal (``refused``).
+"""
+
+from __future__ import annotations
+
+import pytest
+from testbed.field import FieldCase, field_cases
+
+from wattspan.inference.engine_metrics import Figure, PageError, read_page
+
+CASES = field_cases("engine_pages")
+PAGES = [one for one in CASES if "refused" not in one.values[0]["expected"]]
+REFUSED = [one for one in CASES if "refused" in one.values[0]["expected"]]
+
+
+@pytest.mark.parametrize("case", PAGES)
+def test_page_is_recognised_and_its_counters_read(case: FieldCase) -> None:
+    expected = dict(case["expected"])
+    found = read_page(case["page"].encode(), case.get("kind", "auto"))
+    assert found.page.version == expected.pop("version")
+    assert sorted(found.models) == expected.pop("models")
+    sums = {figure.value: found.sum(figure) for figure in Figure}
+    assert {name: value for name, value in sums.items() if value is not None} == expected
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_page_of_no_engine_is_refused(case: FieldCase) -> None:
+    with pytest.raises(PageError, match=case["expected"]["refused"]):
+        read_page(case["page"].encode())
+
+
+@pytest.mark.parametrize("case", PAGES)
+def test_named_kind_reads_the_same_page(case: FieldCase) -> None:
+    page = case["page"].encode()
+    kind = read_page(page).page.kind
+    assert read_page(page, kind) == read_page(page)

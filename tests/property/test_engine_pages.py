@@ -1,0 +1,116 @@
+"""The scan of engines' pages, judged by prometheus_client's own parser and writer."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from wattspan.inference.engine_metrics import (
+    MAX_SAMPLES,
+    PAGES,
+    PageError,
+    progress,
+    read_page,
+    scan,
+)
+
+NAMES = sorted({name for page in PAGES for name in page.names})
+LABELS = st.dictionaries(
+    st.sampled_from(["engine", "model_name", "tp_rank", "source", "le"]),
+    st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=12)
+    | st.sampled_from(['"', "\\", "\n", "} 5 {", " 7\nvllm:prompt_tokens_total 9", "a,b=c"]),
+    max_size=4,
+)
+VALUES = st.floats(width=64) | st.integers(0, 2**53)
+BESIDE = st.sampled_from(["", "_created", "_bucket", "x", "5", "_sum"])
+SAMPLES = st.lists(st.tuples(st.sampled_from(NAMES), BESIDE, LABELS, VALUES), max_size=20)
+JUNK = st.binary(max_size=60).map(lambda text: text.replace(b"\n", b" ")) | st.sampled_from(
+    [
+        b"vllm:prompt_tokens_total{",
+        b'vllm:prompt_tokens_total{engine="0" 7',
+        b"vllm:prompt_tokens_total 1_000",
+        b"vllm:prompt_tokens_total 0x10",
+        b"vllm:prompt_tokens_total",
+        b"vllm:prompt_tokens_total NaN",
+        b"vllm:prompt_tokens_total -1",
+        b'vllm:prompt_tokens_total{a="b\\',
+        b"vllm:prompt_tokens_total " + b"9" * 400,
+        b"# vllm:prompt_tokens_total 5",
+        b" vllm:prompt_tokens_total 5",
+        b"\xff\xfe vllm:prompt_tokens_total 5",
+    ]
+)
+
+
+def _line(name: str, labels: dict[str, str], value: float) -> str:
+    def escaped(text: str) -> str:
+        return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+    inside = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{inside}}} {value!r}" if labels else f"{name} {value!r}"
+
+
+def _judged(lines: list[str]) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
+    families = text_string_to_metric_families("\n".join(lines) + "\n")
+    found = [one for family in families for one in family.samples]
+    return sorted(
+        (one.name, tuple(sorted(one.labels.items())), one.value)
+        for one in found
+        if one.name in NAMES and 0 <= one.value < 1e15
+    )
+
+
+def _scanned(body: bytes) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
+    return sorted(
+        (name, labels, value)
+        for name, samples in scan(body, NAMES).items()
+        for labels, value in samples
+    )
+
+
+@given(SAMPLES)
+def test_scan_finds_what_the_parser_finds(
+    samples: list[tuple[str, str, dict[str, str], float]],
+) -> None:
+    lines = [_line(name + beside, labels, value) for name, beside, labels, value in samples]
+    assert _scanned("\n".join(lines).encode()) == _judged(lines)
+
+
+@given(SAMPLES, st.lists(st.tuples(st.integers(0, 20), JUNK), max_size=8))
+def test_malformed_lines_never_cost_their_neighbours(
+    samples: list[tuple[str, str, dict[str, str], float]], junk: list[tuple[int, bytes]]
+) -> None:
+    lines = [_line(name, labels, value) for name, _, labels, value in samples]
+    valid = _judged(lines)
+    body = [b"# a page", *(line.encode() for line in lines)]
+    for at, one in junk:
+        body.insert(1 + at % len(body), one)
+    found = _scanned(b"\n".join(body))
+    for one in valid:
+        assert found.count(one) >= valid.count(one)
+
+
+@given(st.binary(max_size=2000))
+def test_any_body_is_read_or_refused(body: bytes) -> None:
+    for kind in ("auto", "vllm", "sglang", "llama.cpp"):
+        for page in (
+            body,
+            b"vllm:prompt_tokens_total" + body,
+            b'x\nvllm:generation_tokens_total{"' + body,
+        ):
+            try:
+                reading = read_page(page, kind)
+            except PageError:
+                continue
+            assert progress(reading, reading) is not None
+
+
+def test_page_with_too_many_samples_is_refused() -> None:
+    line = b'vllm:prompt_tokens_total{engine="%d"} 1\n'
+    body = b"".join(line % number for number in range(MAX_SAMPLES + 1))
+    try:
+        scan(body, NAMES)
+    except PageError:
+        return
+    raise AssertionError("a page of any number of series is read")
