@@ -176,11 +176,12 @@ ATTRIBUTES = {
     "direction": "`input` or `output`",
     "model": "language model that the engine reports; `other` beyond 64 pairs of service and model",
     "role": "`client`: calls a model elsewhere; `engine`: without known energy of a GPU",
-    "token_type": "`input` (the prompt) or `output` (generated tokens)",
+    "token_type": "`input` (the prompt), `output` (generated tokens) or `all`",
     "division": "`model`: by the learned energy of the model's tokens; `tokens`: by token counts "
     "while that energy is not known, or by the common energy of the pooled models beyond the eight "
     "most active ones of a GPU",
     "emulated": "`true` on an emulated host; its figures are not measurements",
+    "engine": "name of a `[[serving.engine]]`",
     "exporter": "name of the exporter",
     "figure": "`energy` or `power`",
     "footprint": "`cost` or `carbon`",
@@ -215,7 +216,7 @@ ATTRIBUTES = {
     "listener": "`prometheus`, `http`, `grpc`, `unix` (both Unix sockets for spans) or `api`",
     "method": "attribution method of the domain's energy: `cpu-time`, `learned`, `counters`, "
     "`gpu-sm-utilisation`, `mig-gpm`, `mig-dcgm`, `mig-equal`, ...; for compared energy, "
-    "`counter` or `integrated`",
+    "`counter` or `integrated`; `engine_metrics`: by an engine's own counters of tokens",
     "mig": "`true` if the GPU is divided into MIG instances; absent if unknown",
     "mode": "`off`, `advise` or `apply`",
     "move": "`probe`, `hold`, `release` or `decline`",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import engine_reference
 import field_reference
 import fuzz_reference
 import metrics_reference
@@ -28,6 +29,7 @@ def pages() -> dict[str, str]:
     return {
         "commands.md": "\n".join(_commands()),
         "configuration.md": writing.reference_page(discover().schema.tables),
+        "engines.md": engine_reference.page(),
         "metrics.md": metrics_reference.page(),
         "zeus.md": zeus_reference.page(),
         "reasons.md": "\n".join(_reasons()),

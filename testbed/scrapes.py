@@ -24,6 +24,7 @@ from wattspan.model import (
     DevicePod,
     Domain,
     DomainAccount,
+    EngineRow,
     Exemplar,
     Failure,
     Footprint,
@@ -240,6 +241,19 @@ def spans() -> SpanAccounts:
         inference_idle=Microjoules(310_000_007), inference_waiting=6,
         unmetered=(
             UnmeteredRow("shop", "gpt-5", "client", 12, {"input": 9_000, "output": 700}),
+        ),
+        engines=(
+            EngineRow(
+                "chat",
+                "llama",
+                "vllm",
+                Microjoules(8_000_000_000),
+                {"input": 90_000, "output": 7_000},
+                70,
+                {"all": (82_474, 900), "input": (30_000, 9_000), "output": (700_000, 60_000)},
+                (114_285_714, 5_000_000),
+                0.25,
+            ),
         ),
     )  # fmt: skip
 

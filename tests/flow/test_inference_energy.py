@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from testbed.inference_server import ROOT, InferenceServerSettings, module_command
-from testbed.spans.agent import SpanAgent
+from testbed.spans.agent import SpanAgent, free_port
 from testbed.waiting import eventually
 
 from wattspan.cli import cli
@@ -28,13 +28,15 @@ REQUESTS = 60
 
 
 @contextmanager
-def _engine(agent: SpanAgent) -> Iterator[int]:
+def _engine(agent: SpanAgent, port: int = 0, *, spans: bool = True) -> Iterator[int]:
     """An engine with two workers, started once the idle power of the GPUs is known; its port."""
     eventually(
         lambda: sum("gpu" in key for key in _samples(agent, "wattspan_idle_power_watts")) == 2,
         "the idle power of both GPUs is known",
     )
-    settings = InferenceServerSettings(host=str(agent.host), agent=str(agent.otlp))
+    settings = InferenceServerSettings(
+        host=str(agent.host), agent=str(agent.otlp) if spans else "", port=port
+    )
     process = subprocess.Popen(
         module_command(msgspec.json.encode(settings).decode()),
         stdin=subprocess.PIPE,
@@ -138,3 +140,55 @@ def test_energy_of_workers_is_divided_among_the_requests_of_the_server(tmp_path:
     spent = sum(sum(board["processes"].values()) for board in boards) / 1e6
     assert energy == pytest.approx(spent, rel=0.05)
     assert spent == pytest.approx(sum(truth.values()), rel=0.25)  # iterations wait for the CPU
+
+
+def test_energy_of_tokens_is_known_from_the_page_of_an_engine_without_spans(tmp_path: Path) -> None:
+    port = free_port()
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[[serving.engine]]\nurl = "http://127.0.0.1:{port}"\nname = "chat"\ninterval = "1s"\n'
+    )
+    name = "wattspan_gen_ai_engine_token_energy_joules"
+    with (
+        SpanAgent(tmp_path, profile="two-socket-h100", config=config) as agent,
+        ControlClient(agent.host) as host,
+        _engine(agent, port, spans=False),
+    ):
+        done = threading.Event()
+        load = threading.Thread(target=_load, args=(port, done))
+        load.start()
+        try:
+            eventually(lambda: _samples(agent, name), "the joules per token are known", within=150)
+        finally:
+            done.set()
+            load.join()
+        truth = _ask(port, "/truth")
+        found = _samples(agent, name)
+        tokens = _samples(agent, "wattspan_gen_ai_engine_tokens_total")
+        energy = sum(_samples(agent, "wattspan_gen_ai_engine_energy_joules_total").values())
+        boards = host.ask(do="truth")["gpus"]
+        assert not _samples(agent, "wattspan_gen_ai_tokens_total")  # no spans, no requests of spans
+    labels = {label for key in found for label in key}
+    assert {"chat", "emulated-8b", "all", "engine_metrics", "emulated"} <= labels
+    assert tokens
+    spent = sum(sum(board["processes"].values()) for board in boards) / 1e6
+    assert 0 < energy <= 1.05 * spent
+    per_token = next(value for key, value in found.items() if "all" in key)
+    assert per_token == pytest.approx(energy / sum(tokens.values()), rel=0.3)
+    assert sum(truth.values()) > 0
+
+
+def _load(port: int, done: threading.Event) -> None:
+    """Requests of two clients until ``done``."""
+
+    def client(seed: int) -> None:
+        chance = random.Random(seed)
+        while not done.is_set():
+            prompt = " ".join([str(chance.random())] * chance.randint(5, 600))
+            _ask(port, "/v1/completions", {"prompt": prompt, "max_tokens": chance.randint(2, 40)})
+
+    clients = [threading.Thread(target=client, args=(seed,)) for seed in range(2)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join()

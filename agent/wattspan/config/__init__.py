@@ -14,7 +14,14 @@ from wattspan.config.settings import (
     SpansSettings,
     StoreSettings,
 )
-from wattspan.config.tables import CapsSettings, CarbonSettings, CostSettings, FleetSettings
+from wattspan.config.tables import (
+    CapsSettings,
+    CarbonSettings,
+    CostSettings,
+    FleetSettings,
+    ServingEngineSettings,
+    ServingSettings,
+)
 from wattspan.config.tuning_settings import (
     AutotuneSettings,
     LatencyPercentile,
@@ -38,6 +45,8 @@ __all__ = [
     "LatencyPercentile",
     "LatencySource",
     "PublishedAgent",
+    "ServingEngineSettings",
+    "ServingSettings",
     "SettingOrigin",
     "SpansSettings",
     "StoreSettings",

@@ -20,6 +20,7 @@ from wattspan.config.tables import (
     CarbonSettings,
     CostSettings,
     FleetSettings,
+    ServingSettings,
 )
 from wattspan.config.tuning_settings import AutotuneSettings
 from wattspan.model import HwType, IdlePolicy, Knob, Milliwatts, NamePolicy
@@ -359,6 +360,7 @@ class Config:
     cost: CostSettings = field(default_factory=CostSettings)
     carbon: CarbonSettings = field(default_factory=CarbonSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    serving: ServingSettings = field(default_factory=ServingSettings)
     emulation: EmulationSettings = field(default_factory=EmulationSettings)
     sources: Mapping[str, Table] = field(default_factory=dict)
     exporters: Mapping[str, Table] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Configuration tables of rates, power limits and fleets: [cost], [carbon], [caps], [fleet].
+"""Configuration tables: [cost], [carbon], [caps], [fleet], [serving].
 
 The agent sends no network request for a rate unless ``url`` is set.
 """
@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from wattspan.model import MAX_RATE, Knob
 from wattspan.model.settings import Duration, Listen, Size, Table, about, quoted
 
+MAX_ENGINES = 16
+_MAX_LABEL = 200
 _CURRENCY = re.compile(r"[A-Za-z]{1,12}")
 
 
@@ -389,3 +391,69 @@ def parse_endpoint(url: str) -> EtcdEndpoint:
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ValueError("it has a path")
     return EtcdEndpoint(parts.hostname, parts.port or 2379, parts.scheme == "https")
+
+
+# ---------------------------------------------------------------------------------------- serving
+
+EngineKind = Literal[
+    "auto", "vllm", "sglang", "tgi", "tensorrt-llm", "dynamo", "llama.cpp", "ollama"
+]
+
+
+class ServingEngineSettings(Table, frozen=True):
+    """A serving engine on this host whose Prometheus page the agent reads.
+
+    Keys:
+        url: Address of its server, such as "http://127.0.0.1:8000", perhaps with the page's path.
+        kind: Engine; `auto` recognises it by the names on the page.
+        name: Label `engine`; "" is the host and port of `url`.
+        process: Its pid, systemd unit, container or pod, where the agent cannot find it by `url`.
+        token_file: File with a bearer token, closed to other users. It needs `process`.
+        interval: Time between two readings.
+    """
+
+    url: str
+    kind: EngineKind = "auto"
+    name: str = ""
+    process: str = ""
+    token_file: str = ""
+    interval: Annotated[Duration, about(least="1s", most="1m")] = Duration.parse("5s")
+
+    @property
+    def label(self) -> str:
+        """The label ``engine``."""
+        return self.name or urlsplit(self.url).netloc
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        if cause := _url_fault(self.url):
+            yield "url", cause + "."
+        elif self.url.startswith("https"):
+            yield "url", "the agent reads pages of this host, without TLS. Write http://."
+        if self.kind == "ollama":
+            yield "kind", "ollama has no counters of tokens. Have its requests sent as spans."
+        if len(self.name) > _MAX_LABEL:
+            yield "name", f"it has {len(self.name)} characters. Write at most {_MAX_LABEL}."
+        if self.token_file and not self.process:
+            cause = "process is empty, and any user of a GPU could receive the token."
+            yield "token_file", f"{cause} Name the engine's unit, container, pod or pid."
+        yield from relative_paths(self, "token_file")
+
+
+class ServingSettings(Table, frozen=True):
+    """Serving engines whose counters of tokens the agent reads.
+
+    Keys:
+        engine: Engines, `[[serving.engine]]`.
+    """
+
+    engine: tuple[ServingEngineSettings, ...] = ()
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        for number, one in enumerate(self.engine):
+            for key, cause in one.faults():
+                yield f"engine[{number}].{key}", cause
+        if len(self.engine) > MAX_ENGINES:
+            yield "engine", f"it names {len(self.engine)} engines. Name at most {MAX_ENGINES}."
+        for number in duplicate_positions([one.label for one in self.engine]):
+            label = quoted(self.engine[number].label)
+            yield f"engine[{number}]", f"{label} names an engine above. Set another name."

@@ -298,6 +298,24 @@ def read_tokens(path: str, where: str) -> frozenset[bytes]:
     return frozenset(map(_digest, tokens.values()))
 
 
+def bearer_token(path: str, where: str) -> str:
+    """The token in a file that the agent itself sends, "" without a ``path``. AccessError."""
+    if not path:
+        return ""
+    try:
+        content, status = read_regular(path)
+    except OSError as error:
+        raise unreadable_error(path, error, "token_file", where) from None
+    token = content.decode("utf-8", "replace").strip()
+    if is_world_accessible(status.st_mode):
+        fault = f"other users can read or change it; run `chmod 0640 {path}`"
+    elif not token.isascii() or not token.isprintable() or " " in token or not token:
+        fault = "it is not one line of visible ASCII characters"
+    else:
+        return token
+    raise AccessError(f"Cannot use the token in {path}: {fault}.")
+
+
 def _token_from_header(authorization: str) -> str:
     """The token in an Authorization header, "" for none."""
     scheme, _, credentials = authorization.strip().partition(" ")

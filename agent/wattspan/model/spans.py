@@ -143,6 +143,33 @@ class UnmeteredRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRow:
+    """A serving engine by its own counters, and the GPU energy of its processes.
+
+    These are totals of the same tokens and joules that spans may report, and no part of those.
+    ``energy`` and ``tokens`` count since the agent's start. ``token_energy`` is by ``all``,
+    ``input`` and ``output``: microjoules a token of the newest window and the half-width of their
+    95 % range, as ``request_energy`` is a request's. ``idle`` is the part of the energy of that
+    window while the engine waited for requests. What is not known is missing or None.
+    """
+
+    engine: str
+    model: str
+    owner: str
+    energy: Microjoules = Microjoules(0)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    requests: int | None = None
+    token_energy: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    request_energy: tuple[int, int] | None = None
+    idle: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The identity of the row: engine, model and owner."""
+        return self.engine, self.model, self.owner
+
+
+@dataclass(frozen=True, slots=True)
 class SpanAccounts:
     """All totals of spans since the start of the agent; no counter ever falls."""
 
@@ -166,3 +193,4 @@ class SpanAccounts:
     inference_idle: Microjoules = Microjoules(0)  # of engines without active requests
     inference_waiting: int = 0  # requests whose energy has not settled
     unmetered: tuple[UnmeteredRow, ...] = ()
+    engines: tuple[EngineRow, ...] = ()

@@ -35,6 +35,7 @@ from wattspan.model import (
     Principal,
     Snapshot,
     SourceHealth,
+    SpanAccounts,
 )
 from wattspan.plugins import (
     AwaitedSources,
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.footprint.price_and_carbon import ConstantRate, PolledRate
     from wattspan.sdk.client import Measurement
+    from wattspan.service.engine_scraper import EngineScrapers
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STATM = Path("/proc/self/statm")
@@ -247,7 +249,18 @@ def build_agent(
         if pods is not None:
             kubelet.add_thread("wattspan-pods", pods.run)
             kubelet.health_checks.append(pods.health)
-        services = (footprint.services, kubelet, spans.services, tuning.services, fleet)
+        engines: EngineScrapers | None = None
+        if config.serving.engine:
+            from wattspan.service.engine_scraper import EngineScrapers  # most agents read none
+
+            engines = EngineScrapers(core, resolver)
+
+        def span_accounts() -> SpanAccounts:
+            found = spans.accounts()
+            return found if engines is None else replace(found, engines=engines.rows())
+
+        serving = () if engines is None else (engines.services,)
+        services = (footprint.services, kubelet, spans.services, *serving, tuning.services, fleet)
         poller = Poller(
             clock,
             ledger,
@@ -270,7 +283,7 @@ def build_agent(
                 refusals=refusals.counts,
                 pool_refusals=pools.refusals,
                 pools_used=pools.used,
-                spans=spans.accounts,
+                spans=span_accounts,
                 tuning=tuning.accounts,
                 footprint=footprint.report,
                 device_pods=pods.devices if pods is not None else tuple,

@@ -387,13 +387,13 @@ class EnergyHistory:
         are no part of it.
         """
         with self.lock:
-            users = set[Payer]().union(*self._gpu_users.values()) if launched else ()
+            users = self.gpu_users() if launched else ()
             return self._families.service(consumer, users, senders)
 
-    def uses_gpu(self, members: Collection[Payer]) -> bool:
-        """True if one of these processes has had energy of a GPU."""
+    def gpu_users(self) -> frozenset[Payer]:
+        """The processes that have had energy of a GPU."""
         with self.lock:
-            return any(not users.isdisjoint(members) for users in self._gpu_users.values())
+            return frozenset[Payer]().union(*self._gpu_users.values())
 
     def gpu_steps(
         self, groups: Sequence[frozenset[Payer]], since: Callable[[str], int]

@@ -1,10 +1,11 @@
-"""One HTTP request of a bounded answer, without redirects."""
+"""HTTP requests of bounded answers, without redirects."""
 
 from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
 from types import MappingProxyType
@@ -44,7 +45,7 @@ def http_get(
     server sends it. The resolver has limits of its own.
     """
     # Imported here: most agents query no server.
-    from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
+    from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
     from urllib import parse, request
     from urllib.error import HTTPError
 
@@ -85,7 +86,7 @@ def http_get(
         def redirect_request(self, *_: object) -> None:
             return None
 
-    try:
+    with _fetch_errors():
         try:
             host = parse.urlsplit(url).hostname or ""
             here = host.startswith("127.") or host in ("localhost", "::1")
@@ -99,6 +100,86 @@ def http_get(
         except HTTPError as error:
             with error:
                 return HttpAnswer(error.code, error.read(most + 1))
+
+
+class KeptConnection:
+    """A connection to a server without TLS for several requests. For one thread.
+
+    It connects only in ``open``: a request goes over the connection whose ends were examined.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        from http.client import HTTPConnection  # most agents query no server
+
+        self._deadline = 0.0
+        self._http = HTTPConnection(host, port)
+        self._http.auto_open = 0
+        self._http.response_class = self._response  # type: ignore[assignment]
+        self._http._create_connection = self._connect  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def open(self, timeout: float) -> None:
+        """Connect, unless the last answer left a connection; FetchError."""
+        if self._http.sock is None:
+            self._deadline = monotonic() + timeout
+            with _fetch_errors():
+                self._http.connect()
+
+    @property
+    def ends(self) -> tuple[tuple[str, int], tuple[str, int]] | None:
+        """Our end and the server's end; None without a connection."""
+        if self._http.sock is None:
+            return None
+        try:
+            local, remote = self._http.sock.getsockname(), self._http.sock.getpeername()
+        except OSError:
+            return None
+        return (local[0], local[1]), (remote[0], remote[1])
+
+    def get(
+        self, path: str, *, timeout: float, most: int, headers: Mapping[str, str]
+    ) -> HttpAnswer:
+        """The answer of any status, as that of ``http_get``; FetchError closes the connection."""
+        from http.client import NotConnected
+
+        self._deadline = monotonic() + timeout
+        whole = False
+        try:
+            with _fetch_errors():
+                if self._http.sock is None:
+                    raise NotConnected("no connection")
+                self._http.sock.settimeout(timeout)
+                self._http.request("GET", path, headers=dict(headers))
+                answer = self._http.getresponse()
+                body = answer.read(most + 1)
+                whole = len(body) <= most
+                return HttpAnswer(answer.status, body)
+        finally:
+            if not whole:
+                self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _response(self, connection: socket.socket, *args: Any, **kwargs: Any) -> Any:
+        from http.client import HTTPResponse
+
+        made = HTTPResponse(connection, *args, **kwargs)
+        made.fp.close()
+        made.fp = io.BufferedReader(_TimedReader(connection, self._deadline))
+        return made
+
+    def _connect(
+        self, address: tuple[str, int], _: object = None, source: tuple[str, int] | None = None
+    ) -> socket.socket:
+        return _connect(address, source, self._deadline)
+
+
+@contextmanager
+def _fetch_errors() -> Iterator[None]:
+    from http.client import HTTPException, InvalidURL
+
+    try:
+        yield
     except (ValueError, InvalidURL):  # whose message may repeat a password or a token
         raise FetchError("the address or a header is invalid") from None
     except (OSError, HTTPException) as error:

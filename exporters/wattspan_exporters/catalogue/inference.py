@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from wattspan.model import REQUEST_ENERGY_BOUNDS, HwType, Snapshot
+from wattspan.model import REQUEST_ENERGY_BOUNDS, EngineRow, HwType, Snapshot
 from wattspan_exporters.catalogue.definition import (
     Distribution,
     Draw,
@@ -20,9 +20,12 @@ from wattspan_exporters.catalogue.definition import (
     single,
 )
 
-COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
+COUNTER, UPDOWN, GAUGE = Instrument.COUNTER, Instrument.UPDOWN, Instrument.GAUGE
 
 _MODEL = ("service.name", "model", "owner")
+_ENGINE = ("engine", "model", "owner")
+ENGINE_METRICS = "engine_metrics"
+"""The method of figures from an engine's own counters."""
 
 
 def token_energy(snapshot: Snapshot) -> Iterator[Sample]:
@@ -43,6 +46,41 @@ def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield nothing before the first request: no engine is known."""
     if snapshot.spans.inference:
         yield (snapshot.provenance.get(HwType.GPU, ""),), snapshot.spans.inference_idle
+
+
+def _engines(of: Callable[[EngineRow], Iterable[Sample]], *, metered: bool = True) -> Draw:
+    """The samples of every engine, with the provenance of GPU energy where it is ``metered``."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        provenance = (snapshot.provenance.get(HwType.GPU, ""),) if metered else ()
+        for row in snapshot.spans.engines:
+            for labels, value in of(row):
+                yield (*row.key, *labels, *provenance), value
+
+    return draw
+
+
+def _per_token(which: int) -> Draw:
+    """The joules per token, or with 1 their uncertainty."""
+    return _engines(
+        lambda row: (((way, ENGINE_METRICS), one[which]) for way, one in row.token_energy.items())
+    )
+
+
+def _per_request(which: int) -> Draw:
+    """The joules per request, or with 1 their uncertainty."""
+    return _engines(
+        lambda row: [((ENGINE_METRICS,), row.request_energy[which])] if row.request_energy else []
+    )
+
+
+def _known(figure: str) -> Draw:
+    """A figure of every engine that has it."""
+    value = attrgetter(figure)
+    return _engines(
+        lambda row: [] if value(row) is None else [((), value(row))],
+        metered=False,
+    )
 
 
 def _of_rows(rows: str, field: str) -> Draw:
@@ -79,4 +117,29 @@ INFERENCE = (
     Metric("wattspan.gen_ai.unmetered.tokens", COUNTER, "{token}",
            "Tokens of requests to a language model whose energy is unknown; cached ones included.",
            (*_MODEL, "role", "token_type"), _of_rows("unmetered", "tokens"), lasting=True),
+    Metric("wattspan.gen_ai.engine.energy", COUNTER, "J",
+           "GPU energy of a serving engine whose page is read, idle time included.",
+           (*_ENGINE, "provenance"), _engines(lambda row: [((), row.energy)])),
+    Metric("wattspan.gen_ai.engine.tokens", COUNTER, "{token}",
+           "Tokens by the counters of a serving engine; cached ones included, as far as it counts "
+           "them. Spans may report the same tokens: never add the two.",
+           (*_ENGINE, "token_type"), _of_rows("engines", "tokens")),
+    Metric("wattspan.gen_ai.engine.requests", COUNTER, "{request}",
+           "Finished requests by the counters of a serving engine.", _ENGINE, _known("requests")),
+    Metric("wattspan.gen_ai.engine.token.energy", GAUGE, "J",
+           "GPU energy of a token in the last minute: of `all` tokens with the engine's idle time, "
+           "of `input` and `output` tokens without it.",
+           (*_ENGINE, "token_type", "method", "provenance"), _per_token(0)),
+    Metric("wattspan.gen_ai.engine.token.energy.uncertainty", GAUGE, "J",
+           "Half-width of the 95 % range of the energy of a token.",
+           (*_ENGINE, "token_type", "method", "provenance"), _per_token(1)),
+    Metric("wattspan.gen_ai.engine.request.energy", GAUGE, "J",
+           "GPU energy of a request in the same time, the engine's idle time included.",
+           (*_ENGINE, "method", "provenance"), _per_request(0)),
+    Metric("wattspan.gen_ai.engine.request.energy.uncertainty", GAUGE, "J",
+           "Half-width of the 95 % range of the energy of a request.",
+           (*_ENGINE, "method", "provenance"), _per_request(1)),
+    Metric("wattspan.gen_ai.engine.idle", GAUGE, "1",
+           "Part of the engine's energy in the same time while it waited for requests.",
+           _ENGINE, _known("idle")),
 )  # fmt: skip

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from wattspan.cli.doctor import Finding, Severity
-from wattspan.cli.doctor.network import examine_spans
-from wattspan.config import AgentSettings, Config, SettingOrigin, SpansSettings
+from wattspan.cli.doctor.network import examine_engines, examine_spans
+from wattspan.config import (
+    AgentSettings,
+    Config,
+    ServingEngineSettings,
+    ServingSettings,
+    SettingOrigin,
+    SpansSettings,
+)
 from wattspan.model.settings import Listen
 
 NOWHERE = Listen("")
@@ -58,3 +65,26 @@ def test_collector_is_connected_to(tmp_path: Path) -> None:
     assert "connection refused" in finding.detail
     path = tmp_path / "collector.sock"
     assert told(tmp_path, forward=f"unix://{path}")["spans.forward"].mark is Severity.WARN
+
+
+def test_each_engine_has_a_line_and_its_port_is_not_asked(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("geheim")
+    secret.chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        engines = (
+            ServingEngineSettings(url, name="chat"),
+            ServingEngineSettings(url, name="code", process="v", token_file=str(secret)),
+        )
+        config = Config(serving=ServingSettings(engine=engines))
+        chat, code = examine_engines(config)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert chat.mark is Severity.OK
+    assert url in chat.detail
+    assert 'source="engine:chat"' in chat.detail
+    assert code.mark is Severity.FAIL
+    assert "chmod 0640" in code.detail
+    assert "geheim" not in code.detail

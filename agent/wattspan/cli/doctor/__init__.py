@@ -219,7 +219,7 @@ def diagnose(
         "Directories": local.examine_directories(config),
         "Ports": network.examine_ports(config),
         "Security": network.examine_security(config),
-        "Spans and API": network.examine_spans(config),
+        "Spans and API": chain(network.examine_spans(config), network.examine_engines(config)),
         "Exporters": network.examine_exporters(config),
         "Tuning and caps": examine_tuning(config, context, sources.domains, root),
         "Fleet": examine_fleet(config.fleet, name, clock, members, capper),

@@ -10,7 +10,13 @@ from typing import cast
 
 from wattspan.cli.doctor import Finding, declared, failure, ok, warning
 from wattspan.config import AccessSettings, Config
-from wattspan.http.access_policy import AccessError, exposure_warning, server_tls, token_check
+from wattspan.http.access_policy import (
+    AccessError,
+    bearer_token,
+    exposure_warning,
+    server_tls,
+    token_check,
+)
 from wattspan.model.settings import Listen, Table, keys
 from wattspan.otlp.destination import Destination, parse_destination
 from wattspan.ports import ConfigError
@@ -151,6 +157,20 @@ def examine_spans(config: Config) -> Iterator[Finding]:
     if spans.forward:
         waiting = "spans will wait, within spans.forward_queue"
         yield _collector(parse_destination(spans.forward), waiting)
+
+
+def examine_engines(config: Config) -> Iterator[Finding]:
+    """The serving engines whose pages the agent reads. No port is asked."""
+    for engine in config.serving.engine:
+        what = f"engine {engine.label}"
+        try:
+            bearer_token(engine.token_file, "in [[serving.engine]]")
+        except AccessError as error:
+            yield failure(what, str(error))
+            continue
+        who = f", processes of {engine.process}" if engine.process else ""
+        seen = f'wattspan_source_up{{source="engine:{engine.label}"}}'
+        yield ok(what, f"{engine.url} ({engine.kind}{who}), each {engine.interval}; up: {seen}")
 
 
 def _span_port(config: Config, key: str, listen: Listen, is_agent: Callable[[], bool]) -> Finding:

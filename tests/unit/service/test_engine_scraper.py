@@ -1,0 +1,567 @@
+"""The reader of engines' pages: whom it believes, what it sends, and the energy of the tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from testbed.engine_pages import VLLM, page
+from testbed.token_host import WATTS, TokenHost
+
+from wattspan.config import ServingEngineSettings
+from wattspan.inference.engine_metrics import MAX_BODY
+from wattspan.model import Consumer, EngineRow, PayerInfo, Principal
+from wattspan.model.settings import Duration
+from wattspan.processes.inspector import LiveProcess, SocketOwner
+from wattspan.service.engine_scraper import PAUSE, EngineFinder, EngineScraper
+from wattspan.util.http_get import FetchError, HttpAnswer, KeptConnection
+
+Answer = HttpAnswer | Exception
+
+
+class Kernel:
+    """The processes of a host, and the one that holds the other end of each connection."""
+
+    def __init__(self, host: TokenHost, listener: str | None) -> None:
+        self.host, self.listener = host, listener
+        self.visible = True
+
+    def _info(self, pid: int) -> PayerInfo | None:
+        name = next((name for name, one in self.host.pids.items() if one == pid), None)
+        return None if name is None else self.host._info(name)
+
+    def owner_of(self, end: object, other: object) -> SocketOwner | None:
+        if self.listener is None:
+            return None
+        pid = self.host.pids[self.listener]
+        principal = self._info(pid).principal
+        return SocketOwner(principal.user, pid, 1)
+
+    def socket_principal(self, owner: SocketOwner) -> Principal | None:
+        return self._info(owner.inode).principal
+
+    def holds(self, pid: int, inode: int) -> bool | None:
+        return pid == inode if self.visible else None
+
+    def pids(self) -> list[int]:
+        return list(self.host.pids.values())
+
+    def user_id(self, pid: int) -> int | None:
+        return self._info(pid).principal.user
+
+    def principal(self, pid: int) -> Principal | None:
+        return self._info(pid).principal
+
+    def identify(self, pid: int) -> Consumer | None:
+        info = self._info(pid)
+        return None if info is None else info.payer
+
+    def cgroup(self, pid: int) -> str | None:
+        return None
+
+    def look(self, pid: int) -> LiveProcess | None:
+        info = self._info(pid)
+        if info is None:
+            return None
+        users = frozenset({info.principal.user})
+        return LiveProcess(
+            info.payer, info.parent, pid, users, info.principal, (pid,), False, False
+        )
+
+    def describe(self, consumer: Consumer) -> PayerInfo | None:
+        return self._info(consumer.pid)
+
+
+class Pages:
+    """A connection to an engine whose answers are given; it counts what was sent."""
+
+    def __init__(self, answer: Callable[[str], Answer]) -> None:
+        self._answer = answer
+        self.connected = False
+        self.opened: Callable[[], object] = lambda: None
+        self.sent: list[tuple[str, Mapping[str, str]]] = []
+
+    def open(self, timeout: float) -> None:
+        if not self.connected:
+            self.opened()
+        self.connected = True
+
+    @property
+    def ends(self) -> Any:
+        return (("127.0.0.1", 40_000), ("127.0.0.1", 8000)) if self.connected else None
+
+    def get(
+        self, path: str, *, timeout: float, most: int, headers: Mapping[str, str]
+    ) -> HttpAnswer:
+        self.sent.append((path, headers))
+        answer = self._answer(path)
+        if isinstance(answer, Exception):
+            self.close()
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.connected = False
+
+
+UNIT = {"unit": "vllm.service"}
+ENGINE = ({"name": "api", **UNIT}, {"name": "worker", "parent": "api", "gpu": "g0", **UNIT})
+STRANGER = {"name": "squatter", "user": 1001}
+GPU_USER = {"name": "user", "user": 1003, "gpu": "g1"}
+
+
+class Stage:
+    """A host in virtual time with an engine that generates 50 tokens a second."""
+
+    def __init__(
+        self,
+        processes: Sequence[Mapping[str, Any]] = ENGINE,
+        listener: str | None = "api",
+        **settings: Any,
+    ) -> None:
+        self.host = TokenHost(processes)
+        self.kernel = Kernel(self.host, listener)
+        self.host.run(1)
+        self.answer: Answer | None = None
+        self.rate, self.model, self.zero = 50, "m", 0
+        self.pages = Pages(self._page)
+        self.settings = ServingEngineSettings(**{"url": "http://127.0.0.1:8000", **settings})
+        self.listeners: dict[Consumer, str] = {}
+        finder = EngineFinder(
+            self.settings, self.host.clock, self.host.history, self.kernel, self.kernel,
+            self.listeners,
+        )  # fmt: skip
+        self.scraper = EngineScraper(
+            self.settings, self.host.clock, self.host.history, finder, self.pages
+        )
+
+    def _page(self, path: str) -> Answer:
+        if path != "/metrics":
+            return HttpAnswer(404, b"")
+        if self.answer is not None:
+            return self.answer
+        tokens = self.rate * self.host.clock.monotonic() // 10**9 - self.zero
+        body = page(VLLM, self.model, prompt=4 * tokens, generated=tokens, finished=tokens // 100)
+        return HttpAnswer(200, body)
+
+    def run(self, seconds: int) -> tuple[EngineRow, ...]:
+        """Read each 5 s for some time."""
+        for _ in range(seconds // 5):
+            self.scraper.turn()
+            self.host.run(5)
+        return self.scraper.rows
+
+    @property
+    def failure(self) -> str:
+        (health,) = self.scraper.health()
+        assert health.up == (not health.failures)
+        return " ".join(map(str, health.failures))
+
+
+def test_engine_has_the_energy_of_its_workers_for_each_token() -> None:
+    stage = Stage(name="chat")
+    (row,) = stage.run(120)
+    assert stage.failure == ""
+    value, uncertainty = row.token_energy["all"]
+    assert value == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+    assert 0 < uncertainty < 0.01 * value
+    assert row.key == ("chat", "m", row.owner)
+    assert row.owner
+    assert row.tokens["input"] == 4 * row.tokens["output"]
+    assert row.energy == pytest.approx(WATTS * 1e6 * row.tokens["output"] / 50, rel=0.01)
+
+
+def test_connection_is_kept_and_a_closed_one_is_opened_again() -> None:
+    stage = Stage()
+    stage.run(20)
+    stage.answer = FetchError("the connection was closed")
+    stage.run(5)
+    assert "the connection was closed" in stage.failure
+    stage.answer = None
+    assert stage.run(100)
+    assert stage.failure == ""
+
+
+def test_first_request_that_a_kept_connection_fails_is_repeated() -> None:
+    stage = Stage()
+    stage.run(10)
+    failures = iter([FetchError("remote end closed connection")])
+    usual = stage._page
+    stage.pages._answer = lambda path: next(failures, None) or usual(path)
+    stage.run(5)
+    assert stage.failure == ""
+
+
+def test_requests_to_several_api_servers_of_an_engine_are_one_engine() -> None:
+    servers = [{"name": f"api{n}", "parent": "main", **UNIT} for n in range(3)]
+    worker = {"name": "worker", "parent": "main", "gpu": "g0", **UNIT}
+    stage = Stage(({"name": "main", **UNIT}, *servers, worker), "api0")
+    for number in range(30):
+        stage.kernel.listener = f"api{number % 3}"
+        stage.pages.close()
+        stage.run(5)
+    (row,) = stage.scraper.rows
+    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+    assert len(stage.listeners) == 1
+
+
+def test_token_is_sent_again_after_the_engine_has_closed_the_connection(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("geheim")
+    secret.chmod(0o600)
+    stage = Stage(token_file=str(secret), process="vllm.service")
+    stage.run(10)
+    stage.kernel.listener = None  # the connection has ended at the engine's side
+    stage.pages.opened = lambda: setattr(stage.kernel, "listener", "api")
+    stage.run(5)
+    assert stage.failure == ""
+
+
+def test_figures_vanish_with_the_engine() -> None:
+    stage = Stage()
+    (row,) = stage.run(120)
+    stage.answer = FetchError("refused")
+    (later,) = stage.run(120)
+    assert row.token_energy
+    assert not later.token_energy
+    assert later.tokens["output"] >= row.tokens["output"]
+
+
+def test_engine_that_moves_to_another_gpu_has_its_energy() -> None:
+    stage = Stage((*ENGINE, {"name": "other", "user": 1002, "gpu": "g1"}))
+    stage.run(60)
+    stage.host.processes["other"] = {"name": "other", "user": 1002, "gpu": "g0"}
+    stage.host.processes["worker"] = {**stage.host.processes["worker"], "gpu": "g1"}
+    (row,) = stage.run(150)
+    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+
+
+def test_engine_that_loses_a_gpu_has_the_energy_of_the_other_one() -> None:
+    workers = [{"name": f"worker{n}", "parent": "api", "gpu": f"g{n}", **UNIT} for n in range(2)]
+    stage = Stage(({"name": "api", **UNIT}, *workers))
+    (row,) = stage.run(120)
+    assert row.token_energy["all"][0] == pytest.approx(2 * WATTS * 1e6 / 250, rel=0.01)
+    stage.host.gpus.remove("g1")
+    (row,) = stage.run(240)
+    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+
+
+def test_squatter_of_the_port_is_not_believed() -> None:
+    stage = Stage((*ENGINE, STRANGER), "squatter")
+    assert stage.run(120) == ()
+    assert "has used no GPU" in stage.failure
+
+
+def test_squatter_that_uses_another_gpu_has_its_own_energy_only() -> None:
+    stage = Stage((*ENGINE, {**STRANGER, "gpu": "g1"}), "squatter", process="vllm.service")
+    assert stage.run(120) == ()
+    assert "no process of 'vllm.service'" in stage.failure
+
+
+@pytest.mark.parametrize("listener", ["squatter", "user", None])
+def test_token_is_sent_to_the_engine_only(tmp_path: Path, listener: str | None) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("geheim\n")
+    secret.chmod(0o600)
+    stage = Stage(
+        (*ENGINE, STRANGER, GPU_USER), listener, token_file=str(secret), process="vllm.service"
+    )
+    stage.run(30)
+    assert stage.pages.sent == []
+    assert stage.failure
+    stage.kernel.listener = "api"
+    assert stage.run(120)
+    assert {headers["Authorization"] for _, headers in stage.pages.sent} == {"Bearer geheim"}
+
+
+@pytest.mark.parametrize(("content", "mode"), [("a", 0o644), ("", 0o600), ("a b", 0o600)])
+def test_token_of_an_open_or_bad_file_is_not_sent(tmp_path: Path, content: str, mode: int) -> None:
+    secret = tmp_path / "token"
+    secret.write_text(content)
+    secret.chmod(mode)
+    stage = Stage(token_file=str(secret), process="vllm.service")
+    assert stage.run(30) == ()
+    assert stage.pages.sent == []
+    assert str(secret) in stage.failure
+
+
+def test_connection_that_no_process_has_accepted_is_proven_after_the_answer() -> None:
+    stage = Stage(listener=None)
+    usual = stage._page
+
+    def accepted(path: str) -> Answer:
+        stage.kernel.listener = "api"
+        return usual(path)
+
+    stage.pages._answer = accepted
+    stage.run(5)
+    assert stage.failure == ""
+
+
+def test_token_is_sent_once_the_engine_has_accepted_the_connection(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("geheim")
+    secret.chmod(0o600)
+    stage = Stage(token_file=str(secret), process="vllm.service")
+    usual, asked = stage.kernel.owner_of, iter(range(3))
+    finder = stage.scraper._finder._request
+    finder.owner_of = lambda end, other: (
+        None if next(asked, None) is not None else usual(end, other)
+    )
+    stage.run(5)
+    assert stage.failure == ""
+    assert stage.pages.sent
+
+
+PROXY = {"name": "docker-proxy", "user": 0}
+
+
+@pytest.mark.parametrize("process", ["vllm.service", "pid"])
+def test_root_of_the_host_may_stand_in_for_the_named_processes(process: str) -> None:
+    stage = Stage((*ENGINE, PROXY), "docker-proxy", process=process.replace("pid", "1000"))
+    (row,) = stage.run(120)
+    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+
+
+@pytest.mark.parametrize("process", ["other.service", "99999"])
+def test_named_processes_without_a_gpu_have_no_figure(process: str) -> None:
+    stage = Stage(process=process)
+    assert stage.run(120) == ()
+    assert f"no process of '{process}' uses a GPU" in stage.failure
+
+
+# --------------------------------------- without rights to see the descriptors of other users
+
+WORKERS = (
+    {"name": "main"},
+    {"name": "core", "parent": "main", "command": "VLLM::EngineCore"},
+    *({"name": f"worker{n}", "parent": "core", "gpu": f"g{n}"} for n in range(2)),
+)
+SECOND = ({"name": "api2"}, {"name": "worker2", "parent": "api2", "gpu": "g0"})
+
+
+def _unprivileged(*args: Any, **settings: Any) -> Stage:
+    stage = Stage(*args, **settings)
+    stage.kernel.visible = False
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("processes", "listener", "boards"), [(ENGINE, "api", 1), (WORKERS, "main", 2)]
+)
+def test_single_program_of_the_listeners_user_on_gpus_is_the_engine(
+    processes: Any, listener: str, boards: int
+) -> None:
+    stage = _unprivileged((*processes, {**GPU_USER, "gpu": "g9"}), listener)
+    (row,) = stage.run(120)
+    assert stage.failure == ""
+    assert row.token_energy["all"][0] == pytest.approx(boards * WATTS * 1e6 / 250, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        (SECOND, "several programs"),
+        (({"name": "main", "command": "bash"},), ""),
+    ],
+)
+def test_several_programs_of_the_user_need_a_name(others: Any, words: str) -> None:
+    stage = _unprivileged((*ENGINE, *others), "api")
+    rows = stage.run(120)
+    assert words in stage.failure
+    assert bool(rows) == (not words)
+
+
+@pytest.mark.parametrize("shell", ["bash", "tmux: server"])
+def test_programs_of_one_shell_are_several(shell: str) -> None:
+    programs = [{"name": f"llama{n}", "parent": "shell", "gpu": "g0"} for n in range(2)]
+    stage = _unprivileged(({"name": "shell", "command": shell}, *programs), "llama0")
+    assert stage.run(120) == ()
+    assert "several programs" in stage.failure
+
+
+def test_listener_of_another_user_is_not_the_engine() -> None:
+    stage = _unprivileged((*ENGINE, STRANGER), "squatter")
+    assert stage.run(120) == ()
+    assert "has none on GPUs" in stage.failure
+
+
+def test_named_unit_is_proven_by_its_user() -> None:
+    stage = _unprivileged((*ENGINE, *SECOND, STRANGER), "api", process="vllm.service")
+    (row,) = stage.run(120)
+    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250 / 2, rel=0.01)
+    stage.kernel.listener = "squatter"
+    stage.pages.close()
+    stage.run(10)
+    assert "no process of 'vllm.service'" in stage.failure
+
+
+def test_one_program_is_not_two_engines() -> None:
+    stage = _unprivileged(ENGINE, "api")
+    stage.listeners[stage.host.consumers["worker"]] = "another"
+    assert stage.run(120) == ()
+    assert "another" in stage.failure
+
+
+def test_engines_of_two_users_on_one_gpu_have_their_own_energy() -> None:
+    other = (
+        {"name": "api2", "user": 1001},
+        {"name": "worker2", "parent": "api2", "gpu": "g0", "user": 1001},
+    )
+    stage = Stage((*ENGINE, *other))
+    (row,) = stage.run(120)
+    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250 / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (HttpAnswer(302, b""), "redirects are not followed"),
+        (HttpAnswer(401, b""), "401"),
+        (HttpAnswer(200, b"<html>vllm:prompt_tokens_total 5</html>"), "HTML"),
+        (HttpAnswer(200, b"\nup 1\n"), "not the counters"),
+        (HttpAnswer(200, b"x" * (MAX_BODY + 1)), "larger than"),
+        (FetchError("timed out"), "timed out"),
+    ],
+)
+def test_bad_answer_is_a_failure_and_no_figure(answer: Answer, words: str) -> None:
+    stage = Stage()
+    stage.run(80)
+    stage.answer = answer
+    (row,) = stage.run(120)
+    assert words in stage.failure
+    stage.answer = None
+    (after,) = stage.run(int(PAUSE / 1e9) + 120)
+    assert stage.failure == ""
+    assert after.tokens["output"] > row.tokens["output"]
+    assert after.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+
+
+def test_figures_vanish_while_something_else_than_a_page_is_not_read() -> None:
+    stage = Stage()
+    assert stage.run(120)[0].token_energy
+    stage.answer = HttpAnswer(200, b"[{}]")
+    assert not stage.run(120)[0].token_energy
+
+
+def test_page_is_sought_again_where_it_has_moved() -> None:
+    stage = Stage()
+    stage.run(20)
+    usual = stage._page
+    stage.pages._answer = lambda path: usual(
+        path.replace("/prometheus/metrics", "/metrics") if path != "/metrics" else "/gone"
+    )
+    stage.run(20)
+    assert stage.failure == ""
+    assert stage.pages.sent[-1][0] == "/prometheus/metrics"
+
+
+def test_json_is_not_read_again_for_a_while() -> None:
+    stage = Stage()
+    stage.answer = HttpAnswer(200, b"[{}]")
+    stage.run(300)
+    assert [path for path, _ in stage.pages.sent] == ["/prometheus/metrics", "/metrics"]
+
+
+def test_named_tensorrt_llm_is_never_asked_for_its_json() -> None:
+    stage = Stage(kind="tensorrt-llm")
+    stage.run(30)
+    assert {path for path, _ in stage.pages.sent} == {"/prometheus/metrics"}
+
+
+def test_restart_of_the_engine_costs_one_interval() -> None:
+    stage = Stage()
+    (before,) = stage.run(120)
+    stage.zero = stage.rate * stage.host.clock.monotonic() // 10**9
+    (later,) = stage.run(75)
+    assert later.tokens["output"] - before.tokens["output"] <= 75 * stage.rate
+    assert later.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+
+
+def test_another_model_has_a_row_of_its_own_and_models_are_bounded() -> None:
+    stage = Stage()
+    for number in range(12):
+        stage.model = f"m{number}"
+        stage.run(20)
+    rows = stage.run(20)
+    assert len(rows) <= 9
+    assert {"m0", "other"} <= {row.model for row in rows}
+
+
+def test_thread_ends_and_closes_its_connection() -> None:
+    stage = Stage()
+    stop = threading.Event()
+    stop.set()
+    stage.scraper.run(stop)
+    assert not stage.pages.connected
+
+
+def test_default_label_and_interval() -> None:
+    settings = ServingEngineSettings(url="http://127.0.0.1:8000")
+    assert settings.label == "127.0.0.1:8000"
+    assert settings.interval == Duration.parse("5s")
+
+
+# ---------------------------------------------------------------------- a real connection
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    connections: ClassVar[list[object]]
+
+    def do_GET(self) -> None:
+        if self.client_address not in self.connections:
+            self.connections.append(self.client_address)
+        status, body = (302, b"") if self.path == "/moved" else (200, b"x" * 1000)
+        self.send_response(status)
+        self.send_header("Location", "/metrics")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Any:
+    class Handler(_Handler):
+        connections: ClassVar[list[object]] = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        made.daemon_threads = True
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def test_requests_share_a_connection_and_follow_no_redirect(server: Any) -> None:
+    connection = KeptConnection("127.0.0.1", server.server_port)
+    for path, status in (("/metrics", 200), ("/moved", 302), ("/metrics", 200)):
+        connection.open(10)
+        answer = connection.get(path, timeout=10, most=2000, headers={})
+        assert answer.status == status
+    assert len(server.RequestHandlerClass.connections) == 1
+    assert connection.ends is not None
+    assert connection.ends[1] == ("127.0.0.1", server.server_port)
+    connection.close()
+    assert connection.ends is None
+    with pytest.raises(FetchError):
+        connection.get("/metrics", timeout=10, most=2000, headers={})
+
+
+def test_larger_answer_ends_the_connection(server: Any) -> None:
+    connection = KeptConnection("127.0.0.1", server.server_port)
+    connection.open(10)
+    assert len(connection.get("/metrics", timeout=10, most=100, headers={}).body) == 101
+    assert connection.ends is None
+
+
+def test_no_listener_is_a_fetch_error(free_port: Callable[[], int]) -> None:
+    with pytest.raises(FetchError, match="refused"):
+        KeptConnection("127.0.0.1", free_port()).open(10)
