@@ -26,6 +26,7 @@ GENERATED = (
     "docs/reference/commands.md",
     "docs/reference/configuration.md",
     "docs/reference/dashboards.md",
+    "docs/reference/engines.md",
     "docs/reference/fuzzing.md",
     "docs/reference/metrics.md",
     "docs/reference/reasons.md",
