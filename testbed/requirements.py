@@ -175,6 +175,7 @@ REQUIREMENTS = (
     Requirement("pushgateway", _missing_pushgateway),
     Requirement("etcd", _missing_etcd),
     Requirement("clients", _missing_clients),
+    Requirement("packaging", _missing_packaging),
     Requirement("apps", _missing_apps),
     Requirement("torch", _missing_torch),
     Requirement("training", _missing_training),
