@@ -38,6 +38,7 @@ TREATMENT = {
     "service/assembly.py:FootprintTracker.__init__": [GUARDED],
     "service/assembly.py:build_agent": [AGAIN],
     "service/capper_process.py:CapperProcess.start": [AGAIN],
+    "service/engine_scraper.py:EngineScrapers.__init__": [AGAIN],
     "service/plan_processes.py:search_plan": [TOLD],
     "service/span_assembly.py:SpanAssembly._add_joiner": [AGAIN],
     "service/systemd.py:StopRequest.register": [SHOWN],
