@@ -296,3 +296,16 @@ def test_energy_up_to_a_time_is_known_within_the_history_only() -> None:
     assert history.up_to(SECOND - 1) is None
     assert history.up_to(5 * SECOND // 2) == (1_500_000, 3 * SECOND // 2)
     assert history.up_to(3 * SECOND + 1) is None
+
+
+def test_curve_is_crowded_until_it_is_thinned() -> None:
+    curve = EnergyCurve(PACKAGE, limit=8)
+    for i in range(20):
+        curve.add(START + i * TICK, START + (i + 1) * TICK, 5)
+    assert curve.crowded
+    before = curve.between(START, START + 20 * TICK).energy
+    while curve.thin():
+        pass
+    assert not curve.crowded
+    assert len(curve) < 20
+    assert curve.between(START, START + 20 * TICK).energy == before

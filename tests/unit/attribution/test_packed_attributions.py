@@ -1,11 +1,17 @@
 """The attribution history: order, bounds, and the numbers of payers."""
 
 import tracemalloc
+from array import array
 from random import Random
 
 import pytest
 
-from wattspan.attribution.packed_attributions import PackedAttributions
+from wattspan.attribution.packed_attributions import (
+    HistoryEntry,
+    PackedAttributions,
+    doubt_of,
+    share_of,
+)
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -193,3 +199,14 @@ def test_shares_of_payers_are_found_among_those_of_others(most: int, doubtful: b
 
 def test_domain_without_entries_has_no_begin() -> None:
     assert PackedAttributions(SECOND, 10**6).begin("d") is None
+
+
+@pytest.mark.parametrize("asked", [(), (3,), (3, 99), (0, 1, 2, 3, 4), tuple(range(40))])
+def test_energy_of_some_payers_is_the_sum_of_their_shares(asked: tuple[int, ...]) -> None:
+    energies, doubts = {one: one * one for one in range(9)}, [7 * one for one in range(9)]
+    shares = array("q", [number for pair in energies.items() for number in pair])
+    interval = settled(0, 100).interval
+    entry = HistoryEntry(interval, Microjoules(0), Microjoules(0), shares, doubts=doubts)
+    known = [one for one in asked if one in energies]
+    assert share_of(entry, set(asked)) == sum(energies[one] for one in known)
+    assert doubt_of(entry, set(asked)) == sum(doubts[one] for one in known)
