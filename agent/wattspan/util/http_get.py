@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import ssl
 
 OK = 200
+_BESIDE = 1 << 20  # bytes of an answer beside its body: the head, and the sizes of parts
 
 
 class HttpAnswer(NamedTuple):
@@ -54,7 +55,7 @@ def http_get(
     def response(connection: socket.socket, *args: Any, **kwargs: Any) -> HTTPResponse:
         made = HTTPResponse(connection, *args, **kwargs)
         made.fp.close()
-        made.fp = io.BufferedReader(_TimedReader(connection, deadline))
+        made.fp = io.BufferedReader(_BoundedReader(connection, deadline, most))
         return made
 
     def connect(
@@ -111,14 +112,16 @@ class KeptConnection:
     def __init__(self, host: str, port: int) -> None:
         from http.client import HTTPConnection  # most agents query no server
 
-        self._deadline = 0.0
+        self._deadline, self._most = 0.0, 0
         self._http = HTTPConnection(host, port)
         self._http.auto_open = 0
         self._http.response_class = self._response  # type: ignore[assignment]
         self._http._create_connection = self._connect  # type: ignore[attr-defined]  # noqa: SLF001
 
     def open(self, timeout: float) -> None:
-        """Connect, unless the last answer left a connection; FetchError."""
+        """Connect, unless the last answer left a connection that the server keeps; FetchError."""
+        if self._http.sock is not None and not _is_quiet(self._http.sock):
+            self.close()
         if self._http.sock is None:
             self._deadline = monotonic() + timeout
             with _fetch_errors():
@@ -141,7 +144,7 @@ class KeptConnection:
         """The answer of any status, as that of ``http_get``; FetchError closes the connection."""
         from http.client import NotConnected
 
-        self._deadline = monotonic() + timeout
+        self._deadline, self._most = monotonic() + timeout, most
         whole = False
         try:
             with _fetch_errors():
@@ -151,6 +154,8 @@ class KeptConnection:
                 self._http.request("GET", path, headers=dict(headers))
                 answer = self._http.getresponse()
                 body = answer.read(most + 1)
+                if len(body) <= most and answer.length:
+                    raise OSError("the answer breaks off")
                 whole = len(body) <= most
                 return HttpAnswer(answer.status, body)
         finally:
@@ -165,7 +170,7 @@ class KeptConnection:
 
         made = HTTPResponse(connection, *args, **kwargs)
         made.fp.close()
-        made.fp = io.BufferedReader(_TimedReader(connection, self._deadline))
+        made.fp = io.BufferedReader(_BoundedReader(connection, self._deadline, self._most))
         return made
 
     def _connect(
@@ -209,12 +214,26 @@ def _connect(
     raise error
 
 
-class _TimedReader(io.RawIOBase):
-    """Reads a socket until a deadline."""
+def _is_quiet(connection: socket.socket) -> bool:
+    """True for a connection that the server has not ended, and over which it has sent nothing."""
+    try:
+        connection.settimeout(0)
+        connection.recv(1, socket.MSG_PEEK)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
+
+class _BoundedReader(io.RawIOBase):
+    """Reads a socket until a deadline, and not much more than a body of ``most`` bytes.
+
+    The parts of a body have sizes that the server states: a negative one means all that it sends.
+    """
+
+    def __init__(self, connection: socket.socket, deadline: float, most: int) -> None:
         super().__init__()
         self._connection, self._deadline = connection, deadline
+        self._room = 2 * most + _BESIDE
         self._raw = connection.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
@@ -222,7 +241,11 @@ class _TimedReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         self._connection.settimeout(_left(self._deadline))
-        return self._raw.readinto(buffer)
+        count = self._raw.readinto(buffer)
+        self._room -= count or 0
+        if self._room < 0:
+            raise OSError("the answer is too large")
+        return count
 
     def close(self) -> None:
         if not self.closed:
