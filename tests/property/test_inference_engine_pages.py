@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from wattspan.inference.engine_metrics import (
+    MAX_LABELS,
+    MAX_LABELS_OF_PAGE,
     MAX_SAMPLES,
     PAGES,
     PageError,
@@ -106,11 +109,28 @@ def test_any_body_is_read_or_refused(body: bytes) -> None:
             assert progress(reading, reading) is not None
 
 
-def test_page_with_too_many_samples_is_refused() -> None:
-    line = b'vllm:prompt_tokens_total{engine="%d"} 1\n'
-    body = b"".join(line % number for number in range(MAX_SAMPLES + 1))
-    try:
-        scan(body, NAMES)
-    except PageError:
-        return
-    raise AssertionError("a page of any number of series is read")
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'vllm:prompt_tokens_total{engine="%d"} 1\n', "samples"),
+        (b"vllm:prompt_tokens_total{%d\n", "samples"),
+        (b'vllm:prompt_tokens_total{a="%0*d"} 1\n', "labels"),
+    ],
+)
+def test_page_with_too_many_samples_or_labels_is_refused(line: bytes, words: str) -> None:
+    size = MAX_LABELS_OF_PAGE // MAX_SAMPLES + 1
+    count = MAX_SAMPLES + (words == "samples")
+    values = [(size, number) if b"*" in line else (number,) for number in range(count)]
+    with pytest.raises(PageError, match=words):
+        scan(b"".join(line % each for each in values), NAMES)
+
+
+def test_value_with_several_points_is_ignored() -> None:
+    assert scan(b"vllm:prompt_tokens_total 1.2.3\nvllm:prompt_tokens_total 4", NAMES) == {
+        "vllm:prompt_tokens_total": [((), 4.0)]
+    }
+
+
+def test_sample_with_longer_labels_is_ignored() -> None:
+    lines = [b'vllm:prompt_tokens_total{a="%s"} 1' % (b"x" * n) for n in (9, MAX_LABELS)]
+    assert len(scan(b"\n".join(lines), NAMES)["vllm:prompt_tokens_total"]) == 1

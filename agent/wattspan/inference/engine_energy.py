@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import hypot, inf, sqrt
 from typing import NamedTuple
 
 from wattspan.inference.engine_metrics import Figure, Moves, Progress
@@ -35,8 +35,8 @@ LONGEST_WINDOW = 3600 * SECOND
 DURATIONS = 20
 """Mean durations of a request in a window of such counters."""
 
-LONGEST_INTERVAL = 10 * SECOND
-"""Longer ones mix too much work to learn from."""
+LONGEST_INTERVAL = 11 * SECOND
+"""Longer ones mix too much work to learn from: more than 10 s and the delays of a reading."""
 
 MAX_DOUBT = 0.5
 """A figure with a larger uncertainty, of the figure, is not published."""
@@ -57,7 +57,8 @@ _RIDGE = 1e-6
 class EngineInterval(NamedTuple):
     """The time between two readings, and the energy in it.
 
-    ``edges`` are half-widths in microjoules: what the start and the end may be off.
+    ``edges`` are half-widths in microjoules: what the start and the end may be off. ``doubt`` is
+    that of the whole, by the division of a board's energy and by its idle power.
     """
 
     start: int
@@ -65,6 +66,7 @@ class EngineInterval(NamedTuple):
     energy: Microjoules
     edges: tuple[float, float]
     progress: Progress
+    doubt: float = 0.0
 
 
 class Estimate(NamedTuple):
@@ -165,6 +167,7 @@ class EngineEnergy:
         """Microjoules of all intervals."""
         self.tokens: dict[str, float] = {}
         self.requests: float | None = None
+        self._prompts = 0.0
 
     def skip(self) -> None:
         """Begin a new window: the last interval's energy or counts are unknown."""
@@ -185,6 +188,7 @@ class EngineEnergy:
         while len(self._window) > 1 and interval.end - self._window[1][0].start >= most:
             self._window.popleft()
         self.energy += interval.energy
+        self._prompts += interval.progress.figures.get(Figure.PROMPTS, 0.0)
         for way, count in interval.progress.tokens.items():
             self.tokens[way] = self.tokens.get(way, 0.0) + count
         if Figure.REQUESTS in interval.progress.figures:
@@ -226,8 +230,7 @@ class EngineEnergy:
     def figures(self) -> EngineFigures:
         """The figures of the newest window that is long enough; without any that is not known."""
         window: deque[tuple[EngineInterval, _IntervalWork]] = deque()
-        runnings: deque[tuple[float, float]] = deque()
-        requests = 0.0
+        requests = load = last = 0.0
         for one in reversed(self._window):
             progress = one[0].progress
             finish = progress.page.moves is Moves.FINISH
@@ -236,13 +239,13 @@ class EngineEnergy:
                 break  # what of its requests is counted is not known
             if finish and not counted and not window and progress.running[1]:
                 continue  # nor is it here: an earlier end
+            last = last if window else progress.running[1]
             window.appendleft(one)
-            runnings.appendleft(progress.running)
+            load += sum(progress.running)
             requests += progress.figures.get(Figure.REQUESTS, 0.0)
             if window[-1][0].end - window[0][0].start < WINDOW:
                 continue
-            edges = runnings[0][0], runnings[-1][1]
-            mean = sum(map(sum, runnings)) / 2 / len(runnings)
+            edges, mean = (progress.running[0], last), load / 2 / len(window)
             if not (finish and any(edges)) or requests >= DURATIONS * max(1.0, mean):
                 return self._figures(window, requests, edges)
         return EngineFigures()
@@ -257,7 +260,8 @@ class EngineEnergy:
         intervals = [interval for interval, _ in window]
         page = intervals[-1].progress.page
         energy = float(sum(each.energy for each in intervals))
-        doubt = sqrt(intervals[0].edges[0] ** 2 + intervals[-1].edges[1] ** 2)
+        doubt = hypot(intervals[0].edges[0], intervals[-1].edges[1])
+        doubt += sum(each.doubt for each in intervals)  # in one direction
         sums: dict[str, float] = {}
         for each in intervals:
             for way, count in each.progress.tokens.items():
@@ -268,7 +272,10 @@ class EngineEnergy:
         found, total = {}, sum(sums.values())
         if {"input", "output"} <= sums.keys() and total > 0:
             prompts = sum(each.progress.figures.get(Figure.PROMPTS, 0.0) for each in intervals)
+            # A prompt is computed in parts, and perhaps counted at its end.
             late = sums["input"] / prompts if prompts else 0.0
+            if not prompts and any(edges):
+                late = self.tokens["input"] / self._prompts if self._prompts else total
             if page.moves is Moves.LOG_INTERVAL:
                 late = page.lag * sqrt(sum(each**2 for each in edges))
             elif page.moves is Moves.FINISH:
@@ -324,8 +331,9 @@ class EngineEnergy:
 def _quotient(energy: float, doubt: float, count: float, late: float) -> Estimate:
     """Energy for each of ``count``, which may be off by ``late``."""
     value = energy / count
-    relative = sqrt((doubt / energy) ** 2 + (late / count) ** 2) if energy else 1.0
-    return Estimate(value, value * relative)
+    if not energy:
+        return Estimate(0.0, inf)  # tokens cost energy: how much is unknown
+    return Estimate(value, value * sqrt((doubt / energy) ** 2 + (late / count) ** 2))
 
 
 def edge_doubt(step: Microjoules, length: int, reading: int) -> float:

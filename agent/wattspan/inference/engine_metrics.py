@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from wattspan.model import ModelEnum
@@ -119,14 +120,14 @@ PAGES = (
         note="`prefix_cache_hits` counts waiting requests again: not read",
     ),
     EnginePage(
-        "sglang", "with `realtime_tokens` (September 2026)", Moves.LOG_INTERVAL, True,
+        "sglang", "with `realtime_tokens` (December 2025)", Moves.LOG_INTERVAL, True,
         _SGLANG | {
             Figure.COMPUTED: Series(_SGLANG_TOKENS, (("mode", "prefill_compute"),)),
             Figure.CACHED: Series(_SGLANG_TOKENS, (("mode", "prefill_cache"),)),
             Figure.OUTPUT: Series(_SGLANG_TOKENS, (("mode", "decode"),)),
         },
         only=(_SGLANG_TOKENS,), ranks=_SGLANG_RANKS, switch="`--enable-metrics`", lag=40,
-        note="recomputed tokens count again; ranks count once",
+        note="recomputed tokens count again; ranks count once; `--decode-log-interval` up to 40",
     ),
     EnginePage(
         "sglang", "without it (0.4)", Moves.FINISH, True,
@@ -152,12 +153,12 @@ PAGES = (
         "llama.cpp", "with `prompt_tokens_cached` (13 August 2026)", Moves.FINISH, False,
         _LLAMA | {Figure.CACHED: Series(_LLAMA_CACHED)},
         only=("llamacpp:tokens_predicted_total", _LLAMA_CACHED), switch="`--metrics`",
-        note="names no model",
+        note="names no model; reading resets the averages `*_seconds`",
     ),
     EnginePage(
         "llama.cpp", "without it", Moves.FINISH, False, _LLAMA,
         only=("llamacpp:tokens_predicted_total",), without=(_LLAMA_CACHED,), switch="`--metrics`",
-        note="names no model",
+        note="names no model; reading keeps it awake despite `--sleep-idle-seconds`",
     ),
     EnginePage(
         "tensorrt-llm", "with `generation_tokens` (2026)", Moves.FINISH, True,
@@ -182,7 +183,7 @@ PAGES = (
             Figure.RUNNING: Series("dynamo_frontend_inflight_requests"),
         },
         only=("dynamo_frontend_output_tokens_total",),
-        note="uses no GPU: name the unit or container of the workers in `process`",
+        note="output counts each chunk; name the unit or container of frontend and workers",
     ),
 )  # fmt: skip
 """The known pages, of each engine the newest first."""
@@ -190,6 +191,9 @@ PAGES = (
 MAX_BODY = 8 << 20
 MAX_SAMPLES = 2048
 """Samples of wanted names that are read of one page; with more, the page is refused."""
+
+MAX_LABELS, MAX_LABELS_OF_PAGE = 4096, 256 << 10
+"""Bytes of labels of a sample that is read, and of all such samples: readings are kept."""
 
 _MAX_MODEL = 200
 _MOST_COUNTED, _MOST = 1e15, 1e12  # in all, and between two readings: no engine reaches them
@@ -200,7 +204,7 @@ _LABELS = re.compile(
     rb"\{[ \t]*((?:" + _NAME + rb"[ \t]*=[ \t]*" + _TEXT + rb"[ \t]*(?:,[ \t]*|(?=\})))*)\}"
 )
 _LABEL = re.compile(rb"(" + _NAME + rb")[ \t]*=[ \t]*(" + _TEXT + rb")")
-_VALUE = re.compile(rb"[ \t]*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)(?=[ \t\r\n]|\Z)")
+_VALUE = re.compile(rb"[ \t]*([-+]?[0-9.]{1,64}(?:[eE][-+]?[0-9]{1,9})?)(?=[ \t\r\n]|\Z)")
 _ESCAPED = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n"}
 
@@ -232,18 +236,22 @@ def scan(body: bytes, names: Collection[str]) -> dict[str, list[tuple[_Labels, f
     """The samples of the wanted names on a page, in its order; PageError for too many."""
     if body[:512].lstrip()[:1] in (b"<", b"{", b"["):
         raise OtherPageError("it is no Prometheus page but HTML or JSON")
-    text, found, count = b"\n" + body, dict[str, list[tuple[_Labels, float]]](), 0
+    text, found = b"\n" + body, dict[str, list[tuple[_Labels, float]]]()
+    count = size = 0
     for name in names:
         wanted = b"\n" + name.encode()
         at = text.find(wanted)
         while at >= 0:
             end = at + len(wanted)
+            count += 1
             sample = _sample(text, end)
             if sample is not None:
                 found.setdefault(name, []).append(sample)
-                count += 1
-                if count > MAX_SAMPLES:
-                    raise PageError(f"it has more than {MAX_SAMPLES} samples of tokens")
+                size += sum(map(len, chain(*sample[0])))
+            if count > MAX_SAMPLES:
+                raise PageError(f"it has more than {MAX_SAMPLES} samples of tokens")
+            if size > MAX_LABELS_OF_PAGE:
+                raise PageError(f"its labels are longer than {MAX_LABELS_OF_PAGE >> 10} KiB")
             at = text.find(wanted, end)
     return found
 
@@ -254,7 +262,7 @@ def _sample(text: bytes, at: int) -> tuple[_Labels, float] | None:
     while text[at : at + 1] in (b" ", b"\t"):
         at += 1
     if text[at : at + 1] == b"{":
-        match = _LABELS.match(text, at)
+        match = _LABELS.match(text, at, at + MAX_LABELS)
         if match is None:
             return None
         labels = tuple(
@@ -338,11 +346,12 @@ class Progress:
         return {way: count for way, count in both.items() if count is not None}
 
 
-def progress(before: EngineReading, after: EngineReading) -> Progress | None:
+def progress(before: EngineReading, after: EngineReading, *, whole: bool = True) -> Progress | None:
     """What happened between two readings of one process; None if a counter fell or leapt.
 
     Then the engine has started again, or its page is another one's. A series that was not there
-    before counts from 0.
+    before counts from 0; unless ``whole``, the earlier page may have lacked some, and nothing is
+    known.
     """
     if before.page is not after.page:
         return None
@@ -351,7 +360,8 @@ def progress(before: EngineReading, after: EngineReading) -> Progress | None:
         if figure in GAUGES:
             continue
         old, new = before.samples.get(figure, {}), after.samples.get(figure, {})
-        if any(new.get(key, -1.0) < value for key, value in old.items()):
+        fell = any(new.get(key, -1.0) < value for key, value in old.items())
+        if fell or (not whole and new.keys() - old.keys()):
             return None
         found[figure] = sum(new.values()) - sum(old.values())
         if found[figure] > _MOST:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from testbed.engine_pages import FINISH, VLLM, EmulatedPages, page
@@ -16,6 +18,7 @@ from wattspan.inference.engine_energy import (
     edge_doubt,
 )
 from wattspan.inference.engine_metrics import EngineReading, Figure, progress, read_page
+from wattspan.inference.token_power import TokenEnergy, TokenPowerModel
 from wattspan.model import SECOND, Microjoules
 
 JOULE = 1_000_000
@@ -136,6 +139,12 @@ def test_series_that_appears_counts_from_zero() -> None:
     assert done.model == ""
 
 
+def test_series_that_a_broken_page_lacked_does_not_count_from_zero() -> None:
+    both = read_page(page(VLLM, "m", generated=12) + page(VLLM, "lora", generated=5))
+    assert progress(read_page(page(VLLM, "m", generated=10)), both, whole=False) is None
+    assert progress(both, both, whole=False) is not None
+
+
 def test_series_that_disappears_is_no_progress() -> None:
     both = page(VLLM, "m", generated=10) + page(VLLM, "lora", generated=5)
     assert progress(read_page(both), read_page(page(VLLM, "m", generated=11))) is None
@@ -233,6 +242,59 @@ def test_edge_has_half_a_step_and_the_duration_of_the_reading() -> None:
     assert edge_doubt(Microjoules(1000), 0, SECOND) == 0
 
 
+def test_counters_of_a_log_interval_are_late_by_its_iterations() -> None:
+    name = b"sglang:realtime_tokens_total"
+    page = b"".join(
+        name + b'{mode="%s"} %%d\n' % mode
+        for mode in (b"prefill_compute", b"prefill_cache", b"decode")
+    )
+    page += b"sglang:num_running_reqs 4\n"
+    account, before = EngineEnergy(), read_page(page % (0, 0, 0))
+    for number in range(12):
+        after = read_page(page % tuple(each * (number + 1) for each in (900, 100, 250)))
+        done = progress(before, after)
+        assert done is not None
+        times = number * 5 * SECOND, (number + 1) * 5 * SECOND
+        account.add(EngineInterval(*times, Microjoules(100 * JOULE), (0.0, 0.0), done))
+        before = after
+    found = account.figures().tokens["all"]
+    assert found.uncertainty == pytest.approx(found.value * 40 * 32**0.5 / (12 * 1250))
+
+
+def test_tokens_without_energy_have_no_figure() -> None:
+    found = _played(_steady(14, **STEADY), joules=0).figures()
+    assert not found.tokens
+    assert found.request is None
+
+
+def test_doubt_of_the_division_is_stated_in_full() -> None:
+    (before, after), account = (_read(**each) for each in _steady(2, **STEADY)), EngineEnergy()
+    done = progress(before, after)
+    assert done is not None
+    for number in range(12):
+        times = number * 5 * SECOND, (number + 1) * 5 * SECOND
+        account.add(EngineInterval(*times, Microjoules(100 * JOULE), (0, 0), done, 20 * JOULE))
+    found = account.figures()
+    for each in (found.tokens["all"], found.request):
+        assert each is not None
+        assert each.uncertainty >= 0.2 * each.value
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_prompt_that_is_not_counted_yet_is_part_of_the_uncertainty(known: int) -> None:
+    """A window in which the engine computes one prompt only, and generates beside it."""
+    first = [dict(one, running=2) for one in _steady(2, **STEADY)] * known
+    begin = first[-1] if first else {}
+    rest = [
+        {**begin, "generated": begin.get("generated", 0) + 250 * n, "running": 2} for n in range(14)
+    ]
+    found = _played([*first, *rest]).figures().tokens
+    assert found.keys() == ({"all"} if known else set())
+    if known:
+        each = found["all"]
+        assert each.uncertainty == pytest.approx(each.value * 500 / (12 * 250), rel=0.1)
+
+
 # ------------------------------------------------------------------------------ busy time
 
 
@@ -296,6 +358,30 @@ def test_split_of_an_emulated_engine_contains_the_truth(engine: ServingEngine) -
         assert one.value / 1e6 == pytest.approx(output, rel=0.1)
         minutes += 1
     assert minutes >= 4
+
+
+@pytest.mark.parametrize("lacking", ["output", "rates"])
+def test_split_needs_output_and_rates(
+    engine: ServingEngine, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, account = EmulatedPages(engine), EngineEnergy()
+    readings = [read_page(pages.at(BEGIN + 5 * number)) for number in range(95)]
+    for number, (before, after) in enumerate(pairwise(readings)):
+        done = progress(before, after)
+        assert done is not None
+        if number == 80:
+            assert "output" in account.figures().tokens
+        if number >= 80 and lacking == "output":
+            done = replace(done, figures={**done.figures, Figure.OUTPUT: 0.0})
+        at = BEGIN + 5 * number
+        energy = Microjoules(round(1e6 * (engine.curve.at(at + 5) - engine.curve.at(at))))
+        times = number * 5 * SECOND, (number + 1) * 5 * SECOND
+        account.add(EngineInterval(*times, energy, (0.0, 0.0), done))
+    if lacking == "rates":
+        assert "output" in account.figures().tokens
+        none = TokenEnergy(*(0.0,) * len(TokenEnergy._fields))
+        monkeypatch.setattr(TokenPowerModel, "coefficients", lambda *_: none)
+    assert account.figures().tokens.keys() == {"all"}
 
 
 def test_readings_far_apart_give_no_split(engine: ServingEngine) -> None:
