@@ -33,6 +33,19 @@ class HistoryEntry(NamedTuple):
     doubts: Sequence[int] = ()
 
 
+class GroupStep(NamedTuple):
+    """A settled counter step of a GPU, and the microjoules of each of some groups of processes.
+
+    ``doubts`` are the half-widths of these, by the idle power and by the division: where its error
+    is unknown, as by shares of SM time, all that others have.
+    """
+
+    start: int
+    end: int
+    energies: Sequence[int]
+    doubts: Sequence[float]
+
+
 _HEAD = Struct("<10qiB")
 """Start and end (three clocks each), energy, idle, unattributed, withheld; age of the readings in
 nanoseconds, -1 without one; _WIDE, _DOUBTFUL.
@@ -249,3 +262,27 @@ def doubt_of(entry: HistoryEntry, numbers: set[int]) -> int:
     """The sum of the largest possible errors of some payers' shares."""
     pairs = zip(entry.shares[::2], entry.doubts, strict=True)
     return sum(doubt for one, doubt in pairs if one in numbers)
+
+
+def share_error(own: int, divided: int, doubt: int, idle: float) -> float:
+    """The half-width of a share ``own`` of ``divided`` energy; ``idle`` is that of idle energy.
+
+    Too much or too little idle energy is an error of the payers by their shares. ``doubt`` is the
+    error where the division is an assumption; the energy of all others is the rest, so the error is
+    never larger than that in one direction and ``own`` in the other.
+    """
+    found = idle * own / max(1, divided)
+    return found + min(doubt, max(own, divided - own)) if doubt and own < divided else found
+
+
+def group_step(entry: HistoryEntry, groups: Sequence[set[int]], error: float) -> GroupStep:
+    """The energy of some groups of payers; ``error`` is the idle power's, in milliwatts."""
+    (_, start, end, energy, _), idle = entry.interval, error * entry.interval.duration / 1e6
+    divided = energy - entry.idle - entry.withheld
+    energies = [share_of(entry, numbers) for numbers in groups]
+    doubts = [divided - own for own in energies]
+    if entry.doubts:
+        doubts = [doubt_of(entry, numbers) for numbers in groups]
+    pairs = zip(energies, doubts, strict=True)
+    errors = [share_error(own, divided, doubt, idle) if own else 0.0 for own, doubt in pairs]
+    return GroupStep(start.mono, end.mono, energies, errors)

@@ -16,12 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 from wattspan.attribution.division import StaticDivider
 from wattspan.attribution.packed_attributions import (
+    GroupStep,
     PackedAttributions,
     doubt_of,
+    group_step,
     share_of,
     unpack_entry,
 )
@@ -114,14 +115,6 @@ class _WatchedProcess:
         self.sampled = 0
         merged = self.own.merge(domains)
         return merged if self.descended is None else merged + self.descended.merge(domains)
-
-
-class GroupStep(NamedTuple):
-    """A settled counter step of a GPU, and the microjoules of each of some groups of processes."""
-
-    start: int
-    end: int
-    energies: Sequence[int]
 
 
 class EnergyHistory:
@@ -390,6 +383,11 @@ class EnergyHistory:
             users = self.gpu_users() if launched else ()
             return self._families.service(consumer, users, senders)
 
+    def uses_gpu(self, members: Collection[Payer]) -> bool:
+        """True if one of these processes has had energy of a GPU."""
+        with self.lock:
+            return any(not users.isdisjoint(members) for users in self._gpu_users.values())
+
     def gpu_users(self) -> frozenset[Payer]:
         """The processes that have had energy of a GPU."""
         with self.lock:
@@ -402,7 +400,7 @@ class EnergyHistory:
 
         ``since`` is the time from which the steps of a GPU are wanted.
         """
-        members = frozenset[Payer]().union(*groups)
+        members, errors = frozenset[Payer]().union(*groups), self._baseline_errors
         with self.lock:
             numbers = [self._attributions.numbers(members) for members in groups]
             found = {
@@ -414,12 +412,8 @@ class EnergyHistory:
             }
         return {
             key: [
-                GroupStep(
-                    entry.interval.start.mono,
-                    entry.interval.end.mono,
-                    [share_of(entry, own) for own in numbers],
-                )
-                for entry in map(partial(unpack_entry, key), entries)
+                group_step(unpack_entry(key, entry), numbers, errors.get(key, 0.0))
+                for entry in entries
             ]
             for key, entries in found.items()
             if entries

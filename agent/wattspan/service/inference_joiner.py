@@ -141,14 +141,11 @@ class ServingEngines(Mapping[Consumer, Engine]):
         for engine in tuple(self._engines.values()):
             if engine.sender not in self._engines:
                 continue  # it became a part of another one
-            had_gpu = bool(engine.boards) or self._use_gpu(engine.members)
+            had_gpu = bool(engine.boards) or self._history.uses_gpu(engine.members)
             self._find_members(engine)
-            if not had_gpu and self._use_gpu(engine.members):
+            if not had_gpu and self._history.uses_gpu(engine.members):
                 found.append(engine)
         return found
-
-    def _use_gpu(self, members: frozenset[Payer]) -> bool:
-        return not self._history.gpu_users().isdisjoint(members)
 
     def _belongs(self, sender: Consumer, service: str, engine: Engine) -> bool:
         """True if a process of an engine sends its requests; else they are parted.
@@ -373,9 +370,7 @@ class InferenceJoiner:
         """
         engine = self._engines.of(sender)
         members = (sender,) if engine is None else engine.members
-        if not (engine is not None and engine.boards) and self._history.gpu_users().isdisjoint(
-            members
-        ):
+        if not (engine is not None and engine.boards) and not self._history.uses_gpu(members):
             return role.is_call
         widest = TokenRole.CLIENT if engine is None else engine.widest
         return role is TokenRole.REMOTE or (widest < TokenRole.CLIENT and role > widest)

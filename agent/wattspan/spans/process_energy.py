@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from wattspan.attribution.division import StaticDivider, StaticShare
+from wattspan.attribution.packed_attributions import share_error
 from wattspan.model import Domain, Interval, StaticBasis, StaticPower
 from wattspan.spans.profiles import Edges, EnergyProfile
 
@@ -258,9 +259,7 @@ def append_share(
 ) -> None:
     """Append the energy ``own`` of a payer in a step to its profile, with its errors.
 
-    Too much or too little idle energy is an error of the payers by their shares. ``doubt`` is the
-    error where the division is an assumption; the energy of all others is the rest, so the error is
-    never larger than that in one direction and ``own`` in the other.
+    ``doubt`` is the error where the division is an assumption.
     """
     start, end, divided, edge, error, share = step
     duration, active = end - start, max(1, divided)
@@ -271,9 +270,7 @@ def append_share(
         exchanged = own * (active - own) // active
         noise += exchanged * 3 * domain.usage_step // max(1, duration)
     static = None if share is None else (share[0].of(own), share[1])
-    baseline = error * duration / 1e6 * own / active
-    if doubt and own < active:
-        baseline += min(doubt, max(own, active - own))
+    baseline = share_error(own, active, doubt, error * duration / 1e6)
     profile.append(domain.id, domain.hw_type, start, end, own, noise, static, baseline)
 
 

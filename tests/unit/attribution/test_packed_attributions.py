@@ -10,6 +10,7 @@ from wattspan.attribution.packed_attributions import (
     HistoryEntry,
     PackedAttributions,
     doubt_of,
+    group_step,
     share_of,
 )
 from wattspan.model import (
@@ -210,3 +211,24 @@ def test_energy_of_some_payers_is_the_sum_of_their_shares(asked: tuple[int, ...]
     known = [one for one in asked if one in energies]
     assert share_of(entry, set(asked)) == sum(energies[one] for one in known)
     assert doubt_of(entry, set(asked)) == sum(doubts[one] for one in known)
+
+
+@pytest.mark.parametrize(
+    ("shares", "doubts", "error", "expected"),
+    [
+        ((1, 100), (), 0.0, 0.0),
+        ((1, 100), (), 500.0, 50.0),  # 0.5 W for 100 us
+        ((1, 80, 2, 20), (), 500.0, 60.0),  # 80 % of it, and the energy of the other one
+        ((1, 80, 2, 20), (7, 7), 0.0, 7.0),
+        ((1, 80, 2, 20), (0, 7), 0.0, 0.0),
+        ((2, 100), (), 500.0, 0.0),
+    ],
+)
+def test_step_of_a_group_has_the_errors_of_division_and_idle_power(
+    shares: tuple[int, ...], doubts: tuple[int, ...], error: float, expected: float
+) -> None:
+    interval = Interval("d", Instant(0, 0), Instant(100_000, 0), Microjoules(103))
+    none = Microjoules(0)
+    entry = HistoryEntry(interval, Microjoules(1), none, array("q", shares), Microjoules(2), doubts)
+    step = group_step(entry, [{1}], error)
+    assert step.doubts == [pytest.approx(expected)]
