@@ -14,7 +14,7 @@ from wattspan.model import MAX_RATE, Knob
 from wattspan.model.settings import Duration, Listen, Size, Table, about, quoted
 
 MAX_ENGINES = 16
-_MAX_LABEL = 200
+_MAX_LABEL = 256  # as long as the name of a systemd unit
 _CURRENCY = re.compile(r"[A-Za-z]{1,12}")
 
 
@@ -135,7 +135,7 @@ def relative_paths(table: Table, *keys: str) -> Iterator[tuple[str, str]]:
             yield key, f"{quoted(path)} is a relative path. Write an absolute path."
 
 
-def _url_fault(url: str) -> str:
+def _url_fault(url: str, query: str = "; write the query into `query`") -> str:
     """Return the fault of the server address ``url``; "" if it is valid."""
     try:
         parts = urlsplit(url)
@@ -148,7 +148,7 @@ def _url_fault(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not plain or port == 0:
         return f'{quoted(url)} is not an address such as "http://127.0.0.1:9090"'
     if parts.query or parts.fragment:
-        return f"{quoted(url)} has a query or a fragment; write the query into `query`"
+        return f"{quoted(url)} has a query or a fragment{query}"
     return ""
 
 
@@ -407,7 +407,7 @@ class ServingEngineSettings(Table, frozen=True):
         url: Address of its server, such as "http://127.0.0.1:8000", perhaps with the page's path.
         kind: Engine; `auto` recognises it by the names on the page.
         name: Label `engine`; "" is the host and port of `url`.
-        process: Its pid, systemd unit, container or pod, where the agent cannot find it by `url`.
+        process: Its pid, systemd unit, container id or pod uid, where `url` does not show it.
         token_file: File with a bearer token, closed to other users. It needs `process`.
         interval: Time between two readings.
     """
@@ -425,14 +425,15 @@ class ServingEngineSettings(Table, frozen=True):
         return self.name or urlsplit(self.url).netloc
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        if cause := _url_fault(self.url):
+        if cause := _url_fault(self.url, ", which no engine's page needs"):
             yield "url", cause + "."
-        elif self.url.startswith("https"):
+        elif urlsplit(self.url).scheme == "https":
             yield "url", "the agent reads pages of this host, without TLS. Write http://."
         if self.kind == "ollama":
             yield "kind", "ollama has no counters of tokens. Have its requests sent as spans."
-        if len(self.name) > _MAX_LABEL:
-            yield "name", f"it has {len(self.name)} characters. Write at most {_MAX_LABEL}."
+        for key, text in (("name", self.name), ("process", self.process)):
+            if len(text) > _MAX_LABEL:
+                yield key, f"it has {len(text)} characters. Write at most {_MAX_LABEL}."
         if self.token_file and not self.process:
             cause = "process is empty, and any user of a GPU could receive the token."
             yield "token_file", f"{cause} Name the engine's unit, container, pod or pid."
@@ -457,3 +458,8 @@ class ServingSettings(Table, frozen=True):
         for number in duplicate_positions([one.label for one in self.engine]):
             label = quoted(self.engine[number].label)
             yield f"engine[{number}]", f"{label} names an engine above. Set another name."
+        # No process is a name of its own.
+        for number in duplicate_positions([one.process or n for n, one in enumerate(self.engine)]):
+            cause = "is the process of an engine above, whose energy would count twice"
+            process = quoted(self.engine[number].process)
+            yield f"engine[{number}]", f"{process} {cause}. Name its own."

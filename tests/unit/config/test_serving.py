@@ -27,6 +27,8 @@ def test_one_key_is_enough(tmp_path: Path) -> None:
     [
         ('url = "127.0.0.1:8000"', "is not an address"),
         ('url = "https://127.0.0.1:8000"', "Write http://"),
+        ('url = "HTTPS://127.0.0.1:8000"', "Write http://"),
+        (f'url = "http://127.0.0.1:8000"\nprocess = "{"9" * 5000}"', "at most 256"),
         ('url = "http://alice:geheim@127.0.0.1:8000"', "user name"),
         ('url = "http://127.0.0.1:8000/metrics?drain=1"', "query"),
         ('url = "http://127.0.0.1:8000"\nkind = "ollama"', "sent as spans"),
@@ -56,6 +58,9 @@ def test_labels_are_unique_and_engines_bounded(tmp_path: Path) -> None:
     same = 'url = "http://127.0.0.1:8000"'
     with pytest.raises(ConfigError, match="names an engine above"):
         _read(tmp_path, same, same)
+    named = [f'url = "http://127.0.0.1:{n}"\nprocess = "vllm.service"' for n in (8000, 8001)]
+    with pytest.raises(ConfigError, match="would count twice"):
+        _read(tmp_path, *named)
     many = [f'url = "http://127.0.0.1:{8000 + number}"' for number in range(MAX_ENGINES + 1)]
     with pytest.raises(ConfigError, match=f"at most {MAX_ENGINES}"):
         _read(tmp_path, *many)
