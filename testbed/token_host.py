@@ -67,6 +67,7 @@ class TokenHost:
         births = [self._info(name) for name in self.processes]
         tick = Tick(self.clock.now(), domains={"fake": domains}, births=births)
         self.history.apply(tick, ())
+        self.doubt = Microjoules(0)  # of each share of a GPU; 0 for an unknown one
         self.spent = 0  # microjoules of all GPUs
         self.joiner = SpanJoiner(self.clock, self.history, self, self.settings, keep=60 * SECOND)
 
@@ -121,7 +122,8 @@ class TokenHost:
                 energy = Microjoules(part * len(users))
                 self.spent += energy
                 interval = Interval(gpu, before, now, energy)
-                settled.append(Attribution(interval, shares, none, none))
+                doubts = (self.doubt,) * len(shares) if self.doubt else ()
+                settled.append(Attribution(interval, shares, none, none, doubts=doubts))
             self.history.apply(Tick(now), settled)
             self.joiner.turn()
 

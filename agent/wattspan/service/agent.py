@@ -352,6 +352,7 @@ _NON_COUNTER_SOURCES = {
     DEVICES,
     TUNING,
     "configuration",
+    "engine",  # :LABEL, the page of a serving engine
     "threads",
     *SELF_REPORTING,
 }
@@ -359,7 +360,7 @@ _NON_COUNTER_SOURCES = {
 
 def require_readable_counters(sources: Iterable[SourceHealth]) -> None:
     """SourceError if access to every counter is denied: waiting does not help."""
-    counters = [health for health in sources if health.source not in _NON_COUNTER_SOURCES]
+    counters = [one for one in sources if one.source.split(":")[0] not in _NON_COUNTER_SOURCES]
     failures = [failure for health in counters for failure in health.failures]
     denied = [failure for failure in failures if failure.trouble is Trouble.DENIED]
     if denied and all(health.failures and not health.up for health in counters):

@@ -15,10 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import hypot
+from functools import partial
+from math import ceil, hypot
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from wattspan.attribution.packed_attributions import GroupStep
 from wattspan.config import ServingEngineSettings
 from wattspan.http.access_policy import AccessError, bearer_token
 from wattspan.http.sockets import Peer
@@ -53,7 +55,7 @@ from wattspan.processes.inspector import ProcessInspector
 from wattspan.processes.metadata import starts_others
 from wattspan.processes.principals import PrincipalResolver, owner_label
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.energy_history import EnergyHistory, GroupStep
+from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.tuning_assembly import AgentCore
 from wattspan.sharing.pools import Pools
 from wattspan.spans.aggregator import shortened_name
@@ -106,7 +108,6 @@ class _Reading(NamedTuple):
     at: int
     took: int
     page: EngineReading
-    listener: Consumer | None
 
 
 class EngineFinder:
@@ -135,15 +136,22 @@ class EngineFinder:
             self._request.forget()
             peer = Peer(address=ends[1], local=ends[0])
             sender = self._senders.resolve(peer, self._last, self._clock.now())
-        if sender.principal is None:
+        if ends is None or sender.principal is None:
             cause = "the kernel shows no process of this network namespace behind the connection"
             raise ScrapeError(cause, "Name an address or published port of this host in `url`.")
         who = owner_label(sender.principal)
         listener = None if sender.process is None else sender.process.consumer
         self._last = None if listener is None else listener.pid
+        if listener is None and self._settings.token_file and not self._is_proven(*ends):
+            cause = "the kernel shows only the user that listens there, perhaps in a container"
+            remedy = "Grant the agent CAP_SYS_PTRACE, or use the unified cgroup hierarchy."
+            raise ScrapeError(cause, remedy)
         if self._settings.process:
             return self._named(sender, listener)
         if listener is None:
+            if sender.principal.is_host_root:
+                cause = "root listens there, perhaps for the port of a container"
+                raise ScrapeError(cause, "Name the engine's unit, container or pid in `process`.")
             return EngineProcesses(None, self._of_principal(sender.principal, who), who)
         self._register((listener,))
         found = self._history.service_group(listener, dict(self._listeners)).members
@@ -161,6 +169,11 @@ class EngineFinder:
                 return False
             self._clock.sleep_until(now + _LOOK_EVERY)
         return True
+
+    def _is_proven(self, end: tuple[str, int], other: tuple[str, int]) -> bool:
+        """True if the kernel shows the cgroup at the other end: a user may be in any container."""
+        owner = self._request.owner_of(other, end)
+        return owner is not None and self._request.socket_principal(owner) is not None
 
     def _of_principal(self, principal: Principal, who: str) -> frozenset[Payer]:
         """The only program of a principal on GPUs, where the rights do not show its listener."""
@@ -203,6 +216,7 @@ class EngineFinder:
     def _named(self, sender: Sender, listener: Consumer | None) -> EngineProcesses:
         """The processes that the operator names, if one of them or root of this host listens."""
         name, users = self._settings.process, self._history.gpu_users()
+        name = name[:12] if len(name) == 64 and name.isalnum() else name  # the id of a container
         found: frozenset[Payer] = frozenset(one for one in users if self._is_in(one, name))
         if name.isdecimal() and (root := self._directory.identify(int(name))) is not None:
             found = self._history.service_group(root).members
@@ -217,7 +231,8 @@ class EngineFinder:
         if not inside and not (sender.principal and sender.principal.is_host_root):
             cause = f"{owner_label(sender.principal)} listens there, and no process of {name!r}"
             raise ScrapeError(cause, "Correct `url` or `process`.")
-        return EngineProcesses(listener, found, min(map(owner_label, owners), default=""))
+        # Any of its API servers may have answered, all with the same counters.
+        return EngineProcesses(None, found, min(map(owner_label, owners), default=""))
 
     def _is_in(self, payer: Payer, name: str) -> bool:
         info = self._describe(payer)
@@ -238,15 +253,17 @@ class _BoardEnergy:
         self.until = steps[-1].end
         self.used = self.used or any(step.energies[0] for step in steps)
 
-    def energy(self, start: int, end: int) -> tuple[float, int]:
-        """The microjoules of a period, and the nanoseconds without a step."""
-        total, missing = 0.0, end - start
+    def energy(self, start: int, end: int) -> tuple[float, float, int]:
+        """The microjoules of a period, their half-width, and the nanoseconds without a step."""
+        total, doubt, missing = 0.0, 0.0, end - start
         for step in self.steps:
             overlap = min(end, step.end) - max(start, step.start)
             if overlap > 0:
-                total += step.energies[0] * overlap / (step.end - step.start)
+                part = overlap / (step.end - step.start)
+                total += step.energies[0] * part
+                doubt += step.doubts[0] * part
                 missing -= overlap
-        return total, missing
+        return total, doubt, missing
 
     def doubt(self, reading: _Reading) -> float:
         """The half-width of the energy up to a reading."""
@@ -274,7 +291,7 @@ class EngineScraper:
     ) -> None:
         place = urlsplit(settings.url)
         self._settings, self._clock, self._history = settings, clock, history
-        self._finder = finder
+        self._finder, self._stop = finder, threading.Event()
         self._connection = connection or KeptConnection(place.hostname or "", place.port or 80)
         self._paths = (place.path,) if place.path.strip("/") else page_paths(settings.kind)
         self._path = ""  # that of the last page, and its engine
@@ -283,6 +300,7 @@ class EngineScraper:
         self._boards: dict[str, _BoardEnergy] = {}
         self._processes = EngineProcesses(None, frozenset(), "")
         self._since = 0  # the first reading of the present process
+        self._whole = False  # the last reading had all series of the one before
         self._energies: dict[tuple[str, str], EngineEnergy] = {}  # by model and owner
         self._present: tuple[str, str] | None = None
         self._used: frozenset[str] = frozenset()  # boards
@@ -293,10 +311,12 @@ class EngineScraper:
 
     def run(self, stop: threading.Event) -> None:
         """Read the page at each interval until ``stop``; missed times are left out."""
+        self._stop = stop
         due = self._clock.monotonic()
         while not stop.wait(max(0, due - self._clock.monotonic()) / 1e9):
             self.turn()
-            due = max(due + self._settings.interval, self._clock.monotonic())
+            interval = self._settings.interval
+            due = max(due + interval, self._clock.monotonic() + interval // 2)
         self._connection.close()
 
     def turn(self) -> None:
@@ -324,8 +344,8 @@ class EngineScraper:
         return f"engine:{self._settings.label}"
 
     def health(self) -> tuple[SourceHealth, ...]:
-        failures = () if self._failure is None else (self._failure,)
-        up = self._failure is None and self._reads > 0
+        failure = self._failure  # of the scraper's thread
+        failures, up = () if failure is None else (failure,), failure is None and self._reads > 0
         return (SourceHealth(self.source, up, self._reads, self._failed, failures, self._took),)
 
     # ------------------------------------------------------------------------------- reading
@@ -354,7 +374,7 @@ class EngineScraper:
             self._restart(at)
         former = self._history.known(self._processes.members)
         self._processes = processes._replace(members=processes.members | former)
-        self._readings.append(_Reading(at, took, page, processes.listener))
+        self._readings.append(_Reading(at, took, page))
         self._took = took
 
     def _fetched(self, token: str) -> tuple[bytes, int, int, EngineProcesses]:
@@ -365,7 +385,7 @@ class EngineScraper:
             try:
                 answer, start, took, found = self._asked(path, token)
             except (FetchError, ScrapeError):
-                if not kept:
+                if not kept or self._stop.is_set():
                     raise
                 # The engine has closed the connection since the last reading.
                 self._connection.close()
@@ -401,7 +421,7 @@ class EngineScraper:
         """Begin anew: another process answers, with other counters."""
         self._readings.clear()
         self._boards.clear()
-        self._since = at
+        self._since, self._whole = at, False
         self._path, self._kind = "", self._settings.kind
         self._processes = EngineProcesses(None, frozenset(), "")
         for each in self._energies.values():
@@ -446,10 +466,11 @@ class EngineScraper:
             board.trim(self._readings[0].at)
 
     def _interval(self, before: _Reading, after: _Reading, used: list[_BoardEnergy]) -> None:
-        done = progress(before.page, after.page)
+        done = progress(before.page, after.page, whole=self._whole)
+        self._whole = done is not None
         parts = [board.energy(before.at, after.at) for board in used]
         allowed = (after.at - before.at) // _MOST_MISSING
-        if done is None or any(missing > allowed for _, missing in parts):
+        if done is None or any(missing > allowed for *_, missing in parts):
             self._skip()
             return
         key = shortened_name(done.model), self._processes.owner
@@ -462,9 +483,10 @@ class EngineScraper:
             hypot(*(board.doubt(before) for board in used)),
             hypot(*(board.doubt(after) for board in used)),
         )
-        energy = Microjoules(round(sum(each for each, _ in parts)))
+        energy = Microjoules(round(sum(each for each, *_ in parts)))
+        doubt = sum(each for _, each, _ in parts)
         self._energies.setdefault(key, EngineEnergy()).add(
-            EngineInterval(before.at, after.at, energy, edges, done)
+            EngineInterval(before.at, after.at, energy, edges, done, doubt)
         )
 
     def _rows(self) -> list[EngineRow]:
@@ -488,7 +510,11 @@ class EngineScraper:
 
 
 def _rounded(estimate: Estimate) -> tuple[int, int]:
-    return round(estimate.value), round(estimate.uncertainty)
+    return round(estimate.value), ceil(estimate.uncertainty)
+
+
+def _run(scraper: EngineScraper, stop: threading.Event, _: threading.Event) -> None:
+    scraper.run(stop)
 
 
 class EngineScrapers:
@@ -498,6 +524,7 @@ class EngineScrapers:
         self.services = ServiceGroup("serving")
         self._scrapers: list[EngineScraper] = []
         listeners: dict[Consumer, str] = {}
+        stop = threading.Event()  # of all: requests that hang end at the same time
         for number, one in enumerate(core.config.serving.engine):
             kernel = ProcessInspector(principals=principals)  # for one thread
             finder = EngineFinder(
@@ -506,7 +533,8 @@ class EngineScrapers:
             scraper = EngineScraper(one, core.clock, core.history, finder)
             self._scrapers.append(scraper)
             self.services.add(lambda: None, kernel.close)
-            self.services.add_thread(f"wattspan-engine-{number}", scraper.run, timeout=2 * TIMEOUT)
+            name, run = f"wattspan-engine-{number}", partial(_run, scraper, stop)
+            self.services.add_thread(name, run, timeout=2 * TIMEOUT, wake=stop.set)
             self.services.health_checks.append(scraper.health)
 
     def rows(self) -> tuple[EngineRow, ...]:

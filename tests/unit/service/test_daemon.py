@@ -177,7 +177,7 @@ def test_main_thread_is_woken_only_by_other_failures_or_devices() -> None:
 
 def test_only_denied_access_to_every_counter_ends_the_agent() -> None:
     processes = health(source="processes")
-    names = ("files", *SENT, "cost", "carbon", "pods")
+    names = ("files", *SENT, "cost", "carbon", "pods", "engine:chat")
     others = [health(source=source, up=True) for source in names]
     with pytest.raises(SourceError, match=r"and 1 more: permission denied\. Allow it\."):
         require_readable_counters([health(failing("/a"), failing("/b")), processes, *others])

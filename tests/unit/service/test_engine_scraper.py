@@ -13,11 +13,12 @@ from testbed.engine_pages import VLLM, page
 from testbed.token_host import WATTS, TokenHost
 
 from wattspan.config import ServingEngineSettings
+from wattspan.inference.engine_energy import Estimate
 from wattspan.inference.engine_metrics import MAX_BODY
-from wattspan.model import Consumer, EngineRow, PayerInfo, Principal
+from wattspan.model import Consumer, EngineRow, Microjoules, PayerInfo, Principal
 from wattspan.model.settings import Duration
 from wattspan.processes.inspector import LiveProcess, SocketOwner
-from wattspan.service.engine_scraper import PAUSE, EngineFinder, EngineScraper
+from wattspan.service.engine_scraper import PAUSE, EngineFinder, EngineScraper, _rounded
 from wattspan.util.http_get import FetchError, HttpAnswer, KeptConnection
 
 Answer = HttpAnswer | Exception
@@ -28,7 +29,7 @@ class Kernel:
 
     def __init__(self, host: TokenHost, listener: str | None) -> None:
         self.host, self.listener = host, listener
-        self.visible = True
+        self.visible = self.proven = True
 
     def _info(self, pid: int) -> PayerInfo | None:
         name = next((name for name, one in self.host.pids.items() if one == pid), None)
@@ -42,7 +43,7 @@ class Kernel:
         return SocketOwner(principal.user, pid, 1)
 
     def socket_principal(self, owner: SocketOwner) -> Principal | None:
-        return self._info(owner.inode).principal
+        return self._info(owner.inode).principal if self.proven else None
 
     def holds(self, pid: int, inode: int) -> bool | None:
         return pid == inode if self.visible else None
@@ -209,6 +210,99 @@ def test_requests_to_several_api_servers_of_an_engine_are_one_engine() -> None:
     assert len(stage.listeners) == 1
 
 
+def test_servers_of_a_named_engine_are_one_engine() -> None:
+    servers = [{"name": f"api{n}", **UNIT} for n in range(3)]
+    stage = Stage((*servers, {**ENGINE[1], "parent": "api0"}), "api0", process="vllm.service")
+    for number in range(30):
+        stage.kernel.listener = f"api{number % 3}"
+        stage.pages.close()
+        stage.run(5)
+    (row,) = stage.scraper.rows
+    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+
+
+def test_series_that_a_page_lacks_once_does_not_count_its_whole_time() -> None:
+    stage = Stage()
+    (before,) = stage.run(120)
+    whole = stage._page("/metrics").body
+    stage.answer = HttpAnswer(
+        200, b"\n".join(
+            line.rpartition(b" ")[0] + b" NaN" if b"generation_tokens_total" in line else line
+            for line in whole.split(b"\n")
+        )
+    )  # fmt: skip
+    stage.run(5)
+    stage.answer = None
+    (after,) = stage.run(60)
+    assert after.tokens["output"] - before.tokens["output"] <= 70 * stage.rate
+
+
+def test_no_request_is_repeated_at_the_end() -> None:
+    stage = Stage()
+    stage.run(10)
+    stage.answer = FetchError("timed out")
+    sent = len(stage.pages.sent)
+    stage.scraper._stop.set()
+    stage.run(5)
+    assert len(stage.pages.sent) == sent + 1
+
+
+def test_turn_that_takes_long_is_followed_by_a_pause() -> None:
+    stage, waits = Stage(), list[float]()
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0)
+            stage.host.run(timeout or 0)
+            return len(waits) > 4
+
+    usual = stage._page
+    stage.pages._answer = lambda path: (stage.host.run(12), usual(path))[1]
+    stage.scraper.run(Stop())
+    assert min(waits[1:]) >= stage.settings.interval / 2e9
+
+
+@pytest.mark.parametrize("doubt", [1, 4])
+def test_doubt_of_the_division_among_engines_is_stated(doubt: int) -> None:
+    other = (
+        {"name": "api2", "user": 1001},
+        {"name": "worker2", "parent": "api2", "gpu": "g0", "user": 1001},
+    )
+    stage = Stage((*ENGINE, *other))
+    stage.host.doubt = Microjoules(WATTS * 10_000 * doubt)  # of 5 W s in a tenth of a second
+    (row,) = stage.run(120)
+    if doubt == 4:
+        assert not row.token_energy
+        return
+    value, uncertainty = row.token_energy["all"]
+    assert uncertainty / value == pytest.approx(0.2 * doubt, abs=0.01)
+
+
+def test_token_is_not_sent_where_the_kernel_shows_the_user_only(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("geheim")
+    secret.chmod(0o600)
+    stage = _unprivileged(ENGINE, "api", token_file=str(secret), process="vllm.service")
+    stage.kernel.proven = False
+    stage.run(10)
+    assert stage.pages.sent == []
+    assert "only the user" in stage.failure
+    stage.kernel.visible = True
+    stage.run(10)
+    assert stage.failure == ""
+
+
+def test_root_that_may_be_the_proxy_of_a_port_is_no_engine() -> None:
+    program = {"name": "train", "user": 0, "gpu": "g0"}
+    stage = _unprivileged((program, PROXY), "docker-proxy")
+    assert stage.run(120) == ()
+    assert "root listens there" in stage.failure
+
+
+def test_uncertainty_is_never_rounded_to_none() -> None:
+    assert _rounded(Estimate(100.4, 0.1)) == (100, 1)
+
+
 def test_token_is_sent_again_after_the_engine_has_closed_the_connection(tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text("geheim")
@@ -327,6 +421,13 @@ def test_root_of_the_host_may_stand_in_for_the_named_processes(process: str) -> 
     assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
 
 
+def test_container_is_named_by_its_whole_id() -> None:
+    inside = {"container": "0123456789ab"}
+    stage = Stage([{**each, **inside} for each in ENGINE], process="0123456789ab" + "f" * 52)
+    stage.run(10)
+    assert stage.failure == ""
+
+
 @pytest.mark.parametrize("process", ["other.service", "99999"])
 def test_named_processes_without_a_gpu_have_no_figure(process: str) -> None:
     stage = Stage(process=process)
@@ -392,6 +493,7 @@ def test_listener_of_another_user_is_not_the_engine() -> None:
 
 def test_named_unit_is_proven_by_its_user() -> None:
     stage = _unprivileged((*ENGINE, *SECOND, STRANGER), "api", process="vllm.service")
+    stage.host.doubt = Microjoules(1)
     (row,) = stage.run(120)
     assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250 / 2, rel=0.01)
     stage.kernel.listener = "squatter"
@@ -413,6 +515,10 @@ def test_engines_of_two_users_on_one_gpu_have_their_own_energy() -> None:
         {"name": "worker2", "parent": "api2", "gpu": "g0", "user": 1001},
     )
     stage = Stage((*ENGINE, *other))
+    (row,) = stage.run(120)
+    assert row.energy == pytest.approx(WATTS * 1e6 * row.tokens["output"] / 50 / 2, rel=0.01)
+    assert not row.token_energy  # the error of the division is unknown
+    stage.host.doubt = Microjoules(1)
     (row,) = stage.run(120)
     assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250 / 2, rel=0.01)
 
