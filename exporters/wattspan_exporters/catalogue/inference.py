@@ -127,8 +127,8 @@ INFERENCE = (
     Metric("wattspan.gen_ai.engine.requests", COUNTER, "{request}",
            "Finished requests by the counters of a serving engine.", _ENGINE, _known("requests")),
     Metric("wattspan.gen_ai.engine.token.energy", GAUGE, "J",
-           "GPU energy of a token in the last minute: of `all` tokens with the engine's idle time, "
-           "of `input` and `output` tokens without it.",
+           "GPU energy of a token in the last minute, or hour at most where counters are late: of "
+           "`all` tokens with the engine's idle time, of `input` and `output` tokens without it.",
            (*_ENGINE, "token_type", "method", "provenance"), _per_token(0)),
     Metric("wattspan.gen_ai.engine.token.energy.uncertainty", GAUGE, "J",
            "Half-width of the 95 % range of the energy of a token.",
