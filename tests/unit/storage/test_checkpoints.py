@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from testbed.known_totals import Books
 
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Checkpoint, InferenceRow, Instant, Microjoules
+from wattspan.model import Checkpoint, InferenceRow, Instant, Microjoules, Nanoseconds, Reading
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
     CheckpointError,
     checkpoint_from_json,
+    checkpoint_to_json,
     latest_checkpoint,
     pack_checkpoint,
     unpack_checkpoint,
@@ -102,6 +103,14 @@ FIRST_RELEASE = {
     **{"other": {}, "retired": {}},
 }
 """The fields of every checkpoint of the first release, beside its time and boot."""
+
+
+def test_older_agent_reads_the_readings() -> None:
+    """Its readings have four items, and it takes a longer array for a damaged store."""
+    aged = Reading("gpu:0", Instant(1, 2), Microjoules(3), 4, Nanoseconds(5))
+    text = checkpoint_to_json(replace(Books(ManualClock()).spend({1: 10}), readings=(aged,)))
+    assert [len(one) for one in json.loads(text)["readings"]] == [4]
+    assert checkpoint_from_json(text).readings == (aged._replace(stale=None),)
 
 
 @pytest.mark.parametrize("missing", [*FIRST_RELEASE, "at", "boot_id", None])
