@@ -261,8 +261,7 @@ class QueryService:
 
         if len(periods) == 1 and (consumer is None or consumer in self._watches):
             return respond()
-        if request.method == "POST":
-            request.acknowledge()  # others may have the turn
+        request.acknowledge()  # others may have the turn
         return await self._in_thread(owner, respond)  # a search of the whole history, or of many
 
     async def _device_energy(self, request: HttpRequest) -> HttpResponse:

@@ -267,7 +267,8 @@ _OK, _OVERLOADED = 200, (429, 503)
 
 
 POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once
-LONGEST_WAIT = 30.0  # seconds that one query waits at the agent, whose limit is a minute
+LONGEST_WAIT = 1.0  # seconds that one query waits at the agent; an older one is silent meanwhile
+LONGEST_ANSWER = 30.0  # seconds in which an agent that has acknowledged a query answers it
 
 
 def _read_energy(
@@ -284,15 +285,16 @@ def _read_energy(
     deadline = monotonic() + max(0.0, timeout)
     while True:
         asked = monotonic()
-        wait = min(LONGEST_WAIT, max(0.0, deadline - asked))
+        left = max(0.0, deadline - asked)
+        wait = min(LONGEST_WAIT, left)
         try:
             response = request_json(
                 "/v1/energy",
                 {**query, "wait": f"{wait * 1e3:.0f}ms"},
                 method="GET" if periods is None else "POST",
                 body=periods,
-                patience=wait,
-                silence=_TIMEOUT_MARGIN,  # it acknowledges a query at once
+                patience=min(LONGEST_ANSWER, left),
+                silence=wait + _TIMEOUT_MARGIN,
                 directories=directories,
             )
         except AgentBusyError:

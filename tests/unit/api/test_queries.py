@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ from wattspan.api.requests import parse_time
 from wattspan.api.service import MAX_WAITING
 from wattspan.api.watches import MAX_SAMPLED, MAX_WATCHED, WatchList
 from wattspan.config.settings import AgentSettings
+from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND, Consumer, HwType, Instant, PayerInfo, Principal
 from wattspan.model.settings import Duration, keys
@@ -111,6 +113,25 @@ def test_window_before_the_history_has_no_energy(asked: Asked) -> None:
     assert told["process"]["joules"] == {}
     assert told["process"]["coverage"] == 0.0
     assert set(told["host"]["joules"].values()) == {None}
+
+
+@pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", b"[[1,2]]")])
+def test_settled_query_is_acknowledged_while_others_have_the_turn(
+    asked: Asked, method: str, body: bytes
+) -> None:
+    heard = asyncio.Event()
+    words = {} if body else {"start": "mono:1", "end": "mono:2"}
+    words |= {"pid": str(OURS.pid), "started": str(OURS.started)}
+
+    async def ask() -> None:
+        request = HttpRequest(method, "/v1/energy", words, {}, body, OURSELVES, heard.set)
+        async with asked.service._slow_lock.of(None):
+            answer = asyncio.ensure_future(asked.service(request))
+            await asyncio.wait_for(heard.wait(), 60)
+            assert not answer.done()
+        assert (await answer).status == 200
+
+    asyncio.run(ask())
 
 
 def test_empty_window_is_complete(asked: Asked) -> None:

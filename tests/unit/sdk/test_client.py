@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from wattspan.sdk import (
     UnreadWindows,
     run_directories,
 )
-from wattspan.sdk.client import Energy, request_json
+from wattspan.sdk.client import Energy, read_devices, request_json
 
 
 @pytest.fixture
@@ -284,6 +285,25 @@ def test_agent_that_hangs_is_reported_however_long_the_energy_may_take(
         listener.listen()
         with pytest.raises(wattspan.AgentUnavailableError, match="timed out"):
             w.result(timeout=10**6)
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.5, 5.0, 1e6, inf])
+def test_silent_wait_of_an_older_agent_is_no_hang(
+    monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    """It sends nothing before its answer, once the energy settles or the wait of the query ends."""
+    asked: list[tuple[float, float, float]] = []
+
+    def ask(path: str, query: dict[str, str], **limits: Any) -> dict[str, Any]:
+        wait = float(query["wait"].removesuffix("ms")) / 1000
+        asked.append((wait, limits["silence"], limits["patience"]))
+        return {"devices": []}
+
+    monkeypatch.setattr("wattspan.sdk.client.request_json", ask)
+    read_devices(1, 2, timeout=timeout)
+    ((wait, silence, patience),) = asked
+    assert wait + 1.9 <= silence <= 3
+    assert min(timeout, 20) - 2 < patience < 60  # others may have the turn for long
 
 
 @pytest.mark.parametrize("query", ["pid=self", "of=devices"])
