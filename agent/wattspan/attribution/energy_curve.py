@@ -357,11 +357,13 @@ class EnergyCurve:
         i = min(max(1, bisect_left(times, time)), len(times) - 1)
         length, energy = times[i] - times[i - 1], knots.energies[i] - knots.energies[i - 1]
         stale = self._staleness(times[i - 1], times[i])
-        step = energy * min(1.0, (domain.resolution if stale is None else stale) / length)
         power = energy / length
         common = self._fine.common
         j = min(max(1, bisect_left(common.times, time)), len(common) - 1)
-        spread = max(abs(common.power(k, power) - power) for k in (j - 1, j, j + 1))
+        beside = [common.power(k, power) for k in (j - 1, j, j + 1)]
+        # An interval without a step of the counter has no energy: its step is in one beside it.
+        step = max(power, *beside) * min(length, domain.resolution if stale is None else stale)
+        spread = max(abs(one - power) for one in beside)
         if len(times) == 2:
             spread = power
         inside = min(time - times[i - 1], times[i] - time)
