@@ -77,6 +77,7 @@ class GpuSampler:
         self._scope = ModuleScope()
         self._edges = EdgeDetector()
         self._deadline: int | None = None  # of a read instead of the sample's, near an edge
+        self._reported: Reading | None = None  # the last one
         self._costs: deque[int] = deque(maxlen=COST_SAMPLES)  # of reads of the counter
         self.asleep = self.rests = False  # suspended; not read, for that or to let it sleep
         self._rest = Nanoseconds(0)
@@ -220,8 +221,18 @@ class GpuSampler:
             if not meter.derived and self._edges.period is not None:
                 made, stale = self._value_time(at), Nanoseconds(EDGE_GUARD)
         if counter is not None and made is not None:
-            into.readings.append(Reading(self.domain.id, made, counter, self.epoch, stale))
+            reading = Reading(self.domain.id, made, counter, self.epoch, stale)
+            if derived or not self._repeats(reading):
+                into.readings.append(reading)
+                self._reported = reading
         return made is not None
+
+    def _repeats(self, reading: Reading) -> bool:
+        """True if the counter has not moved yet: the next reading covers the time."""
+        last = self._reported
+        if last is None or (last.counter, last.epoch) != (reading.counter, reading.epoch):
+            return False
+        return reading.at.mono - last.at.mono < 2 * self._resolution
 
     @property
     def _refused(self) -> bool:
@@ -319,7 +330,9 @@ class GpuSampler:
             self._gauge_pace.begin(at.mono, forced=True)
             self._look(at, energy)
             busy = self._gauges.busy
+            reported = self._reported
             self._count(at, energy, self._gauges.draw, GpuFindings())  # the next sample reports it
+            self._reported = reported
             if self._divides_use:
                 self._used += self.device.usage.measure(at, busy, looked=True, settle=False)
         elif energy is not None and due:

@@ -17,6 +17,7 @@ from testbed.fake_nvml import FakeGpu
 from testbed.metered_curve import MeteredCurve
 from testbed.nvml_bench import COUNTER, STEP, Bench
 
+from wattspan.attribution.energy_curve import CurveEnergy
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.sources.gpu.counter_edges import EDGE_GUARD, SEARCH_CALLS
 
@@ -76,16 +77,20 @@ class Boards:
         ]
         return (times[0] - self.start) / SECOND if times else None
 
-    def errors(self, uuid: str, since: float, until: float) -> tuple[float, float]:
-        """Of windows: the largest relative error, and the part with the truth in the stated."""
+    def windows(self, uuid: str, since: float, until: float, length: int) -> list[CurveEnergy]:
+        """The energies of windows that begin between two times."""
         curve = MeteredCurve(self.bench.domain(uuid), 10 * SECOND)
         for reading in self.bench.readings:
             if reading.domain_id == f"gpu:{uuid}":
                 curve.read(reading)
         first, last = (self.start + round(at * SECOND) for at in (since, until))
         first = max(first, curve.begun)
+        return [curve.between(at, at + length) for at in range(first, last, 17 * MILLISECOND)]
+
+    def errors(self, uuid: str, since: float, until: float) -> tuple[float, float]:
+        """Of windows: the largest relative error, and the part with the truth in the stated."""
         true = WATTS * WINDOW // 1000
-        found = [curve.between(at, at + WINDOW) for at in range(first, last, 17 * MILLISECOND)]
+        found = self.windows(uuid, since, until, WINDOW)
         off = [abs(one.energy - true) for one in found]
         within = [a <= one.uncertainty for a, one in zip(off, found, strict=True)]
         return max(off) / true, sum(within) / len(within)
@@ -208,6 +213,23 @@ def test_windows_from_a_rest_on_are_within_the_stated() -> None:
     for uuid in boards.reads:
         assert boards.errors(uuid, 0.2, 17.5)[1] >= 0.99
         assert boards.errors(uuid, 15.5, 17.5)[0] <= 2 * EDGE_GUARD / WINDOW
+
+
+@pytest.mark.parametrize("jitter", [1, 2])
+@pytest.mark.parametrize("interval", [STEP, STEP // 5])
+@pytest.mark.parametrize("counters", [[Counter.of(0)] * 8, even(8)])
+def test_no_window_is_without_energy_while_the_phases_are_unknown(
+    counters: list[Counter], interval: int, jitter: int
+) -> None:
+    """Neither from the start on, nor after a rest: a value that repeats is no reading."""
+    boards, short = Boards(counters, jitter=jitter * MILLISECOND), MILLISECOND // 20
+    boards.run(3, interval)
+    boards.run(5, SECOND)
+    boards.run(3, interval)
+    for uuid in boards.reads:
+        for one in boards.windows(uuid, 0.2, 10.5, short):
+            assert one.energy > 0
+            assert abs(one.energy - WATTS * short // 1000) <= one.uncertainty
 
 
 @pytest.mark.parametrize("counters", [even(1), even(8), [Counter.of(0)] * 16])
