@@ -115,9 +115,15 @@ def test_thinning_moves_no_energy_over_edges_and_knows_what_it_moves_elsewhere(
     st.lists(st.integers(0, 100 * SECOND), min_size=1, max_size=20),
     st.integers(8, 16),
     st.integers(0, 7),
+    st.integers(8, 40),
 )
 def test_no_answer_for_a_reader_depends_on_edges_of_others(
-    steps: list[tuple[int, int]], mine: list[int], others: list[int], limit: int, known: int
+    steps: list[tuple[int, int]],
+    mine: list[int],
+    others: list[int],
+    limit: int,
+    known: int,
+    forgotten: int,
 ) -> None:
     own = sorted(START + edge for edge in mine)
     every = sorted([*own, *(START + edge for edge in others)])
@@ -128,6 +134,8 @@ def test_no_answer_for_a_reader_depends_on_edges_of_others(
     for number, (milliseconds, energy) in enumerate(steps):
         if number == known:  # before anything is thinned
             told = every
+        if number == forgotten:
+            told = own
         for curve in (alone, beside):
             curve.add(now, now + milliseconds * MILLISECOND, energy)
         now += milliseconds * MILLISECOND

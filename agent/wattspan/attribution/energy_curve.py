@@ -206,14 +206,14 @@ class _Layers:
 
     def thin(self, edges: Sequence[int]) -> bool:
         """One step; False if nothing is to be thinned."""
-        if edges and self.kept.crowded and self.common is self.kept:
+        if not (edges or self.kept.pinned):
+            self.kept = self.common  # whose answers do not tell that edges existed
+        elif self.kept.crowded and self.common is self.kept:
             self.common = deepcopy(self.kept)
         for one, pins in ((self.common, ()), (self.kept, edges)):
             if one.crowded:
                 one.thin(pins)
                 return True
-        if not (edges or self.kept.pinned):
-            self.common = self.kept
         return False
 
     def at(self, time: int, own: Sequence[int] | None, apart: int) -> EnergyKnots:
