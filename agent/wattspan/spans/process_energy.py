@@ -47,7 +47,8 @@ class DomainStep(NamedTuple):
         static: tuple[StaticShare, StaticBasis] | None = None,
     ) -> DomainStep:
         stale = domain.resolution if interval.stale is None else interval.stale
-        edge = interval.energy * stale // max(1, interval.duration)
+        duration = max(1, interval.duration)  # a step has no more energy than the interval
+        edge = interval.energy * min(stale, duration) // duration
         return cls(interval.start.mono, interval.end.mono, divided, edge, error, static)
 
 

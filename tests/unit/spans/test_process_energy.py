@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from wattspan.attribution.division import StaticShare
-from wattspan.model import Domain, HwType, Microjoules, Provenance, StaticBasis
+from wattspan.model import (
+    MILLISECOND,
+    Domain,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    Nanoseconds,
+    Provenance,
+    StaticBasis,
+)
 from wattspan.spans.process_energy import (
     DomainStep,
     DomainSteps,
@@ -122,6 +136,16 @@ def test_steps_of_a_used_gpu_stay_separate() -> None:
     found.trim(2000)
     assert energy.merge({GPU.id: found}) == 12
     assert energy.profile.covered(0, 3000) == 3000
+
+
+@pytest.mark.parametrize("stale", [None, Nanoseconds(30 * MILLISECOND), Nanoseconds(5)])
+def test_last_step_of_a_counter_has_no_more_energy_than_the_interval(
+    stale: Nanoseconds | None,
+) -> None:
+    end = 20 * MILLISECOND
+    interval = Interval(GPU.id, Instant(0, 0), Instant(end, 0), Microjoules(end), stale)
+    board = replace(GPU, resolution=Nanoseconds(100 * MILLISECOND))
+    assert DomainStep.of(board, interval, 7).edge == min(end, stale or end)
 
 
 def test_static_part_of_a_share_follows_its_energy() -> None:
