@@ -90,10 +90,10 @@ def holding(command: Sequence[str]) -> Iterator[None]:
 
 
 def asks(uid: int, path: Path | str, request: str) -> str:
-    """Responses to ``uid``; the arguments are those of ``greedy``."""
+    """Responses to ``uid`` after an acknowledgement; the arguments are those of ``greedy``."""
     done = subprocess.run(
         [*as_user(uid), *interpreter(), ASKING, str(path), request],
         capture_output=True, text=True, check=False, timeout=60, cwd="/",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.removeprefix("HTTP/1.1 100 Continue\n\n")
