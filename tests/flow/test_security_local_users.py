@@ -130,8 +130,7 @@ def test_waiting_queries_of_a_user_do_not_block_another(folder: Path) -> None:
     with QueryServer(folder, past=past), greedy(GREEDY, folder / "api.sock", 60, waits):
         assert asks(HONEST, folder / "api.sock", STATUS).startswith("HTTP/1.1 200")
         short = waits.replace("60s", "50ms")
-        waited = asks(HONEST, folder / "api.sock", short)
-        assert waited.removeprefix("HTTP/1.1 100 Continue\n\n").startswith("HTTP/1.1 200")
+        assert asks(HONEST, folder / "api.sock", short).startswith("HTTP/1.1 200")
     assert MAX_WAITING // 2 < 60
 
 
@@ -163,7 +162,7 @@ def test_readings_of_cpus_are_available_to_root_only(folder: Path) -> None:
 
 
 def test_user_of_the_side_channel_has_half_of_the_places_at_most(folder: Path) -> None:
-    feed = SideChannelServer(folder / "feed.sock", max_processes=8)
+    feed = SideChannelServer(folder / "feed.sock", max_processes=8, max_windows=0)
     feed.start()
     (folder / "feed.sock").chmod(0o666)
     try:

@@ -376,14 +376,15 @@ class SideChannelServer:
                 lookups[uid] += 1
                 self._tries[pid, uid] += 1
                 principal = self._principals.connected(pid, uid)
-            if pid is None or principal is None or not self._has_room(pid, principal):
+            place = None if pid is None or principal is None else self._place(pid, principal)
+            if pid is None or principal is None or place is None:
                 self.counts.crowded_out += 1
                 connection.close()
                 continue
             connection.setblocking(False)
             self.counts.admitted += 1
             self._clients.append(_Client(connection, pid, principal))
-            self._clients[-1].pool = self._pool
+            self._clients[-1].pool = place
 
     def _new_connections(self) -> Iterator[socket.socket]:
         if self._listening is None:
@@ -397,11 +398,15 @@ class SideChannelServer:
                 if error.errno != errno.ECONNABORTED:
                     return
 
-    def _has_room(self, pid: int, principal: Principal) -> bool:
-        """True if there is room for a connection, which is reserved."""
+    def _place(self, pid: int, principal: Principal) -> FairPool[Principal] | None:
+        """The pool with a place for a connection, which is reserved; None without one.
+
+        It may only open windows: their places are for it if those for spans are taken.
+        """
         # Of a pid that another user's process had before, a child may hold the connections.
         rings = sum((one.pid, one.principal) == (pid, principal) for one in self._clients)
-        return rings < _RINGS_PER_PROCESS and self._acquire(self._pool, principal)
+        pools = (self._pool, self._windows) if rings < _RINGS_PER_PROCESS else ()
+        return next((one for one in pools if self._acquire(one, principal)), None)
 
     def _acquire(self, pool: FairPool[Principal], principal: Principal) -> bool:
         """True if there is a place, perhaps that of an owner with more."""

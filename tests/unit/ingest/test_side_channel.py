@@ -316,7 +316,7 @@ def test_rings_of_an_earlier_process_with_the_pid_do_not_count(tmp_path: Path) -
 
 
 def test_disconnected_client_frees_its_place(tmp_path: Path) -> None:
-    with listening(tmp_path, max_processes=1) as feed:
+    with listening(tmp_path, max_processes=1, max_windows=0) as feed:
         with telling(tmp_path) as first:
             first.get_tracer("application").start_span("work").end()
             assert len(starts(feed.drain())) == 1
@@ -541,6 +541,24 @@ def test_places_of_windows_are_divided_among_users(tmp_path: Path, *, first: boo
         assert feed.counts.crowded_out == 2
         gone = [report.principal for report in reports if report.gone]
         assert set(gone) <= {Principal(hostile)}  # so that their edges are forgotten
+
+
+def test_process_with_windows_has_a_place_while_those_of_spans_are_taken(tmp_path: Path) -> None:
+    with (
+        listening(tmp_path, max_processes=1, max_windows=1) as feed,
+        opening_windows(tmp_path, STARTED) as tracer,
+    ):
+        assert len(starts(feed.drain())) == 1
+        with opening_windows(tmp_path) as windows, opening_windows(tmp_path) as third:
+            assert [len(report.edges) for report in feed.drain()] == [1]
+            assert all(map(is_connected, [tracer, windows]))
+            assert hung_up(third)
+        feed.drain()
+        with opening_windows(tmp_path, STARTED) as second:
+            feed.drain()
+            feed.drain()
+            assert hung_up(second)  # it announces spans
+            assert is_connected(tracer)
 
 
 def test_process_that_announces_a_span_after_windows_moves_among_those(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_missing_agent_is_retried_with_backoff(tmp_path: Path, provider: TracerP
 
 def test_full_agent_is_treated_as_missing(tmp_path: Path, provider: TracerProvider) -> None:
     tracer, processor = provider.get_tracer("application"), processor_of(provider)
-    with listening(tmp_path, max_processes=0) as feed:
+    with listening(tmp_path, max_processes=0, max_windows=0) as feed:
         tracer.start_span("unheard").end()
         feed.drain()
         processor._due = 0
