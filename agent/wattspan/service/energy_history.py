@@ -67,6 +67,7 @@ MERGE_AFTER = 10 * SECOND
 _MERGE_WITHIN = 10 * SECOND  # such merges are spread over it, so that no tick has many
 
 _CROWDED_A_STEP = 8  # profiles for which each tick has one step of thinning
+_MAX_STEPS = 16  # of thinning in a tick
 
 _KEEP_STEPS = BACKFILL + MERGE_AFTER + _MERGE_WITHIN + SETTLEMENT_TIMEOUT
 
@@ -195,7 +196,8 @@ class EnergyHistory:
                 self._add_energy(attribution)
             self._merge_overdue(self._now - before)
             self._remove_ended(tick)
-        for profile in [*self._crowded][: 1 + len(self._crowded) // _CROWDED_A_STEP]:
+        steps = min(_MAX_STEPS, 1 + len(self._crowded) // _CROWDED_A_STEP)
+        for profile in [*self._crowded][:steps]:  # copied at once: queries add some
             with self.lock:
                 if profile.crowded:
                     profile.thin()

@@ -31,6 +31,7 @@ from wattspan.service.energy_history import (
     SETTLEMENT_TIMEOUT,
     EnergyHistory,
 )
+from wattspan.spans.profiles import EnergyProfile
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 GPU = Domain("gpu0", HwType.GPU, "gpu", "fake", Provenance.MEASURED, resource="gpu")
@@ -96,6 +97,25 @@ def test_error_of_the_idle_power_is_that_of_the_payers_by_their_shares() -> None
     start = host.run(20, (SHELL, STRANGER))
     unsure = host.past.process(SHELL, start, start + 20 * TICK).uncertainty[HwType.CPU]
     assert unsure**2 - sure**2 == pytest.approx(50_000.0**2, rel=0.2)
+
+
+class Crowded(EnergyProfile):
+    """It never has room, however often it is thinned."""
+
+    crowded, steps = True, 0
+
+    def thin(self) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 1), (16, 3), (1000, 16), (5000, 16)])
+def test_steps_of_thinning_in_a_tick_are_few_of_any_number_of_processes(
+    count: int, most: int
+) -> None:
+    host, profiles = Host(CPU), [Crowded() for _ in range(count)]
+    host.past._crowded.update(dict.fromkeys(profiles))
+    host.run(1, ())
+    assert sum(one.steps for one in profiles) == most
 
 
 def test_old_steps_of_a_gpu_that_no_group_has_used_are_not_read() -> None:
