@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import csv
 import dataclasses
+import json
 import math
 import multiprocessing
 import os
@@ -34,6 +36,7 @@ from wattspan.compat.zeus.monitor import (
 from wattspan.model import GpuStatus, Instant, Provenance
 from wattspan.sdk import AgentUnavailableError, NotMeasuredError
 from wattspan.sdk.client import DeviceReader, read_devices
+from wattspan.sdk.ring import OwnedDescriptor
 
 GPUS = (gpu(0), gpu(1))
 HOST = (*GPUS, package(0), package(1), package(0, "memory"), package(1, "memory"))
@@ -697,6 +700,52 @@ def test_line_that_cannot_be_written_costs_no_other_line(meter: MeteredDevices, 
     measured(one, "next")
     one.log_file.close()
     assert ",next," in logs.read_text("utf-8")
+
+
+def test_window_of_any_name_is_told_whole_or_not_at_all(
+    meter: MeteredDevices, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process for missing lines could read nothing after a part of a line."""
+    reading, writing = os.pipe()
+
+    def start(log: WindowLog) -> None:
+        log._told = OwnedDescriptor(writing)
+
+    monkeypatch.setattr(WindowLog, "_start_rest", start)
+    one: Any = monitor_of(meter)(log_file=logs)
+    names: list[Any] = ["first", 2, None, ("a", Path("b")), "x" * 5000, "last"]
+    for name in names:
+        measured(one, name)
+    one.log_file.close()
+    with os.fdopen(reading) as told:
+        windows = [json.loads(line) for line in told][:-1]
+    assert [key for _, key, *_ in windows] == ["first", "2", "None", str(names[3]), "last"]
+    with logs.open(newline="") as file:
+        assert [line[1] for line in csv.reader(file)][1:] == list(map(str, names))
+
+
+def test_line_is_not_delayed_by_the_process_for_missing_ones(
+    meter: MeteredDevices, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+    monkeypatch.setattr(WindowLog, "_start_rest", lambda _: started)
+    one = monitor_of(meter)(log_file=logs)
+    measured(one)
+    eventually(lambda: logs.read_text().count("\n") == 2, "the window is logged")
+    started.set()
+    one.log_file.close()
+
+
+def test_first_process_of_a_container_gets_no_child(
+    meter: MeteredDevices, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be the parent of orphans, and wait for none."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    one = monitor_of(meter)(log_file=logs)
+    monkeypatch.setattr(WindowLog, "_start_rest", lambda _: pytest.fail("it has one"))
+    measured(one)
+    one.log_file.close()
+    assert logs.read_text().count("\n") == 2
 
 
 def test_unused_log_closes_at_once(logs: Path) -> None:

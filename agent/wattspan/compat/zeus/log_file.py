@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from select import select
+from select import PIPE_BUF, select
 from subprocess import DEVNULL, Popen
 from threading import Lock, Thread
 from time import monotonic, sleep
@@ -100,12 +100,15 @@ class WindowLog:
 
     def add(self, began: float, key: str, measurement: LoggedWindow) -> None:
         """Log a window that began at the Unix time ``began``; returns at once."""
+        key = str(key)  # programs may give anything
         if self._thread is None:
             self._start()
         if self._told is not None and self._told.is_ours:
             told = [began, key, measurement.time, measurement.period, [*self._boards().items()]]
+            line = json.dumps(told).encode() + b"\n"
             with suppress(OSError):  # it has ended, or reads slowly
-                os.write(self._told.number, json.dumps(told).encode() + b"\n")
+                if len(line) <= PIPE_BUF:  # others may be written in part
+                    os.write(self._told.number, line)
         self._queue.put((began, key, measurement))
 
     def close(self) -> None:
@@ -137,7 +140,8 @@ class WindowLog:
                 # At exit; a child of multiprocessing leaves the functions of atexit out.
                 Finalize(None, self.close, exitpriority=0)
                 is_python = "python" in Path(sys.executable or "").name  # else it is embedded
-                rest = self._start_rest() if is_python else None
+                # The first process of a container would not wait for orphans.
+                rest = self._start_rest() if is_python and self._pid != 1 else None
                 thread = Thread(target=self._work, args=(rest,), name=THREAD, daemon=True)
                 thread.start()
                 self._thread = thread
@@ -159,22 +163,22 @@ class WindowLog:
         return None
 
     def _work(self, started: Popen[Any] | None) -> None:
-        if started is not None:
-            started.wait()
         early: list[tuple[float, str, float]] = []  # windows before the columns are known
         while (entry := self._queue.get()) is not None:
             began, key, measurement = entry
             energies = self._energies_of(partial(getattr, measurement, "gpu_energy"))
             if not self._headed and not energies:
                 early.append((began, key, measurement.time))
-                continue
-            try:
-                self._write_early(early, energies)
-                self._write([began, key, measurement.time, *map(energies.get, self._indices)])
-            except OSError as error:  # such as a full disk: later lines may have room
-                with suppress(RuntimeWarning):  # a warning that is an error in the program
-                    text = f"Window {key!r} is missing in {self._path}: {error}."
-                    warnings.warn(text, RuntimeWarning, stacklevel=1)
+            else:
+                try:
+                    self._write_early(early, energies)
+                    self._write([began, key, measurement.time, *map(energies.get, self._indices)])
+                except OSError as error:  # such as a full disk: later lines may have room
+                    with suppress(RuntimeWarning):  # a warning that is an error in the program
+                        text = f"Window {key!r} is missing in {self._path}: {error}."
+                        warnings.warn(text, RuntimeWarning, stacklevel=1)
+            if started is not None:
+                started.wait()
         if early:
             self._write_early(early, {})
 
