@@ -306,7 +306,9 @@ class GpuSampler:
 
     def is_held_back(self, now: int) -> bool:
         """True if a sample of a slow board at ``now`` would take the time of other boards."""
-        return self.is_slow and now - self._at.mono < min(SLOW_REST * self.read_cost, SECOND)
+        cost = self.read_cost  # the last one may have ended that long after its begin
+        rest = max(cost, min(SLOW_REST * cost, SECOND) - cost)
+        return self.is_slow and now - self._at.mono < rest
 
     def _read_counter(self) -> tuple[Microjoules | None, Instant]:
         began = self._clock.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import NamedTuple
 
 import pynvml
@@ -169,6 +169,16 @@ def test_slow_board_leaves_time_for_the_phases_of_others(slow: int, known: float
     assert boards.known("GPU-0") is None
     assert boards.errors("GPU-0", 0.2, 8.5)[1] >= 0.99
     assert len(boards.reads["GPU-0"]) <= 9 * SAMPLES + 10
+
+
+@pytest.mark.parametrize("latency", [6, 30, 100])
+def test_slow_board_at_rest_is_read_at_every_sample(latency: int) -> None:
+    boards = Boards(even(4), jitter=MILLISECOND)
+    boards.bench.gpus[2].latency = latency * MILLISECOND
+    boards.run(20, SECOND)
+    times = [one.at.mono for one in boards.bench.readings if one.domain_id == "gpu:GPU-2"]
+    apart = [later - before for before, later in pairwise(times[5:])]
+    assert max(apart) < 3 * SECOND // 2
 
 
 def test_board_that_was_slow_for_a_while_is_searched_later() -> None:
