@@ -365,7 +365,9 @@ class DeviceHistory:
         if 2 * spent.blur > spent.energy and self._now - start > RESOLVED_FRACTION * (end - start):
             return IntervalEnergy({}, {}, 0)
         kind = domain.hw_type
-        return IntervalEnergy({kind: spent.energy}, {kind: spent.uncertainty}, spent.covered)
+        # From a known edge to one that is not, the energy may be less than none within the blur.
+        energy = max(Microjoules(0), spent.energy)
+        return IntervalEnergy({kind: energy}, {kind: spent.uncertainty}, spent.covered)
 
     def timeline(
         self, domain_id: str, start: int, end: int, *, common: bool = False

@@ -9,6 +9,7 @@ import pytest
 from testbed.simulated_host import CORE, GPU, PACKAGE
 
 from wattspan.api.energy import TimeGrid
+from wattspan.attribution.energy_curve import EnergyCurve
 from wattspan.attribution.metering import CounterMeters
 from wattspan.model import (
     MILLISECOND,
@@ -289,6 +290,25 @@ def test_late_reads_have_the_energy_between_edges_of_windows() -> None:
     edges.update(5, USER, (), ended=True)
     host.run(4000)
     assert host.devices.device(GPU.id, *window).energy == {}
+
+
+def test_energy_after_an_own_edge_is_not_less_than_none() -> None:
+    edges = WindowEdges()
+    host = Host(edges=edges)
+    begin = START + 6 * TICK - 30 * MILLISECOND
+    edges.update(5, USER, [begin])
+    host.run(1)
+    host.devices.domains()
+    curve = EnergyCurve(GPU, SECOND, limit=64)  # as after hours
+    host.devices._devices[GPU.id].curve = curve
+    for tick in range(1, 3000):
+        host.powers[GPU.id] = GPU_POWER if tick == 5 else 1
+        host.run(1)
+    host.devices.domains()
+    ends = [begin + n * TICK for n in range(1, 300)]
+    assert min(curve.between(begin, end, [begin]).energy for end in ends) < 0
+    told = [host.devices.device(GPU.id, begin, end, edges.of(5)).energy for end in ends]
+    assert min(one[HwType.GPU] for one in told if one) == 0
 
 
 def test_other_readers_learn_nothing_of_edges_of_windows() -> None:
