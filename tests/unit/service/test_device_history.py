@@ -292,15 +292,20 @@ def test_late_reads_have_the_energy_between_edges_of_windows() -> None:
     assert host.devices.device(GPU.id, *window).energy == {}
 
 
+def few_knots(host: Host) -> EnergyCurve:
+    """Let the host have readings, and its GPU a curve that is soon thinned as after hours."""
+    host.run(1)
+    host.devices.domains()
+    curve = host.devices._devices[GPU.id].curve = EnergyCurve(GPU, SECOND, limit=64)
+    return curve
+
+
 def test_energy_after_an_own_edge_is_not_less_than_none() -> None:
     edges = WindowEdges()
     host = Host(edges=edges)
     begin = START + 6 * TICK - 30 * MILLISECOND
     edges.update(5, USER, [begin])
-    host.run(1)
-    host.devices.domains()
-    curve = EnergyCurve(GPU, SECOND, limit=64)  # as after hours
-    host.devices._devices[GPU.id].curve = curve
+    curve = few_knots(host)
     for tick in range(1, 3000):
         host.powers[GPU.id] = GPU_POWER if tick == 5 else 1
         host.run(1)
@@ -312,25 +317,33 @@ def test_energy_after_an_own_edge_is_not_less_than_none() -> None:
 
 
 def test_other_readers_learn_nothing_of_edges_of_windows() -> None:
+    """Neither while they are known nor once they are forgotten."""
     edges = WindowEdges()
     hosts = [Host(), Host(edges=edges)]
-    window = START + 2 * TICK + 7, START + 7 * TICK + 7
+    window = START + 12 * TICK + 7, START + 17 * TICK + 7
     edges.update(5, USER, window)
     for host in hosts:
-        for tick in range(9000):
-            host.powers[GPU.id] = GPU_POWER * (tick // 3 % 2)
-            host.run(1)
-    answers = [
-        (
-            host.devices.timeline(GPU.id, START, START + SECOND, common=True),
-            host.devices.device(GPU.id, *window, ()),
-            host.devices.cells(PACKAGE.id, START, START + 3 * SECOND, ()),
-        )
-        for host in hosts
-    ]
-    assert answers[0] == answers[1]
-    assert hosts[1].devices.device(GPU.id, *window, edges.of(5)).energy
-    assert len(hosts[1].devices.timeline(GPU.id, *window)) > len(answers[1][0])
+        few_knots(host)
+    for forgotten in (False, True):
+        for host in hosts:
+            for tick in range(3000):
+                host.powers[GPU.id] = GPU_POWER * (tick // 3 % 2)
+                host.run(1)
+        periods = [(begin, begin + SECOND << n) for begin in window for n in range(9)]
+        answers = [
+            [
+                host.devices.timeline(GPU.id, START, START + SECOND, common=True),
+                *(host.devices.device(GPU.id, *one, ()) for one in periods),
+                *(host.devices.cells(GPU.id, *one, ()) for one in periods),
+            ]
+            for host in hosts
+        ]
+        assert answers[0] == answers[1]
+        cells = hosts[1].devices.cells(GPU.id, *periods[8], ())
+        assert cells.energy[HwType.GPU] > 2 * cells.uncertainty[HwType.GPU] > 0  # they are thinned
+        known = hosts[1].devices.device(GPU.id, *window, edges.of(5)).energy
+        assert known == ({} if forgotten else {HwType.GPU: 2 * GPU_POWER})
+        edges.update(5, USER, (), ended=True)
 
 
 @pytest.mark.parametrize("hostile", [10**5, pytest.param(10**6, marks=pytest.mark.slow)])
