@@ -124,6 +124,15 @@ def test_figures_return_after_a_day_of_rest() -> None:
     assert found.tokens["all"].value == pytest.approx(100 * JOULE / 1250)
 
 
+def test_engine_on_other_boards_keeps_its_totals_and_is_learned_anew() -> None:
+    account = _played(_steady(14, **STEADY))
+    energy, tokens = account.energy, dict(account.tokens)
+    assert account.figures().tokens.keys() == {"all"}
+    account.restart()
+    assert account.figures().tokens == {}
+    assert (account.energy, account.tokens) == (energy, tokens)
+
+
 def test_another_page_of_the_same_engine_is_no_progress() -> None:
     old = page(VLLM, "m", prompt=5, generated=5)
     older = b"\n".join(line for line in old.splitlines() if b"by_source" not in line)

@@ -1,0 +1,17 @@
+"""The pages of engines: what is no page, and where a page is looked for."""
+
+import pytest
+
+from wattspan.inference.engine_metrics import OtherPageError, page_paths, scan
+
+
+@pytest.mark.parametrize("body", [b"<!doctype html>", b' \n{"status": "ok"}', b"[]"])
+def test_html_and_json_are_no_page(body: bytes) -> None:
+    with pytest.raises(OtherPageError):
+        scan(body, ["vllm:prompt_tokens_total"])
+
+
+def test_page_that_a_reading_drains_is_asked_for_last() -> None:
+    assert page_paths("tensorrt-llm") == ("/prometheus/metrics",)
+    assert page_paths("vllm") == ("/metrics",)
+    assert page_paths("auto") == ("/prometheus/metrics", "/metrics")
