@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic  # noqa: TID251 - deadlines of sockets are in real time
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import ssl
+    from http.client import HTTPConnection, HTTPResponse
 
 OK = 200
 _BESIDE = 1 << 20  # bytes of an answer beside its body: the head, and the sizes of parts
@@ -27,6 +28,15 @@ class HttpAnswer(NamedTuple):
 
 class FetchError(Exception):
     """The request had no answer; the message is the cause in lower case."""
+
+
+def import_for_threads() -> None:
+    """Import what ``http_get`` needs, before a thread calls it.
+
+    A thread that imports while the program forks leaves the child with an import lock that is never
+    released.
+    """
+    import urllib.request  # noqa: F401
 
 
 def http_get(
@@ -46,28 +56,14 @@ def http_get(
     server sends it. The resolver has limits of its own.
     """
     # Imported here: most agents query no server.
-    from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+    from http.client import HTTPConnection, HTTPSConnection
     from urllib import parse, request
     from urllib.error import HTTPError
 
-    deadline = monotonic() + timeout
-
-    def response(connection: socket.socket, *args: Any, **kwargs: Any) -> HTTPResponse:
-        made = HTTPResponse(connection, *args, **kwargs)
-        made.fp.close()
-        made.fp = io.BufferedReader(_BoundedReader(connection, deadline, most))
-        return made
-
-    def connect(
-        address: tuple[str, int], _: object = None, source: tuple[str, int] | None = None
-    ) -> socket.socket:
-        return _connect(address, source, deadline)
+    bounds = monotonic() + timeout, most
 
     def connection(kind: type[HTTPConnection], host: str, **settings: Any) -> HTTPConnection:
-        made = kind(host, **settings)
-        made.response_class = response  # type: ignore[assignment]
-        made._create_connection = connect  # type: ignore[attr-defined]  # noqa: SLF001
-        return made
+        return _bounded(kind(host, **settings), lambda: bounds)
 
     class Plain(request.HTTPHandler):
         """HTTP with a deadline."""
@@ -112,18 +108,16 @@ class KeptConnection:
     def __init__(self, host: str, port: int) -> None:
         from http.client import HTTPConnection  # most agents query no server
 
-        self._deadline, self._most = 0.0, 0
-        self._http = HTTPConnection(host, port)
+        self._bounds = 0.0, 0  # deadline and bytes of the present request
+        self._http = _bounded(HTTPConnection(host, port), lambda: self._bounds)
         self._http.auto_open = 0
-        self._http.response_class = self._response  # type: ignore[assignment]
-        self._http._create_connection = self._connect  # type: ignore[attr-defined]  # noqa: SLF001
 
     def open(self, timeout: float) -> None:
         """Connect, unless the last answer left a connection that the server keeps; FetchError."""
         if self._http.sock is not None and not _is_quiet(self._http.sock):
             self.close()
         if self._http.sock is None:
-            self._deadline = monotonic() + timeout
+            self._bounds = monotonic() + timeout, 0
             with _fetch_errors():
                 self._http.connect()
 
@@ -144,7 +138,7 @@ class KeptConnection:
         """The answer of any status, as that of ``http_get``; FetchError closes the connection."""
         from http.client import NotConnected
 
-        self._deadline, self._most = monotonic() + timeout, most
+        self._bounds = monotonic() + timeout, most
         whole = False
         try:
             with _fetch_errors():
@@ -165,18 +159,25 @@ class KeptConnection:
     def close(self) -> None:
         self._http.close()
 
-    def _response(self, connection: socket.socket, *args: Any, **kwargs: Any) -> Any:
-        from http.client import HTTPResponse
 
-        made = HTTPResponse(connection, *args, **kwargs)
-        made.fp.close()
-        made.fp = io.BufferedReader(_BoundedReader(connection, self._deadline, self._most))
-        return made
+def _bounded(made: HTTPConnection, bounds: Callable[[], tuple[float, int]]) -> HTTPConnection:
+    """``made``, with the deadline and the bytes of a body that ``bounds`` returns for a request."""
+    from http.client import HTTPResponse
 
-    def _connect(
-        self, address: tuple[str, int], _: object = None, source: tuple[str, int] | None = None
+    def response(connection: socket.socket, *args: Any, **kwargs: Any) -> HTTPResponse:
+        answer = HTTPResponse(connection, *args, **kwargs)
+        answer.fp.close()
+        answer.fp = io.BufferedReader(_BoundedReader(connection, *bounds()))
+        return answer
+
+    def connect(
+        address: tuple[str, int], _: object = None, source: tuple[str, int] | None = None
     ) -> socket.socket:
-        return _connect(address, source, self._deadline)
+        return _connect(address, source, bounds()[0])
+
+    made.response_class = response  # type: ignore[assignment]
+    made._create_connection = connect  # type: ignore[attr-defined]  # noqa: SLF001
+    return made
 
 
 @contextmanager

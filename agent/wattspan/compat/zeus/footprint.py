@@ -27,7 +27,7 @@ from wattspan import sdk
 from wattspan.compat.zeus.monitor import Framework, WindowMeasurement, ZeusMonitor
 from wattspan.compat.zeus.power import to_monotonic, to_unix
 from wattspan.sdk import MeasurementError, NotMeasuredError
-from wattspan.util.http_get import FetchError, http_get
+from wattspan.util.http_get import FetchError, http_get, import_for_threads
 from wattspan.util.text import printable
 
 JOULES_PER_KILOWATT_HOUR = 3.6e6
@@ -444,11 +444,7 @@ class Gatherer:
         with self._lock:
             self.windows = *self.windows, window
             if not self._runs:
-                # Now: a thread that imports while the program forks leaves the child with an import
-                # lock that is never released.
-                import encodings.idna  # noqa: F401
-                import urllib.request  # noqa: F401
-
+                import_for_threads()
                 self._runs = True
                 Thread(target=self._work, name="wattspan-zeus-rates", daemon=True).start()
 

@@ -27,7 +27,7 @@ from wattspan import otel, sdk
 from wattspan.compat.zeus.monitor import Measurement, ZeusMonitor
 from wattspan.compat.zeus.power import PowerMonitor, to_unix
 from wattspan.sdk import AgentBusyError, AgentUnavailableError, MeasurementError
-from wattspan.util.http_get import FetchError, http_get
+from wattspan.util.http_get import FetchError, http_get, import_for_threads
 from wattspan.util.text import printable
 
 TICK, PUSH_TIMEOUT, EXIT_TIMEOUT = 1.0, 5.0, 10.0
@@ -110,11 +110,7 @@ class PushedFigures:
 
     def add(self, metric: _PushedMetric) -> None:
         """Collect the figures of a metric while it has windows."""
-        # Now: a thread that imports while the program forks leaves the child with an import lock
-        # that is never released.
-        import encodings.idna  # noqa: F401
-        import urllib.request  # noqa: F401
-
+        import_for_threads()
         with self._lock:
             self._metrics.add(metric)
             if not self._closes:  # at exit; a child of multiprocessing leaves atexit out
