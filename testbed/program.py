@@ -75,6 +75,20 @@ def wattspan(
     )
 
 
+def output_of(*command: object, timeout: float, environ: Mapping[str, str] | None = None) -> str:
+    """The output of a command, which must succeed; ``environ`` is by default that of the tests."""
+    done = subprocess.run(
+        list(map(str, command)),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def in_process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the program to its end within this process, which starts nothing."""
     done = CliRunner().invoke(cli, arguments, env={"WATTSPAN_CONFIG": os.devnull, **environ})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from testbed.apps import app_environment
 from testbed.nvml_library import build, environment
-from testbed.program import ENVIRONMENT
+from testbed.program import ENVIRONMENT, output_of
 from testbed.prometheus_server import pushgateway
 from testbed.requirements import APPS, CLIENTS, ROOT
 from testbed.spans.agent import SpanAgent
@@ -37,11 +37,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanAgent]:
 
 
 def ran(command: list[str], environ: dict[str, str]) -> str:
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(*command, timeout=240, environ=environ)
 
 
 def on_agent(agent: SpanAgent, script: str, *arguments: str) -> str:

@@ -6,7 +6,6 @@ Each needs a GPU, a model or a data set: their frameworks are stand-ins.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from testbed.clients import ZEUS_SOURCE
 from testbed.framework_stand_ins import LENGTH, STEPS
-from testbed.program import ENVIRONMENT
+from testbed.program import ENVIRONMENT, output_of
 from testbed.requirements import ROOT
 from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
@@ -132,18 +131,11 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanAgent]:
 
 
 def printed(*command: str, **environ: str) -> str:
-    """What a program of this interpreter prints, with ``testbed`` among its packages."""
-    path = f"{ROOT}:{ROOT / 'agent'}"
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**ENVIRONMENT, "PYTHONPATH": path, **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    """The output of a program of this interpreter, with ``testbed`` among its packages."""
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'agent'}"}
+    return output_of(
+        sys.executable, *command, timeout=120, environ={**ENVIRONMENT, **path, **environ}
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def own_example(name: str) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 from typing import Any
 
 import pytest
 from scripts.zeus_reference import ROWS
+from testbed.program import output_of
 from testbed.requirements import CLIENTS
 
 pytestmark = pytest.mark.needs_clients
@@ -84,15 +84,7 @@ def real() -> dict[str, Any]:
 
 def run_on_zeus(code: str, *arguments: str) -> str:
     """The output of a program in an environment with Zeus."""
-    done = subprocess.run(
-        [str(CLIENTS), "-W", "ignore", "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(CLIENTS, "-W", "ignore", "-c", code, *arguments, timeout=120)
 
 
 @pytest.mark.parametrize("path", NAMES)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed.program import ENVIRONMENT, PROGRAM
+from testbed.program import ENVIRONMENT, PROGRAM, output_of
 from testbed.requirements import ROOT
 from testbed.spans.agent import SpanAgent
 from testbed.waiting import eventually
@@ -38,16 +38,7 @@ def environ(agent: SpanAgent) -> dict[str, str]:
 
 
 def printed(agent: SpanAgent, *command: object) -> str:
-    done = subprocess.run(
-        list(map(str, command)),
-        env=environ(agent),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(*command, timeout=60, environ=environ(agent))
 
 
 def recurring(agent: SpanAgent, *arguments: str) -> str:

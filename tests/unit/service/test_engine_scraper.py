@@ -197,28 +197,28 @@ def test_first_request_that_a_kept_connection_fails_is_repeated() -> None:
     assert stage.failure == ""
 
 
-def test_requests_to_several_api_servers_of_an_engine_are_one_engine() -> None:
-    servers = [{"name": f"api{n}", "parent": "main", **UNIT} for n in range(3)]
-    worker = {"name": "worker", "parent": "main", "gpu": "g0", **UNIT}
-    stage = Stage(({"name": "main", **UNIT}, *servers, worker), "api0")
+def assert_one_engine(stage: Stage) -> None:
+    """Three servers answer in turn, and all tokens and joules are those of one engine."""
     for number in range(30):
         stage.kernel.listener = f"api{number % 3}"
         stage.pages.close()
         stage.run(5)
     (row,) = stage.scraper.rows
     assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+
+
+def test_requests_to_several_api_servers_of_an_engine_are_one_engine() -> None:
+    servers = [{"name": f"api{n}", "parent": "main", **UNIT} for n in range(3)]
+    worker = {"name": "worker", "parent": "main", "gpu": "g0", **UNIT}
+    stage = Stage(({"name": "main", **UNIT}, *servers, worker), "api0")
+    assert_one_engine(stage)
     assert len(stage.listeners) == 1
 
 
 def test_servers_of_a_named_engine_are_one_engine() -> None:
     servers = [{"name": f"api{n}", **UNIT} for n in range(3)]
     stage = Stage((*servers, {**ENGINE[1], "parent": "api0"}), "api0", process="vllm.service")
-    for number in range(30):
-        stage.kernel.listener = f"api{number % 3}"
-        stage.pages.close()
-        stage.run(5)
-    (row,) = stage.scraper.rows
-    assert row.token_energy["all"][0] == pytest.approx(WATTS * 1e6 / 250, rel=0.01)
+    assert_one_engine(stage)
 
 
 def test_series_that_a_page_lacks_once_does_not_count_its_whole_time() -> None:
