@@ -180,7 +180,7 @@ PRESENT: dict[str, dict[str, Any]] = {
     },
     "trl": {"SFTTrainer": Trainer},
 }
-"""What is more than a StandIn, by module."""
+"""Names that need more than a StandIn, by module."""
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

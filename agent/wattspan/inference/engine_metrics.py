@@ -20,7 +20,7 @@ from wattspan.model import ModelEnum
 
 
 class Figure(ModelEnum):
-    """What a series of an engine says."""
+    """The meaning of a series of an engine."""
 
     INPUT = "input"  # prompt tokens, those from the prefix cache included
     COMPUTED = "computed"  # prompt tokens that were computed
@@ -325,7 +325,7 @@ def _reading(page: EnginePage, samples: Mapping[str, list[tuple[_Labels, float]]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an engine did between two readings; a figure that its page lacks is missing.
+    """The work of an engine between two readings; a figure that its page lacks is missing.
 
     ``running`` are the requests in the batch at both readings; None if that is unknown.
     """
@@ -347,7 +347,7 @@ class Progress:
 
 
 def progress(before: EngineReading, after: EngineReading, *, whole: bool = True) -> Progress | None:
-    """What happened between two readings of one process; None if a counter fell or leapt.
+    """The work between two readings of one process; None if a counter fell or leapt.
 
     Then the engine has started again, or its page is another one's. A series that was not there
     before counts from 0; unless ``whole``, the earlier page may have lacked some, and nothing is

@@ -193,7 +193,7 @@ class EngineFinder:
             cause = f"{who} has one program on GPUs for {' and '.join(sorted(others))}"
             raise ScrapeError(cause, "Name the unit, container or pid of each in `process`.")
         self._register(found)
-        return frozenset(found)
+        return found
 
     def _is_launcher(self, parents: Sequence[int], principal: Principal) -> bool:
         """True for one parent that is no shell or service manager: workers of one engine."""

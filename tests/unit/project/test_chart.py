@@ -27,7 +27,7 @@ NEEDED = {
     "pod-devices": ["cpu-counters"],
     "resource-slices": ["cpu-counters"],
 }
-"""What the schema requires beside a component."""
+"""Components that the schema requires beside another one."""
 
 
 def chosen(*components: str) -> dict[str, Any]:
