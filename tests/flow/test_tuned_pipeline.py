@@ -134,11 +134,11 @@ def test_rank_with_slack_gets_a_lower_clock_until_the_training_ends(tmp_path: Pa
     ):
         with training(agent):
             agent.until(lambda: agent.reason() == "screening", "the profile is measured", 120)
-            plan = agent.until(lambda: _plan(agent), "a plan is compared with the original", 300)
+            # The second stage takes half as long. A first plan may be of a noisy profile.
+            what = "a plan with a lower clock of the second rank is compared with the original"
+            plan = agent.until(lambda: _plan(agent), what, 300)
             assert agent.told()["slowdown"] <= 0.2
             assert (plan["shown"]["ranks"], plan["shown"]["stages"]) == (2.0, 2.0)
-            slower = min(plan["caps"], key=lambda device: plan["caps"][device])
-            assert slower.endswith("1")  # the second stage takes half as long
             assert agent.journal()
         agent.until(lambda: not agent.journal(), "the end of the training restores the clocks")
         agent.until(lambda: agent.reason() == "ended", "the end is reported")
@@ -282,5 +282,7 @@ def _follower(agent: Tuned) -> dict[str, Any] | None:
 
 def _plan(agent: Tuned) -> dict[str, dict[str, float]] | None:
     decision = agent.told().get("decision", {})
-    planned = decision.get("reason") in ("certifying", "certified")
-    return decision if planned and decision.get("caps") else None
+    if decision.get("reason") not in ("certifying", "certified"):
+        return None
+    caps = {device[-1]: clock for device, clock in decision["caps"].items()}
+    return decision if caps.get("1", TOP) < caps.get("0", TOP) else None
