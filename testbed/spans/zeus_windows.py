@@ -25,6 +25,7 @@ from wattspan.compat.zeus import ZeusMonitor
 GPU = 0
 STEP, READ_AFTER = 0.1, 0.25  # seconds
 SAMPLED = 5.0  # seconds after which the agent samples a new monitor finely
+REMEMBERED = 0.05  # seconds after which the emulated host knows the truth; it forgets after minutes
 Load = list[tuple[float, float]]
 """Until when, in seconds, which part of the board is busy."""
 
@@ -49,8 +50,11 @@ def keep_up(board: Board, load: Load, start: float, until: float) -> None:
 
 def window(
     board: Board, ours: ZeusMonitor, real: RealMonitor, draw: random.Random, seconds: float
-) -> Callable[[], dict[str, Any]]:
-    """One window of both, one inside the other; the result reads ours for the first time."""
+) -> tuple[Callable[[], None], Callable[[], dict[str, Any]]]:
+    """One window of both, one inside the other.
+
+    The first result asks for the truth, soon; the second reads ours for the first time.
+    """
     lead = draw.uniform(0.05, 0.35)
     load = varied_load(draw, lead + seconds + 0.1)
     outside = draw.random() < 0.5  # Zeus's window around ours, or inside it
@@ -81,13 +85,16 @@ def window(
     kind = "cpu" if draw.random() < 0.3 else "gpu"
     true: list[float] = []
 
+    def know() -> None:
+        board.load(0.0)
+        if not true:
+            true.extend((spent_between(board, measured.period), spent_between(board, times)))
+
     def read() -> dict[str, Any]:
         asked = time.monotonic_ns()
         _ = measured.cpu_energy if kind == "cpu" else measured.gpu_energy
         latency = time.monotonic_ns() - asked
-        board.load(0.0)
-        if not true:
-            true.extend((spent_between(board, measured.period), spent_between(board, times)))
+        know()
         return {
             "seconds": seconds,
             "ours": measured.gpu_energy[GPU],
@@ -100,7 +107,7 @@ def window(
             "latency": latency,
         }
 
-    return read
+    return know, read
 
 
 def spent_between(board: Board, period: Sequence[int]) -> float:
@@ -171,11 +178,15 @@ def main() -> None:
         for _ in range(repeat)
     ]
     draw.shuffle(todo)
-    kept = [window(board, ours, real, draw, seconds) for seconds in todo[:: plan["every"]]]
-    board.load(0.0)
+    kept = []
+    for seconds in todo[:: plan["every"]]:
+        know, read = window(board, ours, real, draw, seconds)
+        time.sleep(REMEMBERED)
+        know()
+        kept.append(read)
     due = time.monotonic() + plan["late"]
     for seconds in todo:
-        print(json.dumps(window(board, ours, real, draw, seconds)()), flush=True)
+        print(json.dumps(window(board, ours, real, draw, seconds)[1]()), flush=True)
     print(json.dumps(many_reads(ours, real, plan["many"])), flush=True)
     for name, monitor in (("ours", ours), ("zeus", real)):
         overhead = loop_overhead(monitor, plan["steps"])
