@@ -18,6 +18,7 @@ START = [
 LINK = re.compile(r"(?<!\\)\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SOURCES = {".py", ".toml", ".yml", ".yaml", ".js", ".service", ".json"}
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+ROWS = re.compile(r"<!-- rows of (\w+) -->(.*?)<!-- end of rows -->", re.DOTALL)
 
 
 def name(path: Path) -> str:
@@ -99,6 +100,15 @@ def test_start_page_is_short_and_has_five_next_links(page: Path) -> None:
     assert len(text.split()) <= 400
     steps = re.findall(r"^\d\. \[", text.partition("\n## Next\n")[2], re.MULTILINE)
     assert len(steps) == 5
+
+
+def test_rows_on_a_page_of_results_are_those_of_the_complete_table() -> None:
+    tables = (ROOT / "benchmarks" / "tables.md").read_text(encoding="utf-8")
+    found = ROWS.findall((DOCS / "accuracy.md").read_text(encoding="utf-8"))
+    assert len(found) >= 5
+    for script, rows in found:
+        complete = tables.split(f"<!-- begin {script} -->")[1].split("<!-- end ")[0].splitlines()
+        assert [row for row in rows.strip().splitlines() if row not in complete] == [], script
 
 
 @pytest.mark.parametrize(
