@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from testbed.program import PROGRAM
 from wattspan.emulation.control import Closeable
 
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SCRIPT = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_DOCUMENT = re.compile(r"<<'?(\w+)'?")
 _END = "-- end of the command --"
 
 
@@ -43,6 +46,33 @@ def is_shown(line: str, text: str) -> bool:
     """True if a line of ``text`` is ``line``, in which … stands for any words."""
     pattern = ".*".join(map(re.escape, line.split("…")))
     return re.search(rf"^{pattern}$", text, re.MULTILINE) is not None
+
+
+def script_commands(text: str) -> Iterator[str]:
+    """The commands of ``sh`` blocks, which show no output; one may have several lines."""
+    for block in _SCRIPT.findall(text):
+        held: list[str] = []
+        for line in textwrap.dedent(block).splitlines():
+            if held or (line.strip() and not line.lstrip().startswith("#")):
+                held.append(line)
+            if held and is_whole("\n".join(held)):
+                yield "\n".join(held)
+                held.clear()
+        if held:
+            raise ValueError(f"a command without an end: {held}")
+
+
+def is_whole(command: str) -> bool:
+    """True if a shell would run ``command`` and not wait for the next line."""
+    if command.endswith("\\"):
+        return False
+    if document := _DOCUMENT.search(command):
+        return command.splitlines()[-1] == document[1]
+    try:
+        words = list(shlex.shlex(command, posix=True, punctuation_chars=True))
+    except ValueError:  # a quotation without an end
+        return False
+    return words.count("do") <= words.count("done")
 
 
 class PageShell(Closeable):
