@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -23,10 +24,11 @@ from wattspan.cli.options import (
     echo_json,
     emulate_option,
     json_option,
+    json_text,
 )
 from wattspan.clock import SystemClock
-from wattspan.model import Domain
-from wattspan.ports import ConfigError, SourceContext, SourceError
+from wattspan.model import SECOND, Domain
+from wattspan.ports import Clock, ConfigError, SourceContext, SourceError
 from wattspan.service.configuration import LoadedConfiguration, host_name, selected_emulated_host
 from wattspan.util.text import printable
 
@@ -155,17 +157,44 @@ def render(diagnosis: Diagnosis, name_width: int | None = None) -> Group:
 
 
 @click.command(name="doctor")
+@click.option(
+    "--acceptance",
+    is_flag=True,
+    help="Test the counters, the attribution and the limits of this host, for three minutes.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.File("w", encoding="utf-8", lazy=False),
+    help="Write the report of --acceptance to this file, for an issue.",
+)
 @config_options
 @json_option
 @emulate_option
 @click.pass_context
-def command(context: click.Context, configuration: ConfigurationOptions, as_json: bool) -> None:
+def command(
+    context: click.Context,
+    configuration: ConfigurationOptions,
+    acceptance: bool,
+    output: IO[str] | None,
+    as_json: bool,
+) -> None:
     """Examine this host: readable counters, problems and remedies.
 
     Reads every counter twice, one second apart, with the rights of the calling user: run it as
     the user that runs the agent. A faulty configuration is a finding, and the default replaces
     each value at fault; the exit code is then 2. It is 3 if no counter can be read.
+
+    With --acceptance it tests a host whose hardware is new to you or to wattspan: idle power
+    before and after the counters are opened, steps of the counters, sensors against counters, the
+    energy of two loads of its own, and the limits that would be restored. It changes no setting.
+    Run it while nothing else works; the exit code is 1 if a test fails.
     """
+    if output is not None and not acceptance:
+        raise click.UsageError("--output has no effect without --acceptance. Add it.")
+    if acceptance:
+        _accept(context, configuration.load(client=True), output, as_json=as_json)
+        return
     faults: list[str] = []
     loaded = configuration.load(faults=faults, client=True)
     with selected_emulated_host(loaded.config.emulation) as host:
@@ -180,6 +209,47 @@ def command(context: click.Context, configuration: ConfigurationOptions, as_json
         context.exit(SourceError.exit_code)
 
 
+def _accept(
+    context: click.Context, loaded: LoadedConfiguration, output: IO[str] | None, *, as_json: bool
+) -> None:
+    from wattspan.cli.doctor.acceptance import accept
+    from wattspan.cli.doctor.acceptance.checks import diagnosis
+    from wattspan.cli.doctor.acceptance.counters import Periods
+
+    length = Periods().total(len(loaded.plugins.sources)) // SECOND
+    with click.progressbar(length=length, label="Testing this host", file=sys.stderr) as bar:
+        passed = 0
+
+        def advance(duration: int) -> None:
+            nonlocal passed
+            before, passed = passed // SECOND, passed + duration
+            bar.update(passed // SECOND - before)
+
+        checks, document, emulated = accept(loaded, SystemClock(), advance)
+    if output is not None:
+        output.write(json_text(document))
+    if as_json:
+        echo_json(document)
+    else:
+        _print(diagnosis(checks, emulated=emulated))
+    if any(one.finding.mark is Severity.FAIL for one in checks):
+        context.exit(1)
+
+
+def source_context(clock: Clock, host: EmulatedHost | None) -> SourceContext:
+    """The context in which the sources of this host, or of an emulated one, are opened."""
+    from wattspan.cli.doctor.sources import EmptyProcessDirectory
+
+    return SourceContext(
+        clock,
+        EmptyProcessDirectory(),
+        emulated=host is not None,
+        nvml=None if host is None else host.nvml(),
+        sysfs=None if host is None else host.sysfs,
+        amdsmi=None if host is None else host.amdsmi(),
+    )
+
+
 def diagnose(
     loaded: LoadedConfiguration,
     root: Path = Path("/"),
@@ -190,19 +260,12 @@ def diagnose(
     from wattspan.cli.doctor import host as local
     from wattspan.cli.doctor import network
     from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
-    from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_gpus, examine_sources
+    from wattspan.cli.doctor.sources import examine_gpus, examine_sources
     from wattspan.cli.doctor.tuning import CapperProbe, examine_tuning
 
     config, plugins = loaded.config, loaded.plugins
     clock = SystemClock()
-    context = SourceContext(
-        clock,
-        EmptyProcessDirectory(),
-        emulated=host is not None,
-        nvml=None if host is None else host.nvml(),
-        sysfs=None if host is None else host.sysfs,
-        amdsmi=None if host is None else host.amdsmi(),
-    )
+    context = source_context(clock, host)
     sources = examine_sources(plugins, config, context)
     pods = () if context.emulated else local.examine_pods(config)
     name, members = host_name(host), etcd_members(config.fleet, clock)

@@ -149,7 +149,7 @@ def examine_sources(
     probes: dict[str, SourceProbe] = {}
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
-        source = _open(plugin, settings, context)
+        source = open_source(plugin, settings, context)
         if isinstance(source, Finding):
             advice = source_advice(plugins, config, name)
             sections[f"Source {name}"] = [source, *(warning("setting", one) for one in advice)]
@@ -197,7 +197,7 @@ def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain],
     return decided, findings
 
 
-def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
+def open_source(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
     """The source, or the reason why there is none."""
     enabled = getattr(settings, "enabled", None)
     if enabled is False:

@@ -45,9 +45,9 @@ def examine_tuning(
     host = None if context.emulated else HostDirectory(Path(config.caps.host_dir))
     capper = CapperProbe.configured(config, context)
     place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
-    left = [] if capper.answers else list(_unrestored_limits(place, root))
+    left = [] if capper.answers else list(unrestored_limits(place, root))
     yield _mode(config)
-    found = {knob: list(_states(knob, context, domains)) for knob in Knob}
+    found = {knob: list(knob_states(knob, context, domains)) for knob in Knob}
     yield from _knobs(config, found, capper.rows)
     yield from _unmatched(config, found, domains)
     yield from _jobs_without_units(config)
@@ -160,7 +160,7 @@ def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:
     return ok(what, detail) if chosen else declared("knob-unused", what=what, detail=detail)
 
 
-def _states(
+def knob_states(
     knob: Knob, context: SourceContext, domains: Collection[Domain]
 ) -> Iterator[KnobState | ActuatorError]:
     """The state of each device's knob, or the error of reading it."""
@@ -310,7 +310,7 @@ def _silent_capper(
 # ------------------------------------------------------------------------------ left limits
 
 
-def _unrestored_limits(place: Path, root: Path) -> Iterator[Finding]:
+def unrestored_limits(place: Path, root: Path) -> Iterator[Finding]:
     """A journal of this boot without a capper: the limits in it may still be in force.
 
     Entries of an earlier boot say nothing before a capper compares them with the devices.

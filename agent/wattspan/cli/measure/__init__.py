@@ -229,13 +229,13 @@ def _measurement_client(
     from wattspan.service.assembly import standalone_agent
 
     try:
-        with standalone_agent(_standalone(loaded), clock, echo_error) as own:
+        with standalone_agent(standalone_configuration(loaded), clock, echo_error) as own:
             yield own
     except SourceError as error:
         raise SourceError(f"{unavailable}{error}") from None
 
 
-def _standalone(loaded: LoadedConfiguration) -> LoadedConfiguration:
+def standalone_configuration(loaded: LoadedConfiguration) -> LoadedConfiguration:
     """The settings of a standalone agent, which serves and stores nothing."""
     config = loaded.config
     changed = replace(

@@ -1,0 +1,319 @@
+"""`wattspan doctor --acceptance`: each test of a host, on counters, loads and limits made here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from wattspan.cli import cli
+from wattspan.cli.doctor import Finding, Severity, note, warning
+from wattspan.cli.doctor.acceptance import limit_checks, report
+from wattspan.cli.doctor.acceptance.checks import (
+    IDLE,
+    LOADS,
+    SENSORS,
+    STEPS,
+    Check,
+    device_labels,
+    diagnosis,
+)
+from wattspan.cli.doctor.acceptance.counters import CounterTests, Periods
+from wattspan.cli.doctor.acceptance.loads import load_checks
+from wattspan.clock import SystemClock
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    CapKey,
+    Consumer,
+    Domain,
+    GpuStatus,
+    HwType,
+    Knob,
+    KnobState,
+    Microjoules,
+    Provenance,
+    Reading,
+    Trouble,
+)
+from wattspan.ports import ActuatorError, Batch, CounterSource, SourceError
+from wattspan.sdk.client import Energy, Measurement
+from wattspan.testing import ManualClock
+
+CPU = Domain("cpu:0", HwType.CPU, "package-0 of host-of-alice", "moving", Provenance.MEASURED)
+GPU = Domain("gpu:GPU-1234", HwType.GPU, "NVIDIA H100 0", "moving", Provenance.MEASURED)
+
+
+@dataclass
+class Board:
+    """A device whose counter moves in steps; ``watts`` while it is closed and while it is open."""
+
+    domain: Domain
+    watts: tuple[float, float] = (50.0, 50.0)
+    step: int = 100 * MILLISECOND
+    energy: float = 0.0
+    at: int = 0
+    utilisation: float = 0.0
+    integrated: float = 1.0  # of the counter's energy
+    disagrees: bool | None = False
+
+    def move(self, now: int, *, opened: bool) -> Microjoules:
+        whole = now // self.step * self.step
+        if self.at and whole > self.at:
+            self.energy += self.watts[opened] * (whole - self.at) / 1000
+        self.at = max(self.at, whole)
+        return Microjoules(round(self.energy))
+
+
+@dataclass
+class Host:
+    """Boards of one source; it is open while ``users`` is not 0."""
+
+    boards: list[Board]
+    clock: ManualClock = field(default_factory=ManualClock)
+    users: int = 0
+    opened: int = 0
+    changes: list[str] = field(default_factory=list)
+
+    def open(self, name: str) -> CounterSource | Finding:
+        if name != "moving":
+            return note("nothing to read", f"no {name} here")
+        self.read()
+        self.users += 1
+        self.opened += 1
+        return Source(self)
+
+    def read(self) -> Batch:
+        now = self.clock.now()
+        return Batch(
+            tuple(board.domain for board in self.boards),
+            tuple(
+                Reading(board.domain.id, now, board.move(now.mono, opened=self.users > 0))
+                for board in self.boards
+            ),
+            gpus=tuple(
+                GpuStatus(
+                    board.domain.id,
+                    now,
+                    utilisation=board.utilisation,
+                    integrated_energy=Microjoules(round(board.energy * board.integrated)),
+                    counter_energy=Microjoules(round(board.energy)),
+                    energy_disagrees=board.disagrees,
+                    energy_basis="counter",
+                    model="H100",
+                    driver="580.1",
+                )
+                for board in self.boards
+                if board.domain.hw_type is HwType.GPU
+            ),
+        )
+
+    def tests(self, *names: str) -> tuple[CounterTests, list[Check]]:
+        told: list[int] = []
+        tests = CounterTests(self.open, names or ("moving", "rapl"), self.clock, told.append)
+        checks = tests.run()
+        periods = Periods()
+        assert sum(told) >= periods.idle + periods.open + periods.steps
+        return tests, checks
+
+
+@dataclass
+class Source:
+    host: Host
+    name: str = "moving"
+
+    def read(self) -> Batch:
+        return self.host.read()
+
+    def close(self) -> None:
+        self.host.read()
+        self.host.users -= 1
+
+
+def only(checks: Iterable[Check], test: str, device: str = "") -> Check:
+    (found,) = [one for one in checks if one.test == test and one.device.startswith(device)]
+    return found
+
+
+# ----------------------------------------------------------------------------------- counters
+
+
+def test_idle_power_is_told_without_and_with_open_sources() -> None:
+    host = Host([Board(CPU, watts=(40.0, 40.5)), Board(GPU, watts=(70.0, 70.5))])
+    _, checks = host.tests()
+    cpu, gpu = only(checks, IDLE, "cpu 0"), only(checks, IDLE, "gpu 0")
+    assert cpu.figures["closed_watts"] == pytest.approx(40.0, rel=0.01)
+    assert cpu.figures["open_watts"] == pytest.approx(40.5, rel=0.01)
+    assert gpu.figures["open_watts"] == pytest.approx(70.5, rel=0.01)
+    assert (cpu.finding.mark, gpu.finding.mark) == (Severity.OK, Severity.OK)
+    assert host.users == 0
+
+
+def test_board_that_the_agent_wakes_is_a_warning() -> None:
+    _, checks = Host([Board(GPU, watts=(35.0, 70.0))]).tests()
+    found = only(checks, IDLE)
+    assert found.finding.mark is Severity.WARN
+    assert "raises" in found.finding.detail
+
+
+def test_busy_board_is_not_blamed_on_the_agent() -> None:
+    _, checks = Host([Board(GPU, watts=(35.0, 300.0), utilisation=0.9)]).tests()
+    assert only(checks, IDLE).finding.mark is Severity.OK
+
+
+def test_power_of_a_closed_board_without_a_counter_is_unknown() -> None:
+    derived = replace(GPU, provenance=Provenance.DERIVED)
+    _, checks = Host([Board(derived)]).tests()
+    found = only(checks, IDLE)
+    assert found.finding.mark is Severity.NOTE
+    assert found.figures["closed_watts"] is None
+
+
+def test_estimate_is_not_tested() -> None:
+    model = replace(CPU, provenance=Provenance.ESTIMATED)
+    _, checks = Host([Board(model)]).tests()
+    assert checks == []
+
+
+def test_steps_of_each_counter_are_measured() -> None:
+    host = Host([Board(CPU, step=MILLISECOND), Board(GPU, step=100 * MILLISECOND)])
+    _, checks = host.tests()
+    cpu, gpu = only(checks, STEPS, "cpu 0"), only(checks, STEPS, "gpu 0")
+    assert cpu.figures["step_ms"] == pytest.approx(1.0)
+    assert gpu.figures["step_ms"] == pytest.approx(100.0)
+    assert gpu.figures["phase_ms"] == pytest.approx(0.0, abs=0.3)
+    assert gpu.figures["least_microjoules"] == 5_000_000
+    assert {cpu.finding.mark, gpu.finding.mark} == {Severity.OK}
+
+
+def test_counter_that_stands_still_fails() -> None:
+    _, checks = Host([Board(CPU, step=3600 * SECOND)]).tests()
+    assert only(checks, STEPS).finding.mark is Severity.FAIL
+    assert diagnosis(checks, emulated=False).readable == 0
+
+
+@pytest.mark.parametrize(("disagrees", "mark"), [(True, Severity.WARN), (False, Severity.OK)])
+def test_sensor_is_compared_with_the_counter(disagrees: bool, mark: Severity) -> None:  # noqa: FBT001
+    _, checks = Host([Board(GPU, integrated=0.5, disagrees=disagrees)]).tests()
+    found = only(checks, SENSORS)
+    assert found.figures["sensor_by_counter"] == pytest.approx(0.5, abs=0.01)
+    assert found.finding.mark is mark
+
+
+def test_host_without_counters_is_told_at_once() -> None:
+    host = Host([])
+    tests = CounterTests(host.open, ("rapl",), host.clock, lambda _: None)
+    before = host.clock.monotonic()
+    with pytest.raises(SourceError, match="No energy counter"):
+        tests.run()
+    assert host.clock.monotonic() == before
+
+
+# -------------------------------------------------------------------------------------- loads
+
+
+@dataclass
+class Attribution:
+    """Answers with energies of the watched consumers, in the order in which they were watched."""
+
+    energies: list[dict[str, float]]
+    host: float = 100.0
+    watched: list[Consumer] = field(default_factory=list)
+    about = note = ""
+
+    def watch(self, consumer: Consumer) -> None:
+        self.watched.append(consumer)
+
+    def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
+        energy = self.energies[self.watched.index(consumer)]
+        return Measurement(
+            (end - start) / 1e9,
+            Energy(energy, dict.fromkeys(energy, 0.001), 1.0),
+            Energy(energy, {}, 1.0),
+            Energy({"cpu": self.host}, {}, 1.0),
+            (),
+            {"cpu": "measured"},
+            emulated=False,
+            complete=True,
+            host_name="host-of-alice",
+        )
+
+
+def attributed(client: Attribution) -> list[Check]:
+    return list(load_checks(client, SystemClock(), lambda _: None, 200 * MILLISECOND))
+
+
+@pytest.mark.parametrize(
+    ("energies", "mark"),
+    [
+        ((2.0, 1.0), Severity.OK),
+        ((2.0, 8.0), Severity.WARN),
+        ((200.0, 100.0), Severity.FAIL),
+    ],
+)
+def test_loads_of_equal_work_have_equal_costs(
+    energies: tuple[float, float], mark: Severity
+) -> None:
+    client = Attribution([{"cpu": one} for one in energies])
+    checks = attributed(client)
+    full, half, both = checks
+    assert float(str(full.figures["cpu_seconds"])) > float(str(half.figures["cpu_seconds"])) > 0
+    assert both.finding.mark is mark
+    assert len(set(client.watched)) == 2
+
+
+def test_loads_without_a_cpu_counter_have_no_energy() -> None:
+    checks = attributed(Attribution([{}, {}]))
+    assert [one.finding.mark for one in checks] == [Severity.NOTE, Severity.NOTE]
+    assert checks[0].figures["joules"] is None
+
+
+# ------------------------------------------------------------------------- limits and report
+
+
+def test_limits_are_read_and_their_faults_told() -> None:
+    key = CapKey(Knob.GPU_POWER, GPU.id)
+    states = [
+        KnobState(key, "NVIDIA H100 0", minimum=200_000, requested=700_000),
+        KnobState(replace_device(key, "gpu:GPU-5678"), "NVIDIA H100 1"),
+        ActuatorError("No limit of /home/alice/x can be read. Ask root.", Trouble.DENIED),
+    ]
+    left = [warning("limits left", "at /home/alice/state")]
+    checks = list(limit_checks(states, left, device_labels([GPU])))
+    assert [one.device for one in checks] == ["gpu_power gpu 0", "gpu_power 1", "limit 2", "left"]
+    assert [one.finding.mark for one in checks] == [
+        Severity.OK,
+        Severity.NOTE,
+        Severity.NOTE,
+        Severity.WARN,
+    ]
+    assert checks[0].figures["requested"] == 700_000
+
+
+def replace_device(key: CapKey, device: str) -> CapKey:
+    return CapKey(key.knob, device)
+
+
+def test_report_names_no_person_host_file_or_serial_number(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("model name\t: AMD EPYC 9654\nflags\t: fpu\n")
+    tests, checks = Host([Board(CPU), Board(GPU)]).tests()
+    checks += attributed(Attribution([{"cpu": 2.0}, {"cpu": 1.0}]))
+    error = ActuatorError("No limit of /home/alice/x can be read. Ask root.", Trouble.DENIED)
+    checks += limit_checks([error], [warning("left", "/home/alice/state")], tests.labels)
+    text = json.dumps(report(checks, tests.gpus.values(), tmp_path))
+    document = json.loads(text)
+    assert document["cpu"] == "AMD EPYC 9654"
+    assert document["gpus"] == [{"model": "H100", "driver": "580.1"}]
+    assert {one["test"] for one in document["checks"]} >= {IDLE, STEPS, SENSORS, LOADS}
+    assert not [word for word in ("alice", "1234", "/home", GPU.id) if word in text]
+
+
+def test_output_without_acceptance_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--output", str(tmp_path / "report.json")])
+    assert done.exit_code == 2
+    assert "--acceptance" in done.output
