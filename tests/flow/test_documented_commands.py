@@ -25,6 +25,7 @@ PAGES = [
 
 TESTED = {
     r"docs/tutorial-settings\.md: ": ("flow/test_tutorial_settings.py", "tutorial-settings.md"),
+    r"docs/tutorial-saving\.md: ": ("flow/test_tutorial_saving.py", "tutorial-saving.md"),
     r"docs/how-to/run-a-fleet\.md: (mkdir|etcd |cd |for n|export W|kill|WATTSPAN_|.*wattspan (fleet|caps|doctor|run))":
         ("flow/test_run_a_fleet.py", "run-a-fleet.md"),
     r"docs/how-to/run-a-fleet\.md: (sudo install|openssl|etcdctl|hosts=|leaders=|jobs=|for |export E)":

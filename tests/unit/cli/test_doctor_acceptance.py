@@ -23,7 +23,7 @@ from wattspan.cli.doctor.acceptance.checks import (
     diagnosis,
 )
 from wattspan.cli.doctor.acceptance.counters import CounterTests, Periods
-from wattspan.cli.doctor.acceptance.loads import load_checks
+from wattspan.cli.doctor.acceptance.loads import LoadResult, load_checks, run_loads
 from wattspan.clock import SystemClock
 from wattspan.model import (
     MILLISECOND,
@@ -197,7 +197,7 @@ def test_counter_that_stands_still_fails() -> None:
 
 
 @pytest.mark.parametrize(("disagrees", "mark"), [(True, Severity.WARN), (False, Severity.OK)])
-def test_sensor_is_compared_with_the_counter(disagrees: bool, mark: Severity) -> None:  # noqa: FBT001
+def test_sensor_is_compared_with_the_counter(disagrees: bool, mark: Severity) -> None:
     _, checks = Host([Board(GPU, integrated=0.5, disagrees=disagrees)]).tests()
     found = only(checks, SENSORS)
     assert found.figures["sensor_by_counter"] == pytest.approx(0.5, abs=0.01)
@@ -216,58 +216,81 @@ def test_host_without_counters_is_told_at_once() -> None:
 # -------------------------------------------------------------------------------------- loads
 
 
-@dataclass
-class Attribution:
-    """Answers with energies of the watched consumers, in the order in which they were watched."""
+def measured(energy: dict[str, float], host: float = 100.0) -> Measurement:
+    return Measurement(
+        20.0,
+        Energy(energy, dict.fromkeys(energy, 0.001), 1.0),
+        Energy(energy, {}, 1.0),
+        Energy({"cpu": host}, {}, 1.0),
+        (),
+        {"cpu": "measured"},
+        emulated=False,
+        complete=True,
+        host_name="host-of-alice",
+    )
 
-    energies: list[dict[str, float]]
-    host: float = 100.0
-    watched: list[Consumer] = field(default_factory=list)
+
+def results(*energies: dict[str, float]) -> list[LoadResult]:
+    """Of a full and a half load of 20 s."""
+    used = zip((1.0, 0.5), (20.0, 10.0), energies, strict=True)
+    return [LoadResult(duty, seconds, measured(energy)) for duty, seconds, energy in used]
+
+
+class Recorder:
+    """A client that notes the consumers that it is asked about."""
+
     about = note = ""
+
+    def __init__(self) -> None:
+        self.watched: list[Consumer] = []
+        self.read_later: list[Consumer] = []
 
     def watch(self, consumer: Consumer) -> None:
         self.watched.append(consumer)
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
-        energy = self.energies[self.watched.index(consumer)]
-        return Measurement(
-            (end - start) / 1e9,
-            Energy(energy, dict.fromkeys(energy, 0.001), 1.0),
-            Energy(energy, {}, 1.0),
-            Energy({"cpu": self.host}, {}, 1.0),
-            (),
-            {"cpu": "measured"},
-            emulated=False,
-            complete=True,
-            host_name="host-of-alice",
-        )
+        self.read_later.append(consumer)
+        assert end > start
+        return measured({"cpu": 1.0})
 
 
-def attributed(client: Attribution) -> list[Check]:
-    return list(load_checks(client, SystemClock(), lambda _: None, 200 * MILLISECOND))
+def test_loads_are_two_processes_that_work_and_end() -> None:
+    client = Recorder()
+    found = run_loads(client, SystemClock(), lambda _: None, 200 * MILLISECOND)
+    assert [one.duty for one in found] == [1.0, 0.5]
+    assert all(one.cpu_seconds > 0 for one in found)
+    assert client.watched == client.read_later
+    assert len(set(client.watched)) == 2
+    assert not [one for one in client.watched if Path(f"/proc/{one.pid}").exists()]
 
 
 @pytest.mark.parametrize(
     ("energies", "mark"),
     [
-        ((2.0, 1.0), Severity.OK),
-        ((2.0, 8.0), Severity.WARN),
+        ((40.0, 20.0), Severity.OK),
+        ((40.0, 23.0), Severity.OK),
+        ((40.0, 50.0), Severity.WARN),
         ((200.0, 100.0), Severity.FAIL),
     ],
 )
 def test_loads_of_equal_work_have_equal_costs(
     energies: tuple[float, float], mark: Severity
 ) -> None:
-    client = Attribution([{"cpu": one} for one in energies])
-    checks = attributed(client)
-    full, half, both = checks
-    assert float(str(full.figures["cpu_seconds"])) > float(str(half.figures["cpu_seconds"])) > 0
+    *_, both = load_checks(results(*({"cpu": one} for one in energies)))
     assert both.finding.mark is mark
-    assert len(set(client.watched)) == 2
+
+
+def test_loads_with_large_errors_are_not_judged() -> None:
+    uncertain = Energy({"cpu": 30.0}, {"cpu": 30.0}, 1.0)
+    found = [one._replace(measured=one.measured._replace(joules=uncertain))
+             for one in results({"cpu": 1.0}, {"cpu": 1.0})]  # fmt: skip
+    *_, both = load_checks(found)
+    assert both.finding.mark is Severity.NOTE
+    assert "not judged" in both.finding.detail
 
 
 def test_loads_without_a_cpu_counter_have_no_energy() -> None:
-    checks = attributed(Attribution([{}, {}]))
+    checks = list(load_checks(results({}, {})))
     assert [one.finding.mark for one in checks] == [Severity.NOTE, Severity.NOTE]
     assert checks[0].figures["joules"] is None
 
@@ -302,7 +325,7 @@ def test_report_names_no_person_host_file_or_serial_number(tmp_path: Path) -> No
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("model name\t: AMD EPYC 9654\nflags\t: fpu\n")
     tests, checks = Host([Board(CPU), Board(GPU)]).tests()
-    checks += attributed(Attribution([{"cpu": 2.0}, {"cpu": 1.0}]))
+    checks += load_checks(results({"cpu": 40.0}, {"cpu": 20.0}))
     error = ActuatorError("No limit of /home/alice/x can be read. Ask root.", Trouble.DENIED)
     checks += limit_checks([error], [warning("left", "/home/alice/state")], tests.labels)
     text = json.dumps(report(checks, tests.gpus.values(), tmp_path))

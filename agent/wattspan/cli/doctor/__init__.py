@@ -214,9 +214,9 @@ def _accept(
 ) -> None:
     from wattspan.cli.doctor.acceptance import accept
     from wattspan.cli.doctor.acceptance.checks import diagnosis
-    from wattspan.cli.doctor.acceptance.counters import Periods
+    from wattspan.cli.doctor.acceptance.counters import WHOLE
 
-    length = Periods().total(len(loaded.plugins.sources)) // SECOND
+    length = WHOLE.total(len(loaded.plugins.sources)) // SECOND
     with click.progressbar(length=length, label="Testing this host", file=sys.stderr) as bar:
         passed = 0
 

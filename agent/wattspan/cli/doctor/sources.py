@@ -197,7 +197,9 @@ def _decide_cover(probes: Mapping[str, SourceProbe]) -> tuple[dict[str, Domain],
     return decided, findings
 
 
-def open_source(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
+def open_source(
+    plugin: SourcePlugin, settings: Table, context: SourceContext
+) -> CounterSource | Finding:
     """The source, or the reason why there is none."""
     enabled = getattr(settings, "enabled", None)
     if enabled is False:

@@ -16,13 +16,14 @@ from wattspan import __version__
 from wattspan.capper.host_directory import capper_directory
 from wattspan.cli.doctor import Finding, Severity, note, ok, source_context
 from wattspan.cli.doctor.acceptance.checks import LIMITS, Check, Scalar
-from wattspan.cli.doctor.acceptance.counters import CounterTests, Periods
-from wattspan.cli.doctor.acceptance.loads import load_checks
+from wattspan.cli.doctor.acceptance.counters import WHOLE, CounterTests, Periods
+from wattspan.cli.doctor.acceptance.loads import load_checks, run_loads
 from wattspan.cli.doctor.host import container, hypervisor
 from wattspan.cli.doctor.sources import open_source
 from wattspan.cli.doctor.tuning import knob_states, unrestored_limits
 from wattspan.cli.measure import standalone_configuration
 from wattspan.cli.options import echo_error
+from wattspan.cli.tune.text import setting_text
 from wattspan.clock import SystemClock
 from wattspan.model import GpuStatus, Knob, KnobState
 from wattspan.ports import ActuatorError, CounterSource, SourceContext
@@ -35,7 +36,7 @@ def accept(
     loaded: LoadedConfiguration,
     clock: SystemClock,
     advance: Callable[[int], object],
-    periods: Periods = Periods(),
+    periods: Periods = WHOLE,
     root: Path = Path("/"),
 ) -> tuple[list[Check], dict[str, object], bool]:
     """All checks, the report, and whether the host is emulated. SourceError without a counter."""
@@ -50,7 +51,7 @@ def accept(
         states = (one for knob in Knob for one in knob_states(knob, context, ()))
         checks += limit_checks(states, left, tests.labels)
     with standalone_agent(standalone_configuration(loaded), clock, echo_error) as client:
-        checks += load_checks(client, clock, advance, periods.loads)
+        checks += load_checks(run_loads(client, clock, advance, periods.loads))
     document = report(checks, tests.gpus.values(), root)
     return checks, document, context.emulated
 
@@ -81,9 +82,12 @@ def limit_checks(
             "default": state.default,
             "maximum": state.maximum,
         }
-        known = state.requested is not None
-        text = "a capper would restore this limit" if known else "no limit is set or restored"
-        yield Check(LIMITS, name, (ok if known else note)(name, text), figures)
+        if state.requested is None:
+            found = note(name, "no limit is set or restored")
+        else:
+            limit = setting_text(state.key.knob, state.requested)
+            found = ok(name, f"a capper would restore {limit}; nothing was written")
+        yield Check(LIMITS, name, found, figures)
     for finding in left:
         yield Check(LIMITS, "left", finding, {"left": finding.mark is Severity.FAIL})
 

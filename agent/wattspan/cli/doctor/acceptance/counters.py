@@ -55,6 +55,9 @@ class Periods(NamedTuple):
         return self.idle + self.open + sources * self.steps + self.loads
 
 
+WHOLE = Periods()
+
+
 @dataclass(slots=True)
 class _Moves:
     """The changes of one counter: the last reading, the times of changes, and the smallest one."""
@@ -85,7 +88,7 @@ class CounterTests:
         names: Sequence[str],
         clock: Clock,
         advance: Callable[[int], object],
-        periods: Periods = Periods(),
+        periods: Periods = WHOLE,
     ) -> None:
         self._open, self._names, self._clock = opened, names, clock
         self._advance, self._periods = advance, periods

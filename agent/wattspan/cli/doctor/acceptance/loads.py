@@ -19,6 +19,7 @@ from wattspan.sdk.client import Measurement
 _UNIT_COST = 0.2  # of the joules per CPU-second that two equal loads may differ by
 _DUTIES = (1.0, 0.5)
 _SLICE = 0.02  # seconds in which a load works for its duty
+_PATIENCE = 10.0  # seconds until the period has settled
 
 _LOAD = """
 import sys, time
@@ -37,38 +38,50 @@ class _Load(NamedTuple):
     consumer: Consumer
 
 
-def load_checks(
-    client: MeasurementClient,
-    clock: Clock,
-    advance: Callable[[int], object],
-    duration: int,
-) -> Iterator[Check]:
-    """Run a full and a half load at the same time, and compare their energies.
+class LoadResult(NamedTuple):
+    """What a load has used, and the energy that the attribution gives it."""
 
-    The two do the same work: a CPU-second of each costs the same, and both are a part of the host.
-    """
+    duty: float
+    cpu_seconds: float
+    measured: Measurement
+
+
+def run_loads(
+    client: MeasurementClient, clock: Clock, advance: Callable[[int], object], duration: int
+) -> list[LoadResult]:
+    """Run a full and a half load at the same time for ``duration`` nanoseconds."""
     start = clock.monotonic()
     loads = [_started(duty, duration) for duty in _DUTIES]
     try:
         for one in loads:
             client.watch(one.consumer)
-        while clock.monotonic() < start + duration:
-            before = clock.monotonic()
-            clock.sleep_until(min(start + duration, before + SECOND))
-            advance(clock.monotonic() - before)
+        while (now := clock.monotonic()) < start + duration:
+            clock.sleep_until(min(start + duration, now + SECOND))
+            advance(clock.monotonic() - now)
         spent = [_cpu_seconds(one.child) for one in loads]
     finally:
         for one in loads:
             one.child.kill()
             one.child.wait()
     end = clock.monotonic()
-    answers = [client.read(one.consumer, start, end, 10.0) for one in loads]
+    answers = [client.read(one.consumer, start, end, _PATIENCE) for one in loads]
+    return [
+        LoadResult(one.duty, used, answer)
+        for one, used, answer in zip(loads, spent, answers, strict=True)
+    ]
+
+
+def load_checks(results: Sequence[LoadResult]) -> Iterator[Check]:
+    """Compare the energies of loads that do the same work.
+
+    A CPU-second of each costs the same, and together they are a part of the host.
+    """
     units: list[tuple[float, float]] = []
-    for number, (one, cpu_seconds, answer) in enumerate(zip(loads, spent, answers, strict=True)):
+    for number, (duty, cpu_seconds, answer) in enumerate(results):
         name = f"load {number}"
         energy, error = answer.joules.get("cpu"), answer.joules.uncertainty.get("cpu", 0.0)
         figures: dict[str, Scalar] = {
-            "duty": one.duty,
+            "duty": duty,
             "cpu_seconds": round(cpu_seconds, 3),
             "joules": energy,
             "uncertainty_joules": error,
@@ -81,8 +94,8 @@ def load_checks(
         units.append((energy / cpu_seconds, error / cpu_seconds))
         text = f"{joules_text(energy)} in {cpu_seconds:.1f} s of CPU time, ± {joules_text(error)}"
         yield Check(LOADS, name, ok(name, text), figures)
-    if len(units) == len(loads):
-        yield _comparison(units, answers)
+    if len(units) == len(results):
+        yield _comparison(units, [one.measured for one in results])
 
 
 def _comparison(units: Sequence[tuple[float, float]], answers: Sequence[Measurement]) -> Check:
@@ -102,6 +115,9 @@ def _comparison(units: Sequence[tuple[float, float]], answers: Sequence[Measurem
     name = "both"
     if total > host + errors:
         found = failure(name, f"{text}: more than the host", "Attach the report to an issue.")
+    elif full_error + half_error > _UNIT_COST * max(full, half):
+        unsure = "not judged, because the errors are larger than the difference that counts"
+        found = note(name, f"{text}: {unsure}", "Repeat the test while nothing else works.")
     elif abs(full - half) > full_error + half_error + _UNIT_COST * max(full, half):
         remedy = "Repeat the test while nothing else works, and attach the report to an issue."
         found = warning(name, f"{text}: equal work has different costs", remedy)
