@@ -9,6 +9,7 @@ from wattspan.model import (
     Consumer,
     Domain,
     DomainAccount,
+    EngineRow,
     Failure,
     GapReason,
     GpuStatus,
@@ -169,3 +170,27 @@ def serving_host(provenance: Provenance = Provenance.MEASURED) -> Snapshot:
             refused={"invalid_id": 2},
         ),
     )
+
+
+def engine_host() -> Snapshot:
+    """The busy host with serving engines: one has figures, one has none yet, one has no page."""
+    gone = Failure(
+        "engine:code",
+        "the page of the engine 'code' at http://127.0.0.1:8001",
+        Trouble.RETRY,
+        "connection refused",
+        "Start the engine with its metrics, or correct `url`.",
+    )
+    host, read = busy_host(), SourceHealth("engine:chat", True, 20, 0)
+    states = (
+        read,
+        SourceHealth("engine:code", False, 20, 20, (gone,)),
+        replace(read, source="engine:embed"),
+    )
+    chat = EngineRow(
+        "chat", "llama", "vllm", Microjoules(8_000 * J), {"input": 90_000, "output": 7_000}, 70,
+        token_energy={"all": (82_474, 900), "input": (30_000, 9_000), "output": (700_000, 60_000)},
+        request_energy=(114_285_714, 5_000_000), idle=0.25,
+    )  # fmt: skip
+    spans = replace(host.spans, engines=(chat,))
+    return replace(host, health=(*host.health, *states), spans=spans)

@@ -3,7 +3,6 @@
 Times are nanoseconds, energies joules, powers watts; each field name ends with its unit. Null is
 unknown, never zero; every number is finite. Names come from outside: they are printable, of at
 most ``MAX_TEXT_LENGTH`` characters, and to be shown as text, never as markup.
-
 ``SCHEMA_VERSION`` rises when a field changes its meaning or goes; new fields do not raise it.
 """
 
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from wattspan.api.engine_entries import ENGINE_SOURCE, EngineEntry, engine_entries
 from wattspan.model import (
     BaselineQuality,
     Certainty,
@@ -258,6 +258,7 @@ class SnapshotDocument(Struct, frozen=True, kw_only=True):
     bounded: list[HwType] = []
     groups: list[GroupEntry]
     spans: SpansEntry
+    engines: list[EngineEntry] = []
     tuning: TuningDocument
     sources: list[SourceEntry]
     agent: AgentEntry
@@ -310,6 +311,7 @@ def snapshot_document(snapshot: Snapshot, version: str) -> SnapshotDocument:
         bounded=sorted(kind for kind in certain if certain[kind] is not Certainty.KNOWN),
         groups=[_group(row, bounded) for row in snapshot.groups],
         spans=_spans(snapshot.spans),
+        engines=engine_entries(snapshot, _text),
         tuning=tuning_document(snapshot.tuning),
         sources=[
             SourceEntry(
@@ -341,9 +343,9 @@ def restrict(
 ) -> SnapshotDocument:
     """``document`` for a user who may not read the counters.
 
-    Only processes that ``may_see`` admits stay; groups, spans and the footprint, which would
-    reveal the others, do not. Unless ``coarse_watts`` is None, domains other than GPUs, and those
-    in it, have the power in it, by ``hw_id``, and no energies.
+    Only processes that ``may_see`` admits stay; groups, spans, engines and the footprint,
+    which would reveal the others, do not. Unless ``coarse_watts`` is None, domains other than GPUs,
+    and those in it, have the power in it, by ``hw_id``, and no energies.
     """
     domains = document.domains
     if coarse_watts is not None:
@@ -385,6 +387,8 @@ def restrict(
         ended_joules={},
         groups=[],
         spans=_spans(SpanAccounts()),
+        engines=[],
+        sources=[one for one in document.sources if not one.source.startswith(ENGINE_SOURCE)],
         cost=None,
         carbon=None,
     )

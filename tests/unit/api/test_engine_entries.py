@@ -1,0 +1,82 @@
+"""Serving engines in the snapshot document."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+from testbed.snapshots import busy_host, engine_host
+
+from wattspan.api.engine_entries import EngineEntry
+from wattspan.api.snapshot_document import decode_snapshot, restrict, snapshot_document
+from wattspan.model import EngineRow, Microjoules, Snapshot, SourceHealth
+
+
+def engines_of(snapshot: Snapshot) -> list[EngineEntry]:
+    encoded = msgspec.json.encode(snapshot_document(snapshot, "1.2.3"))
+    return decode_snapshot(encoded).engines
+
+
+def test_host_without_a_configured_engine_has_none() -> None:
+    assert engines_of(busy_host()) == []
+    former = replace(engine_host(), health=busy_host().health)
+    assert engines_of(former) == [], "its totals remain"
+
+
+def test_engine_has_its_figures_with_their_uncertainty() -> None:
+    chat, *_ = engines_of(engine_host())
+    assert (chat.engine, chat.model, chat.owner) == ("chat", "llama", "vllm")
+    assert (chat.up, chat.failure) == (True, "")
+    assert (chat.gpu_joules, chat.requests) == (8_000.0, 70)
+    assert chat.tokens == {"input": 90_000, "output": 7_000}
+    assert chat.token_joules == {"all": 0.082474, "input": 0.03, "output": 0.7}
+    assert chat.token_uncertainty_joules == {"all": 0.0009, "input": 0.009, "output": 0.06}
+    assert (chat.request_joules, chat.request_uncertainty_joules) == (114.285714, 5.0)
+    assert chat.idle_ratio == 0.25
+
+
+def test_engine_without_figures_has_an_entry_with_the_state_of_its_page() -> None:
+    _, code, embed = engines_of(engine_host())
+    assert (code.engine, code.up) == ("code", False)
+    remedy = "Start the engine with its metrics, or correct `url`."
+    assert code.failure == f"connection refused. {remedy}"
+    assert (embed.engine, embed.up, embed.failure) == ("embed", True, "")
+    for one in (code, embed):
+        assert (one.model, one.tokens, one.token_joules) == ("", {}, {})
+        assert one.gpu_joules is one.requests is one.request_joules is one.idle_ratio is None
+
+
+def test_models_of_an_engine_are_entries_with_the_same_state() -> None:
+    host = engine_host()
+    second = EngineRow("code", "b", "eve", Microjoules(1), {"output": 1})
+    models = second, EngineRow("code", "a", "")
+    document = engines_of(replace(host, spans=replace(host.spans, engines=models)))
+    assert [(one.engine, one.model, one.up) for one in document] == [
+        ("chat", "", True), ("code", "a", False), ("code", "b", False), ("embed", "", True),
+    ]  # fmt: skip
+    assert len({one.failure for one in document if one.engine == "code"}) == 1
+
+
+def test_engine_that_names_no_model_has_its_energy() -> None:
+    host = engine_host()
+    unnamed = EngineRow("chat", "", "vllm", Microjoules(5_000_000), {"output": 3})
+    chat, *_ = engines_of(replace(host, spans=replace(host.spans, engines=(unnamed,))))
+    assert (chat.model, chat.gpu_joules) == ("", 5.0)
+
+
+def test_names_of_engines_are_printable() -> None:
+    host = engine_host()
+    evil = EngineRow("evil\x1b[31m", "mo\ndel", "")
+    health = (SourceHealth("engine:evil\x1b[31m", True, 1, 0),)
+    spans = replace(host.spans, engines=(evil,))
+    names = [
+        (one.engine, one.model) for one in engines_of(replace(host, health=health, spans=spans))
+    ]
+    assert names == [("evil?[31m", "mo?del")]
+
+
+def test_other_users_see_no_engine_and_no_reason_of_one() -> None:
+    whole = snapshot_document(engine_host(), "1.2.3")
+    seen = restrict(whole, lambda _: True, None)
+    assert seen.engines == []
+    assert [one.source for one in seen.sources] == ["rapl"]
