@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wattspan.util.text import printable
@@ -99,6 +100,17 @@ def energy_each(microjoules: float, parts: int) -> str:
     if parts <= 0:
         return UNKNOWN
     return f"{_scaled(microjoules / parts, 0)}J"
+
+
+def estimate(joules_: float | None, half_width: float | None) -> str:
+    """``"82.5 ±0.9 mJ"``: three digits of a figure, its half-width rounded up to the last digit."""
+    if joules_ is None or half_width is None:
+        return UNKNOWN
+    prefix, factor = unit_prefix(joules_)
+    text = _three_digits(joules_ / factor)
+    digits = len(text.partition(".")[2])
+    wide = ceil(round(half_width / factor * 10**digits, 6)) / 10**digits
+    return f"{text} ±{wide:.{digits}f} {prefix}J"
 
 
 def duration_each(nanoseconds: float, parts: int) -> str:

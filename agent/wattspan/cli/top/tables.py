@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from wattspan.api.engine_entries import EngineEntry
 from wattspan.api.snapshot_document import (
     DomainEntry,
     GroupEntry,
@@ -79,6 +80,7 @@ def select_rows(document: SnapshotDocument, options: ViewOptions) -> SnapshotDoc
             inference=_select_models(document.spans.inference, options),
             unmetered=[row for row in document.spans.unmetered if _is_wanted(row, options)],
         ),
+        engines=[row for row in document.engines if _is_wanted(row, options)],
     )
 
 
@@ -99,8 +101,9 @@ def _select(rows: list[E], names: Sequence[str], options: ViewOptions) -> list[E
     return found
 
 
-def _is_wanted(row: InferenceEntry | UnmeteredEntry, options: ViewOptions) -> bool:
-    return options.filter.casefold() in f"{row.model} {row.service}".casefold()
+def _is_wanted(row: InferenceEntry | UnmeteredEntry | EngineEntry, options: ViewOptions) -> bool:
+    name = row.engine if isinstance(row, EngineEntry) else row.service
+    return options.filter.casefold() in f"{row.model} {name}".casefold()
 
 
 def _select_models(rows: list[InferenceEntry], options: ViewOptions) -> list[InferenceEntry]:

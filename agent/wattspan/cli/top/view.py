@@ -18,6 +18,7 @@ from rich.text import Text
 from wattspan.api.snapshot_document import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
+from wattspan.cli.top.engines import engine_columns
 from wattspan.cli.top.tables import (
     NO_COUNTER,
     TUNING_LINES,
@@ -81,9 +82,11 @@ def _body(
     devices = device_tree(document, options.filter if of_devices else "")
     accounts = _tuning_accounts(document)
     jobs = tuning_rows(accounts, options)
-    groups, spans = document.groups, document.spans.names
+    groups, spans, engines = document.groups, document.spans.names, document.engines
     models = model_rows(document.spans)
-    rows = _RowBudget(len(devices), len(groups), None, len(spans), len(jobs), len(models))
+    rows = _RowBudget(
+        len(devices), len(groups), None, len(spans), len(jobs), len(models), len(engines)
+    )
     space = _allot_rows(options, room, rows, job_lines(jobs))
     table = partial(listing, options, 0 if options.by is ViewSection.ALL else options.offset)
     if space.devices != 0:
@@ -107,6 +110,9 @@ def _body(
     if space.models != 0:
         yield Text()
         yield table(model_columns(document), models, space.models)
+    if space.engines != 0:
+        yield Text()
+        yield table(engine_columns(options), engines, space.engines)
 
 
 def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
@@ -126,6 +132,7 @@ class _RowBudget(NamedTuple):
     spans: int | None = 0
     jobs: int | None = 0
     models: int | None = 0
+    engines: int | None = 0
 
 
 _SECTIONS = {
@@ -133,8 +140,8 @@ _SECTIONS = {
     ViewSection.GROUP: "groups",
     ViewSection.PROCESS: "processes",
 }
-_BRIEF = _RowBudget(None, 8, 12, 8, None, 8)
-_MOST_MODELS = 3  # of a terminal's lines, among all sections
+_BRIEF = _RowBudget(None, 8, 12, 8, None, 8, 8)
+_MOST_MODELS = 3  # of a terminal's lines, among all sections; so many engines
 
 
 def _allot_rows(
@@ -151,14 +158,15 @@ def _allot_rows(
         limit = None if room is None else max(1, room - 3)
         return _RowBudget()._replace(**{_SECTIONS[options.by]: limit})
     if room is None:
-        most = _BRIEF if options.brief else _RowBudget(None, None, None, None, None, None)
+        most = _BRIEF if options.brief else _RowBudget(*[None] * len(_RowBudget._fields))
         return most._replace(
             spans=most.spans if rows.spans else 0,
             jobs=most.jobs if rows.jobs else 0,
             models=most.models if rows.models else 0,
+            engines=most.engines if rows.engines else 0,
         )
     left = room - 7  # three headings with a blank line above each, a remainder
-    jobs = spans = models = 0
+    jobs = spans = models = engines = 0
     if rows.jobs and room >= 3 * TUNING_LINES:
         jobs = min(rows.jobs, max(1, (room // 4 - 2) // job_lines))
         left -= TUNING_LINES - 2 + job_lines * jobs
@@ -168,21 +176,29 @@ def _allot_rows(
     if rows.models and left >= 20:
         models = min(rows.models, _MOST_MODELS)
         left -= models + 2
+    if rows.engines and left >= 20:
+        engines = min(rows.engines, _MOST_MODELS)
+        left -= engines + 2
     left = max(0, left)
     devices = min(rows.devices or 0, max(1, left // 2))
     groups = min(rows.groups or 0, max(1, (left - devices) // 3))
     processes = max(1, left - devices - groups)
     # An empty table of devices or groups has a line that tells why.
-    return _RowBudget(max(1, devices), max(1, groups), processes, spans, jobs, models)
+    return _RowBudget(max(1, devices), max(1, groups), processes, spans, jobs, models, engines)
 
 
 def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
-    """A quarter of ``room`` lines to language models, if there are any and room for both."""
-    models = rows.models if room is None else 0
+    """A quarter of ``room`` lines each to engines and models, if there are any and room for all."""
+    models, engines = (rows.models, rows.engines) if room is None else (0, 0)
+    if room is not None and rows.engines and room >= 12:
+        engines = min(rows.engines, room // 4)
+        room -= engines + 2
     if room is not None and rows.models and room >= 12:
         models = min(rows.models, room // 4)
         room -= models + 2
-    return _RowBudget(spans=None if room is None else max(1, room - 3), models=models)
+    return _RowBudget(
+        spans=None if room is None else max(1, room - 3), models=models, engines=engines
+    )
 
 
 # ---------------------------------------------------------------------------- above the tables
