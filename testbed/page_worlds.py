@@ -10,6 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from testbed.snapshots import engine_host
+from wattspan.api.snapshot_document import snapshot_document
+
 AT = 1_790_000_000.0
 HISTORY = 720  # samples of five seconds: an hour
 STEP = 5.0
@@ -234,6 +239,13 @@ def spans() -> list[Json]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+def engines() -> list[Json]:
+    """Serving engines: one with figures, one without, and one whose page cannot be read."""
+    document = snapshot_document(engine_host(), "0.1.0")
+    found: list[Json] = msgspec.to_builtins(document.engines)
+    return found
+
+
 def domain(one: Json) -> Json:
     """A device as a domain of the snapshot."""
     gpu = None
@@ -301,6 +313,7 @@ def world(devices: Sequence[Json] | None = None, jobs: Sequence[Job] = JOBS) -> 
             "emulated": True,
             "at_unix_ns": round(AT * 1e9),
             "domains": [domain(one) for one in devices],
+            "engines": engines(),
             "tuning": tuned(),
             "sources": [
                 source("rapl", True, 36_000),
@@ -340,6 +353,7 @@ def quiet() -> Json:
     told["snapshot"] |= {
         "emulated": False,
         "host_name": "laptop",
+        "engines": [],
         "tuning": {"mode": "off", "capper": {"answers": None}, "jobs": [], "caps": []},
         "sources": told["snapshot"]["sources"][:1],
         "cost": None,
@@ -398,4 +412,6 @@ def hostile() -> Json:
         told["hour_spans"][number] |= {"name": name, "service": name}
     snapshot["tuning"]["jobs"] = [job(name, "holding", name) for name in (IMAGE, REVERSED, long)]
     snapshot["sources"][1]["failures"] = [IMAGE, long]
+    for engine, name in zip(snapshot["engines"], (IMAGE, REVERSED, long), strict=True):
+        engine |= {"engine": name, "model": name, "owner": name, "failure": name}
     return told

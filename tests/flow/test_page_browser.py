@@ -646,6 +646,23 @@ def test_language_models_have_joules_per_token(browser: Browser) -> None:
     assert cells[14:] == ["llama (client) shop", "357", *["–"] * 5]
 
 
+def test_serving_engines_have_joules_with_their_uncertainty(browser: Browser) -> None:
+    with PageServer(page_worlds.quiet()) as server, opened(browser, server.url) as tab:
+        assert not tab.page.locator("#engines-section").is_visible()
+    with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
+        rows = tab.texts("#engines tbody tr")
+    chat, code, embed = ([cell.replace("\u00a0", " ") for cell in row.split("\t")] for row in rows)
+    assert chat == [
+        *("chat llama@vllm", "82.5 ± 0.9 mJ", "30.0 ± 9.0 mJ", "700 ± 60 mJ", "114 ± 5 J"),
+        *("25 %", "read"),
+    ]
+    assert code == [
+        *("code", *["–"] * 5),
+        "not read: connection refused. Start the engine with its metrics, or correct `url`.",
+    ]
+    assert embed == ["embed", *["–"] * 5, "read"]
+
+
 def test_hidden_page_sends_no_requests(browser: Browser) -> None:
     hide = (
         "hidden => { Object.defineProperty(document, 'hidden',"

@@ -8,7 +8,7 @@ import { List } from "./page/list.js";
 import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
 import { drawAgent, drawFigures, drawHealth, drawProblems } from "./page/summary.js";
-import { devicesOf, devicesTable, modelsOf, modelsTable, spansTable } from "./page/tables.js";
+import { devicesOf, devicesTable, enginesTable, modelsOf, modelsTable, spansTable } from "./page/tables.js";
 import { drawTuner } from "./page/tuner.js";
 
 const SILENT = 3; // seconds without a response until the page reports it
@@ -30,6 +30,7 @@ const power = new Power();
 const devices = devicesTable(byId("devices"));
 const spans = spansTable(byId("spans"));
 const models = modelsTable(byId("models"));
+const engines = enginesTable(byId("engines"));
 
 function drawHead() {
   write(byId("host"), figures.name(data.snapshot.host_name, 80));
@@ -38,11 +39,10 @@ function drawHead() {
   write(byId("version"), `wattspan ${data.snapshot.agent_version}`);
 }
 
-/** Hosts without requests to language models have no section for them. */
-function drawModels() {
-  const rows = modelsOf(data.snapshot);
-  byId("models-section").hidden = rows.length === 0;
-  models.draw(rows);
+/** A section with a table, only if there are rows. */
+function drawSection(name, table, rows) {
+  byId(`${name}-section`).hidden = rows.length === 0;
+  table.draw(rows);
 }
 
 /** The content width of a section. */
@@ -85,7 +85,8 @@ const parts = [
   () => power.draw(data.power, room("power-title")),
   () => devices.draw(devicesOf(data.snapshot)),
   () => spans.draw(data.hour_spans),
-  drawModels,
+  () => drawSection("models", models, modelsOf(data.snapshot)),
+  () => drawSection("engines", engines, data.snapshot.engines ?? []),
   () => drawTuner(data.snapshot.tuning),
   () => drawProblems(byId("problems"), data.snapshot),
   () => drawHealth(byId("health"), data.snapshot.sources),

@@ -63,3 +63,22 @@ def test_old_columns_are_removed(tmp_path: Path, others: int, order: str) -> Non
       console.log(JSON.stringify(now.map((node) => node.id).join("")));
     """
     assert told(tmp_path, program) == order
+
+
+@pytest.mark.parametrize(
+    ("joules", "half_width", "text"),
+    [
+        ("undefined", "undefined", "–"), ("0.0825", "0.0009", "82.5 ± 0.9 mJ"),
+        ("0.0825", "0.00091", "82.5 ± 1.0 mJ"), ("114.3", "5", "114 ± 5 J"),
+        ("0.9996", "0.1", "1.00 ± 0.10 J"), ("4567", "2000", "4.57 ± 2.00 kJ"),
+        ("0", "0", "0 ± 0 J"),
+    ],
+)  # fmt: skip
+def test_estimate_has_its_half_width_in_the_same_unit(
+    tmp_path: Path, joules: str, half_width: str, text: str
+) -> None:
+    program = f"""
+      import {{ estimate }} from "./figures.js";
+      console.log(JSON.stringify(estimate({joules}, {half_width})));
+    """
+    assert told(tmp_path, program).replace("\u00a0", " ") == text

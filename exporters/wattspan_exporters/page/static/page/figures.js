@@ -42,6 +42,15 @@ export const watts = known((value) => {
 
 export const joules = (value) => si(value, "J", 1000);
 
+/** Joules and the half-width of their range, rounded up to the last digit: "82.5 ± 0.9 mJ". */
+export const estimate = known((value, halfWidth) => {
+  const [text, unit] = si(value, "J").split(SPACE);
+  const scale = PREFIXES.find(([, prefix]) => `${prefix}J` === unit)[0];
+  const places = text.split(".")[1]?.length ?? 0;
+  const wide = Math.ceil(Number(((halfWidth / scale) * 10 ** places).toFixed(6))) / 10 ** places;
+  return `${text}${SPACE}±${SPACE}${wide.toFixed(places)}${SPACE}${unit}`;
+});
+
 /** Joules, marked if they are a lower bound; a lower bound of 0 is unknown. */
 export const leastJoules = (value, bounded) =>
   (bounded && value === 0 ? UNKNOWN : lowerBound(joules(value), bounded));

@@ -1,4 +1,4 @@
-// The tables of devices, spans and language models.
+// The tables of devices, spans, language models and serving engines.
 
 import { html, keep, set, write } from "./elements.js";
 import * as figures from "./figures.js";
@@ -45,6 +45,8 @@ class Table {
   }
 }
 
+const number = (title, text) => ({ title, number: true, text });
+
 /** The devices of a snapshot with their power limits: a GPU's own, or a CPU's cap. */
 export function devicesOf({ domains, tuning }) {
   const caps = new Map(tuning.caps.filter(({ knob }) => knob === "cpu_power").map((cap) => [cap.device, cap]));
@@ -61,11 +63,11 @@ export function devicesOf({ domains, tuning }) {
 export function devicesTable(parent) {
   return new Table(parent, "Devices: power, limits, state and provenance", [
     { title: "Device", draw: deviceName },
-    { title: "Power", number: true, text: (d) => figures.watts(d.power_watts) },
-    { title: "Idle", number: true, text: (d) => figures.watts(d.idle_power_watts) },
+    number("Power", (d) => figures.watts(d.power_watts)),
+    number("Idle", (d) => figures.watts(d.idle_power_watts)),
     { title: "Limit", number: true, draw: limit },
-    { title: "Used", number: true, text: (d) => figures.share(d.gpu?.utilization_ratio ?? null, 1) },
-    { title: "Temp.", number: true, text: (d) => figures.celsius(d.gpu?.temperature_celsius) },
+    number("Used", (d) => figures.share(d.gpu?.utilization_ratio ?? null, 1)),
+    number("Temp.", (d) => figures.celsius(d.gpu?.temperature_celsius)),
     { title: "Throttling", text: throttling },
     { title: "Gaps", text: gaps },
     { title: "Figures", text: (d) => [d.provenance, METHODS.get(d.method)].filter(Boolean).join(", ") },
@@ -107,13 +109,13 @@ function gaps(device) {
 
 export function spansTable(parent) {
   return new Table(parent, "Spans by energy", [
-    { title: "Span", draw: spanName },
-    { title: "Energy", number: true, text: (s) => figures.leastJoules(s.joules, s.bounded) },
-    { title: "Calls", number: true, text: (s) => figures.count(s.calls) },
+    { title: "Span", draw: (cell, s) => nameAndDetail(cell, s.name, s.service) },
+    number("Energy", (s) => figures.leastJoules(s.joules, s.bounded)),
+    number("Calls", (s) => figures.count(s.calls)),
     { title: "Static", number: true, draw: staticPart },
-    { title: "Per call", number: true, text: (s) => figures.leastJoules(each(s.joules, s.calls), s.bounded) },
-    { title: "Per token", number: true, text: (s) => figures.leastJoules(each(s.joules, s.output_tokens), s.bounded) },
-    { title: "Time a call", number: true, text: (s) => figures.seconds(each(s.seconds, s.calls)) },
+    number("Per call", (s) => figures.leastJoules(each(s.joules, s.calls), s.bounded)),
+    number("Per token", (s) => figures.leastJoules(each(s.joules, s.output_tokens), s.bounded)),
+    number("Time a call", (s) => figures.seconds(each(s.seconds, s.calls))),
     { title: "Trace", draw: trace },
   ], (s) => `${s.service}\u0000${s.name}`,
   "No spans yet. Joules per call and per token appear here when an application sends OpenTelemetry "
@@ -131,13 +133,13 @@ export function modelsOf({ spans: { inference = [], unmetered = [] } = {}, bound
 
 export function modelsTable(parent) {
   return new Table(parent, "Requests to language models since the start of the agent", [
-    { title: "Model", draw: modelName },
-    { title: "Requests", number: true, text: (m) => figures.count(requests(m)) },
-    { title: "GPU energy", number: true, text: (m) => figures.leastJoules(gpuJoules(m), m.bounded) },
-    { title: "Per request", number: true, text: (m) => figures.leastJoules(each(gpuJoules(m), requests(m)), m.bounded) },
-    { title: "Per input token", number: true, text: (m) => figures.leastJoules(each(m.gpu_joules.input, m.tokens.input), m.bounded) },
-    { title: "Per output token", number: true, text: (m) => figures.leastJoules(each(m.gpu_joules.output, m.tokens.output), m.bounded) },
-    { title: "By learned energy", number: true, text: (m) => figures.share(gpuJoules(m) === null ? null : m.requests.model ?? 0, requests(m)) },
+    { title: "Model", draw: (cell, m) => nameAndDetail(cell, m.model, m.service) },
+    number("Requests", (m) => figures.count(requests(m))),
+    number("GPU energy", (m) => figures.leastJoules(gpuJoules(m), m.bounded)),
+    number("Per request", (m) => figures.leastJoules(each(gpuJoules(m), requests(m)), m.bounded)),
+    number("Per input token", (m) => figures.leastJoules(each(m.gpu_joules.input, m.tokens.input), m.bounded)),
+    number("Per output token", (m) => figures.leastJoules(each(m.gpu_joules.output, m.tokens.output), m.bounded)),
+    number("By learned energy", (m) => figures.share(gpuJoules(m) === null ? null : m.requests.model ?? 0, requests(m))),
   ], (m) => `${m.service}\u0000${m.model}`, "No request has its energy yet.");
 }
 
@@ -145,23 +147,28 @@ export function modelsTable(parent) {
 const gpuJoules = ({ gpu_joules: { input = null, output = null } }) => (input === null ? null : input + output);
 const requests = (model) => Object.values(model.requests).reduce((sum, count) => sum + count, 0);
 
-function modelName(cell, model) {
+function nameAndDetail(cell, name, detail) {
   if (!cell.children.length) {
     cell.append(html("bdi", { class: "name" }), " ", html("bdi", { class: "detail" }));
   }
-  write(cell.children[0], figures.name(model.model, 80));
-  write(cell.children[1], figures.name(model.service, 60));
+  write(cell.children[0], figures.name(name, 80));
+  write(cell.children[1], detail && figures.name(detail, 60));
+}
+
+export function enginesTable(parent) {
+  const token = (type) => (e) => figures.estimate(e.token_joules[type], e.token_uncertainty_joules[type]);
+  return new Table(parent, "Serving engines: joules with the half-widths of their 95 % ranges", [
+    { title: "Engine", draw: (cell, e) => nameAndDetail(cell, e.engine, `${e.model}${e.owner && "@"}${e.owner}`) },
+    number("Per token", token("all")),
+    number("Per input token", token("input")),
+    number("Per output token", token("output")),
+    number("Per request", (e) => figures.estimate(e.request_joules, e.request_uncertainty_joules)),
+    number("Idle", (e) => figures.share(e.idle_ratio, 1)),
+    { title: "Page", text: (e) => (e.up ? "read" : figures.sentence(`not read${e.failure && `: ${e.failure}`}`)) },
+  ], (e) => `${e.engine}\u0000${e.model}\u0000${e.owner}`, "");
 }
 
 const each = (sum, count) => (count && sum !== null ? sum / count : null);
-
-function spanName(cell, span) {
-  if (!cell.children.length) {
-    cell.append(html("bdi", { class: "name" }), " ", html("bdi", { class: "detail" }));
-  }
-  write(cell.children[0], figures.name(span.name, 80));
-  write(cell.children[1], figures.name(span.service, 60));
-}
 
 /** The static part of the GPU energy, and a bar of it; the origin of the static power as title. */
 function staticPart(cell, { split }) {
