@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards import palette, uids
+from dashboards import engines, palette, uids
 from dashboards.layout import HOSTS, JOB, Chosen, Place, Row, dashboard
 from dashboards.panels import Ask, Column, cell, graph, link, listing, scatter, stat_panel
 from dashboards.promql import among, by, each, most, rate, rest, series, spent, top
@@ -63,6 +63,7 @@ def document() -> dict[str, Any]:
             Row("", (*_headline(), *_costs())),
             Row("Spans", _table()),
             Row("Language models", _models()),
+            Row("Serving engines", engines.places()),
             Row("Power", _power()),
             Row("Outcome of spans", _outcomes()),
         ),

@@ -24,6 +24,10 @@ DIMENSIONS: dict[str, list[Labels]] = {
         for service in ("trainer", "server")
         for span in ("step", "chat")
     ],
+    "engine": [
+        {"engine": engine, "model": model}
+        for engine, model in (("chat", "llama"), ("code", "coder"))
+    ],
     "reason": [
         {"reason": reason}
         for reason in ("reset", "suspend", "lost", "missed", "implausible", "absent")

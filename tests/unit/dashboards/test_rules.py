@@ -233,6 +233,45 @@ def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> No
         assert_answered(tmp_path / f"{number}.yml", f"{both} + {either}", series, 50 + 50)
 
 
+ENGINE = 'engine="chat", model="llama", owner="vllm"'
+
+
+@pytest.mark.needs_prometheus
+def test_engine_panels_have_the_figures_of_every_engine(tmp_path: Path) -> None:
+    """One engine has figures of all types; the page of another cannot be read."""
+    prefix = "wattspan_gen_ai_engine"
+    typed = {way: f'{ENGINE}, token_type="{way}", method="engine_metrics"' for way in TOKEN_ENERGY}
+    given = {f'wattspan_source_up{{source="engine:{name}"}}': up for name, up in PAGES.items()}
+    for way, (joules, wide) in TOKEN_ENERGY.items():
+        given[f"{prefix}_token_energy_joules{{{typed[way]}}}"] = f"{joules}x30"
+        given[f"{prefix}_token_energy_uncertainty_joules{{{typed[way]}}}"] = f"{wide}x30"
+    given[f"{prefix}_request_energy_joules{{{ENGINE}}}"] = "114x30"
+    given[f"{prefix}_request_energy_uncertainty_joules{{{ENGINE}}}"] = "5x30"
+    given[f"{prefix}_idle_ratio{{{ENGINE}}}"] = "0.25x30"
+    given[f"{prefix}_energy_joules_total{{{ENGINE}}}"] = "0+18000x30"
+    given[f'{prefix}_tokens_total{{{ENGINE}, token_type="output"}}'] = "0+6000x30"
+
+    chat = '{instance="a", engine="chat", model="llama"}'
+    found = [200, 600, 0.25, 0.0825, 0.0009, 0.03, 0.009, 0.7, 0.06, 114, 5]
+    table = of_spans("Engines")
+    assert len(table) == len(found)
+    for number, (asked, value) in enumerate(zip(table, found, strict=True)):
+        assert_samples(tmp_path / f"{number}.yml", asked, given, {chat: value})
+    (asked,) = of_spans("Unreadable engine pages")
+    unreadable = {'{instance="a", source="engine:code"}': 0}
+    assert_samples(tmp_path / "pages.yml", asked, given, unreadable)
+    (asked,) = of_spans("Joules per token of engines")
+    lines = {
+        f'{{instance="a", engine="chat", model="llama", token_type="{way}"}}': joules
+        for way, (joules, _) in TOKEN_ENERGY.items()
+    }
+    assert_samples(tmp_path / "tokens.yml", asked, given, lines)
+
+
+PAGES = {"chat": "1x30", "code": "0x30"}
+TOKEN_ENERGY = {"all": (0.0825, 0.0009), "input": (0.03, 0.009), "output": (0.7, 0.06)}
+
+
 @pytest.mark.needs_prometheus
 @pytest.mark.parametrize(
     ("panel", "series", "value"),
