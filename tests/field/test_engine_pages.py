@@ -6,10 +6,16 @@ and the ``models``, or the word of the refusal (``refused``).
 
 from __future__ import annotations
 
+import re
+import tomllib
+
 import pytest
 from testbed.field import FieldCase, field_cases
+from testbed.requirements import ROOT
 
-from wattspan.inference.engine_metrics import Figure, PageError, read_page
+from wattspan.config import ServingEngineSettings
+from wattspan.inference.engine_metrics import Figure, PageError, page_paths, read_page
+from wattspan.model.settings import convert
 
 CASES = field_cases("engine_pages")
 PAGES = [one for one in CASES if "refused" not in one.values[0]["expected"]]
@@ -30,6 +36,19 @@ def test_page_is_recognised_and_its_counters_read(case: FieldCase) -> None:
 def test_page_of_no_engine_is_refused(case: FieldCase) -> None:
     with pytest.raises(PageError, match=case["expected"]["refused"]):
         read_page(case["page"].encode())
+
+
+@pytest.mark.parametrize("case", [one for one in PAGES if one.id.startswith("vllm")])
+def test_block_of_the_how_to_reads_the_pages_of_vllm(case: FieldCase) -> None:
+    text = (ROOT / "docs" / "how-to" / "measure-llm-requests.md").read_text()
+    (block,) = re.findall(r"^```toml\n(\[\[serving.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (table,) = tomllib.loads(block)["serving"]["engine"]
+    settings = convert(table, ServingEngineSettings, "serving.engine")
+    assert "/metrics" in page_paths(settings.kind)
+    found = read_page(case["page"].encode(), settings.kind)
+    assert found.page.kind == "vllm"
+    assert (found.sum(Figure.INPUT) or 0) > 0
+    assert (found.sum(Figure.OUTPUT) or 0) > 0
 
 
 @pytest.mark.parametrize("case", PAGES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
-from testbed.inference_server import ROOT, InferenceServerSettings, module_command
+from testbed.inference_server import InferenceServerSettings, module_command
+from testbed.program import ENVIRONMENT
+from testbed.requirements import ROOT
+from testbed.shown_commands import PageShell, Shown, is_shown, shown_commands
 from testbed.spans.agent import SpanAgent, free_port
 from testbed.waiting import eventually
 
@@ -142,12 +146,12 @@ def test_energy_of_workers_is_divided_among_the_requests_of_the_server(tmp_path:
     assert spent == pytest.approx(sum(truth.values()), rel=0.25)  # iterations wait for the CPU
 
 
-def test_energy_of_tokens_is_known_from_the_page_of_an_engine_without_spans(tmp_path: Path) -> None:
+def test_how_to_gives_the_energy_of_tokens_of_an_engine_without_spans(tmp_path: Path) -> None:
+    """The block and the commands of the how-to, with the ports of this engine and this agent."""
     port = free_port()
     config = tmp_path / "config.toml"
-    config.write_text(
-        f'[[serving.engine]]\nurl = "http://127.0.0.1:{port}"\nname = "chat"\ninterval = "1s"\n'
-    )
+    block, commands = _how_to()
+    config.write_text(block.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
     name = "wattspan_gen_ai_engine_token_energy_joules"
     with (
         SpanAgent(tmp_path, profile="two-socket-h100", config=config) as agent,
@@ -158,7 +162,17 @@ def test_energy_of_tokens_is_known_from_the_page_of_an_engine_without_spans(tmp_
         load = threading.Thread(target=_load, args=(port, done))
         load.start()
         try:
-            eventually(lambda: _samples(agent, name), "the joules per token are known", within=150)
+            eventually(lambda: _samples(agent, name), "the joules per token are known", within=240)
+            environ = ENVIRONMENT | {
+                "WATTSPAN_EXPORTERS_PROMETHEUS_LISTEN": f"127.0.0.1:{agent.metrics_port}",
+                "PYTHONPATH": str(ROOT / "agent"),
+            }
+            with PageShell(tmp_path, tmp_path / "bin", environ) as shell:
+                for one in commands:
+                    output = shell.run(
+                        one.command.replace("127.0.0.1:9949", f"127.0.0.1:{agent.metrics_port}")
+                    )
+                    assert [line for line in one.lines if not is_shown(line, output)] == [], output
         finally:
             done.set()
             load.join()
@@ -176,6 +190,14 @@ def test_energy_of_tokens_is_known_from_the_page_of_an_engine_without_spans(tmp_
     per_token = next(value for key, value in found.items() if "all" in key)
     assert per_token == pytest.approx(energy / sum(tokens.values()), rel=0.3)
     assert sum(truth.values()) > 0
+
+
+def _how_to() -> tuple[str, list[Shown]]:
+    """The configuration and the commands of *Joules per token of vLLM in five minutes*."""
+    text = (ROOT / "docs" / "how-to" / "measure-llm-requests.md").read_text()
+    chapter = text.split("\n## ")[1]
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", chapter, re.MULTILINE | re.DOTALL)
+    return block, list(shown_commands(chapter))
 
 
 def _load(port: int, done: threading.Event) -> None:
