@@ -143,3 +143,21 @@ INFERENCE = (
            "Part of the engine's energy in the same time while it waited for requests.",
            _ENGINE, _known("idle")),
 )  # fmt: skip
+
+
+def proposed_energy(snapshot: Snapshot) -> Iterator[Sample]:
+    provenance = snapshot.provenance.get(HwType.GPU, "")
+    for row in snapshot.spans.engines:
+        yield (row.model, snapshot.host, row.engine, row.owner, provenance), row.energy
+
+
+# Draft of aitra-meter for OpenTelemetry's semantic-conventions-genai, July 2026:
+# docs/proposals/otel-semconv-energy-metrics.yaml. Of its four metrics, these figures fit one: its
+# energy per token divides by generated tokens only, its idle ratio is a part of time.
+GEN_AI_PROPOSAL = (
+    Metric("gen_ai.infrastructure.energy", COUNTER, "J",
+           "Accelerator energy of a serving engine, by its name in a draft for OpenTelemetry.",
+           ("gen_ai.request.model", "server.address", "engine", "owner", "provenance"),
+           proposed_energy),
+)  # fmt: skip
+"""Names that may become OpenTelemetry's; not in the catalogue."""

@@ -27,8 +27,11 @@ class PrometheusSettings(AccessSettings, frozen=True):
         ),
     ] = "auto"
     aliases: Annotated[
-        tuple[Literal["dcgm"], ...],
-        about("Additional metric names for existing dashboards: `dcgm` for GPUs."),
+        tuple[Literal["dcgm", "gen_ai"], ...],
+        about(
+            "Additional metric names: `dcgm` for GPUs, `gen_ai` for the energy of serving engines, "
+            "as drafted for OpenTelemetry."
+        ),
     ] = ()
     max_connections: Annotated[
         int,

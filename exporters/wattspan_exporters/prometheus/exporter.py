@@ -30,6 +30,7 @@ from wattspan.ports import Clock, ExporterContext, ExporterError, ListenError, S
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument, Metric, sanitize, single
 from wattspan_exporters.catalogue.gpu import DCGM
+from wattspan_exporters.catalogue.inference import GEN_AI_PROPOSAL
 from wattspan_exporters.page.site import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
 from wattspan_exporters.prometheus import PrometheusSettings
 from wattspan_exporters.prometheus.renderer import (
@@ -163,6 +164,9 @@ class ViewWithoutExemplars:
     def _stripped(self, row: SpanRow) -> tuple[SpanRow, SpanRow]:
         known = self._rows.get(row.key)
         return known if known and known[0] is row else (row, replace(row, exemplars={}))
+
+
+_ALIASES = {"dcgm": DCGM, "gen_ai": GEN_AI_PROPOSAL}
 
 
 class MetricsPages:
@@ -360,7 +364,7 @@ class PrometheusExporter:
             context.version,
             self._self_metrics,
             site,
-            DCGM if "dcgm" in settings.aliases else (),
+            [metric for alias in dict.fromkeys(settings.aliases) for metric in _ALIASES[alias]],
         )
         try:
             listening = listen_tcp(
