@@ -61,12 +61,16 @@ class CgroupHierarchy(NamedTuple):
         """True if processes in this cgroup may have threads in others beside it.
 
         Version 1 does not tell: libvirt puts the main thread of a guest in ``emulator`` there.
+        OSError without a free descriptor or memory.
         """
         if not self.unified:
             return path.endswith("/emulator")
-        with suppress(OSError, ValueError):
+        try:
             return Path(f"{self.root}{path}/cgroup.type").read_text("ascii") == "threaded\n"
-        return False
+        except (OSError, ValueError) as error:
+            if shortage_remedy(error):
+                raise
+            return False
 
 
 def find_hierarchy(root: Path) -> CgroupHierarchy | None:
@@ -142,13 +146,22 @@ class _OpenClocks:
         self._fds.clear()
 
     def _open(self, path: str) -> bool:
-        """Add the cgroup at ``path``; False if its clock is not readable."""
+        """Add the cgroup at ``path``; False if its clock is not readable.
+
+        OSError without a free descriptor or memory, which tells nothing about the cgroup.
+        """
         name = "cpu.stat" if self._hierarchy.unified else "cpuacct.usage"
         try:
             fd = os.open(f"{self._hierarchy.root}{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if shortage_remedy(error):
+                raise
             return False
-        value = self._value(fd, None)
+        try:
+            value = self._value(fd)
+        except OSError:
+            os.close(fd)
+            raise
         if value is None:  # the cgroup was removed meanwhile
             os.close(fd)
             return False
@@ -160,7 +173,10 @@ class _OpenClocks:
         rises: dict[str, int] = {}
         removed: list[str] = []
         for path, fd in self._fds.items():
-            value = self._value(fd, self._last[path])
+            try:
+                value = self._value(fd)
+            except OSError:
+                value = self._last[path]
             if value is None:
                 removed.append(path)
                 continue
@@ -172,8 +188,8 @@ class _OpenClocks:
             del self._last[path]
         return rises, removed
 
-    def _value(self, fd: int, last: int | None) -> int | None:
-        """Nanoseconds, without memory the ``last``; None once the cgroup was removed (ENODEV)."""
+    def _value(self, fd: int) -> int | None:
+        """Nanoseconds; None once the cgroup was removed (ENODEV). OSError without memory."""
         try:
             raw = os.pread(fd, 4096, 0)
             if not self._hierarchy.unified:
@@ -182,7 +198,8 @@ class _OpenClocks:
                 if line.startswith(b"usage_usec "):
                     return int(line[11:]) * 1000
         except (OSError, ValueError) as error:
-            return last if shortage_remedy(error) else None
+            if shortage_remedy(error):
+                raise
         return None
 
 
@@ -217,7 +234,8 @@ class TotalCpuClock(_OpenClocks):
                 names = []
         for name in names:
             if f"/{name}" not in self._fds:
-                self._open(f"/{name}")
+                with suppress(OSError):
+                    self._open(f"/{name}")
 
     def read(self) -> int | None:
         """Nanoseconds since the beginning; None without a cgroup."""
@@ -263,19 +281,28 @@ class CgroupClocks(_OpenClocks):
     def add(self, path: str) -> bool:
         """Add a cgroup, or the domain of a threaded one; False if its clock cannot be read.
 
-        Its earlier time stays with the cgroup above. To be called right after ``read``.
+        Its earlier time stays with the cgroup above. To be called right after ``read``. Without a
+        free descriptor or memory the cgroup stays wanted.
         """
+        try:
+            return self._add(path)
+        except OSError:
+            return False
+
+    def _add(self, path: str) -> bool:
+        """As ``add``, but OSError without a free descriptor or memory."""
         if path in self._fds:
             return True
         threaded, above = self._hierarchy.is_threaded(path), _parent(path)
         full = len(self._fds) >= MAX_CGROUPS or (self._hierarchy.unified and path == "/")
-        if full or threaded or not self._open(path) or self._is_excessive(path):
-            if len(self._refused) >= _MAX_REMEMBERED:
-                self._refused.clear()
-            self._refused.add(path)
-            # The clock of the domain has all threads of its processes, that of no other cgroup.
-            return threaded and above is not None and self.add(above)
-        return True
+        if not (full or threaded) and self._open(path) and not self._is_excessive(path):
+            return True
+        # The clock of the domain has all threads of its processes, that of no other cgroup.
+        added = threaded and above is not None and self._add(above)
+        if len(self._refused) >= _MAX_REMEMBERED:
+            self._refused.clear()
+        self._refused.add(path)
+        return added
 
     def _is_excessive(self, path: str) -> bool:
         """True if its maker has too many cgroups without it, which is closed again."""

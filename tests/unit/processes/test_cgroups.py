@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from testbed.descriptors import no_free_descriptor
 
 from wattspan.processes.cgroup_names import MAX_DEPTH
 from wattspan.processes.cgroups import (
@@ -85,8 +86,27 @@ def test_clock_that_cannot_be_read_without_memory_is_not_of_a_removed_cgroup(
     monkeypatch.setattr(os, "pread", failing)
     change, gone = clocks.read()
     assert (change["/a"], gone) == (0, {})
+    before = len(descriptors())
+    assert not clocks.add("/c")
+    assert len(descriptors()) == before
     monkeypatch.undo()
     assert clocks.read()[0]["/a"] == 10_000_000
+    assert clocks.wanted("/c")
+
+
+def test_cgroup_without_a_free_descriptor_stays_wanted(tree: Tree) -> None:
+    tree.set("/a/emulator", 1_000_000)
+    if tree.unified:
+        (tree.root / "a/emulator/cgroup.type").write_text("threaded\n")
+    clocks = CgroupClocks(tree.hierarchy)
+    with no_free_descriptor(os.getpid()):
+        assert not clocks.add("/c")
+        assert not clocks.add("/a/emulator")
+    assert clocks.wanted("/c")
+    assert clocks.wanted("/a/emulator")
+    assert clocks.add("/c")
+    assert clocks.add("/a/emulator")
+    assert clocks.covering("/a/emulator") == "/a"
 
 
 def test_clock_that_its_owner_resets_takes_no_time_from_others(tree: Tree) -> None:
