@@ -36,6 +36,7 @@ from wattspan.attribution.top_n import (
 )
 from wattspan.model import (
     CPU_TIME,
+    CPU_TIME_PROXY,
     SECOND,
     AgentStats,
     Attribution,
@@ -253,8 +254,8 @@ class Ledger:
         interval, usage, covered = settled
         state = self._domains[interval.domain_id]
         timed = usage if state.domain.method == CPU_TIME else None
-        unsure = 0
-        doubts: Doubts | None = None
+        unsure, by_proxy = 0, state.domain.method == CPU_TIME_PROXY
+        doubts: Doubts | None = state.uses.powers.doubts if by_proxy else None
         counted = None if timed is None else state.uses.counted(timed)
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_power.model.observe(interval.energy, interval.duration, usage)

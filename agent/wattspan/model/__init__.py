@@ -24,6 +24,7 @@ from wattspan.model.consumers import Tick as Tick
 from wattspan.model.consumers import Usage as Usage
 from wattspan.model.measurements import COUNTERS as COUNTERS
 from wattspan.model.measurements import CPU_TIME as CPU_TIME
+from wattspan.model.measurements import CPU_TIME_PROXY as CPU_TIME_PROXY
 from wattspan.model.measurements import LEARNED_POWERS as LEARNED_POWERS
 from wattspan.model.measurements import MILLISECOND as MILLISECOND
 from wattspan.model.measurements import SECOND as SECOND

@@ -19,6 +19,9 @@ CPU_TIME, LEARNED_POWERS, COUNTERS = "cpu-time", "learned", "counters"
 """Methods of attribution: by CPU time, by CPU time weighed by what it costs each consumer, and by
 performance counters, whose uses are weighed likewise."""
 
+CPU_TIME_PROXY = "cpu-time-proxy"
+"""By CPU time where nothing is learned of what it costs: of power sensors, platforms and memory."""
+
 
 def energy_at(power: int, duration: int) -> Microjoules:
     """The energy of ``power`` milliwatts over ``duration`` nanoseconds, rounded down.

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Annotated
 
 from wattspan.model import (
+    CPU_TIME,
+    CPU_TIME_PROXY,
     SECOND,
     Domain,
     Failure,
@@ -169,14 +171,14 @@ class EstimateSource:
 
         self._of_memory: tuple[Domain, ...] = ()
         if dram:
-            memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
+            memory = ("dram", HwType.MEMORY, "cpu", CPU_TIME_PROXY, "memory by its size")
             self._of_memory = (domain(Thing(ThingKind.MEMORY), *memory),)
         self._package = lambda socket: domain(
             Thing(ThingKind.SOCKET, socket),
             f"package-{socket}",
             HwType.CPU,
             f"cpu:{socket}" if cpus.known else "cpu",
-            "cpu-time",
+            CPU_TIME,
             "the package",
         )
         self._domains = self._present()

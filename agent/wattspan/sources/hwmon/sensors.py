@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wattspan.model import (
+    CPU_TIME_PROXY,
     MILLISECOND,
     Domain,
     HwType,
@@ -420,7 +421,7 @@ def resolve_sensors(
             in_cover=summed,
             parent=parent,
             resource=resource,
-            method="cpu-time-proxy" if resource else "none",
+            method=CPU_TIME_PROXY if resource else "none",
             max_power=_MAX_POWER,
             resolution=Nanoseconds(
                 MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)

@@ -26,6 +26,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from wattspan.model import (
+    CPU_TIME,
+    CPU_TIME_PROXY,
     MILLISECOND,
     Domain,
     HwType,
@@ -386,7 +388,7 @@ def resolve_topology(
             in_cover=meaning.summed,
             parent=meaning.parent,
             resource=resource,
-            method=_METHOD.get(place.kind, "cpu-time-proxy") if resource else "none",
+            method=_METHOD.get(place.kind, CPU_TIME_PROXY) if resource else "none",
             max_power=_max_power(place.kind, zone.max_power or 0),
             modulus=modulus,
             resolution=Nanoseconds(resolution),
@@ -505,4 +507,4 @@ def _max_power(kind: ZoneKind, claimed: int) -> Milliwatts:
 _HW_TYPE = {ZoneKind.DRAM: HwType.MEMORY, ZoneKind.PLATFORM: HwType.ENCLOSURE}
 # Memory traffic per process requires performance counters. Without them DRAM is
 # charged by CPU time, and its method is labelled as a proxy.
-_METHOD = {ZoneKind.PACKAGE: "cpu-time", ZoneKind.DIE: "cpu-time"}
+_METHOD = {ZoneKind.PACKAGE: CPU_TIME, ZoneKind.DIE: CPU_TIME}
