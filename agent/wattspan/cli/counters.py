@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -12,14 +13,35 @@ from wattspan.ports import WattspanError
 
 @click.command(name="counters")
 @click.option("--user", default="wattspan", help="User who may ask, besides root.")
-def command(user: str) -> None:
+@click.option(
+    "--listen",
+    type=click.Path(path_type=Path),
+    help="Unix socket to listen at, where systemd passes no connection.",
+)
+def command(user: str, listen: Path | None) -> None:
     """Pass sums of performance counters to the agent.
 
     systemd starts this for each connection, which is standard input.
     """
     from wattspan.processes import performance_counters as counters
+    from wattspan.processes.counters_server import CountersServer
     from wattspan.util.unix_sockets import uids_of
 
+    def tell(error: str) -> None:
+        click.echo(f"wattspan: Cannot read performance counters: {error}.", err=True)
+
+    permitted = uids_of([user])[0] | {0}
+    opener = partial(counters.open_program, counters.OFFERED_EVENTS)
+    if listen is not None:
+        try:
+            server = CountersServer(listen, permitted, opener, tell)
+        except OSError as error:
+            raise WattspanError(
+                f"Cannot listen at {listen}: {error.strerror or error}. Make its directory, and "
+                "let this user write to it."
+            ) from None
+        with server:
+            server.serve_forever()
     try:
         connection = socket.socket(fileno=0)
     except OSError:
@@ -27,8 +49,6 @@ def command(user: str) -> None:
             "Standard input is no connection. Use `systemctl enable --now wattspan-counters.socket`"
             " instead of this command."
         ) from None
-    permitted, _ = uids_of([user])
-    opener = partial(counters.open_program, counters.OFFERED_EVENTS)
     with connection:
-        if error := counters.serve_sums(connection, permitted | {0}, opener):
-            click.echo(f"wattspan: Cannot read performance counters: {error}.", err=True)
+        if error := counters.serve_sums(connection, permitted, opener):
+            tell(error)

@@ -3,7 +3,8 @@
 The helper (``wattspan counters``) holds CAP_BPF and CAP_PERFMON, with which a process can read the
 kernel's memory, so that the agent needs neither. systemd starts one for each connection. It runs
 the program of :mod:`wattspan.processes.cpu_socket_times` with perf events of every CPU while the
-connection lasts, and passes sums only.
+connection lasts, and passes sums only. Without systemd, as in a pod, it listens itself
+(:mod:`~wattspan.processes.counters_server`).
 
 Each byte that the agent sends is a request. The answer is a `_HEADER` and a body: an error in
 UTF-8, or the sums since the last answer, as 64-bit words of this machine: all pairs of a process
@@ -75,10 +76,19 @@ def open_program(events: Iterable[Sequence[PerfEvent]]) -> SocketTimes:
     raise OSError(errno.ENOENT, f"the CPUs or the kernel do not offer them ({cause})")
 
 
+class SumsProgram(Protocol):
+    """Counts from its opening on."""
+
+    def sums(self) -> bytes:
+        """The body of an answer."""
+
+    def close(self) -> None: ...
+
+
 def serve_sums(
     connection: socket.socket,
     permitted: Collection[int],
-    opener: Callable[[], SocketTimes],
+    opener: Callable[[], SumsProgram],
     timeout: float = IDLE_TIMEOUT,
 ) -> str:
     """Answer the agent at the other end until it has ended; returns the error that it was told.
@@ -222,12 +232,20 @@ class CountersClient:
 
     A late answer is of another period and is not used, and the next one begins with that: neither
     is of the period between two requests. The first one is late: a helper starts.
+
+    The helper knows processes by their pids ``of_kernel``, or by those that the agent sees.
     """
 
     def __init__(
-        self, clock: Clock, path: Path = SOCKET_PATH, patience: int = ANSWER_TIMEOUT
+        self,
+        clock: Clock,
+        path: Path = SOCKET_PATH,
+        patience: int = ANSWER_TIMEOUT,
+        *,
+        of_kernel: bool = True,
     ) -> None:
         self._clock, self._path, self._patience = clock, path, patience
+        self._of_kernel = of_kernel
         self._backoff = RetryBackoff(FIRST_DELAY, MAX_DELAY)
         self._connection: socket.socket | None = None
         self._asked: int | None = None  # the time of a request without an answer
@@ -260,7 +278,7 @@ class CountersClient:
         except OSError:
             connection.close()
             raise
-        if ProcFs().is_namespaced():
+        if self._of_kernel and ProcFs().is_namespaced():
             connection.close()
             raise OSError(errno.ENODEV, "a pid namespace has other pids than the kernel")
         return connection

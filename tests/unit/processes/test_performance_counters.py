@@ -4,18 +4,24 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.recorded_counters import RecordedCounters
 from testbed.synthetic_kernel import Life, SyntheticKernel
+from testbed.waiting import eventually
 
+from wattspan.clock import SystemClock
 from wattspan.config.settings import AgentSettings
-from wattspan.model import SECOND, Consumer, Counts, Failure, Instant, Usage
+from wattspan.model import SECOND, Consumer, Counts, Instant, Usage
 from wattspan.model.settings import Duration
 from wattspan.ports import UsageBatch
+from wattspan.processes.counters_server import CountersServer
 from wattspan.processes.performance_counters import (
     FIRST_DELAY,
     HUNG_AFTER,
@@ -130,6 +136,38 @@ def test_helper_of_a_stalled_agent_ends(requests: bytes) -> None:
     with serving.agent:
         serving.thread.join()
     assert (serving.told, program.closed) == ("", True)
+
+
+@contextmanager
+def listening(path: Path, opener: Any, tell: Any) -> Iterator[CountersClient]:
+    """A client of a helper that listens."""
+    client = CountersClient(SystemClock(), path, 60 * SECOND, of_kernel=False)
+    with CountersServer(path, range(UNKNOWN_USER), opener, tell) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            client.request()
+            yield client
+        finally:
+            client.close()
+            server.shutdown()
+            thread.join()
+
+
+def test_listening_helper_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
+    path, told = tmp_path / "counters.sock", list[str]()
+
+    def open_nothing() -> Program:
+        raise OSError(2, "the CPUs offer none")
+
+    for content in (ONE_ROW, b""):
+        with listening(path, partial(Program, content), told.append) as client:
+            assert client.sample() == CounterSums.decoded(content)
+    assert path.stat().st_mode & 0o777 == 0o660
+    assert told == []
+    with listening(path, open_nothing, told.append) as client:
+        assert "the CPUs offer none" in failed(client)
+    assert eventually(lambda: told, "the helper tells it, too") == ["the CPUs offer none"]
 
 
 # ---------------------------------------------------------------------------------- the client
@@ -300,32 +338,9 @@ def test_refused_connection_is_a_failure(helper: Helper, client: CountersClient)
 # ---------------------------------------------------------------------------------- the source
 
 
-class Counters:
-    """Counts what a test tells it to."""
-
-    def __init__(self) -> None:
-        self.failures: tuple[Failure, ...] = ()
-        self.next: CounterSums | None = None
-        self.requests = 0
-        self.closed = False
-
-    def count(self, *rows: tuple[int, int, tuple[int, ...]]) -> None:
-        self.next = CounterSums.decoded(body(*rows))
-
-    def request(self) -> None:
-        self.requests += 1
-
-    def sample(self) -> CounterSums | None:
-        sums, self.next = self.next, None
-        return sums
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def counted() -> tuple[SyntheticKernel, Counters, CpuUsageSource, Life]:
+def counted() -> tuple[SyntheticKernel, RecordedCounters, CpuUsageSource, Life]:
     """A host with counters, after the first poll, and a process that has worked for 3 ms."""
-    kernel, counters = SyntheticKernel(), Counters()
+    kernel, counters = SyntheticKernel(), RecordedCounters()
     source = kernel.source(counters=counters, vigil=True)
     source.poll()
     life = kernel.spawn()
@@ -437,7 +452,7 @@ def test_counted_time_divides_work_between_sockets(
     for cpu in range(2):
         (folder := tmp_path / f"devices/system/cpu/cpu{cpu}/topology").mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{cpu}\n")
-    kernel, counters = SyntheticKernel(cpus=2), Counters()
+    kernel, counters = SyntheticKernel(cpus=2), RecordedCounters()
     source = kernel.source(counters=counters, topology=CpuTopology(tmp_path))
     source.poll()
     life = kernel.spawn()
