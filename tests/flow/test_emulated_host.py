@@ -12,9 +12,14 @@ from testbed.emulated_faults import FaultyHost
 from testbed.program import alive
 from testbed.waiting import eventually
 
+from wattspan.attribution.counted_uses import credible
+from wattspan.clock import SystemClock
 from wattspan.emulation import host as hosts
 from wattspan.emulation.host import profile_named
+from wattspan.model import SECOND, Consumer, Usage
 from wattspan.ports import WattspanError
+from wattspan.processes import open_processes
+from wattspan.processes.performance_counters import CountersClient
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,31 @@ def test_killed_host_is_named_and_its_jobs_end() -> None:
             host.ask(do="truth")
         eventually(lambda: not alive(jobs), "its jobs end")
     assert not host.directory.exists()
+
+
+def test_jobs_have_performance_counters_and_other_processes_have_none() -> None:
+    clock = SystemClock()
+    with FaultyHost(profile_named("two-socket")) as host:
+        client = CountersClient(clock, host.counters, 30 * SECOND, of_kernel=False)
+        processes = open_processes(clock, sysfs=host.sysfs, counters=client)
+        try:
+            processes.usage.poll()
+            jobs = frozenset(host.start_jobs().values())
+
+            def counted() -> list[Usage] | None:
+                usages = [one for one in processes.usage.poll().usages if one.resource == "cpu"]
+                payers = [payer for one in usages for payer in one.counts or ()]
+                pids = {one.pid for one in payers if isinstance(one, Consumer)}
+                return usages if pids == jobs else None
+
+            eventually(counted, "each job has counts")
+            found = eventually(counted, "each job has the counts of a whole period")
+        finally:
+            processes.usage.close()
+    for usage in found:
+        for payer, counts in (usage.counts or {}).items():
+            assert credible(usage.spent[payer], counts)
+            assert counts.cycles == counts.reference
 
 
 def test_unwritable_directory_is_an_error_with_a_remedy(

@@ -43,6 +43,7 @@ class Closeable:
 
 
 SOCKET_NAME = "engine.sock"
+COUNTERS_SOCKET = "counters.sock"  # of the jobs' performance counters
 HOST_VARIABLE = "WATTSPAN_EMULATED_HOST"  # the host's directory, where there are several
 _HOST_DIRECTORIES = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108 - where emulated hosts are
 

@@ -16,6 +16,7 @@ line for each request and answer::
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socketserver
@@ -27,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.control import SOCKET_NAME
+from wattspan.emulation.control import COUNTERS_SOCKET, SOCKET_NAME
 from wattspan.emulation.gpus import HostGpus
 from wattspan.emulation.host import KERNELS, HostProfile, profile_named
 from wattspan.emulation.jobs import JobManager, set_process_name
+from wattspan.emulation.performance_counters import CounterLaw, JobCounters
 from wattspan.emulation.powercap_engine import (
     CpuJobs,
     PowercapEngine,
@@ -42,6 +44,7 @@ from wattspan.emulation.powercap_tree import PowercapTree, PowerMeters
 from wattspan.emulation.workloads import GpuWork, SteadyLoad, Training
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
+from wattspan.processes.counters_server import CountersServer
 from wattspan.util.unix_sockets import peer_credentials
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
@@ -58,7 +61,7 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
     block_on_close = False
 
     def __init__(self, profile: HostProfile, directory: Path, period: int = PERIOD) -> None:
-        self._profile = profile
+        self._profile, self._directory = profile, directory
         self._clock = SystemClock()
         cpus = CpuJobs()
         tree = self.tree_type(directory / "sys", profile.powercap)
@@ -72,12 +75,14 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
 
         self._runner = PowercapRunner(counters, self._clock, period=period, also=step)
         self._runner.start()
-        self._gpus = HostGpus(directory, profile.gpus, self._clock, lambda: counters.speeds)
+        self._speeds = lambda: counters.speeds
+        self._gpus = HostGpus(directory, profile.gpus, self._clock, self._speeds)
         for index, slices in profile.instances.items():
             boards, place = self._gpus.of(index)
             boards.divide(place, slices)
         self._gpus.start(GPU_STEP)
         self._jobs = JobManager(directory, self._gpus, cpus, tree.socket_of_cpu)
+        self._counters: CountersServer | None = None  # once there are jobs
         self._answers: Mapping[str, Callable[..., dict[str, Any]]] = {
             "truth": self._truth,
             "start-jobs": self._start_jobs,
@@ -107,7 +112,21 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
     def _start_jobs(self, agent: str = "", max_slowdown: float | None = None) -> dict[str, Any]:
         for job in self._profile.jobs:
             self._jobs.start(job, agent, max_slowdown)
+        if self._profile.counters is not None and self._counters is None:
+            self._counters = self._counting(self._profile.counters)
         return {"jobs": self._jobs.pids}
+
+    def _counting(self, law: CounterLaw) -> CountersServer:
+        """The jobs' performance counters, read by the protocol of the helper for real ones."""
+
+        def opened() -> JobCounters:
+            return JobCounters(law, lambda: self._jobs.sockets, self._speeds)
+
+        server = CountersServer(self._directory / COUNTERS_SOCKET, {0, os.geteuid()}, opened)
+        threading.Thread(
+            target=server.serve_forever, args=(0.1,), name="emulated-counters", daemon=True
+        ).start()
+        return server
 
     def _attach(
         self,
@@ -156,6 +175,9 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         self.shutdown()
         self._thread.join()
         self.server_close()
+        if self._counters is not None:
+            self._counters.shutdown()
+            self._counters.server_close()
         self._jobs.close()
         self._gpus.close()
         self._runner.stop()

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100, MI300X, EmulatedBoard, Kernel
-from wattspan.emulation.control import Closeable, ControlClient
+from wattspan.emulation.control import COUNTERS_SOCKET, Closeable, ControlClient
 from wattspan.emulation.gpu_file import AMD_GPUS, NVIDIA_GPUS
+from wattspan.emulation.performance_counters import CounterLaw
 from wattspan.emulation.powercap_engine import CpuLaw
 from wattspan.emulation.powercap_tree import (
     LAYOUTS,
@@ -79,6 +80,7 @@ class HostProfile:
     meters: tuple[EmulatedMeter, ...] = ()
     instances: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Compute slices of the MIG instances, by the index of the GPU."""
+    counters: CounterLaw | None = None  # performance counters of the jobs
 
 
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
@@ -130,10 +132,11 @@ PROFILES: Mapping[str, HostProfile] = {
         ),
         HostProfile(
             "two-socket",
-            "two-socket server, memory counters, no GPU",
+            "two-socket server, memory counters, performance counters, no GPU",
             LAYOUTS["xeon-2s"],
             _SERVER,
             jobs=(DemoJob("batch", 0.4, 0), DemoJob("web", 0.1, 1)),
+            counters=CounterLaw(),
         ),
         HostProfile(
             "one-socket-h100",
@@ -287,6 +290,14 @@ class EmulatedHost(Closeable):
     def sysfs(self) -> Path:
         """The directory in place of ``/sys``."""
         return self.directory / "sys"
+
+    @property
+    def counters(self) -> Path:
+        """The socket in place of that of the helper for performance counters.
+
+        It is there once jobs run, if the host has such counters.
+        """
+        return self.directory / COUNTERS_SOCKET
 
     @property
     def resolution(self) -> int:

@@ -80,6 +80,8 @@ class JobManager:
         self._socket_of_cpu = socket_of_cpu
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._jobs: dict[str, DemoJob] = {}
+        self.sockets: dict[int, int] = {}
+        """The socket whose CPUs each job uses, by its pid."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -107,6 +109,7 @@ class JobManager:
         )
         self._processes[job.name], self._jobs[job.name] = process, job
         socket = self._socket_of_cpu[min(job.cpu or 0, len(self._socket_of_cpu) - 1)]
+        self.sockets = {**self.sockets, process.pid: socket}
         for gpu, work in job.gpus.items():
             boards, index = self._gpus.of(gpu)
             boards.attach(

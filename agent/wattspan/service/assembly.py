@@ -56,7 +56,7 @@ from wattspan.ports import (
 from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
 from wattspan.processes.metadata import RunningProcesses
-from wattspan.processes.performance_counters import CountersClient
+from wattspan.processes.performance_counters import SOCKET_PATH, CountersClient
 from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
@@ -124,14 +124,15 @@ def build_agent(
     clock = SystemClock()
     sysfs = emulated.sysfs if emulated is not None else None
     # The counters of this host tell nothing of an emulated one.
-    counted = config.processes.counters == "auto" and emulated is None
+    helper = SOCKET_PATH if emulated is None else emulated.counters
+    counters = CountersClient(clock, helper, of_kernel=emulated is None)
     resolver = PrincipalResolver.of_host(pods_by_user=config.spans.pod == "uid")
     with contextlib.ExitStack() as undo:
         processes = open_processes(
             clock,
             sysfs=sysfs or Path("/sys"),
             events=config.processes.events,
-            counters=CountersClient(clock) if counted else None,
+            counters=counters if config.processes.counters == "auto" else None,
             names=config.processes.names,
             principals=resolver,
         )
