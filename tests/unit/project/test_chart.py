@@ -46,7 +46,7 @@ CASES: dict[str, list[str]] = {
     **OVERLAYS,
     **{f"with {one}": [*NEEDED.get(one, ()), one] for one in COMPONENTS},
     "with all": [
-        *("cpu-counters", "gpu", "capper", "resource-slices", "spans"),
+        *("cpu-counters", "gpu", "capper", "performance-counters", "resource-slices", "spans"),
         *("podmonitor-token", "fleet", "emulated"),
     ],
 }

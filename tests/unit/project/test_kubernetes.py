@@ -19,6 +19,7 @@ from testbed.requirements import ROOT
 
 from wattspan.cli import cli
 from wattspan.processes.claimed_gpus import ACCOUNT, DIRECTORIES
+from wattspan.processes.performance_counters import SOCKET_PATH
 from wattspan.processes.pod_resources import SOCKET
 
 pytestmark = pytest.mark.slow
@@ -415,6 +416,19 @@ def test_agent_cannot_write_to_the_capper_socket_directory() -> None:
     own = {m["name"] for m in capper["volumeMounts"]}
     shared = own & {m["name"] for m in agent["volumeMounts"]}
     assert shared == {"config", "capper-run"}
+
+
+def test_helper_of_counters_has_two_capabilities_and_shares_one_directory(tmp_path: Path) -> None:
+    made = built(chosen("with performance-counters", tmp_path))
+    agent, helper = (containers(made)[name] for name in ("agent", "counters"))
+    assert deviations(pod_of(made)) == DEVIATIONS["base"] | {"root", "BPF", "PERFMON"}
+    assert helper["args"] == ["counters", f"--listen={SOCKET_PATH}"]
+    (mount,) = helper["volumeMounts"]
+    assert mount["mountPath"] == str(SOCKET_PATH.parent)
+    assert {**mount, "readOnly": True} in agent["volumeMounts"]
+    assert "ports" not in helper
+    (policy,) = of_kind(made, "NetworkPolicy")
+    assert policy["spec"]["egress"] == []
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda p: p.name)
