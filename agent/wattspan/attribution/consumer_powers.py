@@ -74,6 +74,8 @@ _FAIRLY = 0.25  # the same, if the other's user has the most rows
 _LEAST_USE = 1e-3  # mean CPUs of a consumer that is remembered
 _MAX_REMEMBERED = 2000
 _ENOUGH = 10.0  # seconds of windows before the powers are used
+_ABSENCE = 600.0  # seconds without a window after which nothing is kept
+_FEW = 1.2 * _ENOUGH  # seconds of windows that are kept until then
 _CREDIBLE = 1.96  # standard deviations of the largest idle power, for lower bounds
 _LEAST_POWER = 0.02  # of a busy CPU, relative to the power for each CPU in use
 _YOUNG = 20.0  # seconds of windows up to which each has a solution; later every fifth
@@ -289,6 +291,20 @@ class ConsumerPowers:
             self._unsolved, self._rest = 0, idle
             self._regression.solve(idle)
             self._weigh()
+
+    def fade(self, seconds: float) -> None:
+        """Go on after so many ``seconds`` without a window: what was learned is less certain.
+
+        It fades as under windows, down to the weight of few of them, and is forgotten at last.
+        """
+        few = min(1.0, _FEW / max(_TINY, self._regression.windows))
+        kept = max(exp(-max(0.0, seconds) / MEMORY), few) if seconds <= _ABSENCE else 0.0
+        self._uses = {key: kept * mean for key, mean in self._uses.items()}
+        self._peak *= kept
+        self._window = _Equation(len(self.terms))
+        self._regression.fade(kept)
+        self._regression.solve(self._rest)
+        self._weigh()
 
     def _place(self, uses: Mapping[Payer, float], seconds: float, owner: Owner) -> None:
         """Find the rows of payers, after the largest consumers have got rows of their own."""

@@ -200,6 +200,8 @@ class CountedUses:
 
     def __init__(self) -> None:
         self.powers = ConsumerPowers()
+        self._others = ConsumerPowers(TERMS)  # of the other method, with counters or without
+        self._learned = self._left = 0  # when something was learned of these and of the others
         self._references: dict[Payer, _Reference] = {}
         self._pace = 1.0  # the mean use of a CPU-second with counts, in the last minute
         self._paced = 0.0  # the weight of that
@@ -222,6 +224,7 @@ class CountedUses:
             if not counted.counted:
                 return
             sums = counted.sums(self.powers.weighed(usage).spent)
+        self._learned = usage.end.mono
         self.powers.learn(interval.energy, interval.duration, usage, owner, idle, sums)
 
     def divided(self, counted: CountedUsage, *, surely: bool = False) -> Division:
@@ -233,14 +236,17 @@ class CountedUses:
     def counted(self, usage: Usage) -> CountedUsage:
         """``usage`` with its counters. A payer without any has the mean use of a CPU-second.
 
-        CPU time and counted use have different powers: what each costs is learned anew.
+        CPU time and counted use have different powers. Those of a method that returns are the less
+        certain, the longer nothing was learned of them.
         """
         if not (usage.counts or self.counters.recent):
             return CountedUsage(usage, usage, {}, counted=False)
         counted, spent = self._count(usage), usage.spent
         self.counters.pass_by(usage, counted=counted)
         if bool(self.powers.terms) != self.counters.recent:
-            self.powers = ConsumerPowers(TERMS if self.counters.recent else 0)
+            self.powers, self._others = self._others, self.powers
+            self._learned, self._left = self._left, self._learned
+            self.powers.fade((usage.start.mono - self._learned) / SECOND)
         if not self.counters.recent:
             return CountedUsage(usage, usage, {}, counted)
         terms: dict[Payer, Terms] = {}

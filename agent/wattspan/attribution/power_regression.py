@@ -143,6 +143,11 @@ class PowerRegression:
         self._deviants = 0
         self._products = self._squares = 0.0
 
+    def fade(self, kept: float) -> None:
+        """Let all windows have the part ``kept`` of their weight."""
+        self._sums = [[kept * each for each in one] for one in self._sums]
+        self._errors = [kept * each for each in self._errors]
+
     def admit(self) -> None:
         """Append the row of a consumer."""
         for one in self._sums:

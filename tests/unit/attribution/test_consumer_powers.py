@@ -251,6 +251,22 @@ def test_powers_count_as_learned_until_a_minute_after_the_last_weights() -> None
     assert not package.powers.stated
 
 
+def test_faded_powers_are_less_certain_and_forgotten_in_the_end() -> None:
+    package = Package(TWO)
+    package.run(60)
+    uses, widths = {A: 0.5, B: 0.5}, []
+    for seconds in (0, 30, 500):
+        package.powers.fade(seconds)
+        shares, errors = package.shares(uses)
+        widths.append(errors[A])
+        assert shares[A] == pytest.approx(9.0 / 31.5, abs=0.05)
+        assert abs(shares[A] - 9.0 / 31.5) <= errors[A]
+    assert widths == sorted(set(widths))
+    package.powers.fade(1e6)
+    assert package.shares(uses)[0][A] == 0.5
+    assert not package.powers.learned
+
+
 def test_many_processes_are_forgotten() -> None:
     package = Package({})
 

@@ -47,10 +47,12 @@ def counts(seconds: float, clock: float = 1.0, retired: float = 1.5, misses: flo
     return Counts(time, cycles, reference, round(cycles * retired), round(time * misses))
 
 
-def usage(uses: Mapping[Payer, float], counted: Mapping[Payer, Counts] | None) -> Usage:
+def usage(
+    uses: Mapping[Payer, float], counted: Mapping[Payer, Counts] | None, at: int = 0
+) -> Usage:
     """The use of a second, in CPUs."""
     spent = {payer: round(use * SECOND) for payer, use in uses.items()}
-    start, end = Instant(0, 0), Instant(SECOND, 0)
+    start, end = Instant(at, 0), Instant(at + SECOND, 0)
     return Usage("cpu:0", start, end, spent, capacity=16 * SECOND, counts=counted)
 
 
@@ -136,9 +138,9 @@ Law = Callable[[Payer, Counts], float]
 """The watts of a payer with the counters of a second."""
 
 
-def _seen(now: Mapping[Payer, Counts], absent: Set[Payer]) -> Usage:
+def _seen(now: Mapping[Payer, Counts], absent: Set[Payer], at: int) -> Usage:
     seen = {payer: one for payer, one in now.items() if payer not in absent}
-    return usage({payer: one.time / SECOND for payer, one in now.items()}, seen)
+    return usage({payer: one.time / SECOND for payer, one in now.items()}, seen, at)
 
 
 class Package:
@@ -158,7 +160,8 @@ class Package:
             now = second()
             power = IDLE + sum(self.law(payer, one) for payer, one in now.items())
             energy = Microjoules(round((power + self.chance.gauss(0, 0.1)) * 1e6))
-            given = _seen(now, absent)
+            given = _seen(now, absent, self.at)
+            self.at += SECOND
             interval = Interval("p", Instant(0, 0), Instant(SECOND, 0), energy)
             counted = self.uses.counted(given)
             self.uses.learn(interval, counted, lambda _: None, AT_REST)
@@ -167,7 +170,7 @@ class Package:
         self, now: Mapping[Payer, Counts], absent: Set[Payer] = frozenset()
     ) -> tuple[list[float], list[float]]:
         """The parts of active energy of payers, and their stated errors; some without counts."""
-        divided = self.uses.divided(self.uses.counted(_seen(now, absent)))
+        divided = self.uses.divided(self.uses.counted(_seen(now, absent, self.at)))
         active = 10**9
         parts = split(active, list(divided.usage.spent.values()))
         doubts = divided.doubts(active, zip(divided.usage.spent, parts, strict=True))
@@ -241,6 +244,27 @@ def test_payer_whose_counts_are_absent_for_a_while_keeps_its_last_clock(absent: 
     for share, each, error in zip(shares, true, errors, strict=True):
         assert share == pytest.approx(each / sum(true), rel=0.05)
         assert abs(share - each / sum(true)) <= error
+
+
+def test_costs_are_less_certain_after_counters_were_absent_and_not_forgotten() -> None:
+    costs: dict[Payer, float] = {A: 4.0, B: 10.0}
+    package = Package(lambda payer, one: costs[payer] * one.time / SECOND)
+
+    def second() -> dict[Payer, Counts]:
+        return {one: counts(package.chance.uniform(0.2, 1)) for one in costs}
+
+    now = {one: counts(1) for one in costs}
+    package.run(90, second)
+    (before, _), (error, _) = package.shares(now)
+    for absent, least, most in ((100, 1.01, 0.05), (400, 1.01, 0.05), (1000, 2, 0.45)):
+        package.run(absent, second, {A, B})
+        assert not package.uses.counters.recent
+        (share, _), (wider, _) = package.shares(now)
+        assert package.uses.counters.recent
+        assert abs(share - 4 / 14) <= wider
+        assert wider > least * error
+        assert abs(share - before) < most
+        package.run(30, second)
 
 
 def test_counters_of_thousands_of_ended_payers_are_forgotten() -> None:
