@@ -65,7 +65,7 @@ class Process(NamedTuple):
     ``traffic`` is the part of ``FULL_TRAFFIC``. A process that changes its nature costs ``later``
     from ``LEARNING`` seconds of work on. One that ``copies`` has the load of another, earlier one.
     Alone on a core it retires ``ipc`` instructions in a cycle. The part ``unmissed`` of its traffic
-    has no misses.
+    has no misses. Counters never tell of one that is not ``counted``.
     """
 
     cost: float
@@ -76,6 +76,7 @@ class Process(NamedTuple):
     copies: int | None = None
     ipc: float = 1.5
     unmissed: float = 0.0
+    counted: bool = True
 
 
 class Row(NamedTuple):
@@ -212,6 +213,8 @@ class EmulatedPackage:
         """The counts of each process at the last switch of each running thread."""
         found: dict[Payer, Counts] = {}
         for i, sums in enumerate(self._counts):
+            if not self.scenario.processes[i].counted:
+                continue
             work, rates = self._works.get(i), self._rates.get(i)
             if work is None or rates is None or not work.busy:
                 found[consumer(i)] = Counts(*map(int, sums))

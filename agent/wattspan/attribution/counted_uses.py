@@ -205,6 +205,8 @@ class CountedUses:
         self._references: dict[Payer, _Reference] = {}
         self._pace = 1.0  # the mean use of a CPU-second with counts, in the last minute
         self._paced = 0.0  # the weight of that
+        self._period = 0  # number of the last period with counts
+        self._change = 0.0  # of the clock in it, of those with counts before it too
         self.counters = CounterTime()
 
     @property
@@ -250,14 +252,12 @@ class CountedUses:
         if not self.counters.recent:
             return CountedUsage(usage, usage, {}, counted)
         terms: dict[Payer, Terms] = {}
-        clocks = usual_clocks = 0.0
-        whole, pace = 0, self._pace
+        clocks, whole, pace = 0.0, 0, self._pace
         for payer, used in spent.items():
             if used > 0 and (known := self._references.get(payer)) is not None:
                 terms[payer] = known.terms
                 whole += used
                 clocks += used * known.terms.clock
-                usual_clocks += used * known.clock
         factors: dict[Payer, float] = {}
         if whole:
             least, most = clocks / whole - _CLOCK_RANGE, clocks / whole + _CLOCK_RANGE
@@ -265,19 +265,21 @@ class CountedUses:
                 payer: exp(CLOCK_POWER * min(max(one.clock, least), most))
                 for payer, one in terms.items()
             }
-            # Those without counts have the change that the others have in common, as of the clock
-            # of all cores: the mix of the others must not pass for a variation of theirs.
-            change = exp(CLOCK_POWER * (clocks - usual_clocks) / whole)
-            pace = sum(spent[payer] * each for payer, each in factors.items()) / whole / change
+            # Those without counts have the change that others have in common, as of the clock of
+            # all cores: another mix of them, whose clocks differ, must not pass for a change.
+            mean = sum(spent[payer] * each for payer, each in factors.items()) / whole
+            pace *= exp(CLOCK_POWER * min(max(self._change, -_CLOCK_RANGE), _CLOCK_RANGE))
             kept = exp((usage.start.mono - usage.end.mono) / SECOND / MEMORY)
             self._paced = 1 - kept + kept * self._paced
-            self._pace += (pace - self._pace) * (1 - kept) / self._paced
-            pace = self._pace * change
+            pace += (mean - pace) * (1 - kept) / self._paced
+            self._pace = pace = min(max(pace, mean / _LARGEST), mean * _LARGEST)
         return CountedUsage(usage, _clocked(usage, factors, pace), terms, counted)
 
     def _count(self, usage: Usage) -> bool:
         """Update the terms of the payers with credible counts; False if these are too few."""
         known, spent, size = self._references, usage.spent, 0
+        shared, moved, self._change = 0, 0.0, 0.0
+        self._period += bool(usage.counts)
         if len(known) > _MAX_REMEMBERED:
             self._references = known = {payer: known[payer] for payer in spent if payer in known}
         for payer, counts in (usage.counts or {}).items():
@@ -285,37 +287,41 @@ class CountedUses:
             if used > 0 and credible(used, counts):
                 if (reference := known.get(payer)) is None:
                     reference = known[payer] = _Reference()
-                reference.count(counts, usage.end.mono - usage.start.mono)
+                before, clock = reference.period, reference.terms.clock
+                reference.count(counts, usage.end.mono - usage.start.mono, self._period)
                 size += used
+                if before == self._period - 1:
+                    shared += used
+                    moved += used * (reference.terms.clock - clock)
+        if shared:
+            self._change = moved / shared
         return size > 0 and size >= LEAST_COUNTED * sum(spent.values())
 
 
 class _Reference:
-    """The last terms of a payer, and its clock and instructions in a cycle in its first seconds.
+    """The last terms of a payer, and its instructions in a cycle in its first seconds.
 
     Later ones are relative to these. They stay, since what is learned would change with them.
     """
 
     terms = Terms(0.0, 0.0, 0.0)
+    period = -1  # that of the terms
 
     def __init__(self) -> None:
-        self._time = self._instructions = self._cycles = self._reference = 0
-        self.clock = 0.0
+        self._time = self._instructions = self._cycles = 0
 
-    def count(self, counts: Counts, length: int) -> None:
-        """Update the terms from the counts of a period of this length."""
+    def count(self, counts: Counts, length: int, period: int) -> None:
+        """Update the terms from the counts of a numbered period of this length."""
         retired, clock = 0.0, log(counts.cycles / counts.reference)
         if self._time < _SETTLING:
             self._time += length
             self._instructions += counts.instructions
             self._cycles += counts.cycles
-            self._reference += counts.reference
-            self.clock = log(self._cycles / self._reference)
         else:
             mean = counts.cycles * self._instructions
             change = counts.instructions * self._cycles / mean - 1
             retired = min(max(change, _RETIRED[0]), _RETIRED[1])
-        self.terms = Terms(clock, retired, counts.misses / counts.time)
+        self.terms, self.period = Terms(clock, retired, counts.misses / counts.time), period
 
 
 def credible(used: int, counts: Counts) -> bool:

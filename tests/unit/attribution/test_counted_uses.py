@@ -297,6 +297,16 @@ def test_payers_that_are_never_counted_are_not_mistaken_for_the_mix_of_the_other
             assert abs(share - each / sum(true)) <= error
 
 
+def test_payer_without_counts_has_the_clock_that_a_neighbour_moves_by_its_work() -> None:
+    uses = CountedUses()
+    for second in range(40):
+        working: dict[Payer, float] = {B: 4.0} if second % 4 < 2 else {}
+        clock = 0.9 if working else 1.2
+        counted = {payer: counts(use, clock) for payer, use in ({A: 1.0} | working).items()}
+        found = uses.counted(usage({A: 1.0, C: 1.0} | working, counted))
+        assert found.clocked.spent[C] == pytest.approx(clock**2.5 * SECOND, rel=0.01)
+
+
 def test_programs_that_retire_more_do_not_draw_more_for_that() -> None:
     """Only changes of a payer tell its siblings: programs differ for other reasons."""
     package = Package(lambda _, one: 5.0 * one.time / SECOND)
