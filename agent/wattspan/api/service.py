@@ -119,6 +119,9 @@ The next are answered at once, so that none crowds out spans.
 ANSWER_WITHIN = SECOND // 4
 """Time after which an answer begins no further period: others wait, and its process waits 2 s."""
 
+ACKNOWLEDGED_EVERY = 0.5
+"""Seconds between two acknowledgements of a query: to the sdk, 2 s of silence are a hang."""
+
 _READ = ("GET", "HEAD")
 
 
@@ -261,8 +264,8 @@ class QueryService:
 
         if len(periods) == 1 and (consumer is None or consumer in self._watches):
             return respond()
-        request.acknowledge()  # others may have the turn
-        return await self._in_thread(owner, respond)  # a search of the whole history, or of many
+        # A search of the whole history, or of many periods; others may have the turn.
+        return await _acknowledged(request, self._in_thread(owner, respond))
 
     async def _device_energy(self, request: HttpRequest) -> HttpResponse:
         values, periods = self._periods(request, energy.DEVICE_PARAMETERS)
@@ -289,8 +292,7 @@ class QueryService:
             found = [list(map(one.figures, query.domains)) for one in asked]
             return json_response({**facts, "windows": found})
 
-        request.acknowledge()
-        return await self._in_thread(owner, respond)
+        return await _acknowledged(request, self._in_thread(owner, respond))
 
     def _answered(self, periods: Sequence[energy.Period]) -> Iterator[energy.Period]:
         """The first of ``periods``, at least one, while the answer is not late."""
@@ -489,6 +491,18 @@ class QueryService:
             )
         self._authorization.require(peer, named)
         return named
+
+
+async def _acknowledged(request: HttpRequest, answer: Awaitable[T]) -> T:
+    """``answer``; until then the client hears at intervals that it will come."""
+    task = asyncio.ensure_future(answer)
+    try:
+        while not task.done():
+            request.acknowledge()
+            await asyncio.wait((task,), timeout=ACKNOWLEDGED_EVERY)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _asked(thing: str, ask: Callable[[], T]) -> T:

@@ -282,6 +282,8 @@ class HttpConnection(asyncio.Protocol):
         )
 
     def _acknowledge(self) -> None:
+        if self._ending:
+            return
         if self._left is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif self._request is not None and self._request.http_version == b"1.1":

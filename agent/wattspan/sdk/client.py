@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
+from socket import MSG_PEEK, socket
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -203,6 +206,53 @@ def _energy(response: Mapping[str, Any], kinds: Iterable[str]) -> Energy:
 
 
 _TIMEOUT_MARGIN = 2.0  # seconds for a response beyond the requested wait
+HUNG_FOR = 60.0  # seconds for which an agent counts as hung without another attempt
+
+
+class HungAgents:
+    """Agents that have not answered in time, by the path of their socket. Thread-safe.
+
+    The connection without an answer stays open: an agent hangs until it sends a byte or ends, and
+    no other query waits to find that out.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[socket, float, object]] = {}
+
+    def add(self, path: str, identity: object, connection: socket) -> None:
+        """Take the connection of a query to the agent, whose socket has an identity."""
+        connection.setblocking(False)
+        if self._of.setdefault(path, (connection, monotonic(), identity))[0] is not connection:
+            connection.close()  # another thread has asked at the same time
+
+    def check(self, path: str, identity: object) -> None:
+        """TimeoutError if the agent hangs."""
+        if (known := self._of.get(path)) is None:
+            return
+        connection, since, of = known
+        elapsed = monotonic() - since
+        if of == identity and elapsed < HUNG_FOR and _is_silent(connection):
+            raise TimeoutError(f"timed out {elapsed:.0f} s ago, and has sent nothing since")
+        self._of.pop(path, known)[0].close()
+
+    def forget(self) -> None:
+        """Close all connections, as in the child of a fork."""
+        while self._of:
+            self._of.popitem()[1][0].close()
+
+
+def _is_silent(connection: socket) -> bool:
+    try:
+        connection.recv(1, MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:  # it has ended, or another thread has closed the connection
+        return False
+    return False
+
+
+_hung = HungAgents()
+os.register_at_fork(after_in_child=_hung.forget)
 
 
 def request_json(
@@ -219,7 +269,8 @@ def request_json(
     """The response of the agent, within ``patience`` seconds plus a margin; ``body`` as JSON.
 
     The time limits the whole query of a directory, also if the agent responds byte by byte. An
-    agent without a byte for ``silence`` seconds hangs.
+    agent without a byte for ``silence`` seconds hangs. While one hangs, further queries of this
+    process fail at once.
     AgentUnavailableError if no agent responds, RefusedError with the sentence of the agent if it
     rejects the query.
     """
@@ -241,10 +292,13 @@ def request_json(
 def _request(
     socket_path: str, target: str, method: str, sent: object, patience: float, silence: float
 ) -> dict[str, Any]:
-    Path(socket_path).stat()  # without a socket, the same error as by connecting, but at once
+    found = Path(socket_path).stat()  # without one, the same error as by connecting, but at once
+    identity = found.st_dev, found.st_ino, found.st_ctime_ns
+    _hung.check(socket_path, identity)
     encoded = None if sent is None else json.dumps(sent)
+    keep = partial(_hung.add, socket_path, identity)
     status, body = unix_request(
-        socket_path, method, target, encoded, patience=patience, silence=silence
+        socket_path, method, target, encoded, patience=patience, silence=silence, keep=keep
     )
     try:
         content = json.loads(body)
@@ -267,8 +321,9 @@ _OK, _OVERLOADED = 200, (429, 503)
 
 
 POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once
-LONGEST_WAIT = 1.0  # seconds that one query waits at the agent; an older one is silent meanwhile
-LONGEST_ANSWER = 30.0  # seconds in which an agent that has acknowledged a query answers it
+LONGEST_WAIT = 0.5  # seconds that one query waits at the agent; an older one is silent meanwhile
+LONGEST_SILENCE = 2.0  # seconds; an agent sends an acknowledgement or the answer twice a second
+LONGEST_ANSWER = 30.0  # seconds in which an agent that acknowledges a query answers it
 
 
 def _read_energy(
@@ -294,7 +349,7 @@ def _read_energy(
                 method="GET" if periods is None else "POST",
                 body=periods,
                 patience=min(LONGEST_ANSWER, left),
-                silence=wait + _TIMEOUT_MARGIN,
+                silence=LONGEST_SILENCE,
                 directories=directories,
             )
         except AgentBusyError:

@@ -91,17 +91,17 @@ class _DeadlineSocket(socket.socket):
     """A stream whose operations take ``patience`` seconds at most, all together. TimeoutError.
 
     The timeout of a socket limits each operation alone: a peer that sends single bytes would never
-    exceed it. The first byte comes within ``silence`` seconds.
+    exceed it. Each byte of the peer comes within ``silence`` seconds of the last one.
     """
 
     def __init__(self, patience: float, silence: float) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._last = monotonic() + patience
-        self._deadline = min(self._last, monotonic() + silence)
+        self._silence, self._heard = silence, monotonic()
+        self._last = self._heard + patience
         self.settimeout(min(patience, silence))
 
     def _limit(self) -> None:
-        left = self._deadline - monotonic()
+        left = min(self._last, self._heard + self._silence) - monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
         self.settimeout(left)
@@ -113,7 +113,7 @@ class _DeadlineSocket(socket.socket):
     def recv_into(self, *arguments: Any) -> int:
         self._limit()
         received = super().recv_into(*arguments)
-        self._deadline = self._last
+        self._heard = monotonic()
         return received
 
 
@@ -126,21 +126,28 @@ def unix_request(
     *,
     patience: float,
     silence: float = inf,
+    keep: Callable[[socket.socket], object] | None = None,
 ) -> tuple[int, bytes]:
     """One HTTP request to the server that listens at ``path``: status and body of the answer.
 
-    All together takes ``patience`` seconds at most, and the first byte ``silence``. OSError.
+    All together takes ``patience`` seconds at most, and each byte ``silence``. OSError. ``keep``
+    gets the connection on which no answer has begun in time, still open.
     """
     from http.client import HTTPConnection, HTTPException  # imports ssl, which takes 10 ms and 4 MB
 
     connection = HTTPConnection("localhost")
-    connection.sock = _DeadlineSocket(patience, silence)
+    connection.sock = stream = _DeadlineSocket(patience, silence)
     try:
-        connection.sock.connect(path)
+        stream.connect(path)
         connection.request(method, target, body, {"connection": "close", **headers})
         answer = connection.getresponse()
         return answer.status, answer.read()
     except HTTPException as error:
         raise ConnectionError(str(error) or type(error).__name__) from None
+    except TimeoutError:
+        if keep is not None and connection.sock is not None:
+            connection.sock = None
+            keep(stream)
+        raise
     finally:
         connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import pickle
@@ -33,7 +34,7 @@ from wattspan.sdk import (
     UnreadWindows,
     run_directories,
 )
-from wattspan.sdk.client import Energy, read_devices, request_json
+from wattspan.sdk.client import Energy, HungAgents, read_devices, request_json
 
 
 @pytest.fixture
@@ -272,19 +273,108 @@ def test_agent_exit_during_a_request_is_reported(no_agent: Path) -> None:
         thread.join()
 
 
-def test_agent_that_hangs_is_reported_however_long_the_energy_may_take(
-    no_agent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hung_agent(no_agent: Path) -> Iterator[Any]:
+    """A listener that nobody serves."""
     import socket
 
-    monkeypatch.setattr("wattspan.sdk.client._TIMEOUT_MARGIN", 0.05)
-    with wattspan.window() as w:
-        pass
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(no_agent / "api.sock"))
         listener.listen()
+        listener.settimeout(60)
+        yield listener
+
+
+def queries(listener: Any) -> list[Any]:
+    """The connections with a query of energy, of all that wait to be accepted."""
+    found = []
+    listener.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection, _ = listener.accept()
+            if b" /v1/energy" in connection.recv(1000):
+                found.append(connection)
+            else:  # the registration
+                connection.close()
+    listener.settimeout(60)
+    return found
+
+
+@pytest.mark.usefixtures("hung_agent")
+def test_agent_that_hangs_is_reported_however_long_the_energy_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wattspan.sdk.client.LONGEST_SILENCE", 0.05)
+    with wattspan.window() as w:
+        pass
+    with pytest.raises(wattspan.AgentUnavailableError, match="timed out"):
+        w.result(timeout=10**6)
+
+
+def test_hung_agent_is_waited_for_once_by_all_windows(
+    hung_agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wattspan.sdk.client.LONGEST_SILENCE", 0.05)
+    windows = [wattspan.window().begin().end() for _ in range(3)]
+    for w in windows:
         with pytest.raises(wattspan.AgentUnavailableError, match="timed out"):
-            w.result(timeout=10**6)
+            w.result()
+    with pytest.raises(wattspan.AgentUnavailableError, match="ago, and has sent nothing since"):
+        read_devices(1, 2)
+    (asked,) = queries(hung_agent)
+    asked.close()
+
+
+@pytest.mark.parametrize("sign", [b"HTTP/1.1 100 Continue\r\n\r\n", b""], ids=["byte", "end"])
+def test_hung_agent_that_answers_or_ends_its_query_is_asked_again(
+    hung_agent: Any, sign: bytes
+) -> None:
+    for _ in range(2):
+        with pytest.raises(wattspan.AgentUnavailableError, match="timed out"):
+            request_json("/v1/energy", {}, silence=0.05)
+    (asked,) = queries(hung_agent)
+    if sign:
+        asked.sendall(sign)
+    else:
+        asked.close()
+
+    def answer() -> None:
+        connection, _ = hung_agent.accept()
+        connection.recv(1000)
+        body = b'{"devices": []}'
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        connection.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert request_json("/v1/energy", {}, margin=60) == {"devices": []}
+    thread.join()
+    asked.close()
+
+
+@pytest.mark.usefixtures("hung_agent")
+def test_agent_that_replaces_a_hung_one_is_asked_at_once(
+    no_agent: Path, past: ConstantPast
+) -> None:
+    with pytest.raises(wattspan.AgentUnavailableError, match="timed out"):
+        request_json("/v1/energy", {}, silence=0.05)
+    (no_agent / "api.sock").unlink()
+    with QueryServer(no_agent, past):
+        assert request_json("/v1/status", {})["version"]
+
+
+def test_child_of_a_fork_closes_the_connections_to_hung_agents() -> None:
+    import socket
+
+    ours, agents = socket.socketpair()
+    with ours, agents:
+        hung = HungAgents()
+        hung.add("api.sock", 1, ours)
+        with pytest.raises(TimeoutError):
+            hung.check("api.sock", 1)
+        hung.forget()
+        hung.check("api.sock", 1)
+        assert ours.fileno() == -1
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.5, 5.0, 1e6, inf])
@@ -302,7 +392,7 @@ def test_silent_wait_of_an_older_agent_is_no_hang(
     monkeypatch.setattr("wattspan.sdk.client.request_json", ask)
     read_devices(1, 2, timeout=timeout)
     ((wait, silence, patience),) = asked
-    assert wait + 1.9 <= silence <= 3
+    assert wait + 1.4 <= silence <= 2
     assert min(timeout, 20) - 2 < patience < 60  # others may have the turn for long
 
 
