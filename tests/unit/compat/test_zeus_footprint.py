@@ -29,8 +29,6 @@ from wattspan.compat.zeus.footprint import (
     JOULES_PER_KILOWATT_HOUR,
     CarbonEmissionMeasurement,
     CarbonEmissionMonitor,
-    CarbonIntensityProvider,
-    ElectricityPriceProvider,
     EnergyCostMonitor,
     Gatherer,
     intensity_at,
@@ -40,6 +38,7 @@ from wattspan.compat.zeus.footprint import (
 from wattspan.compat.zeus.monitor import WindowMeasurement, ZeusMonitor
 from wattspan.compat.zeus.optimizer import Callback, CallbackSet
 from wattspan.compat.zeus.power import to_monotonic
+from wattspan.compat.zeus.providers import CarbonIntensityProvider, ElectricityPriceProvider
 from wattspan.sdk import AgentUnavailableError, NotMeasuredError
 
 HOUR = timedelta(hours=1)

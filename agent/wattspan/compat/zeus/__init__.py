@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from wattspan.compat.zeus.optimizer import *
     from wattspan.compat.zeus.power import *
     from wattspan.compat.zeus.profile import *
+    from wattspan.compat.zeus.providers import *
     from wattspan.compat.zeus.utilities import *
 
 __version__ = "0.16.0"
@@ -57,7 +58,8 @@ _SCALER = ("LinearScaler", "SquareRootScaler")
 _MODULE_OF = {
     **dict.fromkeys(_ENERGY, "monitor"),
     **dict.fromkeys((*_POWER, *_TEMPERATURE), "power"),
-    **dict.fromkeys((*_CARBON, *_MAPS, *_PRICE, *_TARIFF), "footprint"),
+    **dict.fromkeys((*_CARBON[:2], *_PRICE[:2]), "footprint"),
+    **dict.fromkeys((*_CARBON[2:], *_MAPS, *_PRICE[2:], *_TARIFF), "providers"),
     **dict.fromkeys(_METRIC, "metric"),
     **dict.fromkeys(_PROFILE, "profile"),
     **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, *_BATCH_SIZE, *_BATCH_ERRORS), "optimizer"),

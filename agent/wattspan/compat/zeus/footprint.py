@@ -2,16 +2,12 @@
 
 The rates come from a provider, as in Zeus: one of the caller, Electricity Maps or OpenEI. A window
 is cut at the hours of its rates. While it is open, a thread reads its energy from time to time and
-asks for intensities before the provider forgets them; no process runs beside the program. A host's
-own rates need no provider: ``[carbon]`` and ``[cost]`` of the agent.
+asks for intensities before the provider forgets them; no process runs beside the program.
 """
 
 from __future__ import annotations
 
-import abc
-import json
 import logging
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,222 +16,31 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta, tzinfo
 from threading import Event, Lock, Thread
 from time import monotonic_ns, sleep, time
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
-from urllib.parse import urlencode
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from wattspan import sdk
 from wattspan.compat.zeus.monitor import Framework, WindowMeasurement, ZeusMonitor
 from wattspan.compat.zeus.power import to_monotonic, to_unix
+from wattspan.compat.zeus.providers import (
+    HOUR,
+    CarbonIntensityProvider,
+    ElectricityPriceProvider,
+    in_utc,
+    rate_of,
+)
 from wattspan.sdk import MeasurementError, NotMeasuredError
-from wattspan.util.http_get import FetchError, http_get, import_for_threads
-from wattspan.util.text import printable
+from wattspan.util.http_get import import_for_threads
 
 JOULES_PER_KILOWATT_HOUR = 3.6e6
 QUARTER_HOUR = timedelta(minutes=15)
 """Offsets of time zones are multiples of it, so local hours begin at one, in UTC as well."""
 
-HOUR = timedelta(hours=1)
 SETTLING = 5.0  # seconds until the energy up to a time is read while a window is open
 LINGER = 0.1  # seconds that a thread waits for another window
-REQUEST_TIMEOUT = 10.0
-MAX_ANSWER = 16 << 20  # bytes: OpenEI lists all tariffs of a place
 MAX_INTENSITIES = 20_000  # two months of periods of 5 minutes
 
 _log = logging.getLogger("wattspan")
 _T = TypeVar("_T")
-
-
-class _ProviderError(Exception):
-    """A rate that a provider did not give; the sentence is ``message``, as in Zeus."""
-
-    message = property(str)
-
-
-class ZeusCarbonIntensityHTTPError(_ProviderError):
-    """A request for a carbon intensity failed."""
-
-
-class ZeusCarbonIntensityNotFoundError(_ProviderError):
-    """The answer has no carbon intensity."""
-
-
-class ZeusElectricityPriceHTTPError(_ProviderError):
-    """A request for a tariff failed."""
-
-
-class ZeusElectricityPriceNotFoundError(_ProviderError):
-    """The answer has no such tariff."""
-
-
-class CarbonIntensityProvider(abc.ABC):
-    """The carbon intensity of a place, in grams of CO2 equivalent per kilowatt-hour."""
-
-    @abc.abstractmethod
-    def get_current_carbon_intensity(self) -> float:
-        """The present intensity."""
-
-    @abc.abstractmethod
-    def get_recent_carbon_intensity(self) -> dict[datetime, float]:
-        """The intensities of the last periods, by the UTC time of their begin."""
-
-    @property
-    @abc.abstractmethod
-    def update_period(self) -> timedelta:
-        """The length of one period."""
-
-    @property
-    @abc.abstractmethod
-    def history_length(self) -> int:
-        """The number of recent periods."""
-
-
-class ElectricityPriceProvider(abc.ABC):
-    """The price of electricity by month and hour."""
-
-    @abc.abstractmethod
-    def get_current_electricity_prices(self) -> dict[str, list[Any]]:
-        """``energy_rate_structure``, ``energy_weekday_schedule`` and ``energy_weekend_schedule``.
-
-        The schedules have a tier for each month (0 to 11) and hour; the first rate of a tier is its
-        price per kilowatt-hour.
-        """
-
-
-def _value_of(key: str) -> str:
-    return os.environ.get(key, "").strip()  # a file's content ends with a line feed
-
-
-def _json_of(
-    url: str, query: Mapping[str, object], error: type[_ProviderError], key: str, **headers: str
-) -> Any:
-    """The JSON of an answer; ``error`` without one. No message repeats the value of ``key``."""
-    try:
-        target = f"{url}?{urlencode(query)}"
-        status, body = http_get(target, timeout=REQUEST_TIMEOUT, most=MAX_ANSWER, headers=headers)
-    except FetchError as failure:
-        raise error(f"{url} cannot be asked: {failure}. Is it reachable from this host?") from None
-    text = printable(body[:200].decode(errors="replace")).replace(_value_of(key) or "\0", key)
-    if status not in (200, 404):  # 404: a place without data, which the caller tells
-        remedy = f" Set the environment variable {key} to a valid key." if status < 500 else ""
-        raise error(f"{url} answered {status}: {text}.{remedy}")
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        what = f"larger than {MAX_ANSWER} bytes" if len(body) > MAX_ANSWER else "not JSON"
-        raise error(f"The answer of {url} is {what}: {text}") from None
-
-
-def _rate(value: object) -> float:
-    """A rate of an answer; ValueError unless it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _in_utc(moment: datetime) -> datetime:
-    """``moment`` in UTC, which it is in without a time zone."""
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-class ElectrictyMapsClient(CarbonIntensityProvider):
-    """The intensities of Electricity Maps at a place; the key is in ``ELECTRICITY_MAPS_TOKEN``."""
-
-    address: ClassVar[str] = "https://api.electricitymap.org/v3/carbon-intensity"
-    update_period, history_length = HOUR, 24
-
-    def __init__(
-        self,
-        location: tuple[float, float],
-        estimate: bool = False,
-        emission_factor_type: Literal["direct", "lifecycle"] = "direct",
-    ) -> None:
-        self.lat, self.long = location
-        self.estimate = estimate
-        self.emission_factor_type = emission_factor_type
-
-    def get_current_carbon_intensity(self) -> float:
-        """The newest intensity."""
-        return self._read("latest", lambda answer: _rate(answer["carbonIntensity"]))
-
-    def get_recent_carbon_intensity(self) -> dict[datetime, float]:
-        """The intensities of the last 24 hours; an hour without a value is left out."""
-        return self._read(
-            "history",
-            lambda answer: {
-                _in_utc(datetime.fromisoformat(one["datetime"])): _rate(one["carbonIntensity"])
-                for one in answer["history"]
-                if one["carbonIntensity"] is not None
-            },
-        )
-
-    def _read(self, what: str, read: Callable[[Any], _T]) -> _T:
-        place = {"lat": self.lat, "lon": self.long, "disableEstimations": not self.estimate}
-        query = {**place, "emissionFactorType": self.emission_factor_type}
-        url, key = f"{self.address}/{what}", "ELECTRICITY_MAPS_TOKEN"
-        headers = {"auth-token": token} if (token := _value_of(key)) else {}
-        answer = _json_of(url, query, ZeusCarbonIntensityHTTPError, key, **headers)
-        try:
-            return read(answer)
-        except (LookupError, TypeError, ValueError) as error:
-            raise ZeusCarbonIntensityNotFoundError(
-                f"Electricity Maps has no intensity for {query} ({type(error).__name__}: {error}). "
-                f"Turn estimation on, or choose another place. Answer: {str(answer)[:200]!r}"
-            ) from None
-
-
-class OpenEIClient(ElectricityPriceProvider):
-    """The tariff ``label`` of OpenEI at a latitude and longitude.
-
-    The key is in ``OPENEI_API_KEY``, or the public one, which is for a few requests a day.
-    """
-
-    address: ClassVar[str] = "https://api.openei.org/utility_rates"
-
-    def __init__(
-        self,
-        location: tuple[float, float],
-        label: str,
-        sector: Literal["Residential", "Commercial", "Industrial", "Lighting"] = "Residential",
-        radius: int = 0,
-    ) -> None:
-        self.lat, self.long = location
-        self.label, self.sector, self.radius = label, sector, radius
-
-    def search_json(
-        self, data: object, key_name: str, target_value: object, return_value: str
-    ) -> list[Any]:
-        """``return_value`` of each object in ``data`` whose ``key_name`` is ``target_value``."""
-        found: list[Any] = []
-        if isinstance(data, dict):
-            if data.get(key_name) == target_value:
-                found.append(data.get(return_value))
-            data = list(data.values())
-        for one in data if isinstance(data, list) else ():
-            found += self.search_json(one, key_name, target_value, return_value)
-        return found
-
-    def get_current_electricity_prices(self) -> dict[str, list[Any]]:
-        """The rates and schedules of the tariff."""
-        key, fixed = "OPENEI_API_KEY", {"version": "latest", "format": "json", "detail": "full"}
-        place = {"lat": self.lat, "lon": self.long, "radius": self.radius, "sector": self.sector}
-        query = {**fixed, **place, "api_key": _value_of(key) or "DEMO_KEY"}
-        answer = _json_of(self.address, query, ZeusElectricityPriceHTTPError, key)
-        found: dict[str, list[Any]] = {}
-        for name in ("energy_rate_structure", "energy_weekday_schedule", "energy_weekend_schedule"):
-            values = self.search_json(answer, "label", self.label, name.replace("_", ""))
-            if not values or not isinstance(values[0], list):
-                raise ZeusElectricityPriceNotFoundError(
-                    f"OpenEI has no {name} of the tariff {self.label!r} for {place}. Choose a "
-                    f"label of https://apps.openei.org/USURDB. Answer: {str(answer)[:200]!r}"
-                )
-            found[name] = values[0]
-        return found
-
-
-def get_time_info() -> tuple[str, str, int]:
-    """The name of the month, ``"Weekday"`` or ``"Weekend"``, and the hour, of the local time."""
-    now = datetime.now().astimezone()
-    return now.strftime("%B"), "Weekend" if now.weekday() >= 5 else "Weekday", now.hour
 
 
 @dataclass
@@ -553,7 +358,7 @@ class CarbonEmissionMonitor(_RatedMonitor[CarbonEmissionMeasurement]):
         """Add the provider's present answer to the known intensities; its error."""
         try:
             answer = self.carbon_intensity_provider.get_recent_carbon_intensity()
-            found = {_in_utc(start): _rate(one) for start, one in answer.items() if one is not None}  # type: ignore[redundant-expr]
+            found = {in_utc(at): rate_of(one) for at, one in answer.items() if one is not None}  # type: ignore[redundant-expr]
         except Exception as error:  # noqa: BLE001 - raised for an hour that is not known
             return error
         known = {**self._known, **found}  # another thread may read the old ones
