@@ -2,7 +2,8 @@
 
 A call into a driver can hang and cannot be ended from outside. One daemon thread makes all calls
 of a session; ``read`` returns its results since the last call, and reports a call that takes too
-long.
+long. Where a driver permits calls of several threads, another thread then goes on without that
+device: there is at most one thread for each hung device, and one for the others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from wattspan.model import (
@@ -132,6 +134,34 @@ class DriverSession(Protocol):
         ...
 
 
+class CallGivenUpError(BaseException):
+    """A call of a device has returned after it was given up: its thread makes no further ones.
+
+    A BaseException, which ends the thread: nothing in between continues after it.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.device = device
+
+
+class HangIsolation(Protocol):
+    """Methods of a session that goes on in another thread while the call of one device hangs."""
+
+    def give_up(self) -> bool:
+        """Leave a device to the thread whose call of it is stuck; False without such a call."""
+        ...
+
+    def take_back(self, device: str) -> None:
+        """Use a device again: its call has returned. In the thread of the call, which ends."""
+        ...
+
+    @property
+    def hung(self) -> Sequence[tuple[str, str, int]]:
+        """Name of each device that was left, the call, and the time of its start."""
+        ...
+
+
 class DriverThreadSource:
     """A ``CounterSource`` with a thread of its own."""
 
@@ -146,14 +176,16 @@ class DriverThreadSource:
         *,
         restart_wait: Callable[[float], bool] | None = None,
         follow_cover: Callable[[frozenset[str]], None] = lambda _: None,
+        isolation: HangIsolation | None = None,
     ) -> None:
         """``library`` is its name in failures, ``advice`` a clause on how to examine a hang.
 
         ``restart_wait`` is the ``wait`` of `run_again`; ``follow_cover`` as in `CoverFollower`.
+        ``isolation`` is the session if several threads may call its driver.
         """
         self.name = name
         self.follow_cover = follow_cover
-        self._session = session
+        self._session, self._isolation = session, isolation
         self._clock = clock
         self._settings = settings
         self._interval = settings.interval
@@ -168,9 +200,11 @@ class DriverThreadSource:
         self._readings: deque[Reading] = deque(maxlen=MAX_QUEUED)
         self._usages: deque[Usage] = deque(maxlen=MAX_QUEUED)
         self._restart_wait = restart_wait
-        self._thread = threading.Thread(target=self._run, name=f"wattspan-{self.name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Start a thread that makes the calls."""
+        self._thread = threading.Thread(target=self._run, name=f"wattspan-{self.name}", daemon=True)
         self._thread.start()
 
     def pace(self, interval: int) -> None:
@@ -195,20 +229,22 @@ class DriverThreadSource:
         lost, a call is stuck) is omitted.
         """
         oldest = self._clock.monotonic() - MAX_STATUSES * self._settings.status_interval
-        stuck = self._stuck() or self._dead()
+        if self._isolation is not None and not self._stop.is_set() and self._isolation.give_up():
+            self.start()
+        faults = (*self._stuck(), *self._dead())
         with self._lock:
             readings, usages = tuple(self._readings), tuple(self._usages)
             self._readings.clear()
             self._usages.clear()
-            failures = self._failures if stuck is None else (*self._failures, stuck)
             gpus = tuple(s for s in self._gpus.values() if s.at.mono >= oldest)
+            failures = (*self._failures, *faults)
             return Batch(self._domains, readings, failures, usages, gpus, self._calls)
 
     def close(self) -> None:
         """End the thread, which releases the GPUs. A stuck thread is left running."""
         self._stop.set()
         self._woken.set()
-        if self._stuck() is None and self._thread.is_alive():
+        if self._thread is not None and self._late_call is None:
             self._thread.join(self._settings.deadline / 1e9)
 
     def deliver(self, batch: Batch) -> None:
@@ -220,31 +256,48 @@ class DriverThreadSource:
             self._usages.extend(batch.usages)
             self._gpus.update((status.domain_id, status) for status in batch.gpus)
 
-    def _stuck(self) -> Failure | None:
-        current = self._session.current_call
-        if current is None:
-            return None
-        call, since = current
-        elapsed = self._clock.monotonic() - since
-        if elapsed <= self._settings.deadline:
-            return None
-        cause = f"{call} has not returned for {elapsed / 1e9:.0f} s"
-        remedy = f"{self._advice}; a driver call cannot be ended from outside."
-        return Failure(self.name, self._library, Trouble.STUCK, cause, remedy)
+    @property
+    def _late_call(self) -> tuple[str, int] | None:
+        """The call under way, if it takes too long."""
+        call = self._session.current_call
+        elapsed = 0 if call is None else self._clock.monotonic() - call[1]
+        return call if elapsed > self._settings.deadline else None
 
-    def _dead(self) -> Failure | None:
+    def _stuck(self) -> Sequence[Failure]:
+        """The failures of calls that take too long."""
+        late = self._late_call
+        calls = [] if late is None else [(self._library, *late)]
+        calls += [] if self._isolation is None else self._isolation.hung
+        now = self._clock.monotonic()
+        remedy = f"{self._advice}; a driver call cannot be ended from outside."
+        return [
+            Failure(
+                self.name,
+                thing,
+                Trouble.STUCK,
+                f"{call} has not returned for {(now - since) / 1e9:.0f} s",
+                remedy,
+            )
+            for thing, call, since in calls
+        ]
+
+    def _dead(self) -> Sequence[Failure]:
         """The failure of a thread that ended by itself."""
-        if self._thread.is_alive() or self._thread.ident is None or self._stop.is_set():
-            return None
+        if self._thread is None or self._thread.is_alive() or self._stop.is_set():
+            return ()
         cause = "the thread that calls it has ended"
         remedy = "This is a bug; restart the agent to read GPUs again."
-        return Failure(self.name, self._library, Trouble.MALFORMED, cause, remedy)
+        return [Failure(self.name, self._library, Trouble.MALFORMED, cause, remedy)]
 
     def _run(self) -> None:
+        end: Callable[[], None] = self._session.close
         try:
             run_again(lambda _: self._work(), self._stop, wait=self._restart_wait)
+        except CallGivenUpError as error:  # another thread has gone on
+            if self._isolation is not None:
+                end = partial(self._isolation.take_back, error.device)
         finally:
-            self._session.close()
+            end()
 
     def _work(self) -> None:
         try:

@@ -46,7 +46,7 @@ TREATMENT = {
     "service/tuning_assembly.py:TuningAssembly._add_audit": [AGAIN],
     "service/tuning_assembly.py:TuningAssembly._add_exchange": [GUARDED],
     "service/tuning_assembly.py:TuningAssembly._add_tuner": [AGAIN],
-    "sources/driver_thread.py:DriverThreadSource.__init__": [AGAIN],
+    "sources/driver_thread.py:DriverThreadSource.start": [AGAIN],
     "sources/nvml/dcgm.py:DcgmExporter.activity": [GUARDED],
     "storage/async_writer.py:AsyncWriter._enqueue": [TOLD],
 }

@@ -7,12 +7,14 @@ sample. Codes that mean a lost GPU or a lost connection to the driver are raised
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from wattspan.model import SECOND, Failure, Instant, Trouble
 from wattspan.ports import Clock
+from wattspan.sources.driver_thread import CallGivenUpError
 
 SUCCESS = 0
 UNINITIALIZED = 1
@@ -132,11 +134,27 @@ class DriverMessages:
         return Failure(self.source, thing, Trouble.MALFORMED, cause, self.report, domain_id)
 
 
+@dataclass(slots=True, eq=False)
+class DriverCall:
+    """A call under way, since a monotonic time; ``board`` is "" if it is not of a single one."""
+
+    name: str
+    since: int
+    board: str
+    given_up: bool = False
+
+
+class _CallingThread(threading.local):
+    """The board of the next calls of a thread, and the one whose call of it was given up, or ""."""
+
+    board = given_up = ""
+
+
 class DriverLibrary:
     """The functions of a vendor's library. Errors are DriverErrors.
 
-    ``current`` is the name of the call under way and the monotonic time of its start; None without
-    a call. Other threads read it, so one attribute holds one tuple. ``calls`` counts them.
+    ``current`` is the call under way; None without one. Other threads may read it. ``calls`` counts
+    them.
     """
 
     def __init__(
@@ -148,7 +166,9 @@ class DriverLibrary:
     ) -> None:
         """``binding`` raises ``errors``; ``translate`` returns NVML's code of one."""
         self.binding = binding
-        self.current: tuple[str, int] | None = None
+        self.current: DriverCall | None = None
+        self.thread = _CallingThread()
+        self._lock = threading.Lock()  # of the end of a call
         self.calls = 0
         self._clock, self._errors, self._translate = clock, errors, translate
 
@@ -157,14 +177,33 @@ class DriverLibrary:
         function = getattr(of or self.binding, name, None)
         if function is None:
             raise DriverError(FUNCTION_NOT_FOUND)
-        self.current = (name, self._clock.monotonic())
+        if self.thread.given_up:
+            raise CallGivenUpError(self.thread.given_up)
+        self.current = call = DriverCall(name, self._clock.monotonic(), self.thread.board)
         self.calls += 1
         try:
             return function(*arguments)
         except self._errors as error:
             raise DriverError(self._translate(error), bare=len(arguments) == 1) from None
         finally:
-            self.current = None
+            with self._lock:
+                if not call.given_up:
+                    self.current = None
+            if call.given_up:
+                self.thread.given_up = call.board
+                raise CallGivenUpError(call.board)
+
+    def give_up(self, before: int) -> DriverCall | None:
+        """Give up the call of a board that began before a monotonic time; None without one.
+
+        It raises CallGivenUpError in its thread when it returns, and so does every later call.
+        """
+        with self._lock:
+            call = self.current
+            if call is None or not call.board or call.since >= before:
+                return None
+            call.given_up, self.current = True, None
+            return call
 
     def bound(self, handle: Any) -> Callable[..., Any]:
         """``call`` for one device: ``handle`` is the first argument of each function."""

@@ -367,6 +367,9 @@ class GpuVendor(ABC):
     """True if an initialisation may end the settings of all boards, where no other process keeps
     the driver loaded."""
 
+    is_thread_safe: ClassVar[bool] = False
+    """True if a thread may call the library while a call of another one hangs."""
+
     def __init__(self, library: DriverLibrary, clock: Clock) -> None:
         self.library, self.clock = library, clock
 

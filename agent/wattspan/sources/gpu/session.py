@@ -7,10 +7,11 @@ thread of the source makes its calls.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 from wattspan.model import SECOND, Domain, Failure, Reading, Trouble
 from wattspan.ports import Batch, CounterSource, SourceContext
@@ -145,7 +146,11 @@ class LostGpu:
 
 
 class GpuSession:
-    """All GPUs of a vendor on this host. Belongs to one thread; ``sample`` never raises."""
+    """All GPUs of a vendor on this host. Belongs to one thread; ``sample`` raises no Exception.
+
+    While a call of one board hangs, the session may belong to another thread (HangIsolation), which
+    leaves that board alone and does not initialise the library again.
+    """
 
     def __init__(self, vendor: GpuVendor, settings: GpuSettings, context: SourceContext) -> None:
         self.vendor = vendor
@@ -159,10 +164,14 @@ class GpuSession:
         self._backoff = _new_backoff()
         self._down: Failure | None = None
         self._domains: tuple[Domain, ...] = ()
+        self._found = GpuFindings()  # by a sample that was given up, too
+        self._hung: dict[str, tuple[str, str, int]] = {}  # by domain id
+        self._handover, self._ended = Lock(), False
 
     def sample(self, interval: int = 0) -> Batch:
         """Make all calls that are due, and try to recover lost GPUs."""
-        found = GpuFindings()
+        found = self._found
+        found.failures.clear()
         now = self._clock.monotonic()
         self._appeared |= self._bound.appeared(now)
         self._appeared |= any(not self._bound.power(one).is_quiet(now) for one in self._closed)
@@ -187,6 +196,7 @@ class GpuSession:
         if self._down is not None:
             found.failures.append(self._down)
         found.failures.extend(map(self._lost_failure, self._lost.values()))
+        self._found = GpuFindings()
         return Batch(
             domains=self._all_domains(),
             readings=tuple(found.readings),
@@ -199,12 +209,13 @@ class GpuSession:
     @property
     def current_call(self) -> tuple[str, int] | None:
         """The call under way and the time of its start; other threads may read it."""
-        return self.vendor.library.current
+        call = self.vendor.library.current
+        return None if call is None else (call.name, call.since)
 
     def next_read(self, now: int) -> int | None:
         """The time of the next read of a counter or a power between samples; None without one."""
-        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_read(now)) is not None]
-        return min(wanted, default=None)
+        wanted = (gpu.next_read(now) for key, gpu in self._gpus.items() if key not in self._hung)
+        return min((at for at in wanted if at is not None), default=None)
 
     def read_between(self, now: int) -> Sequence[Reading]:
         """Make the reads between samples that are due. The next sample reports errors of a GPU."""
@@ -213,19 +224,60 @@ class GpuSession:
         return found.readings
 
     def _read_due(self, now: int, found: GpuFindings, besides: GpuSampler | None = None) -> None:
-        for gpu in self._gpus.values():
-            at = gpu.next_read(now)
+        for domain_id, gpu in self._gpus.items():
+            at = None if domain_id in self._hung else gpu.next_read(now)
             if at is not None and at <= now and gpu is not besides:
-                with contextlib.suppress(Exception):  # it costs the reads of one GPU until then
+                # An error costs the reads of one GPU until then.
+                with contextlib.suppress(Exception), self._calls_of(domain_id):
                     gpu.read_between(found, suspended=self._bound.suspended(gpu.identity.pci))
 
     def close(self) -> None:
-        """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
+        """Release the GPUs: while a process holds them they cannot be reset or unloaded.
+
+        While a call hangs, its thread does that when it has returned.
+        """
+        with self._handover:
+            self._ended = True
+            if self._hung:
+                return
         for gpu in self._gpus.values():
             gpu.close()
         self._gpus.clear()
         self._shut_down()
         self.vendor.close()
+
+    # ------------------------------------------------------------------- hangs
+
+    def give_up(self) -> bool:
+        with self._handover:
+            call = self.vendor.library.give_up(self._clock.monotonic() - self._settings.deadline)
+            if call is None:
+                return False
+            gpu = self._gpus.get(call.board)
+            name = call.board if gpu is None else gpu.domain.name
+            self._hung[call.board] = name, call.name, call.since
+            return True
+
+    def take_back(self, device: str) -> None:
+        with self._handover:
+            del self._hung[device]
+            closes = self._ended and not self._hung
+        if closes:
+            self.vendor.library.thread.given_up = ""
+            self.close()
+
+    @property
+    def hung(self) -> Sequence[tuple[str, str, int]]:
+        return [*self._hung.copy().values()]
+
+    @contextlib.contextmanager
+    def _calls_of(self, domain_id: str) -> Iterator[None]:
+        """The calls in the block are of one board."""
+        self.vendor.library.thread.board = domain_id
+        try:
+            yield
+        finally:
+            self.vendor.library.thread.board = ""
 
     # -------------------------------------------------------------------- GPUs
 
@@ -234,6 +286,8 @@ class GpuSession:
         for domain_id, gpu in sorted(self._gpus.items(), key=lambda one: one[1].is_slow):
             if self._initialised and any(one.is_searched for one in self._gpus.values()):
                 self._read_due(self._clock.monotonic(), found, besides=gpu)
+            if domain_id in self._hung:
+                continue
             address = gpu.identity.pci
             power = self._bound.power(address)
             try:
@@ -241,7 +295,8 @@ class GpuSession:
                     gpu.pause(found, power.rest, suspended=power.is_suspended())
                     continue
                 if not gpu.is_held_back(self._clock.monotonic()):
-                    gpu.sample(found, interval)
+                    with self._calls_of(domain_id):
+                        gpu.sample(found, interval)
                     gpu.backoff.reset()
                 found.failures.extend(gpu.failures())
                 can_suspend = partial(self.vendor.can_suspend, address)
@@ -255,7 +310,7 @@ class GpuSession:
                 found.failures.append(
                     self.vendor.messages.unexpected(gpu.domain.name, error, gpu.domain.id)
                 )
-        if rests and self.vendor.opens_single:
+        if rests and self.vendor.opens_single and not self._hung:
             self._close_quiet(now, found)
 
     def _close_quiet(self, now: int, found: GpuFindings) -> None:
@@ -289,7 +344,7 @@ class GpuSession:
             known = lost.gpu
             address = "" if known is None else known.identity.pci
             away = self._bound.has_lost(address) or self._bound.power(address).is_quiet(now)
-            if away or not lost.backoff.is_due(now):
+            if away or key in self._hung or not lost.backoff.is_due(now):
                 continue
             fell, lost.fallen = lost.fallen, bool(address) and self._bound.has_fallen(address)
             if fell or lost.fallen:
@@ -363,6 +418,8 @@ class GpuSession:
 
     def _initialise(self, found: GpuFindings) -> None:
         """Initialise the library, again if it is; GPUs that stay keep their counters."""
+        if self._hung:  # it would wait for the call, or invalidate its handle
+            return
         self._shut_down()
         try:
             self.vendor.begin()
@@ -446,7 +503,7 @@ class GpuSession:
         self._down = failure or self.vendor.messages.failure(self.vendor.messages.label, code)
 
     def _shut_down(self) -> None:
-        if self._initialised:
+        if self._initialised and not self._hung:
             self._initialised = False
             with contextlib.suppress(DriverError):
                 self.vendor.end()
@@ -480,14 +537,15 @@ def open_gpus(vendor: GpuVendor, settings: GpuSettings, context: SourceContext) 
 
     A driver that is not loaded is no reason for an error: it can be loaded at any time.
     """
-    messages = vendor.messages
+    messages, session = vendor.messages, GpuSession(vendor, settings, context)
     source = DriverThreadSource(
         messages.source,
-        GpuSession(vendor, settings, context),
+        session,
         vendor.clock,
         settings,
         messages.label,
         messages.hang,
+        isolation=session if vendor.is_thread_safe else None,
     )
     source.start()
     return source

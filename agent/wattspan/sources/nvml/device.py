@@ -162,7 +162,7 @@ class NvmlVendor(GpuVendor):
 
     messages = nvml.MESSAGES
     kernel_driver = "nvidia"
-    opens_single = resets_settings = True
+    opens_single = resets_settings = is_thread_safe = True
 
     def __init__(
         self,

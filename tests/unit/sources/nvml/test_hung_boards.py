@@ -1,0 +1,244 @@
+"""One board whose calls hang in the driver: the others are read on, and no energy is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import pytest
+from testbed.fake_nvml import FakeGpu, FakeNvml
+from testbed.gpu_sessions import nvml_session
+from testbed.waiting import eventually
+
+from wattspan.model import SECOND, Failure, Reading, Trouble
+from wattspan.model.settings import Duration
+from wattspan.ports import CounterSource, SourceContext
+from wattspan.sources.driver_thread import CallGivenUpError
+from wattspan.sources.nvml.device import NvmlSettings
+from wattspan.sources.nvml.source import open_nvml
+from wattspan.testing import FakeDirectory, ManualClock
+
+COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
+WATTS = {"GPU-a": 100.0, "GPU-b": 200.0, "GPU-c": 400.0}
+DEADLINE = 60
+SETTINGS = NvmlSettings(interval=Duration.parse("10ms"), deadline=Duration.parse(f"{DEADLINE}s"))
+
+
+class Driver:
+    """Three boards; the energy reads of those in ``hanging`` block until they are released."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.nvml = FakeNvml(self.clock, *(FakeGpu(one, watts=w) for one, w in WATTS.items()))
+        self.nvml.answers[COUNTER] = self._energy
+        self.context = SourceContext(self.clock, FakeDirectory(), nvml=self.nvml)
+        self.hanging: dict[str, threading.Event] = {}
+        self.entered: list[str] = []
+
+    def _energy(self, nvml: FakeNvml, gpu: FakeGpu) -> int:
+        if (released := self.hanging.get(gpu.uuid)) is not None:
+            self.entered.append(gpu.uuid)
+            released.wait(60)
+        return nvml.energy(gpu)
+
+    def hang(self, *boards: str) -> None:
+        self.hanging.update((one, threading.Event()) for one in boards)
+
+    def release(self) -> None:
+        while self.hanging:
+            self.hanging.popitem()[1].set()
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.release()
+
+
+class Reader:
+    """The results of a source; 50 ms pass before each look at them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.threads = _threads()
+        source = open_nvml(SETTINGS, driver.context)
+        assert isinstance(source, CounterSource)
+        self.source = source
+        self.readings: defaultdict[str, list[Reading]] = defaultdict(list)
+        self.stuck: list[Failure] = []
+
+    def look(self, seconds: float = 0.05) -> None:
+        self.driver.clock.advance(seconds)
+        batch = self.source.read()
+        for reading in batch.readings:
+            self.readings[reading.domain_id.removeprefix("gpu:")].append(reading)
+        assert {one.trouble for one in batch.failures} <= {Trouble.STUCK}
+        self.stuck = [*batch.failures]
+
+    def until(self, reached: Callable[[], bool], what: str, seconds: float = 0.05) -> None:
+        def look() -> bool:
+            self.look(seconds)
+            return reached()
+
+        eventually(look, what)
+
+    def until_read(self, *boards: str) -> None:
+        """Until each of ``boards`` has two further readings."""
+        before = {one: len(self.readings[one]) for one in boards}
+        self.until(
+            lambda: all(len(self.readings[one]) > count + 1 for one, count in before.items()),
+            f"{', '.join(boards)} are read",
+        )
+
+    def hang(self, *boards: str) -> None:
+        """Let the calls of some boards hang, one after the other, for longer than the deadline."""
+        self.driver.hang(*boards)
+        for count in range(1, len(boards) + 1):
+            self.until(lambda n=count: len(self.driver.entered) == n, "a call hangs")  # type: ignore[misc]
+            self.look(DEADLINE + 1)
+            assert len(self.stuck) == count
+
+    def check_energy(self) -> None:
+        """Each counter goes on in its epoch, up to the present energy of the board."""
+        self.look()
+        self.until(
+            lambda: all(
+                self.readings[gpu.uuid][-1].counter == 1000 * self.driver.nvml.energy(gpu)
+                for gpu in self.driver.nvml.gpus
+            ),
+            "the energy is read",
+            0.0,
+        )
+        for found in self.readings.values():
+            assert {one.epoch for one in found} == {0}
+            assert found == sorted(found, key=lambda one: (one.at.mono, one.counter))
+
+    def started(self) -> set[threading.Thread]:
+        return _threads() - self.threads
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "wattspan-nvml"}
+
+
+def test_hung_board_stops_no_other_and_loses_no_energy(driver: Driver) -> None:
+    reader = Reader(driver)
+    reader.until_read(*WATTS)
+    reader.hang("GPU-b")
+    missing = len(reader.readings["GPU-b"])
+    reader.until_read("GPU-a", "GPU-c")
+    (failure,) = reader.stuck
+    assert "H100 80GB HBM3 1" in failure.thing
+    assert COUNTER in failure.cause
+    assert failure.domain_id is None  # its counter is late, not frozen: its energy is waited for
+    assert driver.entered == ["GPU-b"]
+    assert len(reader.readings["GPU-b"]) == missing
+    driver.release()
+    reader.until(lambda: not reader.stuck, "the call has returned")
+    reader.until_read(*WATTS)
+    reader.check_energy()
+    reader.source.close()
+    assert not reader.started()
+
+
+def test_threads_are_at_most_one_for_each_hung_board_and_one_more(driver: Driver) -> None:
+    reader = Reader(driver)
+    reader.until_read(*WATTS)
+    reader.hang(*WATTS)
+    for _ in range(100):
+        reader.look()
+    assert sorted(driver.entered) == sorted(WATTS)
+    assert len(reader.started()) == 4
+    driver.release()
+    reader.until(lambda: not reader.stuck, "the calls have returned")
+    reader.until_read(*WATTS)
+    reader.check_energy()
+    eventually(lambda: len(reader.started()) == 1, "the threads of the calls end")
+    reader.source.close()
+    assert not reader.started()
+
+
+def test_library_is_released_when_the_last_call_has_returned_after_the_end(driver: Driver) -> None:
+    reader = Reader(driver)
+    reader.hang("GPU-a", "GPU-c")
+    reader.source.close()
+    assert driver.nvml.initialised == 1
+    driver.release()
+    eventually(lambda: not reader.started(), "the threads end")
+    assert driver.nvml.initialised == 0
+
+
+class HungSession:
+    """A session that a thread has sampled until a call of the second board hung."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.session = nvml_session(driver.nvml, SETTINGS, driver.context)
+        self.session.sample()
+        driver.clock.advance(0.1)
+        driver.hang("GPU-b")
+        self.at = driver.clock.monotonic()
+        self.returned: list[str] = []
+        self.thread = threading.Thread(target=self._sample)
+        self.thread.start()
+        eventually(lambda: driver.entered, "the call hangs")
+        assert not self.session.give_up()  # it may still return in time
+        driver.clock.advance(DEADLINE + 1)
+        assert self.session.give_up()
+        assert not self.session.give_up()
+
+    def _sample(self) -> None:
+        try:
+            self.session.sample()
+        except CallGivenUpError as error:
+            self.session.take_back(error.device)
+            self.returned.append(error.device)
+
+    def release(self) -> None:
+        self.driver.release()
+        self.thread.join(60)
+        assert self.returned == ["gpu:GPU-b"]
+
+    def read(self, seconds: int) -> set[str]:
+        """The boards with a reading at the end of some seconds."""
+        for _ in range(seconds):
+            self.driver.clock.advance(1)
+            batch = self.session.sample()
+        return {one.domain_id.removeprefix("gpu:") for one in batch.readings}
+
+
+def test_findings_of_a_sample_that_hangs_are_in_the_next_one(driver: Driver) -> None:
+    hung = HungSession(driver)
+    batch = hung.session.sample()
+    times = {(one.domain_id, one.at.mono > hung.at + SECOND) for one in batch.readings}
+    assert times == {("gpu:GPU-a", False), ("gpu:GPU-a", True), ("gpu:GPU-c", True)}
+    hung.release()
+    assert hung.read(1) == {*WATTS}
+    hung.session.close()
+    assert driver.nvml.initialised == 0
+
+
+def test_library_is_not_initialised_again_during_a_hang(driver: Driver) -> None:
+    hung = HungSession(driver)
+    driver.nvml.errors["GPU-c"] = 15
+    assert hung.read(400) == {"GPU-a"}
+    assert driver.nvml.generation == 1
+    hung.release()
+    assert hung.read(400) == {"GPU-a", "GPU-b"}
+    assert driver.nvml.generation > 1
+    driver.nvml.errors.clear()
+    assert hung.read(20) == {*WATTS}
+    hung.session.close()
+
+
+def test_session_that_fails_during_a_hang_begins_anew_after_it(driver: Driver) -> None:
+    hung = HungSession(driver)
+    driver.nvml.errors["GPU-a"] = 1  # uninitialised
+    assert hung.read(2) == set()
+    driver.nvml.errors.clear()
+    hung.release()
+    assert hung.read(20) == {*WATTS}
+    hung.session.close()
+    assert driver.nvml.initialised == 0
