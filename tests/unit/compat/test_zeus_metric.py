@@ -575,3 +575,21 @@ def test_process_of_multiprocessing_has_the_group_of_its_name() -> None:
     process.join()
     reader.close()
     writer.close()
+
+
+def test_push_has_a_bounded_number_of_windows_and_the_rest_is_logged(
+    gateway: Gateway, made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter = made(EnergyCumulativeCounter, [], [0], 3600, gateway.url, "train")
+    counter.begin_window("all")
+    for number in range(metric.MAX_NAMES + 10):
+        counter.begin_window(f"epoch {number}")
+        counter.end_window(f"epoch {number}")
+    counter.end_window("all")
+    counter.pushed.close()
+    windows = {dict(labels)["window"] for _, labels in gateway.samples()}
+    first = metric.MAX_NAMES + 10 - (metric.MAX_NAMES - 1)
+    assert windows == {"all", *(f"epoch {i}" for i in range(first, metric.MAX_NAMES + 10))}
+    texts = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert [text.split("; ")[1].split()[0] for text in texts] == ["1", "2", "4", "8"]
+    assert all("Give windows that repeat one name." in text for text in texts)

@@ -36,6 +36,9 @@ TICK, PUSH_TIMEOUT, EXIT_TIMEOUT = 1.0, 5.0, 10.0
 MAX_WAITING = 8192
 """Ended windows that wait for their energy; further ones are not in the metric, and are logged."""
 
+MAX_NAMES = 256
+"""Names of windows in one push, of which those that changed last count; the rest is logged."""
+
 _log = logging.getLogger("wattspan")
 _FIRST_PID = os.getpid()
 _FORMAT = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -83,7 +86,9 @@ class PushedFigures:
         path = parts.path.rstrip("/") + group_path(job)
         self._address = f"{parts.scheme}://{self._host}{path}"
         self._job, self._tick, self._pid = job, tick, os.getpid()
-        self._figures: dict[_Family, dict[str, float]] = {}
+        self._figures: dict[_Family, dict[str, dict[str, float]]] = {}  # by window and sample
+        self._names: dict[str, None] = {}  # in the order of their last changes
+        self._left_out = 0
         self.bounds: dict[str, tuple[float, ...]] = {}
         self._metrics: set[_PushedMetric] = set()
         self._thread: Thread | None = None
@@ -97,15 +102,36 @@ class PushedFigures:
         name, kind, _ = family
         labels = f'window="{window}",index="{index}"' + more.get("le", "")
         sample = f"{name}{more.get('suffix', '')}{{{labels}}}"
-        samples = self._figures.setdefault(family, {})
+        samples = self._figures.setdefault(family, {}).setdefault(window, {})
         samples[sample] = value + (samples.get(sample, 0.0) if kind != "gauge" else 0.0)
+        self._names.pop(window, None)
+        self._names[window] = None
+        if len(self._names) > MAX_NAMES:
+            self._leave_out(next(iter(self._names)))
+
+    def _leave_out(self, window: str) -> None:
+        """Forget the figures of a window."""
+        del self._names[window]
+        for windows in self._figures.values():
+            windows.pop(window, None)
+        self._left_out += 1
+        if self._left_out & (self._left_out - 1) == 0:  # 1, 2, 4, 8, ...
+            text = (
+                "A push of job %r has the %d windows that changed last; %d others, now %r, are "
+                "left out. Give windows that repeat one name."
+            )
+            _log.warning(text, self._job, MAX_NAMES, self._left_out, window)
 
     def exposition(self) -> str:
         """The figures in Prometheus's text format."""
         return "".join(
             f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-            + "".join(f"{sample} {value!r}\n" for sample, value in samples.items())
-            for (name, kind, text), samples in self._figures.items()
+            + "".join(
+                f"{sample} {value!r}\n"
+                for samples in windows.values()
+                for sample, value in samples.items()
+            )
+            for (name, kind, text), windows in self._figures.items()
         )
 
     def add(self, metric: _PushedMetric) -> None:
