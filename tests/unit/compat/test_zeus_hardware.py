@@ -212,12 +212,14 @@ def test_learning_rate_is_scaled_with_the_batch_size() -> None:
     assert SquareRootScaler(bs=64, lr=0.01).compute_lr(new_bs=256) == pytest.approx(0.02)
 
 
-def test_place_is_that_of_the_answer() -> None:
+def place_by(answer: bytes) -> tuple[float, float]:
+    """The place of this network by a service with this answer."""
+
     class Place(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b'{"ip": "192.0.2.7", "loc": "42.28,-83.74"}')
+            self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -225,5 +227,21 @@ def test_place_is_that_of_the_answer() -> None:
     with HTTPServer(("127.0.0.1", 0), Place) as server:
         thread = Thread(target=server.handle_request)
         thread.start()
-        assert get_ip_lat_long(f"http://127.0.0.1:{server.server_port}/json") == (42.28, -83.74)
-        thread.join()
+        try:
+            return get_ip_lat_long(f"http://127.0.0.1:{server.server_port}/json")
+        finally:
+            thread.join()
+
+
+def test_place_is_that_of_the_answer() -> None:
+    assert place_by(b'{"ip": "192.0.2.7", "loc": "42.28,-83.74"}') == (42.28, -83.74)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b'{"ip": "10.0.0.7", "bogon": true}', b'{"loc": ""}', b'{"loc": null}', b"[]", b"slow down"],
+)
+def test_answer_without_a_place_is_an_error_with_the_answer(answer: bytes) -> None:
+    with pytest.raises(OSError, match="does not know the place of this network") as error:
+        place_by(answer)
+    assert answer.decode() in str(error.value)

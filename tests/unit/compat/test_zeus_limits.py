@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from testbed.capper_bench import Bench, W
 from testbed.capper_server import CapperServer
+from testbed.forks import in_child
 from testbed.metered_devices import MeteredDevices, gpu
 from testbed.waiting import eventually
 
@@ -130,6 +131,26 @@ def test_limit_is_held_again_by_the_next_capper(bench: Bench, path: Path) -> Non
     with CapperServer(bench, path):
         eventually(lambda: bench.stands[0] == 500 * W, "the limit")
         limits.release(bench.key())
+
+
+def test_child_of_a_fork_holds_its_own_limits_and_ends_none_of_its_parent(
+    server: CapperServer, bench: Bench
+) -> None:
+    limits = HeldLimits(lambda *_: {"capper": {"socket": str(server.path)}})
+    limits.hold(bench.key(), 500 * W)
+
+    def child() -> str:
+        limits.forget()  # `held_limits` does it at the fork
+        limits.release(bench.key())
+        limits.hold(bench.key(1), 450 * W)
+        return "held"
+
+    assert in_child(child) == "held"
+    eventually(lambda: bench.stands[1] == 650 * W, "the limit of the child ends with it")
+    assert bench.stands[0] == 500 * W
+    limits.hold(bench.key(), 480 * W)
+    assert bench.stands[0] == 480 * W
+    limits.release(bench.key())
 
 
 def test_foreign_limit_ends_all_holds_with_a_warning(

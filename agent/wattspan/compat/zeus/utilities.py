@@ -10,7 +10,10 @@ from math import sqrt
 from typing import TypeVar
 from urllib.request import urlopen
 
+from wattspan.util.text import printable
+
 T = TypeVar("T")
+MAX_ANSWER = 1 << 16  # bytes
 _TRUTH = {"true": True, "false": False}
 
 
@@ -53,7 +56,18 @@ class SquareRootScaler:
 
 
 def get_ip_lat_long(url: str = "https://ipinfo.io/json") -> tuple[float, float]:
-    """Degrees of latitude and longitude of this network, by a service that it asks. OSError."""
+    """Degrees of latitude and longitude of this network, by a service that it asks.
+
+    OSError, also for an answer without a place.
+    """
     with urlopen(url, timeout=10) as answer:  # noqa: S310 - the caller's
-        latitude, _, longitude = str(json.load(answer)["loc"]).partition(",")
-    return float(latitude), float(longitude)
+        body = answer.read(MAX_ANSWER)
+    try:
+        latitude, longitude = map(float, json.loads(body)["loc"].split(","))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        text = printable(body[:200].decode(errors="replace"))
+        raise OSError(
+            f"{url} does not know the place of this network: {text}. Write its latitude and "
+            "longitude instead."
+        ) from None
+    return latitude, longitude
