@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -109,6 +110,12 @@ def pytest_terminal_summary(
         terminalreporter.section("left running by the tests", red=True, bold=True)
         for leak in leaks:
             terminalreporter.line(leak)
+
+
+@pytest.fixture(autouse=True)
+def default_log_level() -> None:
+    """The level of a library: `run` in an earlier test of this process has set that of an agent."""
+    logging.getLogger("wattspan").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
