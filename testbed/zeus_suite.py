@@ -35,7 +35,11 @@ MODULES = (
     "test_metric.py",
 )
 WINDOWS = "monitor/test_energy.py"
-GPU_CASES = range(0, 1200, 100)  # of the combinations of GPUs, which take minutes
+GPU_CASES = (
+    *(f"tests/{WINDOWS}::test_monitor[mock_gpus{i}]" for i in range(0, 1200, 100)),
+    f"tests/{WINDOWS}::test_begin_window_restart",
+)
+"""Some combinations of GPUs: all of them take minutes."""
 FRAMEWORK = """
 def devices(kind):
     return [0]
@@ -131,10 +135,8 @@ def _write_tariffs(folder: Path) -> None:
 
 def passed_on_zeus(folder: Path) -> dict[str, bool]:
     """True for each test of Zeus all cases of which pass on Zeus."""
-    windows = [f"tests/{WINDOWS}::test_monitor[mock_gpus{i}]" for i in GPU_CASES]
-    chosen = [*windows, f"tests/{WINDOWS}::test_begin_window_restart"]
     environ = {**_environment(), "PYTHONPATH": str(folder)}
-    return _passed([str(CLIENTS), "-m", "pytest"], environ, folder, chosen)
+    return _passed([str(CLIENTS), "-m", "pytest"], environ, folder)
 
 
 def passed_on_install(folder: Path) -> dict[str, bool]:
@@ -147,7 +149,7 @@ def passed_on_install(folder: Path) -> dict[str, bool]:
     ours = (ROOT / "agent", sysconfig.get_paths()["purelib"])  # the last has our dependencies
     path = os.pathsep.join(map(str, (folder, packages, *ours)))
     command = [str(CLIENTS), "-S", "-c", code, "--noconftest"]
-    return _passed(command, {**_environment(), "PYTHONPATH": path}, folder, [f"tests/{WINDOWS}"])
+    return _passed(command, {**_environment(), "PYTHONPATH": path}, folder)
 
 
 def without_zeus(folder: Path) -> Path:
@@ -165,9 +167,7 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 
-def _passed(
-    command: Sequence[str], environ: Mapping[str, str], folder: Path, windows: Sequence[str]
-) -> dict[str, bool]:
+def _passed(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> dict[str, bool]:
     results = folder / "results.xml"
     results.unlink(missing_ok=True)
     options = [
@@ -178,7 +178,7 @@ def _passed(
     ]
     modules = [f"tests/{module}" for module in MODULES]
     done = subprocess.run(
-        [*command, "-q", "-W", "ignore", *options, *modules, *windows],
+        [*command, "-q", "-W", "ignore", *options, *modules, *GPU_CASES],
         cwd=folder,
         env=environ,
         capture_output=True,

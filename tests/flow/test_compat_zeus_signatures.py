@@ -40,6 +40,12 @@ NAMES = (
     "zeus.callback:CallbackSet",
     "zeus.optimizer.batch_size.client:BatchSizeOptimizer",
     "zeus.device.gpu.common:GPU",
+    "zeus.device.cpu.common:CPU",
+    "zeus.device.cpu.common:CpuDramMeasurement",
+    "zeus.profile:TrialResult",
+    "zeus.profile:SweepResult",
+    "zeus.profile:SweepReport",
+    "zeus.utils.testing:ReplayZeusMonitor",
     "zeus.utils.lr_scaler:LinearScaler",
     "zeus.utils.lr_scaler:SquareRootScaler",
 )

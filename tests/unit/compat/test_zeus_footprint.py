@@ -491,7 +491,7 @@ def test_window_that_fails_to_end_is_read_no_more(monkeypatch: pytest.MonkeyPatc
     one = Monitor(TwoTiers(), cpu_indices=[])
     one.begin_window("epoch", sync_execution=False)
     fails = MagicMock(side_effect=RuntimeError("CUDA error"))
-    monkeypatch.setattr(one.zeus_monitor, "_synchronize", fails)
+    monkeypatch.setattr(one.zeus_monitor, "synchronize", fails)
     with pytest.raises(RuntimeError, match="CUDA error"):
         one.end_window("epoch")
     assert one.gatherer.windows == ()

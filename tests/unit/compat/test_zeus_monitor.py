@@ -337,7 +337,7 @@ def test_failing_synchronisation_leaves_no_window(meter: MeteredDevices) -> None
     class Broken(ZeusMonitor):
         read_devices = staticmethod(meter)
 
-        def _synchronize(self) -> None:
+        def synchronize(self) -> None:
             raise RuntimeError("CUDA error")
 
     one = Broken()

@@ -3,7 +3,8 @@
     from wattspan.compat.zeus import ZeusMonitor  # was: from zeus.monitor import ZeusMonitor
 
 Names and signatures are those of Zeus 0.16. Each name is loaded at its first use, and no framework
-is imported, but for transformers by ``HFGlobalPowerLimitOptimizer``, which ``import *`` leaves out.
+is imported, but by the functions of ``zeus.utils.framework``, and transformers by
+``HFGlobalPowerLimitOptimizer``, which ``import *`` leaves out.
 """
 
 # ruff: noqa: F403 - the names of the modules are listed once, below
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from wattspan.compat.zeus.footprint import *
+    from wattspan.compat.zeus.framework import *
     from wattspan.compat.zeus.hardware import *
     from wattspan.compat.zeus.limits import *
     from wattspan.compat.zeus.metric import *
     from wattspan.compat.zeus.monitor import *
     from wattspan.compat.zeus.optimizer import *
     from wattspan.compat.zeus.power import *
+    from wattspan.compat.zeus.processors import *
     from wattspan.compat.zeus.profile import *
     from wattspan.compat.zeus.providers import *
+    from wattspan.compat.zeus.replay import *
+    from wattspan.compat.zeus.trials import *
     from wattspan.compat.zeus.utilities import *
 
 __version__ = "0.16.0"
@@ -53,7 +58,15 @@ _CALLBACK = ("Callback", "CallbackSet")
 _GPU_LIMIT_ERRORS = ("ZeusGPUNotSupportedError", "ZeusGPUNoPermissionError")
 _BASE_ERRORS = ("ZeusBaseError", "ZeusBaseGPUError")
 _GPU = ("GPU", "GPUs", "ZeusGPUInitError", "ZeusGPUHeterogeneousError")
+_CPU = ("CPU", "CPUs", "CpuDramMeasurement", "ZeusCPUInitError")
+_SOC = ("get_soc", "ZeusSoCInitError")
+_CHIP_ERRORS = ("ZeusBaseCPUError", "ZeusBaseSoCError")
 _SCALER = ("LinearScaler", "SquareRootScaler")
+_CHECKS = ("torch_is_available", "jax_is_available", "cupy_is_available")
+_RANKS = ("all_reduce", "is_distributed", "get_rank", "get_world_size")
+_FRAMEWORK = (*_CHECKS, "sync_execution", *_RANKS)
+_SWEEPS = ("profile_parameters", "profile_measurement_duration", "profile_cooldown_duration")
+_TRIALS = ("measure", *_SWEEPS, "TrialResult", "SweepResult", "SweepReport")
 
 _MODULE_OF = {
     **dict.fromkeys(_ENERGY, "monitor"),
@@ -65,7 +78,11 @@ _MODULE_OF = {
     **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, *_BATCH_SIZE, *_BATCH_ERRORS), "optimizer"),
     **dict.fromkeys((*_BASE_ERRORS, *_GPU_LIMIT_ERRORS), "limits"),
     **dict.fromkeys((*_GPU, "get_gpus"), "hardware"),
+    **dict.fromkeys((*_CPU, *_SOC, *_CHIP_ERRORS, "get_cpus"), "processors"),
+    **dict.fromkeys(_FRAMEWORK, "framework"),
+    **dict.fromkeys(_TRIALS, "trials"),
     **dict.fromkeys((*_SCALER, "get_env", "get_ip_lat_long"), "utilities"),
+    "ReplayZeusMonitor": "replay",
 }
 
 ALIASES = {
@@ -84,11 +101,18 @@ ALIASES = {
     "zeus.optimizer.batch_size.common": _BATCH_SIZE[1:],
     "zeus.optimizer.batch_size.exceptions": _BATCH_ERRORS,
     "zeus.callback": _CALLBACK,
-    "zeus.device": ("get_gpus",),
+    "zeus.device": ("get_gpus", "get_cpus", "get_soc"),
     "zeus.device.gpu": ("get_gpus", *_GPU, *_GPU_LIMIT_ERRORS),
     "zeus.device.gpu.common": (*_GPU, *_GPU_LIMIT_ERRORS),
-    "zeus.device.exception": _BASE_ERRORS[1:],
+    "zeus.device.cpu": ("get_cpus", "CPUs", "ZeusCPUInitError"),
+    "zeus.device.cpu.common": _CPU,
+    "zeus.device.soc": _SOC,
+    "zeus.device.soc.common": _SOC[1:],
+    "zeus.device.exception": (*_BASE_ERRORS[1:], *_CHIP_ERRORS),
     "zeus.exception": _BASE_ERRORS[:1],
+    "zeus.profile": _TRIALS,
+    "zeus.utils.framework": _FRAMEWORK,
+    "zeus.utils.testing": ("ReplayZeusMonitor",),
     "zeus.utils.env": ("get_env",),
     "zeus.utils.lat_lon": ("get_ip_lat_long",),
     "zeus.utils.lr_scaler": _SCALER,

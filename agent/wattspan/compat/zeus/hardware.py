@@ -43,6 +43,26 @@ _READ_AGAIN = "Read it again; `wattspan doctor` names the fault."
 _MEMORY = "The clocks of GPU memory are not handled here", "Use `nvidia-smi -lmc`, as root."
 
 
+class EnergySum:
+    """Joules since the construction, by a function that reads those of a period."""
+
+    def __init__(self) -> None:
+        self._counted: tuple[int, float] = monotonic_ns(), 0.0  # replaced whole: needs no lock
+
+    def total(self, read: Callable[[tuple[int, int]], float]) -> float:
+        """Waits for the next reading. MeasurementError; the unknown time is read again later."""
+        since, joules = self._counted
+        period = since, monotonic_ns()
+        try:
+            joules += read(period)
+        except NotMeasuredError:
+            if period[1] - since > 3600 * 10**9:  # the agent forgets: count on from here
+                self._counted = period[1], joules
+            raise
+        self._counted = period[1], joules
+        return joules
+
+
 class GPU:
     """One GPU as the program counts it. Power is in milliwatts, clocks are in megahertz."""
 
@@ -54,7 +74,7 @@ class GPU:
     ) -> None:
         self.gpu_index, self._read, self._limits = gpu_index, read, limits
         self._index = DeviceIndex(read, None, [])
-        self._counted: tuple[int, float] = monotonic_ns(), 0.0
+        self._energy = EnergySum()
 
     def get_name(self) -> str:
         """The model."""
@@ -130,16 +150,13 @@ class GPU:
 
     def get_total_energy_consumption(self) -> int:
         """Millijoules since the construction; waits for the next reading. MeasurementError."""
-        since, joules = self._counted  # replaced whole: several threads need no lock
-        period, name = (since, monotonic_ns()), f"GPU {self.gpu_index} since its last reading"
-        try:
-            found = DeviceFigures(self._read, self._index, name, period).gpus()[self.gpu_index]
-        except NotMeasuredError:
-            if period[1] - since > 3600 * 10**9:  # the agent forgets: count on from here
-                self._counted = period[1], joules
-            raise
-        self._counted = period[1], (total := joules + (found.joules or 0.0))
-        return round(1000 * total)
+        name = f"GPU {self.gpu_index} since its last reading"
+
+        def read(period: tuple[int, int]) -> float:
+            figures = DeviceFigures(self._read, self._index, name, period)
+            return figures.gpus()[self.gpu_index].joules or 0.0
+
+        return round(1000 * self._energy.total(read))
 
     def get_gpu_temperature(self) -> int:
         """Degrees Celsius, of the last minute."""

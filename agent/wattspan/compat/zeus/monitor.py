@@ -363,7 +363,7 @@ class ZeusMonitor:
             raise ValueError(f"Measurement window '{key}' already exists")
         try:
             if sync_execution:
-                self._synchronize()
+                self.synchronize()
         except BaseException:
             self._windows.pop(key, None)
             raise
@@ -382,7 +382,7 @@ class ZeusMonitor:
             return self.finish_window(key, sync_execution)
         self._take(key)
         if sync_execution:
-            self._synchronize()
+            self.synchronize()
         return Measurement(
             time=0.0,
             gpu_energy=dict.fromkeys(self.gpu_indices, 0.0),
@@ -394,7 +394,7 @@ class ZeusMonitor:
         opened = self._take(key)
         window = opened.window
         if sync_execution:
-            self._synchronize()
+            self.synchronize()
         window.end()
         measurement = WindowMeasurement(
             window,
@@ -425,7 +425,8 @@ class ZeusMonitor:
             raise ValueError(f"Measurement window '{key}' does not exist")
         return opened
 
-    def _synchronize(self) -> None:
+    def synchronize(self) -> None:
+        """Wait for the queued work of the measured GPUs."""
         if indices := self.gpu_indices:
             self._synchronizer.wait(indices)
 

@@ -1,0 +1,249 @@
+"""``zeus.profile``: the energy of an iteration of a function, by repeated trials.
+
+A trial is a pause, iterations to warm up, and a window with as many iterations as take the wanted
+time. A sweep makes trials with several durations, each of which is valid if energies vary little.
+In a distributed program each rank measures its GPUs: energies are added up, the longest time
+counts, and temperatures are averaged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from time import monotonic, sleep
+from typing import Any
+
+from wattspan.compat.zeus.framework import all_reduce, get_rank, get_world_size
+from wattspan.compat.zeus.monitor import ZeusMonitor
+
+_log = logging.getLogger("wattspan")
+_WINDOW = "trial of zeus.profile"
+_DURATIONS = tuple(float(seconds) for seconds in range(1, 11))
+
+
+@dataclass
+class TrialResult:
+    """Joules, seconds and mean degrees Celsius of one trial."""
+
+    energy_per_iter: float
+    time_per_iter: float
+    total_energy: float
+    total_time: float
+    iterations: int
+    temperature_before: float
+    temperature_after: float
+
+
+@dataclass
+class SweepResult:
+    """The trials with one pair of durations; ``is_valid`` if the energies deviate little."""
+
+    measurement_duration: float
+    cooldown_duration: float
+    trials: list[TrialResult]
+    energy_mean: float
+    energy_std: float
+    avg_temperature_before: float
+    avg_temperature_after: float
+    avg_total_time: float
+    avg_total_energy: float
+    is_valid: bool
+
+    def __str__(self) -> str:
+        return (
+            f"measurement {self.measurement_duration:g} s, cooldown {self.cooldown_duration:g} s: "
+            f"{self.energy_mean:.4f} J ± {self.energy_std:.4f} J, "
+            f"{self.avg_temperature_before:.1f} to {self.avg_temperature_after:.1f} °C, "
+            f"{'valid' if self.is_valid else 'not valid'}"
+        )
+
+
+@dataclass
+class SweepReport:
+    """The results of a sweep: names and values of the varied and of the fixed duration."""
+
+    sweep_param: tuple[str, list[float]]
+    fixed_param: tuple[str, float]
+    entries: list[SweepResult]
+
+    def __str__(self) -> str:
+        return "\n".join([f"Sweep of {self.sweep_param[0]}:", *map(str, self.entries)])
+
+
+class _Trials:
+    """Trials of a function; an iteration takes ``iteration`` seconds, or is timed first."""
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        monitor: ZeusMonitor,
+        warm_up: int,
+        calibration: int,
+        iteration: float | None = None,
+    ) -> None:
+        if not monitor.gpu_indices:
+            raise ValueError("The monitor has no GPU. Give it one, and start the agent.")
+        self._function, self._monitor, self.warm_up = function, monitor, warm_up
+        self._iteration = self._calibrated(calibration) if iteration is None else iteration
+
+    def _calibrated(self, iterations: int) -> float:
+        self._repeat(self.warm_up)
+        self._monitor.synchronize()
+        began = monotonic()
+        self._repeat(iterations)
+        self._monitor.synchronize()
+        [longest] = all_reduce([(monotonic() - began) / iterations], "max")
+        return longest
+
+    def _repeat(self, times: int) -> None:
+        for _ in range(times):
+            self._function()
+
+    def _temperature(self) -> float:
+        return fmean(map(self._monitor.gpus.get_gpu_temperature, self._monitor.gpu_indices))
+
+    def run(self, measurement: float, cooldown: float, warm_up: int) -> TrialResult:
+        iterations = max(1, int(measurement / self._iteration)) if self._iteration > 0 else 1
+        sleep(max(0.0, cooldown))
+        before = self._temperature()
+        self._repeat(warm_up)
+        self._monitor.begin_window(_WINDOW, restart=True)
+        self._repeat(iterations)
+        found = self._monitor.end_window(_WINDOW)
+        [energy, *sums] = all_reduce([found.total_energy, before, self._temperature()], "sum")
+        [seconds] = all_reduce([found.time], "max")
+        per_iteration = energy / iterations, seconds / iterations
+        temperatures = (one / get_world_size() for one in sums)
+        return TrialResult(*per_iteration, energy, seconds, iterations, *temperatures)
+
+    def sweep(
+        self, name: str, values: Sequence[float], fixed: float, counts: tuple[int, int], most: float
+    ) -> SweepReport:
+        """``counts`` are those of trials for each value, and of further ones before."""
+        cools = name == "cooldown_duration"
+        for _ in range(counts[1]):  # they warm the GPU up
+            self.run(fixed if cools else max(values), 0.0, 0)
+        pairs = [(fixed, one) if cools else (one, fixed) for one in values]
+        entries = [self._entry(*one, counts[0], most) for one in pairs]
+        other = "measurement_duration" if cools else "cooldown_duration"
+        report = SweepReport((name, list(values)), (other, fixed), entries)
+        if get_rank() == 0:
+            _log.info("%s", report)
+        return report
+
+    def _entry(self, measurement: float, cooldown: float, count: int, most: float) -> SweepResult:
+        trials = [self.run(measurement, cooldown, self.warm_up) for _ in range(count)]
+        energies = [one.energy_per_iter for one in trials]
+        deviation = stdev(energies) if count > 1 else 0.0
+        return SweepResult(
+            measurement,
+            cooldown,
+            trials,
+            fmean(energies),
+            deviation,
+            fmean(one.temperature_before for one in trials),
+            fmean(one.temperature_after for one in trials),
+            fmean(one.total_time for one in trials),
+            fmean(one.total_energy for one in trials),
+            deviation < most,
+        )
+
+
+def measure(
+    target_function: Callable[[], Any],
+    zeus_monitor: ZeusMonitor,
+    measurement_duration: float,
+    cooldown_duration: float,
+    num_warmup_iterations: int = 10,
+    num_calibration_iterations: int = 100,
+) -> TrialResult:
+    """One trial. MeasurementError."""
+    trials = _Trials(
+        target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
+    )
+    return trials.run(measurement_duration, cooldown_duration, num_warmup_iterations)
+
+
+def profile_measurement_duration(
+    target_function: Callable[[], Any],
+    zeus_monitor: ZeusMonitor,
+    measurement_duration_search_range: list[float] | None = None,
+    cooldown_duration: float = 10.0,
+    num_trials: int = 10,
+    num_warmup_trials: int = 2,
+    trial_stddev_threshold: float = 0.01,
+    num_warmup_iterations: int = 10,
+    num_calibration_iterations: int = 100,
+    iteration_duration: float | None = None,
+) -> SweepReport:
+    """A sweep of durations of measurement, by default 1 to 10 s. MeasurementError."""
+    trials = _Trials(
+        target_function,
+        zeus_monitor,
+        num_warmup_iterations,
+        num_calibration_iterations,
+        iteration_duration,
+    )
+    counts, values = (num_trials, num_warmup_trials), measurement_duration_search_range
+    return trials.sweep(
+        "measurement_duration",
+        values or _DURATIONS,
+        cooldown_duration,
+        counts,
+        trial_stddev_threshold,
+    )
+
+
+def profile_cooldown_duration(
+    target_function: Callable[[], Any],
+    zeus_monitor: ZeusMonitor,
+    cooldown_duration_search_range: list[float] | None = None,
+    measurement_duration: float = 10.0,
+    num_trials: int = 10,
+    num_warmup_trials: int = 2,
+    trial_stddev_threshold: float = 0.01,
+    num_warmup_iterations: int = 10,
+    num_calibration_iterations: int = 100,
+    iteration_duration: float | None = None,
+) -> SweepReport:
+    """A sweep of pauses before a measurement, by default 1 to 10 s. MeasurementError."""
+    trials = _Trials(
+        target_function,
+        zeus_monitor,
+        num_warmup_iterations,
+        num_calibration_iterations,
+        iteration_duration,
+    )
+    counts, values = (num_trials, num_warmup_trials), cooldown_duration_search_range
+    return trials.sweep(
+        "cooldown_duration",
+        values or _DURATIONS,
+        measurement_duration,
+        counts,
+        trial_stddev_threshold,
+    )
+
+
+def profile_parameters(
+    target_function: Callable[[], Any],
+    zeus_monitor: ZeusMonitor,
+    measurement_duration_search_range: list[float] | None = None,
+    cooldown_duration_search_range: list[float] | None = None,
+    num_trials: int = 10,
+    num_warmup_trials: int = 2,
+    trial_stddev_threshold: float = 0.01,
+    num_warmup_iterations: int = 10,
+    num_calibration_iterations: int = 100,
+) -> tuple[SweepReport, SweepReport]:
+    """Both sweeps, each with the longest of the other's durations. MeasurementError."""
+    trials = _Trials(
+        target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
+    )
+    lengths = measurement_duration_search_range or _DURATIONS
+    pauses = cooldown_duration_search_range or _DURATIONS
+    counts, most = (num_trials, num_warmup_trials), trial_stddev_threshold
+    first = trials.sweep("measurement_duration", lengths, max(pauses), counts, most)
+    warm = num_trials, 0
+    return first, trials.sweep("cooldown_duration", pauses, max(lengths), warm, most)
