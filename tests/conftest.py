@@ -16,7 +16,15 @@ from hypothesis import HealthCheck, settings
 from testbed.leaks import LEFT_RUNNING, LeakWatch
 from testbed.requirements import REQUIREMENTS, TOOLS, required
 
-_EXHAUSTIVE = ("alone", "search", "needs_apps", "needs_clients", "needs_grafana", "needs_node")
+_EXHAUSTIVE = (
+    "alone",
+    "search",
+    "needs_apps",
+    "needs_clients",
+    "needs_grafana",
+    "needs_node",
+    "needs_site",
+)
 """Markers of tests that `make test` leaves out, for their time or their requirements."""
 
 # Examples of a property: few and random at a desk, few and always the same ones in `make test`

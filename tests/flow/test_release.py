@@ -38,7 +38,7 @@ def clone(folder: Path) -> Path:
         changelog.write_text(text.replace("## [Unreleased]\n", heading, 1), encoding="utf-8")
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / ".venv-packaging").symlink_to(PACKAGING.parents[1])
-    script = folder / "scripts/packaging-tools"  # installs nothing here
+    script = folder / "scripts/tool-environment"  # installs nothing here
     script.write_text("#!/bin/sh\n")
     run(folder, "git", "init", "--quiet")
     (folder / ".git/info/exclude").write_text(".venv\n.venv-packaging\n")
