@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check environment tools all-tools lint types contracts structure format unit \
 	affected inner covered uncovered slow flow flow-and-calculations calculations coverage thorough exhaustive alone search \
-	soak docs bench fuzz dist release lock clean
+	soak docs bench fuzz dist release site lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -160,9 +160,14 @@ release: ## write a release to dist/, with SBOM and checksums (see SUPPORT.md)
 	@scripts/environment run
 	@scripts/build-dist --release
 
+site: ## build the documentation as a site in build/site/html, and check its links
+	@scripts/environment run
+	@scripts/tool-environment site
+	@$(BIN)/python scripts/site.py
+
 lock: ## resolve the dependencies anew and pin them with hashes
 	scripts/lock
 
 clean: ## remove everything that was set up or generated here
-	rm -rf .venv .venv-clients .venv-apps .venv-packaging .tools build dist htmlcov .coverage .coverage.* .mypy_cache \
+	rm -rf .venv .venv-clients .venv-apps .venv-packaging .venv-site .tools build dist htmlcov .coverage .coverage.* .mypy_cache \
 		.ruff_cache .pytest_cache .hypothesis .import_linter_cache
