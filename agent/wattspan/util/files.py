@@ -1,4 +1,4 @@
-"""Safe reading of files that an operator names, whole replacement of files, and lock files.
+"""Safe reading of files that an operator names, whole replacement, lock files, documentation pages.
 
 The kernel releases a lock when its holder ends, so there are no stale locks. Any user who can read
 a file can lock it, therefore only its owner can read a lock file.
@@ -27,6 +27,18 @@ _KINDS = {
 }
 _NULL_DEVICE = os.makedev(1, 3)
 
+INSTALLED_PAGES = Path("/usr/share/doc/wattspan")
+"""Here the Debian package installs README.md, docs/ and others, as in the repository."""
+
+PUBLIC_ADDRESS = ""
+"""Prefix of the paths of the repository on the Web, with a slash at its end; "" until there is one.
+
+Messages on hosts without the package name it, and `make docs` writes it to the alerts. It is
+`Documentation` of `[project.urls]` in pyproject.toml.
+"""
+
+_PAGE = re.compile(r"(?<![\w/.-])docs/[\w./-]+\.md\b")
+
 
 _SHORTAGES: dict[int | None, str] = {
     errno.EMFILE: "Raise the agent's limit of open files (LimitNOFILE=)",
@@ -43,6 +55,19 @@ def shortage_remedy(error: BaseException) -> str | None:
     """
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     return _SHORTAGES.get(number)
+
+
+def located_pages(text: str, folder: Path = INSTALLED_PAGES, public: str = PUBLIC_ADDRESS) -> str:
+    """``text`` with the place of each page, such as ``docs/tutorial.md``, that it names.
+
+    The place is the installed file, else the public address, else the path in the repository.
+    """
+
+    def place(named: re.Match[str]) -> str:
+        file = folder / named[0]
+        return str(file) if file.exists() else f"{public}{named[0]}"
+
+    return _PAGE.sub(place, text)
 
 
 class UnsuitableFileError(OSError):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from wattspan.model.settings import quoted
 from wattspan.ports import ConfigError
+from wattspan.util.files import located_pages
 from wattspan_exporters.catalogue.agent import AGENT, FOOTPRINT, SOURCES
 from wattspan_exporters.catalogue.definition import Instrument, Metric
 from wattspan_exporters.catalogue.energy import ACCOUNTS, ENERGY, SPANS
@@ -59,7 +60,7 @@ def select_metrics(
 def _unknown(pattern: str, table: str, catalogue: Sequence[Metric]) -> str:
     near = difflib.get_close_matches(pattern, [metric.name for metric in catalogue], n=1)
     hint = f"{quoted(near[0])} is near, and " if near else ""
-    return (
+    return located_pages(
         f"No metric is called {quoted(pattern)}, which [{table}] metrics names; {hint}"
         "docs/reference/metrics.md lists all by their OpenTelemetry names."
     )

@@ -424,7 +424,7 @@ SPANS = (
            "Energy of a service's processes outside of their spans.",
            ("hw.type", "service.name", "owner", "provenance"), energy_outside_spans, lasting=True),
     _by_reason("span.outcomes", "{span}",
-               "Spans by outcome of the attribution; docs/how-to/see-spans.md lists the reasons.",
+               "Spans by outcome of the attribution.",
                "outcomes"),
     _total("received", COUNTER, "{span}", "Accepted spans."),
     _by_reason("spans.refused", "{span}", "Rejected spans, by reason.", "refused"),

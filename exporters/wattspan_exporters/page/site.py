@@ -19,6 +19,7 @@ from msgspec import Struct
 from wattspan.http.messages import HttpResponse
 from wattspan.model import Snapshot, StaticBasis
 from wattspan.ports import SnapshotView
+from wattspan.util.files import located_pages
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.page.flow import FlowGraph, build_flow
 from wattspan_exporters.page.history import PageHistory
@@ -292,7 +293,7 @@ class LivePage:
 
 
 def _load(folder: Path, path: str) -> dict[str, _StaticFile]:
-    """The files below ``folder`` with a content type, by URL path."""
+    """The files below ``folder`` with a content type, by URL path; they name pages by place."""
     found: dict[str, _StaticFile] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         kind = CONTENT_TYPES.get(entry.name.rpartition(".")[2])
@@ -300,6 +301,8 @@ def _load(folder: Path, path: str) -> dict[str, _StaticFile]:
             found |= _load(entry, f"{path}{entry.name}/")
         elif kind is not None:
             body = entry.read_bytes()
+            if kind.startswith("text/"):
+                body = located_pages(body.decode()).encode()
             tag = f'"{sha256(body).hexdigest()[:32]}"'
             name = path if entry.name == "index.html" else f"{path}{entry.name}"
             found[name] = _StaticFile(kind, tag, body, gzip.compress(body, mtime=0))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from testbed.requirements import ROOT
-from testbed.sources import documents
+from testbed.sources import documents, parsed, tracked
 
 DOCS = ROOT / "docs"
 START = [
@@ -19,6 +21,11 @@ LINK = re.compile(r"(?<!\\)\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SOURCES = {".py", ".toml", ".yml", ".yaml", ".js", ".service", ".json"}
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 ROWS = re.compile(r"<!-- rows of (\w+) -->(.*?)<!-- end of rows -->", re.DOTALL)
+LOCATED = (
+    "agent/wattspan/cli/tune/reasons.toml",  # by explanation.py
+    "exporters/wattspan_exporters/page/static/",  # by site.py
+)
+"""Texts whose reader replaces the paths of pages by `located_pages`."""
 
 
 def name(path: Path) -> str:
@@ -77,6 +84,32 @@ def test_every_page_that_the_sources_name_exists_with_its_heading() -> None:
     assert len(found) > 40
     assert [one for one in found if not one[1].exists()] == []
     assert [one for one in found if one[2] and one[2] not in anchors(one[1])] == []
+
+
+def test_messages_name_the_place_of_a_page() -> None:
+    """A path in the repository helps nobody on a host with the package."""
+    named = {
+        name(path)
+        for path in tracked()
+        if path.relative_to(ROOT).parts[0] in {"agent", "exporters"} and path.suffix in SOURCES
+        if any("docs/" in text and ".md" in text for text in messages(path))
+    }
+    located = {one for one in named if "located_pages(" in (ROOT / one).read_text("utf-8")}
+    assert len(located) >= 2
+    assert {one for one in named - located if not one.startswith(LOCATED)} == set()
+
+
+def messages(path: Path) -> Iterator[str]:
+    """The strings of a module without docstrings; of other sources the lines without comments."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield from (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+        return
+    tree = parsed(path)
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+            yield node.value
 
 
 def test_every_page_is_reached_from_the_index() -> None:

@@ -20,6 +20,7 @@ from wattspan.model.settings import convert, keys
 from wattspan.plugins import discover
 from wattspan.ports import CounterSource, SourceContext
 from wattspan.testing import FakeDirectory, ManualClock
+from wattspan.util.files import PUBLIC_ADDRESS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -178,6 +179,11 @@ def test_words_of_documentation_are_within_their_ceiling() -> None:
     assert words.keys().isdisjoint(structure["GENERATED"])
     most = sorted(words, key=words.__getitem__, reverse=True)[:10]
     assert sum(words.values()) <= ceilings["words_of_documentation"], f"the longest are {most}"
+
+
+def test_messages_have_the_public_address_of_the_project() -> None:
+    assert PROJECT["project"].get("urls", {}).get("Documentation", "") == PUBLIC_ADDRESS
+    assert PUBLIC_ADDRESS == "" or re.fullmatch(r"https://\S+/", PUBLIC_ADDRESS)
 
 
 def test_every_setting_is_explained() -> None:

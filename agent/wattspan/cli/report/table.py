@@ -30,6 +30,7 @@ from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, RatedTotal, Weighting
+from wattspan.util.files import located_pages
 from wattspan.util.text import printable
 
 _WIDEST = 40
@@ -79,7 +80,7 @@ def report_lines(
             yield from _division_notes(lines)
         if not sections:
             yield ""
-            yield _WITHOUT[by]
+            yield located_pages(_WITHOUT[by])
     else:
         for place, section in enumerate(sections or [BreakdownSection(by, ())]):
             if place:
@@ -243,7 +244,7 @@ def _division_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
         yield ""
         yield f"The energy of {_requests(by_tokens)} was divided by numbers of tokens, because"
         yield "the energy of the model's tokens was not learned yet. It may be far from the truth:"
-        yield "see docs/explanation/energy-of-a-request.md."
+        yield located_pages("see docs/explanation/energy-of-a-request.md.")
     if unknown:
         yield ""
         yield f"The division of {_requests(unknown)} was not recorded by an earlier version."

@@ -39,6 +39,7 @@ from wattspan.model import (
 )
 from wattspan.tuning.decisions.report import CAUSES
 from wattspan.tuning.serialization import row_to_json
+from wattspan.util.files import located_pages
 from wattspan.util.text import printable
 
 
@@ -67,7 +68,8 @@ def explanation(row: TuningRow) -> ReasonExplanation:
     """The explanation of the reason of a job's decision."""
     reason = row.decision.reason
     tracking = TRACKING_EXPLANATIONS if row.load is not None else {}
-    return tracking.get(reason) or REASON_EXPLANATIONS[reason]
+    found = tracking.get(reason) or REASON_EXPLANATIONS[reason]
+    return msgspec.structs.replace(found, do=located_pages(found.do))
 
 
 def meaning(reason: DecisionReason) -> str:
