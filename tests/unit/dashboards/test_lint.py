@@ -15,6 +15,8 @@ from dashboards.__main__ import drift, made
 from dashboards.known import RULES, Known, everything, exported, recorded
 from dashboards.queries import documents, panels, queries
 
+from wattspan.util.files import PUBLIC_ADDRESS
+
 BOARDS = {document["uid"]: document for document in documents().values()}
 KNOWN = everything(yaml.safe_load(RULES.read_text(encoding="utf-8")))
 
@@ -45,20 +47,28 @@ def test_committed_json_and_page_match_the_generator() -> None:
 
 def test_edited_or_unknown_dashboard_file_is_drift(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    wanted = made(tmp_path, page)
-    assert drift(tmp_path, page) == wanted
+    wanted = made(tmp_path, page, ())
+    assert drift(tmp_path, page, ()) == wanted
     for path, text in wanted.items():
         path.write_text(text)
-    assert drift(tmp_path, page) == {}
+    assert drift(tmp_path, page, ()) == {}
     edited, missing, strange = (tmp_path / f"{name}.json" for name in ("host", "fleet", "mine"))
     edited.write_text("{}\n")
     missing.unlink()
     strange.write_text("{}\n")
-    assert drift(tmp_path, page) == {
+    assert drift(tmp_path, page, ()) == {
         edited: wanted[edited],
         missing: wanted[missing],
         strange: None,
     }
+
+
+def test_alert_has_the_public_address_of_its_runbook(tmp_path: Path) -> None:
+    alerts = tmp_path / "alerts.yml"
+    for before in ("docs", "'https://old.example/docs"):
+        alerts.write_text(f"runbook_url: {before}/how-to/alerts.md#up")
+        text = made(tmp_path, tmp_path / "page.md", [alerts])[alerts]
+        assert text.replace("'", "") == f"runbook_url: {PUBLIC_ADDRESS}docs/how-to/alerts.md#up"
 
 
 def test_fleet_energy_is_correct_for_any_rule_interval() -> None:

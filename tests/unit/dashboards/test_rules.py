@@ -17,6 +17,7 @@ from testbed.recorded_labels import labels_of
 from testbed.requirements import ROOT, find_program
 from testbed.scrapes import CATALOGUE_SERIES
 
+from wattspan.util.files import PUBLIC_ADDRESS
 from wattspan_exporters.catalogue import CATALOGUE
 
 DASHBOARDS = ROOT / "dashboards"
@@ -365,7 +366,8 @@ def test_alerts_have_severity_and_runbook_link() -> None:
         assert notes.keys() == {"summary", "description", "runbook_url"}, name
         assert not notes["summary"].endswith("."), f"{name}: a headline"
         assert notes["description"].endswith("."), f"{name}: sentences"
-        assert notes["runbook_url"] == f"{RUNBOOK.relative_to(ROOT)}#{name.lower()}"
+        page = f"{PUBLIC_ADDRESS}{RUNBOOK.relative_to(ROOT)}"
+        assert notes["runbook_url"] == f"{page}#{name.lower()}"
 
 
 def test_runbook_has_a_chapter_for_every_alert_and_no_other() -> None:
