@@ -30,7 +30,7 @@ PACKAGES = ("python3", "systemd")
 
 _SEEN = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man")
 """Directories that no test needs; the stored Debian lacks them."""
-_SOURCES = ("agent", "exporters", "packaging/deb", "requirements", "scripts", "systemd", "")
+_SOURCES = ("agent", "exporters", "docs", "packaging/deb", "requirements", "scripts", "systemd", "")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",

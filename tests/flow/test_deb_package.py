@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -12,6 +13,8 @@ import pytest
 from testbed.debian_root import package, the_package
 from testbed.program import wattspan
 from testbed.requirements import ROOT
+
+from wattspan.util.files import INSTALLED_PAGES
 
 pytestmark = pytest.mark.needs_debian
 
@@ -68,12 +71,25 @@ def test_conffiles_are_the_editable_files(opened: Path) -> None:
     assert listed == ["/etc/default/wattspan", "/etc/wattspan/config.toml"]
 
 
-def test_units_are_those_of_the_tree(opened: Path) -> None:
+def test_units_are_those_of_the_tree_and_name_installed_pages(opened: Path) -> None:
+    named = set[str]()
     for path in (ROOT / "systemd").glob("*.s*"):
-        assert (opened / "usr/lib/systemd/system" / path.name).read_bytes() == path.read_bytes()
+        unit = (opened / "usr/lib/systemd/system" / path.name).read_text()
+        assert unit.replace(f"{INSTALLED_PAGES}/docs/", "docs/") == path.read_text()
+        named |= set(re.findall(r"\S*docs/\S+\.md", unit))
+    assert named == {f"{INSTALLED_PAGES}/docs/reference/units.md"}
     assert (opened / "etc/default/wattspan").read_bytes() == (
         ROOT / "systemd/wattspan.env"
     ).read_bytes()
+
+
+def test_package_has_the_manual_and_the_documentation(opened: Path) -> None:
+    manual = gzip.decompress((opened / "usr/share/man/man1/wattspan.1.gz").read_bytes())
+    assert manual.startswith(b'.TH WATTSPAN 1 "20')
+    assert len(manual) > 20_000
+    pages = opened / str(INSTALLED_PAGES).lstrip("/")
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        assert (pages / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
 
 
 def test_package_has_no_build_paths(opened: Path) -> None:

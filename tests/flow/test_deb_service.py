@@ -67,6 +67,21 @@ def test_packaged_agent_is_unprivileged_and_reads_counters_by_group(machine: Mac
     assert passwd.strip().endswith(":/usr/sbin/nologin")
 
 
+FETCHED = """
+from urllib.request import urlopen
+print(urlopen("http://127.0.0.1:9949/page/tuner.js", timeout=20).read().decode())
+"""
+
+
+def test_live_page_and_messages_name_installed_pages(machine: Machine) -> None:
+    machine.measuring()
+    for command in (["python3", "-c", FETCHED], ["wattspan", "report", "--by", "span"]):
+        named = re.findall(r"\S*docs/\S+\.md", machine.host.run(*command).stdout)
+        assert named, command
+        assert [one for one in named if not one.startswith("/usr/share/doc/wattspan/")] == []
+        assert [one for one in named if not (machine.root.path / one[1:]).exists()] == []
+
+
 def test_configuration_and_totals_are_private(machine: Machine) -> None:
     for path in (CONFIG, "/var/lib/wattspan"):
         told = machine.host.run("stat", "--format=%a", path).stdout
