@@ -29,12 +29,12 @@ from testbed.soak.report import Soaked, as_json, compressed, conditions, sentenc
 from testbed.soak.samples import gauges, kernel, total, with_shares
 from testbed.soak.traced import WHERE
 
-from benchmarks.__main__ import DOCS, placed
+from benchmarks.__main__ import ROOT, placed
 from benchmarks.soak.load import Load, read
 from wattspan.model.settings import Duration
 
 LOOKS = 300
-PAGE = DOCS / "soak.md"
+PAGE = ROOT / "docs/soak.md"
 APART = "SOAK_APART"
 
 

@@ -24,12 +24,14 @@ pytestmark = [
 
 def operator() -> dict[str, str]:
     """The variables with which the page starts the agent."""
-    (line,) = re.findall(r"^(WATTSPAN_\S+ .*)wattspan run --emulate one-socket-h100$", PAGE, re.M)
+    (line,) = re.findall(
+        r"^(WATTSPAN_\S+ .*)wattspan run --emulate one-socket-h100$", PAGE, re.MULTILINE
+    )
     return dict(word.split("=", 1) for word in shlex.split(line))
 
 
 def test_loop_of_the_page_is_that_of_the_example() -> None:
-    (line,) = re.findall(r"^with (Loop\(.*\)) as loop:$", PAGE, re.M)
+    (line,) = re.findall(r"^with (Loop\(.*\)) as loop:$", PAGE, re.MULTILINE)
     assert f"{line} as loop:" in (FOLDER / "train.py").read_text()
 
 

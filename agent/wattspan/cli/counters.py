@@ -50,5 +50,5 @@ def command(user: str, listen: Path | None) -> None:
             " instead of this command."
         ) from None
     with connection:
-        if error := counters.serve_sums(connection, permitted, opener):
-            tell(error)
+        if fault := counters.serve_sums(connection, permitted, opener):
+            tell(fault)
