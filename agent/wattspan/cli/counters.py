@@ -42,6 +42,7 @@ def command(user: str, listen: Path | None) -> None:
             ) from None
         with server:
             server.serve_forever()
+        return
     try:
         connection = socket.socket(fileno=0)
     except OSError:
@@ -50,5 +51,5 @@ def command(user: str, listen: Path | None) -> None:
             " instead of this command."
         ) from None
     with connection:
-        if fault := counters.serve_sums(connection, permitted, opener):
-            tell(fault)
+        if told := counters.serve_sums(connection, permitted, opener):
+            tell(told)

@@ -13,7 +13,7 @@ from testbed.program import ENVIRONMENT
 from wattspan import __version__
 from wattspan.cli import COMMANDS, cli
 from wattspan.cli.options import DURATION
-from wattspan.ports import StoreError
+from wattspan.ports import StoreError, WattspanError
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +186,12 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         raise error
 
     monkeypatch.setattr(cli, "resolve_command", lambda _, args: (args[0], command, args[1:]))
+
+
+def test_helper_of_counters_names_the_socket_at_which_it_cannot_listen(tmp_path: Path) -> None:
+    result = wattspan("counters", "--listen", str(tmp_path / "absent/counters.sock"))
+    assert result.exit_code == WattspanError.exit_code
+    assert f"Cannot listen at {tmp_path}/absent/counters.sock: No such file" in result.stderr
 
 
 def test_error_classes_have_their_own_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
