@@ -41,6 +41,10 @@ TESTED = {
     r"opentelemetry-instrument|OTEL_SERVICE_NAME=shop": (
         "flow/test_otel_instrumented.py", "opentelemetry-instrument"),
     r"frontier run": ("flow/test_frontier.py", "frontier"),
+    r"advise trainer": ("flow/test_advise.py", "advise"),
+    r"tune explain trainer": ("flow/test_tune_cli.py", "explain"),
+    r"grep engine_token_energy": ("flow/test_inference_energy.py", "measure-llm-requests.md"),
+    r"X-Energy": ("flow/test_openai_usage.py", "X-Energy"),
     r"caps restore|socat": ("flow/test_cap_by_hand.py", "cap-by-hand.md"),
     r"make fuzz": ("flow/test_fuzz_coverage.py", "fuzz"),
     r"pip(x)? install": ("flow/test_wheel.py", "install"),
@@ -49,8 +53,8 @@ TESTED = {
 
 REASONS = {
     r"make test": "the tests themselves",
-    r"kubectl (?!kustomize)|helm install": "no cluster; other tests validate the objects",
-    r"docker": "no container engine",
+    r"kubectl (?!kustomize|.* -- wattspan)|helm install": "no cluster; objects are validated",
+    r"docker (?!run .* wattspan:\S+ )|cd dashboards": "no container engine",
     r"srun": "no Slurm",
     r"vllm serve": "no GPU",
     r"opentelemetry-bootstrap": "downloads what it finds",
@@ -120,6 +124,9 @@ def test_test_of_other_commands_exists(file: str, word: str) -> None:
 # ------------------------------------------------------------------------------- the others
 
 
+CONTAINED = re.compile(r"(docker run|kubectl) .*(wattspan:\S+|-- wattspan)(?= )")
+"""The words that run ``wattspan`` in a container, where it has the arguments that follow."""
+
 FOREVER = re.compile(r"wattspan (run|top|demo)\b(?!.*--(once|json))")
 EXITS = {"wattspan doctor": {0, 3}, "config check bad.toml": {2}}
 
@@ -134,6 +141,12 @@ PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
     for stage in (0, 1)
     for kind, base, joules in (("forward", 0.1, 33.0), ("backward", 0.2, 66.0))
     for clock in (1980, 1740, 1500)
+)
+
+
+STUDY = (
+    "wattspan frontier run --power 100%,60% --repeat 2 --warm-up 100ms --window 1s"
+    " --unit 'stdout:samples=(\\d+)' -- python train.py"
 )
 
 
@@ -156,10 +169,15 @@ profile = "one-socket-h100"
         (self.work / "profile.csv").write_text(PROFILE)
         (self.work / "wattspan.toml").write_text(config.read_text())
         (self.work / "bad.toml").write_text("[agent]\nintervall = 1\n")
+        tracked = (ROOT / "docs/how-to/track-the-load-of-a-server.md").read_text(encoding="utf-8")
+        (self.work / "track.toml").write_text(tracked.partition("```toml\n")[2].partition("```")[0])
+        (self.work / "Makefile").write_text("all:\n\t@true\n")
+        (self.work / "etc").mkdir()
         self.environ = {
             **ENVIRONMENT,
             "PYTHONPATH": str(ROOT / "agent"),
             "WATTSPAN_CONFIG": str(config),
+            "WATTSPAN_RUN_DIR": str(agent.run_dir),
         }
         self.programs = folder / "bin"
 
@@ -174,6 +192,8 @@ profile = "one-socket-h100"
     def form(self, command: Command) -> str:
         """The command as it can be run here: an own port, and an end of what has none."""
         text = command.text.replace(":9949", f":{self.agent.metrics_port}")
+        text = CONTAINED.sub("wattspan", text)
+        text = text.replace("/etc/wattspan", f"{self.work}/etc").replace("-g wattspan ", "")
         if FOREVER.search(text):
             own = "WATTSPAN_EXPORTERS_PROMETHEUS_LISTEN=127.0.0.1:0 WATTSPAN_SPANS_HTTP=127.0.0.1:0"
             apart = f"WATTSPAN_AGENT_RUN_DIR={self.work}/run WATTSPAN_AGENT_STATE_DIR={self.work}/s"
@@ -190,6 +210,8 @@ def test_every_other_command_runs(tmp_path: Path) -> None:
         with PageShell(stage.work, stage.programs, stage.environ) as shell:
             stage.prepare(shell)
             eventually(lambda: "gpu_power" in shell.run("wattspan caps status"), "a capper", 60)
+            eventually(lambda: '"idle_watts": 7' in shell.run("wattspan advise --json"), "rest", 60)
+            print(shell.run(STUDY))
             failed = []
             for command in here():
                 shown = shell.run(f"{stage.form(command)}\necho exit=$?")

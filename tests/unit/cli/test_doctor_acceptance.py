@@ -303,9 +303,9 @@ def test_limits_are_read_and_their_faults_told() -> None:
     states = [
         KnobState(key, "NVIDIA H100 0", minimum=200_000, requested=700_000),
         KnobState(replace_device(key, "gpu:GPU-5678"), "NVIDIA H100 1"),
-        ActuatorError("No limit of /home/alice/x can be read. Ask root.", Trouble.DENIED),
+        ActuatorError("No limit of /srv/alice/x can be read. Ask root.", Trouble.DENIED),
     ]
-    left = [warning("limits left", "at /home/alice/state")]
+    left = [warning("limits left", "at /srv/alice/state")]
     checks = list(limit_checks(states, left, device_labels([GPU])))
     assert [one.device for one in checks] == ["gpu_power gpu 0", "gpu_power 1", "limit 2", "left"]
     assert [one.finding.mark for one in checks] == [
@@ -326,14 +326,14 @@ def test_report_names_no_person_host_file_or_serial_number(tmp_path: Path) -> No
     (tmp_path / "proc/cpuinfo").write_text("model name\t: AMD EPYC 9654\nflags\t: fpu\n")
     tests, checks = Host([Board(CPU), Board(GPU)]).tests()
     checks += load_checks(results({"cpu": 40.0}, {"cpu": 20.0}))
-    error = ActuatorError("No limit of /home/alice/x can be read. Ask root.", Trouble.DENIED)
-    checks += limit_checks([error], [warning("left", "/home/alice/state")], tests.labels)
+    error = ActuatorError("No limit of /srv/alice/x can be read. Ask root.", Trouble.DENIED)
+    checks += limit_checks([error], [warning("left", "/srv/alice/state")], tests.labels)
     text = json.dumps(report(checks, tests.gpus.values(), tmp_path))
     document = json.loads(text)
     assert document["cpu"] == "AMD EPYC 9654"
     assert document["gpus"] == [{"model": "H100", "driver": "580.1"}]
     assert {one["test"] for one in document["checks"]} >= {IDLE, STEPS, SENSORS, LOADS}
-    assert not [word for word in ("alice", "1234", "/home", GPU.id) if word in text]
+    assert not [word for word in ("alice", "1234", "/srv", GPU.id) if word in text]
 
 
 def test_output_without_acceptance_is_refused(tmp_path: Path) -> None:
