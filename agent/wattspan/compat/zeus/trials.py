@@ -20,7 +20,9 @@ from wattspan.compat.zeus.monitor import ZeusMonitor
 
 _log = logging.getLogger("wattspan")
 _WINDOW = "trial of zeus.profile"
-_DURATIONS = tuple(float(seconds) for seconds in range(1, 11))
+_DURATIONS = tuple(map(float, range(1, 11)))
+_LENGTH, _PAUSE = "measurement_duration", "cooldown_duration"
+_MEANS = "temperature_before", "temperature_after", "total_time", "total_energy"
 
 
 @dataclass
@@ -73,23 +75,25 @@ class SweepReport:
 
 
 class _Trials:
-    """Trials of a function; an iteration takes ``iteration`` seconds, or is timed first."""
+    """Trials of a function; an iteration takes ``iteration`` seconds, or is timed first.
+
+    ``repeats`` are the iterations to warm up, and those that are timed.
+    """
 
     def __init__(
         self,
         function: Callable[[], Any],
         monitor: ZeusMonitor,
-        warm_up: int,
-        calibration: int,
+        repeats: tuple[int, int],
         iteration: float | None = None,
     ) -> None:
         if not monitor.gpu_indices:
             raise ValueError("The monitor has no GPU. Give it one, and start the agent.")
-        self._function, self._monitor, self.warm_up = function, monitor, warm_up
-        self._iteration = self._calibrated(calibration) if iteration is None else iteration
+        self._function, self._monitor, self._warm_up = function, monitor, repeats[0]
+        self._iteration = self._calibrated(repeats[1]) if iteration is None else iteration
 
     def _calibrated(self, iterations: int) -> float:
-        self._repeat(self.warm_up)
+        self._repeat(self._warm_up)
         self._monitor.synchronize()
         began = monotonic()
         self._repeat(iterations)
@@ -104,11 +108,12 @@ class _Trials:
     def _temperature(self) -> float:
         return fmean(map(self._monitor.gpus.get_gpu_temperature, self._monitor.gpu_indices))
 
-    def run(self, measurement: float, cooldown: float, warm_up: int) -> TrialResult:
-        iterations = max(1, int(measurement / self._iteration)) if self._iteration > 0 else 1
-        sleep(max(0.0, cooldown))
+    def run(self, length: float, pause: float, *, heats: bool = False) -> TrialResult:
+        """``heats``: the trial itself is to warm the GPU up."""
+        iterations = max(1, int(length / self._iteration)) if self._iteration > 0 else 1
+        sleep(max(0.0, pause))
         before = self._temperature()
-        self._repeat(warm_up)
+        self._repeat(0 if heats else self._warm_up)
         self._monitor.begin_window(_WINDOW, restart=True)
         self._repeat(iterations)
         found = self._monitor.end_window(_WINDOW)
@@ -122,32 +127,24 @@ class _Trials:
         self, name: str, values: Sequence[float], fixed: float, counts: tuple[int, int], most: float
     ) -> SweepReport:
         """``counts`` are those of trials for each value, and of further ones before."""
-        cools = name == "cooldown_duration"
-        for _ in range(counts[1]):  # they warm the GPU up
-            self.run(fixed if cools else max(values), 0.0, 0)
+        cools, other = name == _PAUSE, _LENGTH if name == _PAUSE else _PAUSE
+        for _ in range(counts[1]):
+            self.run(fixed if cools else max(values), 0.0, heats=True)
         pairs = [(fixed, one) if cools else (one, fixed) for one in values]
         entries = [self._entry(*one, counts[0], most) for one in pairs]
-        other = "measurement_duration" if cools else "cooldown_duration"
         report = SweepReport((name, list(values)), (other, fixed), entries)
         if get_rank() == 0:
             _log.info("%s", report)
         return report
 
-    def _entry(self, measurement: float, cooldown: float, count: int, most: float) -> SweepResult:
-        trials = [self.run(measurement, cooldown, self.warm_up) for _ in range(count)]
+    def _entry(self, length: float, pause: float, count: int, most: float) -> SweepResult:
+        trials = [self.run(length, pause) for _ in range(count)]
         energies = [one.energy_per_iter for one in trials]
         deviation = stdev(energies) if count > 1 else 0.0
+        cold, hot, time, energy = (fmean(getattr(one, name) for one in trials) for name in _MEANS)
+        spread = fmean(energies), deviation
         return SweepResult(
-            measurement,
-            cooldown,
-            trials,
-            fmean(energies),
-            deviation,
-            fmean(one.temperature_before for one in trials),
-            fmean(one.temperature_after for one in trials),
-            fmean(one.total_time for one in trials),
-            fmean(one.total_energy for one in trials),
-            deviation < most,
+            length, pause, trials, *spread, cold, hot, time, energy, deviation < most
         )
 
 
@@ -160,10 +157,9 @@ def measure(
     num_calibration_iterations: int = 100,
 ) -> TrialResult:
     """One trial. MeasurementError."""
-    trials = _Trials(
-        target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
-    )
-    return trials.run(measurement_duration, cooldown_duration, num_warmup_iterations)
+    repeats = num_warmup_iterations, num_calibration_iterations
+    trials = _Trials(target_function, zeus_monitor, repeats)
+    return trials.run(measurement_duration, cooldown_duration)
 
 
 def profile_measurement_duration(
@@ -179,21 +175,13 @@ def profile_measurement_duration(
     iteration_duration: float | None = None,
 ) -> SweepReport:
     """A sweep of durations of measurement, by default 1 to 10 s. MeasurementError."""
-    trials = _Trials(
-        target_function,
-        zeus_monitor,
-        num_warmup_iterations,
-        num_calibration_iterations,
-        iteration_duration,
+    repeats = num_warmup_iterations, num_calibration_iterations
+    trials = _Trials(target_function, zeus_monitor, repeats, iteration_duration)
+    values, counts = (
+        measurement_duration_search_range or _DURATIONS,
+        (num_trials, num_warmup_trials),
     )
-    counts, values = (num_trials, num_warmup_trials), measurement_duration_search_range
-    return trials.sweep(
-        "measurement_duration",
-        values or _DURATIONS,
-        cooldown_duration,
-        counts,
-        trial_stddev_threshold,
-    )
+    return trials.sweep(_LENGTH, values, cooldown_duration, counts, trial_stddev_threshold)
 
 
 def profile_cooldown_duration(
@@ -209,21 +197,10 @@ def profile_cooldown_duration(
     iteration_duration: float | None = None,
 ) -> SweepReport:
     """A sweep of pauses before a measurement, by default 1 to 10 s. MeasurementError."""
-    trials = _Trials(
-        target_function,
-        zeus_monitor,
-        num_warmup_iterations,
-        num_calibration_iterations,
-        iteration_duration,
-    )
-    counts, values = (num_trials, num_warmup_trials), cooldown_duration_search_range
-    return trials.sweep(
-        "cooldown_duration",
-        values or _DURATIONS,
-        measurement_duration,
-        counts,
-        trial_stddev_threshold,
-    )
+    repeats = num_warmup_iterations, num_calibration_iterations
+    trials = _Trials(target_function, zeus_monitor, repeats, iteration_duration)
+    values, counts = cooldown_duration_search_range or _DURATIONS, (num_trials, num_warmup_trials)
+    return trials.sweep(_PAUSE, values, measurement_duration, counts, trial_stddev_threshold)
 
 
 def profile_parameters(
@@ -238,12 +215,10 @@ def profile_parameters(
     num_calibration_iterations: int = 100,
 ) -> tuple[SweepReport, SweepReport]:
     """Both sweeps, each with the longest of the other's durations. MeasurementError."""
-    trials = _Trials(
-        target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
-    )
+    repeats = num_warmup_iterations, num_calibration_iterations
+    trials = _Trials(target_function, zeus_monitor, repeats)
     lengths = measurement_duration_search_range or _DURATIONS
     pauses = cooldown_duration_search_range or _DURATIONS
     counts, most = (num_trials, num_warmup_trials), trial_stddev_threshold
-    first = trials.sweep("measurement_duration", lengths, max(pauses), counts, most)
-    warm = num_trials, 0
-    return first, trials.sweep("cooldown_duration", pauses, max(lengths), warm, most)
+    first = trials.sweep(_LENGTH, lengths, max(pauses), counts, most)
+    return first, trials.sweep(_PAUSE, pauses, max(lengths), (num_trials, 0), most)
