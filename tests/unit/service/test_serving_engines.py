@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Principal, Tick
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.inference_joiner import ServingEngines
+from wattspan.service.serving_engines import ServingEngines
 from wattspan.sharing.pools import PoolName, Pools
 
 SERVER, ANN = Consumer(10, 1), Principal(1000)
