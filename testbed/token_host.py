@@ -39,6 +39,7 @@ from wattspan.testing import ManualClock
 
 TICK = 100 * MILLISECOND
 WATTS = 100  # of each GPU's user
+CPU_SHARE = 1000  # microjoules of each process in a tick
 KINDS = ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 
 
@@ -69,6 +70,7 @@ class TokenHost:
         self.history.apply(tick, ())
         self.doubt = Microjoules(0)  # of each share of a GPU; 0 for an unknown one
         self.spent = 0  # microjoules of all GPUs
+        self.counts_cpu = True
         self.joiner = SpanJoiner(self.clock, self.history, self, self.settings, keep=60 * SECOND)
 
     def _info(self, name: str) -> PayerInfo:
@@ -108,9 +110,11 @@ class TokenHost:
             before = self.clock.now()
             self.clock.advance(ns=TICK)
             now, none, settled = self.clock.now(), Microjoules(0), []
-            everyone = tuple(Share(one, Microjoules(1000)) for one in self.consumers.values())
-            energy = Microjoules(1000 * len(everyone))
-            settled.append(Attribution(Interval("cpu", before, now, energy), everyone, none, none))
+            everyone = tuple(Share(one, Microjoules(CPU_SHARE)) for one in self.consumers.values())
+            energy = Microjoules(CPU_SHARE * len(everyone))
+            if self.counts_cpu:
+                interval = Interval("cpu", before, now, energy)
+                settled.append(Attribution(interval, everyone, none, none))
             for gpu in self.gpus:
                 users = [
                     self.consumers[name]

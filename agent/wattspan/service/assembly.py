@@ -254,11 +254,11 @@ def build_agent(
         if config.serving.engine:
             from wattspan.service.engine_scraper import EngineScrapers  # most agents read none
 
-            engines = EngineScrapers(core, resolver)
+            engines = EngineScrapers(core, resolver, checkpoint.engines if checkpoint else ())
 
         def span_accounts() -> SpanAccounts:
             found = spans.accounts()
-            return found if engines is None else replace(found, engines=engines.rows())
+            return found if engines is None else replace(found, engines=engines.rows(found))
 
         serving = () if engines is None else (engines.services,)
         services = (footprint.services, kubelet, spans.services, *serving, tuning.services, fleet)

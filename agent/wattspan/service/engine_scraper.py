@@ -12,15 +12,14 @@ it has the same principal. No redirect is followed.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from math import ceil, hypot
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from wattspan.attribution.packed_attributions import GroupStep
 from wattspan.config import ServingEngineSettings
 from wattspan.http.access_policy import AccessError, bearer_token
 from wattspan.http.sockets import Peer
@@ -34,6 +33,8 @@ from wattspan.inference.engine_metrics import (
     progress,
     read_page,
 )
+from wattspan.inference.engine_totals import CounterEnergy, EngineTotals, ProcessStep
+from wattspan.inference.host_energy import HostCounter
 from wattspan.ingest.identity_verification import Sender, SenderResolver
 from wattspan.ingest.process_lookups import LookupBudget, RequestLookup
 from wattspan.model import (
@@ -43,12 +44,15 @@ from wattspan.model import (
     EngineRow,
     Failure,
     GroupKind,
+    HwType,
     Microjoules,
     Payer,
     PayerInfo,
     Principal,
     SourceHealth,
+    SpanAccounts,
     Trouble,
+    service_label,
 )
 from wattspan.ports import Clock, ProcessDirectory
 from wattspan.processes.inspector import ProcessInspector
@@ -56,6 +60,7 @@ from wattspan.processes.metadata import starts_others
 from wattspan.processes.principals import PrincipalResolver, owner_label
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.host_steps import HostStepReader
 from wattspan.service.tuning_assembly import AgentCore
 from wattspan.sharing.pools import Pools
 from wattspan.spans.aggregator import shortened_name
@@ -240,44 +245,6 @@ class EngineFinder:
         return any(group.name == name and group.kind in _NAMED for group in groups)
 
 
-@dataclass(slots=True)
-class _BoardEnergy:
-    """The steps of a board from the last reading on, with the energy of the engine."""
-
-    steps: deque[GroupStep] = field(default_factory=deque)
-    until: int = 0  # the end of the last step
-    used: bool = False
-
-    def add(self, steps: list[GroupStep]) -> None:
-        self.steps += steps
-        self.until = steps[-1].end
-        self.used = self.used or any(step.energies[0] for step in steps)
-
-    def energy(self, start: int, end: int) -> tuple[float, float, int]:
-        """The microjoules of a period, their half-width, and the nanoseconds without a step."""
-        total, doubt, missing = 0.0, 0.0, end - start
-        for step in self.steps:
-            overlap = min(end, step.end) - max(start, step.start)
-            if overlap > 0:
-                part = overlap / (step.end - step.start)
-                total += step.energies[0] * part
-                doubt += step.doubts[0] * part
-                missing -= overlap
-        return total, doubt, missing
-
-    def doubt(self, reading: _Reading) -> float:
-        """The half-width of the energy up to a reading."""
-        for step in self.steps:
-            if step.start <= reading.at < step.end:
-                energy = Microjoules(step.energies[0])
-                return edge_doubt(energy, step.end - step.start, reading.took)
-        return 0.0
-
-    def trim(self, since: int) -> None:
-        while self.steps and self.steps[0].end < since:
-            self.steps.popleft()
-
-
 class EngineScraper:
     """Reads the page of one engine; ``run`` is its thread."""
 
@@ -288,6 +255,9 @@ class EngineScraper:
         history: EnergyHistory,
         finder: EngineFinder,
         connection: KeptConnection | None = None,
+        earlier: Iterable[EngineRow] = (),
+        *,
+        share_idle: bool = False,
     ) -> None:
         place = urlsplit(settings.url)
         self._settings, self._clock, self._history = settings, clock, history
@@ -297,16 +267,20 @@ class EngineScraper:
         self._path = ""  # that of the last page, and its engine
         self._kind: str = settings.kind
         self._readings: deque[_Reading] = deque(maxlen=_WAITING)
-        self._boards: dict[str, _BoardEnergy] = {}
+        self._boards: dict[str, CounterEnergy] = {}
+        self._host = HostStepReader(history, share_idle=share_idle)
+        self._counters: dict[HostCounter, CounterEnergy] = {}  # beyond the boards
         self._processes = EngineProcesses(None, frozenset(), "")
         self._since = 0  # the first reading of the present process
         self._whole = False  # the last reading had all series of the one before
         self._energies: dict[tuple[str, str], EngineEnergy] = {}  # by model and owner
+        own = [row for row in earlier if row.engine == settings.label]
+        self._totals = {(row.model, row.owner): EngineTotals(row) for row in own}  # by the same
         self._present: tuple[str, str] | None = None
         self._used: frozenset[str] = frozenset()  # boards
         self._reads = self._failed = self._took = self._pause_until = 0
         self._failure: Failure | None = None
-        self.rows: tuple[EngineRow, ...] = ()
+        self.rows = tuple(self._rows())
         """The newest totals. Safe from any thread."""
 
     def run(self, stop: threading.Event) -> None:
@@ -337,6 +311,11 @@ class EngineScraper:
             thing = f"the page of the engine {self._settings.label!r} at {self._settings.url}"
             return Failure(self.source, thing, error.trouble, str(error), error.remedy)
         return None
+
+    @property
+    def members(self) -> frozenset[Payer]:
+        """The processes of the engine. Safe from any thread."""
+        return self._processes.members
 
     @property
     def source(self) -> str:
@@ -421,6 +400,8 @@ class EngineScraper:
         """Begin anew: another process answers, with other counters."""
         self._readings.clear()
         self._boards.clear()
+        self._counters.clear()
+        self._host.reread(at - _BACK)
         self._since, self._whole = at, False
         self._path, self._kind = "", self._settings.kind
         self._processes = EngineProcesses(None, frozenset(), "")
@@ -446,67 +427,94 @@ class EngineScraper:
             lambda key: self._boards[key].until if key in self._boards else self._since - _BACK,
         )
         for key, steps in found.items():
-            self._boards.setdefault(key, _BoardEnergy()).add(steps)
+            own = [ProcessStep(one.start, one.end, one.energies[0], one.doubts[0]) for one in steps]
+            self._boards.setdefault(key, CounterEnergy()).add(own)
+        boards = [key for key, board in self._boards.items() if board.used]
+        (host,) = self._host.read([members], [boards], found, self._since - _BACK)
+        for counter, read in host.items():
+            own = [ProcessStep(*one[:3], known=not one.blurred) for one in read]
+            self._counters.setdefault(counter, CounterEnergy()).add(own)
         while len(self._readings) > 1:
             before, after = self._readings[0], self._readings[1]
             used = [board for board in self._boards.values() if board.used]
             waiting = [board for board in used if board.until < after.at]
-            if not used or (waiting and now - after.at <= SETTLEMENT_TIMEOUT):
+            # A counter without steps for long is lost.
+            least, most = after.at - SETTLEMENT_TIMEOUT, after.at
+            late = any(least < one.until < most for one in self._counters.values())
+            if not used or ((waiting or late) and now - after.at <= SETTLEMENT_TIMEOUT):
                 break
             self._readings.popleft()
             self._interval(before, after, used)
             for board in waiting:  # it has been lost, or the engine has left it
                 board.used = False
-        boards = frozenset(key for key, board in self._boards.items() if board.used)
-        if self._used and boards != self._used:
+        present = frozenset(key for key, board in self._boards.items() if board.used)
+        if self._used and present != self._used:
             for each in self._energies.values():
                 each.restart()
-        self._used = boards
-        for board in self._boards.values():
+        self._used = present
+        for counter in [*self._counters]:
+            if counter.domain in self._boards and counter.domain not in present:
+                del self._counters[counter]
+        for board in (*self._boards.values(), *self._counters.values()):
             board.trim(self._readings[0].at)
 
-    def _interval(self, before: _Reading, after: _Reading, used: list[_BoardEnergy]) -> None:
+    def _interval(self, before: _Reading, after: _Reading, used: list[CounterEnergy]) -> None:
         done = progress(before.page, after.page, whole=self._whole)
         self._whole = done is not None
-        parts = [board.energy(before.at, after.at) for board in used]
+        parts = [board.between(before.at, after.at) for board in used]
         allowed = (after.at - before.at) // _MOST_MISSING
         if done is None or any(missing > allowed for *_, missing in parts):
             self._skip()
             return
         key = shortened_name(done.model), self._processes.owner
-        if key not in self._energies and len(self._energies) >= MAX_ROWS:
-            key = "other", key[1] if ("other", key[1]) in self._energies else ""
+        if key not in self._totals and len(self._totals) >= MAX_ROWS:
+            key = "other", key[1] if ("other", key[1]) in self._totals else ""
         if key != self._present:
             self._skip()
             self._present = key
         edges = (
-            hypot(*(board.doubt(before) for board in used)),
-            hypot(*(board.doubt(after) for board in used)),
+            hypot(*(_edge(board, before) for board in used)),
+            hypot(*(_edge(board, after) for board in used)),
         )
-        energy = Microjoules(round(sum(each for each, *_ in parts)))
+        energy = Microjoules(sum(each for each, *_ in parts))
         doubt = sum(each for _, each, _ in parts)
         self._energies.setdefault(key, EngineEnergy()).add(
             EngineInterval(before.at, after.at, energy, edges, done, doubt)
         )
+        totals = self._totals.setdefault(key, EngineTotals(EngineRow(self._settings.label, *key)))
+        totals.add(energy, done, self._parts(before.at, after.at, allowed, energy))
+
+    def _parts(self, start: int, end: int, allowed: int, gpu: Microjoules) -> Counter[str] | None:
+        """The energy of the whole host by part; None if some is unknown."""
+        parts = Counter[str]({HwType.GPU: gpu})
+        for counter, steps in self._counters.items():
+            energy, _, missing = steps.between(start, end)
+            if missing > allowed:
+                return None
+            parts[counter.part] += energy
+        return parts if HwType.CPU in parts else None
 
     def _rows(self) -> list[EngineRow]:
         rows = []
-        for (model, owner), one in self._energies.items():
-            figures = one.figures()
-            rows.append(
-                EngineRow(
-                    self._settings.label,
-                    model,
-                    owner,
-                    Microjoules(one.energy),
-                    {way: round(count) for way, count in one.tokens.items()},
-                    None if one.requests is None else round(one.requests),
-                    {way: _rounded(each) for way, each in figures.tokens.items()},
-                    None if figures.request is None else _rounded(figures.request),
-                    figures.idle,
+        for key, totals in self._totals.items():
+            row = totals.row()
+            if key in self._energies:
+                figures = self._energies[key].figures()
+                row = replace(
+                    row,
+                    token_energy={way: _rounded(each) for way, each in figures.tokens.items()},
+                    request_energy=None if figures.request is None else _rounded(figures.request),
+                    idle=figures.idle,
                 )
-            )
+            rows.append(row)
         return rows
+
+
+def _edge(board: CounterEnergy, reading: _Reading) -> float:
+    """The half-width of the energy of a board up to a reading."""
+    if (step := board.at(reading.at)) is None:
+        return 0.0
+    return edge_doubt(Microjoules(step.energy), step.end - step.start, reading.took)
 
 
 def _rounded(estimate: Estimate) -> tuple[int, int]:
@@ -520,7 +528,9 @@ def _run(scraper: EngineScraper, stop: threading.Event, _: threading.Event) -> N
 class EngineScrapers:
     """The scrapers of all configured engines; ``services`` are not started yet."""
 
-    def __init__(self, core: AgentCore, principals: PrincipalResolver) -> None:
+    def __init__(
+        self, core: AgentCore, principals: PrincipalResolver, earlier: Iterable[EngineRow] = ()
+    ) -> None:
         self.services = ServiceGroup("serving")
         self._scrapers: list[EngineScraper] = []
         listeners: dict[Consumer, str] = {}
@@ -530,13 +540,30 @@ class EngineScrapers:
             finder = EngineFinder(
                 one, core.clock, core.history, core.directory, kernel, listeners, core.pools
             )
-            scraper = EngineScraper(one, core.clock, core.history, finder)
+            share_idle = core.config.serving.idle == "proportional"
+            scraper = EngineScraper(
+                one, core.clock, core.history, finder, earlier=earlier, share_idle=share_idle
+            )
             self._scrapers.append(scraper)
             self.services.add(lambda: None, kernel.close)
             name, run = f"wattspan-engine-{number}", partial(_run, scraper, stop)
             self.services.add_thread(name, run, timeout=2 * TIMEOUT, wake=stop.set)
             self.services.health_checks.append(scraper.health)
 
-    def rows(self) -> tuple[EngineRow, ...]:
-        """The newest totals of all engines. Safe from any thread."""
-        return tuple(row for one in self._scrapers for row in one.rows)
+    def rows(self, spans: SpanAccounts) -> tuple[EngineRow, ...]:
+        """The newest totals of all engines beside those of ``spans``. Safe from any thread."""
+        return engine_rows(self._scrapers, spans)
+
+
+def engine_rows(scrapers: Iterable[EngineScraper], spans: SpanAccounts) -> tuple[EngineRow, ...]:
+    """The newest totals of engines, with the services whose spans report the same requests."""
+    metered = {service_label(row.service, row.owner): row.service for row in spans.inference}
+    found: list[EngineRow] = []
+    for one in scrapers:
+        services = {
+            metered[label]
+            for label, senders in spans.senders.items()
+            if label in metered and not one.members.isdisjoint(senders)
+        }
+        found += (replace(row, services=tuple(sorted(services))) for row in one.rows)
+    return tuple(found)

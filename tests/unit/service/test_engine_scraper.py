@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from testbed.engine_pages import VLLM, page
-from testbed.token_host import WATTS, TokenHost
+from testbed.token_host import CPU_SHARE, TICK, WATTS, TokenHost
 
 from wattspan.config import ServingEngineSettings
 from wattspan.inference.engine_energy import Estimate
 from wattspan.inference.engine_metrics import MAX_BODY
-from wattspan.model import Consumer, EngineRow, Microjoules, PayerInfo, Principal
+from wattspan.model import Checkpoint, Consumer, EngineRow, Microjoules, PayerInfo, Principal
 from wattspan.model.settings import Duration
 from wattspan.processes.inspector import LiveProcess, SocketOwner
-from wattspan.service.engine_scraper import PAUSE, EngineFinder, EngineScraper, _rounded
+from wattspan.service.engine_scraper import (
+    PAUSE,
+    EngineFinder,
+    EngineScraper,
+    _rounded,
+    engine_rows,
+)
+from wattspan.storage.deltas import spans_between, total_usage
 from wattspan.util.http_get import FetchError, HttpAnswer, KeptConnection
 
 Answer = HttpAnswer | Exception
@@ -610,6 +618,96 @@ def test_default_label_and_interval() -> None:
     settings = ServingEngineSettings(url="http://127.0.0.1:8000")
     assert settings.label == "127.0.0.1:8000"
     assert settings.interval == Duration.parse("5s")
+
+
+# ---------------------------------------------------------------------- the whole host
+
+
+def test_engine_has_the_energy_of_the_whole_host_by_part() -> None:
+    (row,) = Stage().run(120)
+    assert row.host.energy.keys() == {"gpu", "cpu"}
+    assert row.host.energy["gpu"] == row.energy
+    ticks = row.energy / (WATTS * TICK / 1000)
+    assert row.host.energy["cpu"] == pytest.approx(len(ENGINE) * CPU_SHARE * ticks, rel=1e-6)
+    assert (row.host.tokens, row.host.requests) == (row.tokens, row.requests)
+
+
+def test_energy_without_that_of_the_cpu_is_not_the_whole_hosts() -> None:
+    stage = Stage()
+    stage.host.counts_cpu = False
+    (row,) = stage.run(120)
+    assert row.energy
+    assert (row.host.energy, row.host.tokens, row.host.requests) == ({}, {}, 0)
+
+
+def test_lost_counter_of_the_cpu_ends_the_energy_of_the_whole_host() -> None:
+    stage = Stage()
+    (before,) = stage.run(60)
+    stage.host.counts_cpu = False
+    (after,) = stage.run(120)
+    assert after.energy > 2 * before.energy
+    assert after.token_energy
+    assert after.host.energy["gpu"] - before.host.energy["gpu"] <= 11 * WATTS * 1e6
+    stage.host.counts_cpu = True
+    (again,) = stage.run(120)
+    assert again.host.energy["gpu"] - after.host.energy["gpu"] >= 60 * WATTS * 1e6
+
+
+def test_totals_continue_from_an_earlier_run() -> None:
+    stage = Stage(name="chat")
+    (before,) = stage.run(60)
+    others = EngineRow("other", "m", "ann", Microjoules(7))
+    stage.scraper = EngineScraper(
+        stage.settings, stage.host.clock, stage.host.history, stage.scraper._finder, stage.pages,
+        earlier=[before, others],
+    )  # fmt: skip
+    (restored,) = stage.scraper.rows
+    assert restored == replace(before, token_energy={}, request_energy=None, idle=None)
+    (after,) = stage.run(60)
+    seconds = (after.energy - before.energy) / (WATTS * 1e6)
+    assert seconds == pytest.approx(50, abs=6)
+    assert after.tokens["output"] - before.tokens["output"] == pytest.approx(seconds * stage.rate)
+    assert after.host.energy["gpu"] == after.energy
+
+
+def test_spans_and_page_of_an_engine_are_the_same_joules_and_tokens() -> None:
+    stage = Stage(name="chat")
+    stage.rate, count = 40, 60
+    attributes = {
+        "gen_ai.usage.prompt_tokens": 400, "gen_ai.usage.completion_tokens": 100,
+        "gen_ai.request.model": "m", "gen_ai.latency.time_to_first_token": 0.5,
+    }  # fmt: skip
+    times = {"start": 0.0, "end": 2.5}
+    for number in range(1, count + 1):
+        if number % 2:
+            stage.scraper.turn()
+        stage.host.run(2.5)
+        ids = {"process": "api", "name": "llm_request", "trace": number, "id": number}
+        stage.host.send([{**ids, **times, "attributes": attributes}], {}, json=False, end=2.5)
+    stage.host.run(1)
+    stage.scraper.turn()
+    (row,) = engine_rows([stage.scraper], stage.host.joiner.accounts())
+    accounts = stage.host.accounts()
+    (spans,) = accounts.inference
+
+    assert row.services == ("api",)
+    # Spans give requests, and the page gives totals.
+    assert sum(spans.requests.values()) == count
+    assert spans.tokens == {"input": 400 * count, "output": 100 * count}
+    assert row.requests == pytest.approx(count, abs=3)
+    assert row.tokens["output"] == pytest.approx(100 * count, abs=300)
+    ticks = round((count * 2.5 + 1) * 10)  # since the first request
+    whole = sum(spans.energy.values()) + accounts.inference_idle
+    assert whole == ticks * WATTS * TICK // 1000
+    assert row.energy == pytest.approx(whole, rel=0.05)
+    cpu = spans.host.energy["cpu"] + accounts.inference_host_idle["cpu"]
+    assert cpu == ticks * len(ENGINE) * CPU_SHARE
+    assert row.host.energy["cpu"] == pytest.approx(cpu, rel=0.05)
+    # The history counts each token and joule once.
+    saved = Checkpoint(stage.host.clock.now(), "boot", inference=accounts.inference, engines=(row,))
+    used = total_usage(spans_between(None, saved).values())
+    assert (used.tokens_in, used.tokens_out) == (400 * count, 100 * count)
+    assert sum(used.energy.values()) == sum(spans.energy.values())
 
 
 # ---------------------------------------------------------------------- a real connection

@@ -1,0 +1,79 @@
+"""Energy between readings of a page, and totals that continue from an earlier run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wattspan.inference.engine_metrics import PAGES, Figure, Progress
+from wattspan.inference.engine_totals import CounterEnergy, EngineTotals, ProcessStep
+from wattspan.model import EngineRow, HostRequests
+
+STEPS = [ProcessStep(0, 10, 101, 4.0), ProcessStep(10, 20, 50), ProcessStep(30, 40, 7, known=False)]
+DONE = Progress(PAGES[0], {Figure.INPUT: 30.0, Figure.OUTPUT: 7.0, Figure.REQUESTS: 2.0})
+
+
+def _counter() -> CounterEnergy:
+    counter = CounterEnergy()
+    counter.add(STEPS)
+    return counter
+
+
+def test_step_with_a_reading_is_divided_by_time() -> None:
+    counter = _counter()
+    assert counter.between(0, 5) == (50, 2.0, 0)
+    assert counter.between(5, 15) == (51 + 25, 2.0, 0)
+    assert counter.between(15, 25) == (25, 0.0, 5)
+
+
+def test_step_with_an_unknown_part_counts_as_missing() -> None:
+    assert _counter().between(30, 40) == (7, 0.0, 10)
+
+
+def test_step_of_a_time_is_found() -> None:
+    counter = _counter()
+    assert counter.at(10) == STEPS[1]
+    assert counter.at(25) is None
+
+
+def test_counter_is_used_once_it_has_energy() -> None:
+    counter = CounterEnergy()
+    counter.add([ProcessStep(0, 10, 0)])
+    assert not counter.used
+    counter.add(STEPS[1:])
+    assert counter.used
+    assert counter.until == 40
+
+
+def test_steps_before_the_last_reading_are_forgotten() -> None:
+    counter = _counter()
+    counter.trim(20)
+    assert [*counter.steps] == STEPS[1:]
+
+
+def test_totals_count_known_energy_of_the_host_apart() -> None:
+    totals = EngineTotals(EngineRow("chat", "m", "ann"))
+    totals.add(100, DONE, {"gpu": 100, "cpu": 20})
+    totals.add(50, DONE, None)
+    row = totals.row()
+    assert row.key == ("chat", "m", "ann")
+    assert (row.energy, row.tokens, row.requests) == (150, {"input": 60, "output": 14}, 4)
+    assert row.host == HostRequests({"gpu": 100, "cpu": 20}, {"input": 30, "output": 7}, 2)
+
+
+def test_totals_continue_from_an_earlier_row() -> None:
+    first, whole = (EngineTotals(EngineRow("chat", "m", "ann")) for _ in range(2))
+    first.add(100, DONE, {"gpu": 100, "cpu": 20})
+    later = EngineTotals(replace(first.row(), idle=0.5))
+    assert later.row() == first.row()
+    for one in (later, whole):
+        one.add(7, DONE, {"gpu": 7, "cpu": 1})
+    whole.add(100, DONE, {"gpu": 100, "cpu": 20})
+    assert later.row() == whole.row()
+
+
+def test_requests_that_an_engine_does_not_count_are_unknown() -> None:
+    totals = EngineTotals(EngineRow("chat", "m", "ann"))
+    totals.add(100, Progress(PAGES[0], {Figure.OUTPUT: 7.0}), {"gpu": 100, "cpu": 20})
+    row = totals.row()
+    assert row.requests is None
+    assert (row.host.requests, row.host.tokens) == (0, {"output": 7})
