@@ -15,7 +15,10 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from testbed import host_requests
 from testbed.continuous_batching import ContinuousBatching, ModelCosts
+from testbed.cpu_plants import PLANTS, CpuPlant
+from testbed.host_requests import HostRequest
 from testbed.serving_engines import (
     RequestResults,
     ServingEngine,
@@ -28,6 +31,7 @@ from testbed.serving_engines import (
 )
 
 from wattspan.inference.division import DivisionMethod
+from wattspan.model import SECOND
 
 
 def larger(size: float, slots: int, speed: float, count: int) -> list[ServingEngine]:
@@ -67,6 +71,32 @@ def row(name: str, result: RequestResults) -> str:
     )
 
 
+def host_row(plant: CpuPlant, count: int) -> str:
+    """The errors of the mean energy of the requests of a minute, and of the package's part.
+
+    RuntimeError if energy is lost, or unknown.
+    """
+    result = host_requests.run(plant, count, seed=7)
+    if result.remainder or not all(each.found.host.known for each in result.requests):
+        raise RuntimeError(f"{plant.name}: {result.remainder} uJ are in no account")
+    minutes: dict[int, list[HostRequest]] = {}
+    for each in result.requests:
+        minutes.setdefault(each.end // (60 * SECOND), []).append(each)
+    whole, package = [], []
+    for own in [*minutes.values()][1:-1] or minutes.values():  # whole minutes, if there are any
+        cpu = sum(each.found.host.energy["cpu"] for each in own)
+        board = sum(each.found.energy for each in own)
+        true_cpu = sum(each.package for each in own)
+        true = true_cpu + sum(each.board for each in own)
+        whole.append((cpu + board) / true - 1)
+        package.append(cpu / true_cpu - 1)
+    return (
+        f"| {plant.name} | {statistics.fmean(whole):+.1%}, {quantile(whole, 0.95):.1%} | "
+        f"{quantile(package, 0.95):.1%} |"
+    )
+
+
+HOST_HEAD = ("package", "bias, p95", "package's part: p95")
 HEAD = (
     "engine",
     "bias, p95",
@@ -89,6 +119,14 @@ def main() -> None:
     print("|---" * len(HEAD) + "|")
     for name, engines in scenarios(count).items():
         print(row(name, run(engines)), flush=True)
+    print(
+        "\nThe whole host without idle energy, on packages of `cpu_costs`: mean of the requests of"
+        " each minute.\n"
+    )
+    print(f"| {' | '.join(HOST_HEAD)} |")
+    print("|---" * len(HOST_HEAD) + "|")
+    for plant in PLANTS:
+        print(host_row(plant, 3 * count // 2), flush=True)
 
 
 if __name__ == "__main__":
