@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wattspan.inference.engine_metrics import PAGES, EnginePage, Figure, Moves
+from wattspan.inference.latency_histograms import LATENCIES, LatencyNames
 
 _MOVES = {
     Moves.ITERATION: "each iteration",
@@ -10,7 +11,16 @@ _MOVES = {
     Moves.FINISH: "with a request's end",
 }
 _GUIDE = "../how-to/measure-llm-requests.md#joules-per-token-of-vllm-in-five-minutes"
-_HEAD = ("`kind`", "version", "switched on by", "counters move", "prompt tokens", "split", "note")
+_HEAD = (
+    "`kind`",
+    "version",
+    "switched on by",
+    "counters move",
+    "prompt tokens",
+    "split",
+    "latencies",
+    "note",
+)
 
 
 def page() -> str:
@@ -40,5 +50,16 @@ def _cells(one: EnginePage) -> tuple[str, ...]:
         _MOVES[one.moves],
         prompt if Figure.OUTPUT in one.series else "–",
         "yes" if split else "–",
+        _latencies(LATENCIES.get(one.kind, LatencyNames())),
         one.note,
     )
+
+
+def _latencies(names: LatencyNames) -> str:
+    """The latencies by which load can be tracked."""
+    found = ["first token"] if names.first else []
+    if names.between:
+        found.append("between tokens")
+    elif names.tokens:
+        found.append("each token")
+    return ", ".join(found) or "–"

@@ -1,7 +1,8 @@
 """Prometheus pages of serving engines, with the names, labels and types of their versions.
 
 A file has ``page``, perhaps ``kind``, and ``[expected]``: the ``version``, the sum of each figure
-and the ``models``, or the word of the refusal (``refused``).
+and the ``models``, or the word of the refusal (``refused``). ``[latencies]`` are counts up to
+some bounds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from testbed.requirements import ROOT
 
 from wattspan.config import ServingEngineSettings
 from wattspan.inference.engine_metrics import Figure, PageError, page_paths, read_page
+from wattspan.inference.latency_histograms import read_latencies
 from wattspan.model.settings import convert
 
 CASES = field_cases("engine_pages")
@@ -56,3 +58,13 @@ def test_named_kind_reads_the_same_page(case: FieldCase) -> None:
     page = case["page"].encode()
     kind = read_page(page).page.kind
     assert read_page(page, kind) == read_page(page)
+
+
+@pytest.mark.parametrize("case", [one for one in PAGES if one.values[0].get("latencies")])
+def test_latencies_of_a_page_are_read(case: FieldCase) -> None:
+    body, expected = case["page"].encode(), case["latencies"]
+    found = read_latencies(body, read_page(body).page)
+    assert (found.waiting, found.by_token) == (expected["waiting"], expected["by_token"])
+    for histograms, name in ((found.first, "first"), (found.between, "between")):
+        (histogram,) = histograms.values()
+        assert [[bound, histogram[bound]] for bound, _ in expected[name]] == expected[name]
