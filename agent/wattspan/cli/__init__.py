@@ -36,6 +36,7 @@ COMMANDS = {
     "fleet": "Show or change the power budgets of a fleet.",
     "capper": "Set power limits for permitted users, and restore the original ones.",
     "counters": "Pass sums of performance counters to the agent.",
+    "serving": "Find serving engines whose pages the agent can read.",
     "service": "Install, remove or show the systemd services.",
     "doctor": "Examine this host: readable counters, problems and remedies.",
     "config": "Check or show the configuration.",
