@@ -18,7 +18,7 @@ VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{{engine="0",model_name="{model}"}} {running}.0
-vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
+vllm:num_requests_waiting{{engine="0",model_name="{model}"}} {waiting}.0
 vllm:cache_config_info{{block_size="16",engine="0"}} 1.0
 # TYPE vllm:prompt_tokens_total counter
 vllm:prompt_tokens_total{{engine="0",model_name="{model}"}} {prompt}.0
@@ -48,7 +48,7 @@ _ENDED = ("ended_prompt", "ended_cached", "ended_generated")
 
 def page(template: str, model: str, **counts: int) -> bytes:
     """A page with these counts; those that are not given are 0."""
-    names = (*_MOVING, *_ENDED, "running")
+    names = (*_MOVING, *_ENDED, "running", "waiting")
     return template.format(model=model, **(dict.fromkeys(names, 0) | counts)).encode()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from testbed.latency_pages import LatencyPages
 from testbed.tuned_host import Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import SECOND, Consumer
@@ -13,6 +14,7 @@ from wattspan.spans.values import RequestLatency, Span, SpanEnd, SpanStart
 
 SERVICE, REQUEST = "llm", "chat"
 JOB = f"{SERVICE}/{REQUEST}"
+ENGINE = "vllm"
 
 
 def tracking(limit: float = 0.4, **more: object) -> AutotuneSettings:
@@ -29,12 +31,26 @@ def tracking(limit: float = 0.4, **more: object) -> AutotuneSettings:
     return quick(**({"job": (job,), "dwell": 5 * SECOND} | more))
 
 
+def tracking_by_page(limit: float = 0.5, **more: object) -> AutotuneSettings:
+    """As ``tracking``, by the page of an engine; a ``span`` in ``job`` permits announced spans."""
+    job = {"engine": ENGINE, **(more.pop("job", None) or {})}
+    settings = TunedJobSettings(
+        kind="requests",
+        control="track",
+        slo={"ttft_p90": Duration(round(limit * SECOND))},
+        period=Duration(2 * SECOND),
+        **job,
+    )
+    return quick(**({"job": (settings,), "dwell": 5 * SECOND} | more))
+
+
 @dataclass
 class TrackedServer(Job):
     """``rate`` requests a second; ``first`` seconds to the first token, without a cap.
 
     ``announces`` False leaves the starts out, ``reports`` False the latencies. While it ``hangs``,
-    no request begins or ends.
+    no request begins or ends. Its page, read each ``interval`` seconds, counts the tokens of a
+    request at its end; 0: it has none.
     """
 
     host: Host | None = None
@@ -44,12 +60,18 @@ class TrackedServer(Job):
     announces: bool = True
     reports: bool = True
     hangs: bool = False
+    interval: float = 0.0
+    sends: bool = True  # spans
+    page: LatencyPages = field(default_factory=LatencyPages)
+    ended: int = 0
     due: float = 0.0
     active: list[tuple[float, float, float, bytes]] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
 
     def advance(self, start: int, end: int) -> list[Span]:
         assert self.host is not None
+        if self.interval and self.alive:
+            self._publish(start)
         if self.hangs:
             return []
         records: list[SpanStart | SpanEnd] = []
@@ -69,7 +91,26 @@ class TrackedServer(Job):
         records += [SpanEnd(ident, round(at * 1e9), 1, 0) for _, at, _, ident in ended]
         if self.announces:
             self.host.tap.announce(self.consumer, records)
-        return [self._told(*one) for one in ended]
+        for came, _, first, _ in self.active + ended:
+            if start / 1e9 <= came + first < until:
+                self.page.first.add(first)
+        self.ended += len(ended)
+        told = [self._told(*one) for one in ended]
+        return told if self.sends else []
+
+    def _publish(self, now: int) -> None:
+        host, step = self.host, round(self.interval * 1e9)
+        assert host is not None
+        last = host.pages.get(ENGINE)
+        if last is not None and now - last.at < step:
+            return
+        counts = {
+            "running": len(self.active),
+            "finished": self.ended,
+            "prompt": 200 * self.ended,
+            "generated": 50 * self.ended,
+        }
+        host.pages[ENGINE] = self.page.read(now, step, (self.consumer,), **counts)
 
     def _told(self, came: float, until: float, first: float, ident: bytes) -> Span:
         self.latencies.append(first)

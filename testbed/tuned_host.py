@@ -47,6 +47,7 @@ from wattspan.ports import Caps, CapsError, CapTotals, Clock, ProcessDirectory
 from wattspan.spans.values import IntervalEnergy, Span, SpanColumns
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.budget import SlowdownAccount
+from wattspan.tuning.decisions.engine_load import EnginePageRead
 from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPolicy
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
@@ -355,6 +356,7 @@ class Host(ProcessDirectory):
         self.memory, self.book = Memory(), Book()
         self.logged: list[str] = []
         self.strangers: list[Consumer] = []
+        self.pages: dict[str, EnginePageRead] = {}  # the newest one of each engine
         self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.devices}
         settings = settings or quick()
         self.owners: dict[Consumer, Principal | None] = {}
@@ -387,8 +389,12 @@ class Host(ProcessDirectory):
             caps=self.capper if self._caps is None else self._caps(self.clock),
             record=self.book.add,
             declared=self.declared.tuned,
+            pages=self.newest_pages,
             log=self.logged.append,
         )
+
+    def newest_pages(self) -> list[EnginePageRead]:
+        return list(self.pages.values())
 
     @property
     def devices(self) -> list[Gpu]:

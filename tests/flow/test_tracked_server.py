@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,6 +76,70 @@ for line in sys.stdin:
         threading.Thread(target=client, daemon=True).start()
 """
 
+PAGE_CONFIG = stack_config(
+    """\
+dwell = "3s"
+[[serving.engine]]
+name = "llm"
+url = "http://127.0.0.1:PORT"
+kind = "vllm"
+interval = "1s"
+[[autotune.job]]
+engine = "llm"
+kind = "requests"
+control = "track"
+slo = {{ttft_p90 = "20s"}}
+period = "1s"
+""",
+    http="127.0.0.1:0",
+)
+PAGE_SERVER = """
+import sys, threading, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from wattspan.emulation.control import EmulatedGpu
+
+board = EmulatedGpu(0, host=Path(sys.argv[1]))
+lock, running, finished = threading.Lock(), 0, 0
+FIRST = "vllm:time_to_first_token_seconds"
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self):
+        with lock:
+            lines = [
+                "vllm:cache_config_info 1",
+                f"vllm:num_requests_running {running}",
+                "vllm:num_requests_waiting 0",
+                f"vllm:request_success_total {finished}",
+                f"vllm:prompt_tokens_total {100 * finished}",
+                f"vllm:generation_tokens_total {20 * finished}",
+                *(f'{FIRST}_bucket{{le="{le}"}} {finished}' for le in ("10.0", "20.0", "+Inf")),
+            ]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write("\\n".join([*lines, ""]).encode())
+
+    def log_message(self, *_):
+        pass
+
+def client():
+    global running, finished
+    while True:
+        with lock:
+            running += 1
+        with board.busy(0.02):
+            time.sleep(0.15)
+        with lock:
+            running, finished = running - 1, finished + 1
+
+server = ThreadingHTTPServer(("127.0.0.1", PORT), Page)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        threading.Thread(target=client, daemon=True).start()
+"""
+
 
 class Server:
     """The server's process; ``clients`` adds concurrent clients."""
@@ -96,8 +160,8 @@ class Server:
 
 
 @contextmanager
-def serving(agent: Tuned) -> Iterator[Server]:
-    process = agent.begin(SERVER)
+def serving(agent: Tuned, program: str = SERVER) -> Iterator[Server]:
+    process = agent.begin(program)
     try:
         yield Server(process)
     finally:
@@ -197,3 +261,26 @@ def test_limit_of_a_tracked_server_is_restored_when_the_agent_is_killed(tmp_path
     with tracked(tmp_path) as (host, agent, _):
         agent.restoring(lambda: os.kill(agent.process.pid, signal.SIGKILL))
         assert host.limit == ORIGINAL
+
+
+def test_limit_of_a_server_without_spans_follows_the_page_of_its_engine(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    port = str(free_port())
+    with (
+        TunedHost(trains=False) as host,
+        Tuned(host, tmp_path, config=PAGE_CONFIG.replace("PORT", port), job="llm") as agent,
+        serving(agent, PAGE_SERVER.replace("PORT", port)) as server,
+    ):
+        server.clients(6)
+        agent.until(host.capped, "a lower limit is in force", within=120)
+        agent.until(lambda: agent.told()["decision"]["move"] == "hold", "it is certified", 120)
+        told = agent.told()
+        assert "from the page of its engine" in told["decision"]["sentence"]
+        assert told["load"]["objectives"][0]["misses"] == 0
+        assert 2 < told["load"]["load"] <= 32
+        server.clients(40)
+        agent.until(host.restored, "a rise of the load restores the original")
+        agent.until(host.capped, "a lower limit is certified at the higher load", 180)
+        server.kill()
+        agent.until(host.restored, "the end of the server restores the original")

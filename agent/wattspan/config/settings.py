@@ -22,8 +22,8 @@ from wattspan.config.tables import (
     FleetSettings,
     ServingSettings,
 )
-from wattspan.config.tuning_settings import AutotuneSettings
-from wattspan.model import HwType, IdlePolicy, Knob, Milliwatts, NamePolicy
+from wattspan.config.tuning_settings import AutotuneSettings, LatencyPercentile
+from wattspan.model import SECOND, HwType, IdlePolicy, Knob, Milliwatts, NamePolicy
 from wattspan.model.settings import Duration, Listen, Size, Table, about, quoted, to_plain
 
 
@@ -423,3 +423,51 @@ def ineffective_settings(config: Config) -> Iterator[str]:
     if tuned.mode == "off" and (tuned.job or tuned.gpus):
         named = "[[autotune.job]]" if tuned.job else "[autotune] gpus"
         yield f'{named} has no effect with [autotune] mode = "off": set "advise" or "apply".'
+    if tuned.mode != "off":
+        yield from _tracked_engines(config)
+
+
+def _tracked_engines(config: Config) -> Iterator[str]:
+    """Sentences on the limits of tracked jobs that their engines' pages cannot show."""
+    engines = {one.label: one for one in config.serving.engine}
+    for number, job in enumerate(config.autotune.job):
+        if not job.engine:
+            continue
+        job_name, engine = f"[[autotune.job]] {number}", engines.get(job.engine)
+        if engine is None:
+            yield (
+                f"{job_name} engine = {quoted(job.engine)} names no [[serving.engine]]: write the"
+                " `name` of one, or the host and port of its `url`."
+            )
+            continue
+        if engine.interval > job.period:
+            yield (
+                f"{job_name} averages its load over {engine.interval}, the interval of its engine's"
+                f" page, instead of its period of {job.period}."
+            )
+        if job.classes:
+            yield f"{job_name} classes has no effect on the page of its engine: it needs spans."
+        for one in job.objectives:
+            yield from _page_limit(job_name, one, engine.kind)
+
+
+def _page_limit(job: str, objective: LatencyPercentile, kind: str) -> Iterator[str]:
+    """A sentence if the pages of an engine of a kind count another limit, or none."""
+    from wattspan.inference.latency_histograms import LATENCIES, LatencyNames
+
+    stand_ins = dict[str, str]()
+    for each in LATENCIES if kind == "auto" else (kind,):
+        names = LATENCIES.get(each, LatencyNames())
+        bounds = names.first_bounds if objective.first else names.between_bounds
+        known = [round(one * SECOND) for one in bounds]
+        found = [one for one in known if one <= objective.limit]
+        if not names.has(first=objective.first):
+            stand_ins[each] = "none"
+        elif bounds and found[-1:] != [objective.limit]:
+            stand_ins[each] = str(Duration(found[-1])) if found else "none"
+    if stand_ins:
+        listed = ", ".join(f"{bound} ({each})" for each, bound in stand_ins.items())
+        yield (
+            f"{job} slo {objective.name} = {Duration(objective.limit)}: an engine's page has no"
+            f" such bound, and counts the requests by the next lower one: {listed}."
+        )

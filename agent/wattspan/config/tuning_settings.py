@@ -57,7 +57,7 @@ _PERCENTILE = re.compile(r"(ttft|tbt)_p([5-9][0-9]{0,3})")
 class TunedJobSettings(Table, frozen=True):
     """One tuned job, identified by the spans that are its units of work.
 
-    An empty key matches every span. Set `service`, `span` or both.
+    An empty key matches every span. Set `service`, `span`, both, or `engine`.
 
     Keys:
         service: `service.name` of its spans.
@@ -82,6 +82,8 @@ class TunedJobSettings(Table, frozen=True):
             "event:NAME", the mean time between such events; "span:NAME", the duration of such child
             spans per further output token; "": the time after the first token per further output
             token.
+        engine: With `track`: the `name` (or host and port) of a `[[serving.engine]]`, whose page
+            shows load and latencies where requests are not announced as spans, or without `span`.
         classes: With `track`: `length` requires the limits of short (below 256 prompt tokens),
             medium and long (from 1024) requests separately.
         pipeline: For pipeline-parallel training: names of the span attributes of an instruction,
@@ -110,6 +112,7 @@ class TunedJobSettings(Table, frozen=True):
     period: Annotated[Duration, about(least="1s", most="10m")] = Duration.parse("5s")
     ttft: str = ""
     tbt: str = ""
+    engine: str = ""
     classes: Literal["", "length"] = ""
     pipeline: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     hosts: Annotated[int, about(least=1, most=64)] = 1
@@ -117,13 +120,24 @@ class TunedJobSettings(Table, frozen=True):
     mode: Literal["", "advise", "apply"] = ""
 
     def __post_init__(self) -> None:
-        if not self.service and not self.span:
+        if not self.service and not self.span and not self.engine:
             raise ValueError("a job needs `service` or `span` to identify its spans")
 
     @property
     def tracked(self) -> bool:
         """True if its setting follows its load."""
         return self.control == "track"
+
+    @property
+    def unit(self) -> tuple[str, str]:
+        """The names of service and span of a job with an engine; "" for no span."""
+        return self.service or self.engine, self.span
+
+    def matches(self, service: str, span: str) -> bool:
+        """True if such spans are its units of work."""
+        if self.engine and not self.span:
+            return (service, span) == self.unit
+        return self.service in ("", service) and self.span in ("", span)
 
     @property
     def on_several_hosts(self) -> bool:
@@ -156,8 +170,13 @@ class TunedJobSettings(Table, frozen=True):
             return
         if self.kind != "requests":
             yield "control", 'load tracking is for requests. Set kind = "requests".'
-        if not self.span:
-            yield "span", "load tracking needs the name of the span that is one request."
+        if not self.span and not self.engine:
+            yield (
+                "span",
+                "load tracking needs the name of the span that is one request, or its `engine`.",
+            )
+        if self.engine and self.span and not self.service:
+            yield "service", "the engine tells no service. Name that of the spans, or remove span."
         if not self.slo:
             yield (
                 "slo",
@@ -215,7 +234,7 @@ class TunedJobSettings(Table, frozen=True):
             )
 
     def _without_tracking(self) -> Iterator[tuple[str, str]]:
-        for key in ("slo", "ttft", "tbt", "classes"):
+        for key in ("slo", "ttft", "tbt", "classes", "engine"):
             if getattr(self, key):
                 yield (
                     key,
@@ -227,8 +246,7 @@ def matching_job(
     jobs: Sequence[TunedJobSettings], service: str, span: str
 ) -> TunedJobSettings | None:
     """The first job whose units of work are such spans."""
-    matching = (job for job in jobs if job.service in ("", service) and job.span in ("", span))
-    return next(matching, None)
+    return next((job for job in jobs if job.matches(service, span)), None)
 
 
 class AutotuneSettings(Table, frozen=True):
@@ -308,7 +326,10 @@ class AutotuneSettings(Table, frozen=True):
         """Jobs whose spans all match an earlier job."""
         for number, job in enumerate(self.job):
             for earlier, other in enumerate(self.job[:number]):
-                if other.service in ("", job.service) and other.span in ("", job.span):
+                if other.engine and job.engine == other.engine:
+                    yield f"job[{number}]", f"autotune.job[{earlier}] has its engine. Remove one."
+                    break
+                if other.matches(*job.unit):
                     same = (other.service, other.span) == (job.service, job.span)
                     yield (
                         f"job[{number}]",
@@ -340,7 +361,7 @@ class AutotuneSettings(Table, frozen=True):
                 "capper resets the clocks when it releases them, which also removes another "
                 "program's lock."
             )
-        if not spans:
+        if not spans and not any(job.engine for job in self.job):
             yield (
                 "[autotune] measures the speed of a job by its spans, and [spans] enabled is "
                 "false: the tuner will decline every job."

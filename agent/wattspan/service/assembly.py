@@ -254,7 +254,9 @@ def build_agent(
         if config.serving.engine:
             from wattspan.service.engine_scraper import EngineScrapers  # most agents read none
 
-            engines = EngineScrapers(core, resolver, checkpoint.engines if checkpoint else ())
+            observe = None if tuning.pages is None else tuning.pages.offer
+            earlier = checkpoint.engines if checkpoint else ()
+            engines = EngineScrapers(core, resolver, earlier, observe)
 
         def span_accounts() -> SpanAccounts:
             found = spans.accounts()

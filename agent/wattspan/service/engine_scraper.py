@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, hypot
@@ -105,6 +105,13 @@ class EngineProcesses(NamedTuple):
     listener: Consumer | None
     members: frozenset[Payer]
     owner: str
+
+
+PageObserver = Callable[
+    [ServingEngineSettings, int, bytes, EngineReading, Sequence[Consumer]], object
+]
+"""Takes each page with its time (monotonic), its counters, and the engine's processes, the one that
+answered first. It is called by the scraper's thread."""
 
 
 class _Reading(NamedTuple):
@@ -258,10 +265,12 @@ class EngineScraper:
         earlier: Iterable[EngineRow] = (),
         *,
         share_idle: bool = False,
+        observe: PageObserver | None = None,
     ) -> None:
         place = urlsplit(settings.url)
         self._settings, self._clock, self._history = settings, clock, history
         self._finder, self._stop = finder, threading.Event()
+        self._observe = observe
         self._connection = connection or KeptConnection(place.hostname or "", place.port or 80)
         self._paths = (place.path,) if place.path.strip("/") else page_paths(settings.kind)
         self._path = ""  # that of the last page, and its engine
@@ -355,6 +364,10 @@ class EngineScraper:
         self._processes = processes._replace(members=processes.members | former)
         self._readings.append(_Reading(at, took, page))
         self._took = took
+        if self._observe is not None:
+            shown = sorted(one for one in processes.members if isinstance(one, Consumer))
+            shown = shown if listener is None else [listener, *shown]
+            self._observe(self._settings, at, body, page, shown)
 
     def _fetched(self, token: str) -> tuple[bytes, int, int, EngineProcesses]:
         """The page, the moment and duration of its reading, and who sent it."""
@@ -529,7 +542,11 @@ class EngineScrapers:
     """The scrapers of all configured engines; ``services`` are not started yet."""
 
     def __init__(
-        self, core: AgentCore, principals: PrincipalResolver, earlier: Iterable[EngineRow] = ()
+        self,
+        core: AgentCore,
+        principals: PrincipalResolver,
+        earlier: Iterable[EngineRow] = (),
+        observe: PageObserver | None = None,
     ) -> None:
         self.services = ServiceGroup("serving")
         self._scrapers: list[EngineScraper] = []
@@ -540,9 +557,14 @@ class EngineScrapers:
             finder = EngineFinder(
                 one, core.clock, core.history, core.directory, kernel, listeners, core.pools
             )
-            share_idle = core.config.serving.idle == "proportional"
             scraper = EngineScraper(
-                one, core.clock, core.history, finder, earlier=earlier, share_idle=share_idle
+                one,
+                core.clock,
+                core.history,
+                finder,
+                earlier=earlier,
+                share_idle=core.config.serving.idle == "proportional",
+                observe=observe,
             )
             self._scrapers.append(scraper)
             self.services.add(lambda: None, kernel.close)

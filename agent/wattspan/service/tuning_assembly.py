@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from wattspan.fleet.job_exchange import JobExchange
     from wattspan.otlp.logs import LogForwarder
     from wattspan.storage.tuning import DecisionLog
+    from wattspan.tuning.engine_pages import EnginePages
     from wattspan.tuning.host_view import DeviceUsers, HostView
     from wattspan.tuning.tuner import Tuner
     from wattspan.tuning.work_units import ReceivedSpanQueue
@@ -84,6 +85,7 @@ class TuningAssembly:
     services: ServiceGroup = field(default_factory=lambda: ServiceGroup("tuning"))
     observers: dict[str, TickObserver] = field(default_factory=dict)
     tap: ReceivedSpanQueue | None = None
+    pages: EnginePages | None = None
     tuner: Tuner | None = None
     decisions: DecisionLog | None = None
     records: LogForwarder | None = None
@@ -106,6 +108,10 @@ class TuningAssembly:
             from wattspan.tuning.work_units import ReceivedSpanQueue
 
             self.tap = ReceivedSpanQueue(announced=any(job.tracked for job in settings.job))
+            if engines := {job.engine for job in settings.job if job.engine}:
+                from wattspan.tuning.engine_pages import EnginePages
+
+                self.pages = EnginePages(engines)
         if self._needs_capper or self.tap is not None:
             self._add_records()
         if self._needs_capper:
@@ -330,6 +336,7 @@ class TuningAssembly:
             if self.records is None
             else partial(store_and_send, decisions.add, self.records.offer),
             declared=self.declared.tuned,
+            pages=tuple if self.pages is None else self.pages.newest,
             pools=self.core.pools,
             log=self.core.log,
         )

@@ -325,6 +325,8 @@ class MissingJobs:
                 yield self._row(name, one.terms)
         for job in self.settings.job:
             name = f"{job.service or '*'}/{job.span or '*'}"
+            if job.engine and not job.span:
+                name = job.unit[0]
             if name in names or any(matching_job([job], *one) for one in spans):
                 continue
             row = self._row(name, JobTerms(self.settings, job))
@@ -355,6 +357,11 @@ class MissingJobs:
 
     def _missing(self, job: TunedJobSettings) -> str:
         """A sentence: the missing spans, the received ones, and a remedy."""
+        if job.engine:
+            return (
+                f'The page of the engine "{job.engine}" was not read yet, or its processes use no '
+                "GPU yet: see `wattspan doctor`."
+            )
         if job.service and job.service not in self._received:
             others = _quoted(self._received)
             instead = f"; spans come from {others}" if others else ", nor from another service"

@@ -17,9 +17,11 @@ from wattspan.ingest.export_request import InstructionReport, LatencyReport
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.ports import ProcessDirectory
 from wattspan.spans.values import Span, SpanEnd, SpanStart
+from wattspan.tuning.decisions.engine_load import EnginePageRead
 from wattspan.tuning.decisions.load import LoadSample
 from wattspan.tuning.decisions.load_cells import RequestTimes
 from wattspan.tuning.decisions.values import WorkUnit
+from wattspan.tuning.engine_pages import EngineRequests, TrackedWork
 from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
 from wattspan.tuning.pipeline.iterations import RankInstruction
 from wattspan.tuning.work_units import ReceivedSpans, RepeatedSpans, has_ended
@@ -372,14 +374,15 @@ def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionRe
 class JobWork:
     """The work of one job, from the spans of its processes: what its strategy reads.
 
-    A tracked job has ``requests`` and those ``in_flight``, other jobs have ``units``; a job with
-    ``pipeline`` has ``instructions`` as well. ``ranks`` numbers the living processes, ``latest`` is
-    the last time at which one lived or had work.
+    A tracked job has ``requests`` and those ``in_flight``, and its ``engine`` if it names one;
+    other jobs have ``units``; a job with ``pipeline`` has ``instructions`` as well. ``ranks``
+    numbers the living processes, ``latest`` is the last time at which one lived or had work.
     """
 
     units: JobUnits
     requests: JobRequests
     instructions: RankInstructions
+    engine: EngineRequests | None
 
     def __init__(self, span: str, settings: TunedJobSettings, now: int) -> None:
         self._span = span
@@ -394,10 +397,11 @@ class JobWork:
         self.units = JobUnits(self._span, settings)
         self.requests = JobRequests(self._span, settings)
         self.instructions = RankInstructions()
+        self.engine = EngineRequests(settings) if settings.engine else None
 
     def add(self, received: ReceivedSpans, now: int) -> None:
         """Add the work among the spans of one of the job's processes."""
-        rank = self.ranks.setdefault(received.consumer, 1 + max(self.ranks.values(), default=-1))
+        rank = self._rank_of(received.consumer)
         if self._tracked:
             self.in_flight.watch(received.consumer, now)
             for span in self.requests.add(received, now):
@@ -408,6 +412,44 @@ class JobWork:
             self.instructions.add(received, rank, now)
         if self.units or self.requests:
             self.latest = now
+
+    def add_page(self, page: EnginePageRead, now: int) -> None:
+        """Add a new page of the job's engine, and its processes."""
+        if self.engine is None:
+            return
+        for one in page.processes:
+            self._rank_of(one)
+        self.engine.add(page)
+        self.latest = now
+
+    def _rank_of(self, consumer: Consumer) -> int:
+        return self.ranks.setdefault(consumer, 1 + max(self.ranks.values(), default=-1))
+
+    @property
+    def load(self) -> float:
+        """The requests in flight now."""
+        engine = self.engine
+        return len(self.in_flight) or (0.0 if engine is None else engine.in_flight)
+
+    @property
+    def page_interval(self) -> int:
+        """The time between two pages of its engine; 0 without one."""
+        return 0 if self.engine is None else self.engine.interval
+
+    def read_requests(self, now: int) -> TrackedWork:
+        """The load and the requests since the last time.
+
+        From announced spans, which are known sooner and in full, or else from the engine's page.
+        """
+        requests = self.requests.drain()
+        sample = self.in_flight.sample(now, requests)
+        if self.engine is None:
+            return TrackedWork(sample, requests)
+        if not self.in_flight.announced or self.requests.missing:
+            return self.engine.read(now)
+        self.engine.forget()
+        since = self.engine.until  # the page has told earlier ones
+        return TrackedWork(sample, [one for one in requests if one.end > since])
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""
@@ -422,3 +464,5 @@ class JobWork:
         self.units.drain()
         self.requests.drain()
         self.instructions.drain()
+        if self.engine is not None:
+            self.engine.discard()

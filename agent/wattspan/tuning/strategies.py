@@ -63,6 +63,7 @@ from wattspan.tuning.decisions.values import (
     TunerPolicy,
     WorkloadKind,
 )
+from wattspan.tuning.engine_pages import TrackedWork
 from wattspan.tuning.host_view import HostView
 from wattspan.tuning.job import TuningJob
 
@@ -337,7 +338,7 @@ class TrackingStrategy:
         objectives = self._job.settings.objectives
         if self._tracking is not None:
             return load_figures(self._tracking, [one.name for one in objectives])
-        load = float(len(self._job.work.in_flight))
+        load = float(self._job.work.load)
         return LoadFigures(
             load,
             load_bin(load),
@@ -368,7 +369,7 @@ class TrackingStrategy:
         policy = TrackingPolicy(
             tuple(LatencyObjective(*one[1:]) for one in job.objectives),
             settings if apply else settings[:1],
-            period=job.period,
+            period=max(job.period, owner.work.page_interval),
             confidence=host_settings.confidence,
             by_length=job.classes == "length",
             dwell=min(host_settings.dwell, LOWERING_TIME),
@@ -386,16 +387,17 @@ class TrackingStrategy:
         """One step: observe the load, the ended requests and the energy, and decide."""
         state, now, job = self._tracking, host.now.mono, self._job
         assert state is not None  # noqa: S101 - it is running
-        requests = job.work.requests.drain()
-        sample = job.work.in_flight.sample(now, requests)
+        work = job.work.read_requests(now)
         sampler = job.devices.sampler
         sampler.read_caps(host)
         energy = sampler.read_energy(host)
         ladder = LevelLadder.over(job.ranges)
         level = state.policy.settings[state.setting]
         in_force = ladder.is_in_force(level, sampler.in_force)
-        refused = self._refused(host, in_force=in_force, changed_at=state.changed_at)
-        observation = LoadObservation(now, sample, requests, energy, in_force)
+        refused = self._refused(host, work, in_force=in_force, changed_at=state.changed_at)
+        observation = LoadObservation(
+            now, work.sample, work.requests, energy, in_force, work.generated
+        )
         if refused is not None:
             before, (reason, cause) = state.setting, refused
             self._tracking = release(state, observation, reason)
@@ -416,15 +418,19 @@ class TrackingStrategy:
             )
             shown = {"load": load.load}
             decision = Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, shown)
+        if work.note:
+            decision = replace(decision, sentence=f"{decision.sentence[:-1]}; {work.note}.")
         return decision, tracking_figures(state)
 
     def _refused(
-        self, host: HostView, *, in_force: bool, changed_at: int
+        self, host: HostView, work: TrackedWork, *, in_force: bool, changed_at: int
     ) -> tuple[DecisionReason, str] | None:
         """An external reason for the original setting, with its clause where it is not usual."""
         job = self._job
         if (reason := job.external_reason(host, changed_at, in_force=in_force)) is not None:
             return reason, ""
+        if work.note:
+            return (DecisionReason.NO_SIGNAL, work.cause) if work.cause else None
         announced = job.work.in_flight.announced
         if not announced:
             cause = _TOO_FEW if announced is None else _NOT_ANNOUNCED

@@ -28,6 +28,7 @@ from wattspan.model import (
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, ProcessDirectory
 from wattspan.sharing.fair_pool import FairPool, share_path
 from wattspan.sharing.pools import PoolName, Pools
+from wattspan.tuning.decisions.engine_load import EnginePageRead
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob, MissingJobs
 from wattspan.tuning.host_view import HostView, refusal_reason
@@ -67,14 +68,19 @@ class Tuner:
         caps: Caps | None,
         record: Callable[[RecordedDecision], object],
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
+        pages: Callable[[], Sequence[EnginePageRead]] = tuple,
         pools: Pools | None = None,
         log: Log = lambda _: None,
     ) -> None:
-        """``host`` returns the view without rows of the capper, ``record`` stores a decision."""
+        """``host`` returns the view without rows of the capper, ``record`` stores a decision.
+
+        ``pages`` returns the newest page of each engine that a job names.
+        """
         self._clock, self._settings, self._spans = clock, settings, spans
         self._context, self._host, self._declared = context, host, declared
         self._directory, self._caps = directory, caps
-        self._record, self._log = record, log
+        self._record, self._log, self._pages = record, log, pages
+        self._pages_read: dict[str, int] = {}  # the time of the last page of an engine
         self._declarations: dict[tuple[JobOwner, str, str], DeclaredJob] = {}
         pools = pools or Pools()
         self._places = pools.make(PoolName.TUNED_JOBS)
@@ -147,6 +153,11 @@ class Tuner:
                 self._add_spans(received, now)
             except Exception as error:  # noqa: BLE001 - one sender must not affect other jobs
                 self._failures.failure(f"Reading spans of {received.service}", error)
+        for page in self._pages():
+            try:
+                self._add_page(page, now)
+            except Exception as error:  # noqa: BLE001 - likewise
+                self._failures.failure(f"Reading the page of {page.engine}", error)
         self._read_capper()
         host = replace(self._host(), now=now, rows=self._rows, trouble=self._trouble)
         for job in self._jobs.values():
@@ -210,6 +221,21 @@ class Tuner:
             if (job.service, job.owner) == (received.service, owner) and not job.ended:
                 job.work.add(received, now.mono)
 
+    def _add_page(self, page: EnginePageRead, now: Instant) -> None:
+        """Add a new page to the job that names its engine; the first one adds the job."""
+        if page.at <= self._pages_read.get(page.engine, 0):
+            return
+        self._pages_read[page.engine] = page.at
+        owner = self._context.owner_of(page.processes[0]) if page.processes else None
+        named = next((one for one in self._settings.job if one.engine == page.engine), None)
+        if owner is None or named is None:
+            return
+        unit = service, span = named.unit
+        self._add_job(service, span, WorkloadKind.REQUESTS, owner, now)
+        for job in self._jobs.values():
+            if (job.service, job.span) == unit and job.owner == owner and not job.ended:
+                job.work.add_page(page, now.mono)
+
     def _add_job(
         self, service: str, span: str, kind: WorkloadKind, owner: JobOwner, now: Instant
     ) -> None:
@@ -248,7 +274,7 @@ class Tuner:
 
         With a number, too, if another owner has named a span like that.
         """
-        name = f"{service}/{span}"
+        name = f"{service}/{span}" if span else service
         owned, numbers = f"{name}@{owner.label}", range(2, len(self._jobs) + 2)
         names = name, owned, *(f"{owned}#{number}" for number in numbers)
         return next(one for one in names if one not in self._jobs or self._jobs[one].ended)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from wattspan.config import Config, LatencyPercentile, LatencySource, TunedJobSettings, load
+from wattspan.config.settings import ineffective_settings
+from wattspan.config.tuning_settings import matching_job
 from wattspan.config.writing import to_toml
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.model.settings import SettingError, convert
@@ -71,6 +73,8 @@ def test_tracked_job_survives_writing(tmp_path: Path) -> None:
         ({"max_slowdown": 0.05}, "the latency limits in slo replace it", "Remove it"),
         ({"compute": "step"}, "does not divide a server into ranks", "Remove it"),
         ({"period": "1ms"}, "out of bounds", '"1s"'),
+        ({"service": "", "engine": "e"}, "tells no service", "Name that of the spans"),
+        ({"engine": "e", "control": "search", "slo": {}}, "engine", "has no effect"),
         ({"control": "search"}, "has no effect without load tracking", 'Set control = "track"'),
     ],
 )
@@ -107,3 +111,71 @@ def test_latency_source_is_an_attribute_unless_it_names_another(
     text: str, source: LatencySource
 ) -> None:
     assert LatencySource.parse(text) == source
+
+
+# ------------------------------------------------------------------------------ pages of engines
+
+BY_PAGE = """[autotune]
+mode = "apply"
+[[serving.engine]]
+name = "llm"
+url = "http://127.0.0.1:8000"
+{engine}
+[[autotune.job]]
+engine = "llm"
+kind = "requests"
+control = "track"
+{job}
+"""
+
+
+def advice(folder: Path, engine: str = "", job: str = 'slo = {ttft_p99 = "500ms"}') -> list[str]:
+    config = read(BY_PAGE.format(engine=engine, job=job), folder)
+    return list(ineffective_settings(config))
+
+
+def test_job_of_an_engine_needs_no_span(tmp_path: Path) -> None:
+    assert advice(tmp_path, 'kind = "vllm"') == []
+    (job,) = read(BY_PAGE.format(engine="", job='slo = {tbt_p99 = "1s"}'), tmp_path).autotune.job
+    assert job.unit == ("llm", "")
+    assert matching_job([job], "llm", "") is job
+    assert matching_job([job], "llm", "chat") is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "job", "part"),
+    [
+        ('kind = "vllm"', 'slo = {ttft_p99 = "400ms"}', "400ms: an engine's page has no such bound,"
+         " and counts the requests by the next lower one: 250ms (vllm)."),
+        ("", 'slo = {ttft_p99 = "500ms"}', "400ms (sglang), none (tgi)."),
+        ('kind = "sglang"', 'slo = {tbt_p99 = "1ms"}', "none (sglang)."),
+        ('kind = "llama.cpp"', 'slo = {tbt_p99 = "1s"}', "none (llama.cpp)."),
+        ('kind = "vllm"\ninterval = "30s"', 'slo = {tbt_p99 = "1s"}', "over 30s, the interval"),
+        ('kind = "vllm"', 'slo = {tbt_p99 = "1s"}\nclasses = "length"', "it needs spans"),
+    ],
+)  # fmt: skip
+def test_limit_that_a_page_does_not_show_is_told(
+    engine: str, job: str, part: str, tmp_path: Path
+) -> None:
+    (sentence,) = advice(tmp_path, engine, job)
+    assert part in sentence
+    assert sentence.startswith("[[autotune.job]] 0 ")
+
+
+def test_unknown_engine_of_a_job_is_told(tmp_path: Path) -> None:
+    text = BY_PAGE.format(engine="", job='slo = {tbt_p99 = "1s"}')
+    config = read(text.replace('engine = "llm"', 'engine = "other"'), tmp_path)
+    (sentence,) = ineffective_settings(config)
+    assert '"other" names no [[serving.engine]]' in sentence
+
+
+def test_two_jobs_of_one_engine_are_refused(tmp_path: Path) -> None:
+    job = '[[autotune.job]]\nengine = "llm"\nservice = "x"\nkind = "requests"\ncontrol = "track"\n'
+    text = BY_PAGE.format(engine="", job='slo = {tbt_p99 = "1s"}')
+    with pytest.raises(ConfigError, match="has its engine"):
+        read(f'{text}{job}slo = {{tbt_p99 = "1s"}}\n', tmp_path)
+
+
+def test_agent_without_spans_may_track_by_pages(tmp_path: Path) -> None:
+    text = BY_PAGE.format(engine="", job='slo = {tbt_p99 = "1s"}')
+    assert read(f"{text}[spans]\nenabled = false\n", tmp_path).warnings == ()

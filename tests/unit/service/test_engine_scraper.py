@@ -140,13 +140,15 @@ class Stage:
         self.pages = Pages(self._page)
         self.settings = ServingEngineSettings(**{"url": "http://127.0.0.1:8000", **settings})
         self.listeners: dict[Consumer, str] = {}
+        self.offered: list[Any] = []
         finder = EngineFinder(
             self.settings, self.host.clock, self.host.history, self.kernel, self.kernel,
             self.listeners,
         )  # fmt: skip
         self.scraper = EngineScraper(
-            self.settings, self.host.clock, self.host.history, finder, self.pages
-        )
+            self.settings, self.host.clock, self.host.history, finder, self.pages,
+            observe=lambda *page: self.offered.append(page),
+        )  # fmt: skip
 
     def _page(self, path: str) -> Answer:
         if path != "/metrics":
@@ -769,3 +771,15 @@ def test_larger_answer_ends_the_connection(server: Any) -> None:
 def test_no_listener_is_a_fetch_error(free_port: Callable[[], int]) -> None:
     with pytest.raises(FetchError, match="refused"):
         KeptConnection("127.0.0.1", free_port()).open(10)
+
+
+def test_each_page_is_offered_with_the_processes_of_the_engine() -> None:
+    stage = Stage()
+    stage.run(10)
+    settings, at, body, reading, processes = stage.offered[-1]
+    assert settings is stage.settings
+    assert at == stage.host.clock.monotonic() - 5 * 10**9
+    assert b"vllm:" in body
+    assert reading.page.kind == "vllm"
+    assert processes[0].pid == stage.host.pids["api"]
+    assert {one.pid for one in processes} == set(stage.host.pids.values())

@@ -401,3 +401,91 @@ def test_resumed_tracking_has_the_evidence_and_no_open_requests() -> None:
     assert (after.marks, after.meters, after.points, dict(after.tallies)) == ((), (), (), {})
     server.now, server.state = server.now + 100 * SECOND, after
     assert server.run(300, until=lambda: server.state.setting == 2) < 300
+
+
+# ------------------------------------------------------------------------- tokens of an engine
+
+
+class CountedServer(NumberedServer):
+    """Its tokens are counted by the engine, each 5 s, and not by its requests."""
+
+    counted = 0
+
+    def run(self, seconds: int, until: Callable[[], bool] = lambda: False) -> int:
+        for second in range(seconds):
+            if until():
+                return second
+            start, self.now = self.now, self.now + SECOND
+            self.energy += 1e6 * self.rate * 10 * (1 - self.saving * self.state.setting)
+            requests = [RequestTimes(start, self.now, 50 * MILLISECOND)] * self.rate
+            again = [RequestTimes(start, self.now, None, 10 * MILLISECOND, again=True)] * self.rate
+            sample = LoadSample(start, self.now, float(self.rate), self.rate, self.rate)
+            self.counted += 10 * self.rate
+            generated = [EnergyPoint(self.now, self.counted)] if not second % 5 else []
+            if not self.state.generated and generated:
+                generated.insert(0, EnergyPoint(start, 0))
+                self.counted = 10 * self.rate
+                generated[1] = EnergyPoint(self.now, self.counted)
+            self.state = track(
+                self.state,
+                LoadObservation(
+                    self.now,
+                    sample,
+                    [*requests, *again],
+                    (EnergyPoint(self.now, round(self.energy)),),
+                    generated=generated,
+                ),
+            )
+            self.settings.append(self.state.setting)
+        return seconds
+
+
+def test_energy_per_token_is_that_of_counted_tokens() -> None:
+    server = CountedServer()
+    server.run(600, until=lambda: server.state.setting == 2)
+    server.run(60)
+    cells = server.state.cells
+    assert cells.cell(server.state.load.usual_bin, 0).energy_per_token == pytest.approx(
+        1e6, rel=0.1
+    )
+    assert cells.cell(server.state.load.usual_bin, 2).energy_per_token == pytest.approx(
+        8e5, rel=0.1
+    )
+
+
+def test_request_with_two_entries_counts_once() -> None:
+    server = CountedServer()
+    server.run(20)
+    assert server.state.totals.requests <= 20 * server.rate
+    assert server.state.totals.counted[0] == server.state.totals.counted[1]
+    assert server.state.totals.requests == server.state.totals.counted[0]
+
+
+def test_entries_of_one_request_alarm_by_the_missed_limit_alone() -> None:
+    server = CountedServer()
+    server.run(600, until=lambda: server.state.setting == 1)
+    server.run(3)
+    assert server.state.setting == 1
+    slow = [RequestTimes(server.now, server.now, None, SECOND, again=True)] * 20
+    sample = LoadSample(server.now, server.now + SECOND, 8.0, 8, 8)
+    heard = LoadObservation(server.now + SECOND, sample, slow, generated=())
+    assert track(server.state, heard).reason is DecisionReason.TAIL
+
+
+def test_periods_before_a_change_of_the_source_have_no_energy() -> None:
+    server = CountedServer()
+    server.run(30)
+    assert server.state.meters
+    heard = LoadObservation(server.now + 1, None)
+    assert track(server.state, heard).generated is None
+    assert track(server.state, heard).meters == ()
+    again = track(track(server.state, heard), heard._replace(generated=()))
+    assert again.generated == ()
+
+
+def test_tokens_that_begin_anew_are_not_counted_over_the_gap() -> None:
+    server = CountedServer()
+    server.run(20)
+    anew = (EnergyPoint(server.now, 0), EnergyPoint(server.now + SECOND, 5))
+    heard = LoadObservation(server.now + SECOND, None, generated=anew)
+    assert track(server.state, heard).generated == anew

@@ -187,6 +187,7 @@ class LoadTracker:
     history: tuple[tuple[int, float], ...] = ()  # time and load, one in a period
     periods: tuple[_PeriodCounts, ...] = ()  # complete ones, then the present one
     heard: int = 0  # time of the last start or end
+    until: int = 0  # end of the last sample
     lasting: float = 0.0  # request seconds
     completed: int = 0
 
@@ -213,6 +214,7 @@ class LoadTracker:
             usual=self.usual.add(sample, min(usual, 1.0)),
             seconds=seconds,
             heard=heard or self.heard,
+            until=sample.end,
             lasting=self.lasting + sample.in_flight * span / SECOND,
             completed=self.completed + sample.completions,
             periods=self._counted(sample),

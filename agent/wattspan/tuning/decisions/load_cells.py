@@ -42,7 +42,10 @@ class LatencyObjective(NamedTuple):
 
 
 class RequestTimes(NamedTuple):
-    """One finished request; times in nanoseconds, None where unknown."""
+    """One finished request; times in nanoseconds, None where unknown.
+
+    ``again``: another entry has the other latency of such a request.
+    """
 
     start: int
     end: int
@@ -50,6 +53,7 @@ class RequestTimes(NamedTuple):
     between: int | None = None  # mean time between two tokens
     input_tokens: int | None = None
     output_tokens: int | None = None
+    again: bool = False
 
     def latency(self, objective: LatencyObjective) -> int | None:
         return self.first_token if objective.first else self.between

@@ -70,7 +70,8 @@ class LoadObservation(NamedTuple):
     """Input of one step. Requests occur once; their energy may arrive seconds later.
 
     ``energy`` are the points of energy that have become known, in order. ``in_force`` is true once
-    the requested setting is.
+    the requested setting is. ``generated`` are points of cumulative tokens, of which one without
+    tokens begins anew; None if the tokens are those of the requests.
     """
 
     now: int
@@ -78,6 +79,7 @@ class LoadObservation(NamedTuple):
     requests: Sequence[RequestTimes] = ()
     energy: Sequence[EnergyPoint] = ()
     in_force: bool = True
+    generated: Sequence[EnergyPoint] | None = None
 
 
 class _Mark(NamedTuple):
@@ -137,6 +139,7 @@ class TrackingState(NamedTuple):
     tallied_at: int = 0
     meters: tuple[_Meter, ...] = ()
     points: tuple[EnergyPoint, ...] = ()
+    generated: tuple[EnergyPoint, ...] | None = None
     totals: TrackingTotals = TrackingTotals()
     committed: Nanoseconds | None = None
 
@@ -255,6 +258,9 @@ def headroom(state: TrackingState) -> float | None:
 
 def _observe(state: TrackingState, observation: LoadObservation) -> TrackingState:
     now = observation.now
+    if (observation.generated is None) is not (state.generated is None):
+        # Of periods before, the tokens were counted otherwise.
+        state = state._replace(generated=None if state.generated is not None else (), meters=())
     before = state.bin
     if observation.sample is not None:
         state = state._replace(load=state.load.add(observation.sample))
@@ -307,10 +313,13 @@ def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
             misses[place] += latency > objective.limit
             missed |= latency > objective.limit
     totals = state.totals._replace(
-        requests=state.totals.requests + 1, misses=tuple(misses), counted=tuple(counted)
+        requests=state.totals.requests + (not request.again),
+        misses=tuple(misses),
+        counted=tuple(counted),
     )
     alarm = state.alarm
-    if alarm is not None and setting == state.setting:
+    # A request counts once, with each of its misses.
+    if alarm is not None and setting == state.setting and (missed or not request.again):
         alarm = alarm.add(1, missed)
     meters = state.meters
     for place in reversed(range(len(meters))):
@@ -332,28 +341,45 @@ def _add_tallies(state: TrackingState, now: int) -> TrackingState:
 
 
 def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingState:
-    points = (*state.points, *observation.energy)
+    points, generated = (*state.points, *observation.energy), state.generated
+    if generated is not None and observation.generated:
+        begins = not observation.generated[0].energy
+        generated = (*(() if begins else generated), *observation.generated)
     cells, totals = state.cells, state.totals
+    series: tuple[tuple[EnergyPoint, ...], ...]
+    series = (points,) if generated is None else (points, generated)
+    timeout = max(_ENERGY_TIMEOUT, 2 * state.policy.period)
     left: list[_Meter] = []
     for one in state.meters:
-        known = points and points[-1].at >= one.end
-        if observation.now < one.end + _LATE or (
-            not known and observation.now < one.end + _ENERGY_TIMEOUT
-        ):
+        known = all(each and each[-1].at >= one.end for each in series)
+        if observation.now < one.end + _LATE or (not known and observation.now < one.end + timeout):
             left.append(one)
-        elif known and points[0].at <= one.start and one.settled:
+        elif known and one.settled and max(each[0].at for each in series) <= one.start:
             energy = energy_at(points, one.end) - energy_at(points, one.start)
-            cells = cells.add_energy(one.number, one.setting, energy, one.tokens)
+            tokens = one.tokens
+            if generated is not None:
+                tokens += energy_at(generated, one.end) - energy_at(generated, one.start)
+            cells = cells.add_energy(one.number, one.setting, energy, tokens)
             original = cells.cell(one.number, 0).energy_per_token
             if original is not None:
-                saved = original * one.tokens - energy if one.setting else 0.0
+                saved = original * tokens - energy if one.setting else 0.0
                 totals = totals._replace(
                     saved=totals.saved + saved, metered=totals.metered + energy
                 )
     oldest = left[0].start if left else observation.now
+    return state._replace(
+        cells=cells,
+        totals=totals,
+        meters=tuple(left),
+        points=_since(points, oldest),
+        generated=None if generated is None else _since(generated, oldest),
+    )
+
+
+def _since(points: tuple[EnergyPoint, ...], oldest: int) -> tuple[EnergyPoint, ...]:
+    """The points from the last one that is not later than ``oldest``."""
     keep = [place for place, (at, _) in enumerate(points) if at <= oldest]
-    points = points[keep[-1] :] if keep else points
-    return state._replace(cells=cells, totals=totals, meters=tuple(left), points=points)
+    return points[keep[-1] :] if keep else points
 
 
 # ---------------------------------------------------------------------------------- decision
@@ -367,7 +393,7 @@ def _alarm(state: TrackingState, now: int) -> DecisionReason | None:
         return DecisionReason.TAIL
     if state.load.growing:
         return DecisionReason.CHANGED
-    return DecisionReason.PAUSED if state.load.silent(now) else None
+    return DecisionReason.PAUSED if state.load.silent(min(now, state.load.until)) else None
 
 
 def _restore(state: TrackingState, now: int, alarm: DecisionReason) -> TrackingState:

@@ -1,0 +1,163 @@
+"""The load and the latencies of a server, from the Prometheus pages of its engine.
+
+Two pages show how many requests and tokens came between them, and how long the requests took, by
+the buckets of a histogram. Each bucket's requests become entries with a latency within it, at the
+time between the pages: arrivals are the ended requests and the growth of those in flight.
+
+A request belongs to all settings since its arrival, which a page does not tell. Entries therefore
+begin before their first page by their latency, or by twice the mean duration of requests where the
+latency is known at their end. Times of single tokens are weighted as requests: as many entries as
+requests have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+from wattspan.inference.engine_metrics import EngineReading, Figure, Progress, progress
+from wattspan.inference.latency_histograms import LatencyPage, bound_of, observed, spread
+from wattspan.model import Consumer
+from wattspan.tuning.decisions.load import LoadSample
+from wattspan.tuning.decisions.load_cells import LatencyObjective, RequestTimes
+from wattspan.tuning.decisions.values import EnergyPoint
+
+MAX_REQUESTS = 20_000
+"""Entries of one latency between two pages; more requests are represented by so many."""
+
+_DURATIONS = 2  # mean durations that a request which has ended may have lasted
+_OFFSET_STEP = (5**0.5 - 1) / 2  # fills an interval evenly: the golden ratio
+_TITLES = {True: "time to the first token", False: "time between tokens"}
+
+
+class EnginePageRead(NamedTuple):
+    """A page of an engine, read each ``interval`` at ``at``, and the engine's processes."""
+
+    engine: str
+    interval: int
+    at: int
+    counters: EngineReading
+    latencies: LatencyPage
+    processes: tuple[Consumer, ...] = ()
+
+
+class EngineProgress(NamedTuple):
+    """The work between two pages; ``generated`` are cumulative tokens, which may begin anew."""
+
+    sample: LoadSample
+    requests: list[RequestTimes]
+    generated: tuple[EnergyPoint, ...]
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """The load of one engine, from its pages in the order of time."""
+
+    objectives: Sequence[LatencyObjective]
+    last: EnginePageRead | None = None
+    _whole: bool = False  # the last page had all series of the one before
+    _generated: EnergyPoint | None = None
+    _offset: float = 0.5
+
+    def add(self, page: EnginePageRead) -> EngineProgress | None:
+        """The work since the last page; None if it is unknown, as after a restart."""
+        before = self.last
+        if before is not None and page.at <= before.at:
+            return None
+        self.last = page
+        if before is None:
+            return None
+        done = progress(before.counters, page.counters, whole=self._whole)
+        self._whole = done is not None
+        was, is_now = in_flight(before), in_flight(page)
+        ended = None if done is None else done.figures.get(Figure.REQUESTS)
+        if done is None or ended is None or was is None or is_now is None:
+            self._generated = None
+            return None
+        tokens = done.tokens
+        sample = LoadSample(
+            before.at,
+            page.at,
+            (was + is_now) / 2,
+            max(0, round(ended + is_now - was)),
+            round(ended),
+            tokens.get("input", 0.0),
+            tokens.get("output", 0.0),
+        )
+        entries = (self._entries(before, page, sample, first=one) for one in (True, False))
+        requests = _mixed(entries)
+        return EngineProgress(sample, requests, self._points(done, before.at, page.at))
+
+    def forget(self) -> None:
+        """Begin anew with the next page."""
+        self.last, self._generated, self._whole = None, None, False
+
+    @property
+    def missing(self) -> str:
+        """The figure that the last page lacks, as a clause; "" for none."""
+        if self.last is None:
+            return ""
+        kind = self.last.counters.page.kind
+        if in_flight(self.last) is None or Figure.REQUESTS not in self.last.counters.samples:
+            return f"the page of its {kind} engine does not count its requests"
+        for one in self.objectives:
+            if not self.last.latencies.of(first=one.first):
+                return f"the page of its {kind} engine has no histogram of the {_TITLES[one.first]}"
+        return ""
+
+    @property
+    def bounds(self) -> list[int | None]:
+        """The bound that stands for the limit of each objective; None if none does yet."""
+        pages = LatencyPage() if self.last is None else self.last.latencies
+        return [bound_of(one.limit, pages.of(first=one.first)) for one in self.objectives]
+
+    def _entries(
+        self, before: EnginePageRead, page: EnginePageRead, sample: LoadSample, *, first: bool
+    ) -> list[RequestTimes]:
+        limits = [one.limit for one in self.objectives if one.first is first]
+        old, new = before.latencies, page.latencies
+        if not limits or (not first and old.by_token is not new.by_token):
+            return []
+        buckets = observed(old.of(first=first), new.of(first=first))
+        if not buckets:
+            return []
+        count, offset, back = sum(one.number for one in buckets), 0.5, 0
+        if not first and new.by_token:
+            count = sample.completions
+            self._offset = offset = (self._offset + _OFFSET_STEP) % 1
+        elif not first:
+            duration = sample.in_flight * (sample.end - sample.start) / max(1, sample.completions)
+            back = round(_DURATIONS * duration)
+        times = spread(buckets, min(count, MAX_REQUESTS), limits, offset)
+        start, end = sample.start - back, sample.end
+        if first:
+            return [RequestTimes(start - one, end, one) for one in times]
+        again = any(one.first for one in self.objectives)
+        return [RequestTimes(start - one, end, None, one, again=again) for one in times]
+
+    def _points(self, done: Progress, start: int, end: int) -> tuple[EnergyPoint, ...]:
+        tokens = done.tokens.get("output")
+        if tokens is None:
+            return ()
+        before, self._generated = self._generated, None
+        begun = before or EnergyPoint(start, 0)
+        self._generated = EnergyPoint(end, begun.energy + round(tokens))
+        return (self._generated,) if before else (begun, self._generated)
+
+
+def in_flight(page: EnginePageRead) -> float | None:
+    """The running and waiting requests of a page; None if it lacks one of them."""
+    running, waiting = page.counters.sum(Figure.RUNNING), page.latencies.waiting
+    return None if running is None or waiting is None else running + waiting
+
+
+def _mixed(lists: Iterable[Sequence[RequestTimes]]) -> list[RequestTimes]:
+    """Their entries in an even mixture: an alarm counts misses in the order of the requests."""
+    places = [
+        ((number + shift / 2) * _OFFSET_STEP % 1, one)
+        for shift, each in enumerate(lists)
+        for number, one in enumerate(each)
+    ]
+    return [one for _, one in sorted(places, key=itemgetter(0))]

@@ -1,0 +1,133 @@
+"""Pages of serving engines for tracked jobs: from the scrapers' threads to the tuner's.
+
+A tracked job has its load and its latencies from announced spans or else from its engine's page
+(:mod:`wattspan.tuning.decisions.engine_load`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from wattspan.config import ServingEngineSettings, TunedJobSettings
+from wattspan.inference.engine_metrics import EngineReading, PageError
+from wattspan.inference.latency_histograms import LatencyPage, read_latencies
+from wattspan.model import SECOND, Consumer
+from wattspan.model.settings import Duration
+from wattspan.tuning.decisions.engine_load import (
+    EngineLoad,
+    EnginePageRead,
+    EngineProgress,
+    in_flight,
+)
+from wattspan.tuning.decisions.load import LoadSample
+from wattspan.tuning.decisions.load_cells import LatencyObjective, RequestTimes
+from wattspan.tuning.decisions.values import EnergyPoint
+
+_SLACK = 5 * SECOND
+"""Time that a page may be late, beyond two intervals."""
+
+
+class EnginePages:
+    """The newest page of each engine of a tracked job.
+
+    A scraper's thread offers its pages, the tuner's reads them.
+    """
+
+    def __init__(self, engines: Collection[str]) -> None:
+        self._newest: dict[str, EnginePageRead | None] = dict.fromkeys(engines)
+
+    def offer(
+        self,
+        settings: ServingEngineSettings,
+        at: int,
+        body: bytes,
+        reading: EngineReading,
+        processes: Sequence[Consumer],
+    ) -> None:
+        """Keep a page of an engine that was read at ``at``; the first process has answered."""
+        if settings.label not in self._newest:
+            return
+        try:
+            latencies = read_latencies(body, reading.page)
+        except PageError:
+            latencies = LatencyPage()
+        found = tuple(dict.fromkeys(processes))
+        self._newest[settings.label] = EnginePageRead(
+            settings.label, settings.interval, at, reading, latencies, found
+        )
+
+    def newest(self) -> list[EnginePageRead]:
+        return [one for one in self._newest.values() if one is not None]
+
+
+class TrackedWork(NamedTuple):
+    """The load and the ended requests of a tracked job since the last time.
+
+    ``sample`` is None without news. ``generated`` is as in an observation. ``cause`` is a clause
+    why nothing is known, ``note`` one on the source; both are "" for announced spans.
+    """
+
+    sample: LoadSample | None
+    requests: list[RequestTimes]
+    generated: tuple[EnergyPoint, ...] | None = None
+    cause: str = ""
+    note: str = ""
+
+
+class EngineRequests:
+    """The load and the requests of one job, from the page of its engine."""
+
+    def __init__(self, settings: TunedJobSettings) -> None:
+        self._settings = settings
+        self._load = EngineLoad([LatencyObjective(*one[1:]) for one in settings.objectives])
+        self._waiting: list[EngineProgress] = []
+        self.interval = 0  # of the pages
+        self.until = 0  # the end of the last work that was read
+
+    @property
+    def in_flight(self) -> float:
+        page = self._load.last
+        return 0.0 if page is None else in_flight(page) or 0.0
+
+    def add(self, page: EnginePageRead) -> None:
+        """Add the next page."""
+        self.interval = page.interval
+        found = self._load.add(page)
+        if found is not None:
+            self._waiting.append(found)
+
+    def discard(self) -> None:
+        """Ignore the work up to the last page."""
+        self._waiting.clear()
+
+    def forget(self) -> None:
+        """Ignore the work up to the next page."""
+        self._load.forget()
+        self.discard()
+
+    def read(self, now: int) -> TrackedWork:
+        """The oldest work between two pages that was not read yet."""
+        page = self._load.last
+        cause = self._load.missing
+        if page is None:
+            cause = "the page of its engine was not read yet"
+        elif now - page.at > 2 * self.interval + _SLACK:
+            cause = f"the page of its engine was not read for {(now - page.at) // SECOND} s"
+        elif self._settings.classes and not cause:
+            cause = "the page of its engine does not tell the lengths of requests: remove `classes`"
+        if not self._waiting:
+            return TrackedWork(None, [], (), cause, self._note)
+        found = self._waiting.pop(0)
+        self.until = found.sample.end
+        return TrackedWork(*found, cause, self._note)
+
+    @property
+    def _note(self) -> str:
+        stand_ins = [
+            f"{Duration(bound)} for {one.name}"
+            for one, bound in zip(self._settings.objectives, self._load.bounds, strict=True)
+            if bound is not None and bound != one.limit
+        ]
+        limits = f", whose next lower bounds count: {', '.join(stand_ins)}" if stand_ins else ""
+        return f"from the page of its engine{limits}"
