@@ -8,6 +8,9 @@ with a tuner that knows nothing. The real decisions (wattspan.tuning.decisions.l
 starts and ends at once and the figures of requests every 5 s; a clock takes 0.2 s.
 
     python -m benchmarks.serving [--replays 20] [--processes 1] [--out FILE]
+
+With ``--pages`` it compares tracking by the engine's page, with the names and buckets of vLLM, to
+tracking by announced spans; both against the original setting of the same replay.
 """
 
 from __future__ import annotations
@@ -25,12 +28,16 @@ from testbed.serving_replay import (
     EXTRA,
     PERIOD,
     SETTINGS,
+    Announced,
     Arrival,
     Control,
+    Scraped,
+    Source,
     bursty,
     by_bin,
     doubled,
     fixed,
+    objectives_of,
     rotated,
     serve,
     tracking,
@@ -171,13 +178,69 @@ def table(results: dict[str, object]) -> str:
     )
 
 
+PAGES = {
+    "1 s": (1, False),
+    "5 s": (5, False),
+    "5 s, times of tokens": (5, True),
+}
+"""Interval of the page in seconds, and whether it times single tokens instead of requests."""
+
+LIMITS = (0.5, 0.4)
+"""Seconds to the first token: a bound of vLLM's histogram, and one between 0.25 and 0.5 s."""
+
+
+def by_page(part: float, limit: float) -> dict[str, tuple[float, float]]:
+    """Saving and additional misses of one replay, by announced spans ("") and by pages."""
+    arrivals, objectives = rotated(part), objectives_of(limit)
+    original = serve(arrivals, fixed(0), objectives=objectives)
+    sources: dict[str, Source] = {"": Announced()}
+    for name, (interval, by_token) in PAGES.items():
+        sources[name] = Scraped(interval, objectives, by_token=by_token)
+    found = {}
+    for name, source in sources.items():
+        control = tracking(objectives=objectives)
+        one = serve(arrivals, control, source=source, objectives=objectives)
+        found[name] = 1 - one.energy / original.energy, one.missed - original.missed
+    return found
+
+
+def page_table(replays: int, processes: int) -> str:
+    """The comparison in Markdown."""
+    lines = [
+        "| limit | source | saved | share of spans | additional misses: mean, most (points) |",
+        "|---|---|---|---|---|",
+    ]
+    parts = [number / replays for number in range(replays)]
+    with ProcessPoolExecutor(processes) as pool:
+        for limit in LIMITS:
+            runs = list(pool.map(by_page, parts, [limit] * replays))
+            spans = statistics.fmean(run[""][0] for run in runs)
+            for name in runs[0]:
+                saved = statistics.fmean(run[name][0] for run in runs)
+                extra = [100 * run[name][1] for run in runs]
+                cells = (
+                    f"{limit} s",
+                    f"page each {name}" if name else "announced spans",
+                    f"{saved:.1%}",
+                    f"{saved / spans:.0%}",
+                    f"{statistics.fmean(extra):.2f}, {max(extra):.2f}",
+                )
+                lines.append(f"| {' | '.join(cells)} |")
+                print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--replays", type=int, default=20)
     options.add_argument("--processes", type=int, default=1)
     options.add_argument("--out", type=Path, help="keep the figures as JSON in this file")
     options.add_argument("--table", type=Path, help="print the table of such a file")
+    options.add_argument("--pages", action="store_true", help="compare spans and pages")
     chosen = options.parse_args()
+    if chosen.pages:
+        print(page_table(chosen.replays, chosen.processes))
+        return
     if chosen.table is not None:
         print(table(json.loads(chosen.table.read_text(encoding="utf-8"))))
         return

@@ -92,6 +92,11 @@ class VirtualServer:
         return len(self._waiting) + len(self._prefilling) + len(self._decoding)
 
     @property
+    def generating(self) -> list[ServedRequest]:
+        """The requests that have their first token and no end."""
+        return [one for _, _, one in self._decoding]
+
+    @property
     def exhausted(self) -> bool:
         """True if no request is in flight and none will arrive."""
         return not self._coming and not self.present

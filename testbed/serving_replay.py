@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from testbed.continuous_batching import ModelCosts
+from testbed.latency_pages import LatencyPages
 from testbed.serving_plant import VirtualServer
-from wattspan.model import MILLISECOND, SECOND
+from wattspan.model import SECOND
+from wattspan.tuning.decisions.engine_load import EngineLoad
 from wattspan.tuning.decisions.load import LoadSample, LoadTracker
 from wattspan.tuning.decisions.load_cells import LatencyObjective, RequestTimes
 from wattspan.tuning.decisions.load_tracking import (
@@ -30,12 +33,32 @@ TTFT, TBT = 0.4, 0.1
 SETTINGS = (1980, 1590, 1185)
 PERIOD = 5
 EXTRA = 0.005
-OBJECTIVES = (
-    LatencyObjective(True, round(TTFT * SECOND), 0.01),
-    LatencyObjective(False, 100 * MILLISECOND, 0.01),
-)
+
+
+def objectives_of(ttft: float) -> tuple[LatencyObjective, ...]:
+    """Limits at the 99th percentile; that of the first token in seconds."""
+    return (
+        LatencyObjective(True, round(ttft * SECOND), 0.01),
+        LatencyObjective(False, round(TBT * SECOND), 0.01),
+    )
+
+
+OBJECTIVES = objectives_of(TTFT)
 Arrival = tuple[float, int, int]
-Control = Callable[[LoadSample, Sequence[RequestTimes], float], int]
+
+
+class News(NamedTuple):
+    """What the tuner is told after a tick: at ``now``, with the joules so far."""
+
+    now: int
+    sample: LoadSample | None
+    requests: Sequence[RequestTimes]
+    energy: float
+    generated: Sequence[EnergyPoint] | None = None
+
+
+Control = Callable[[News], int]
+Source = Callable[[VirtualServer, float], News | None]
 
 
 @cache
@@ -91,20 +114,18 @@ class ServedReplay:
     clocks: list[tuple[float, int]] = field(default_factory=list)
 
 
-def serve(arrivals: Sequence[Arrival], control: Control, *, tick: float = 1.0) -> ServedReplay:
-    """Serve all arrivals; ``control`` returns the setting after each tick."""
-    server = VirtualServer(arrivals, ModelCosts().scaled(SIZE))
-    end = arrivals[-1][0] + 15
-    at, told, export = 0.0, 0, float(PERIOD)
-    last = (0.0, 0.0, 0)
-    batch: list[RequestTimes] = []
-    clocks: list[tuple[float, int]] = []
-    while at < end:
-        at += tick
-        server.advance(at)
-        ended = server.finished[told:]
-        told = len(server.finished)
-        batch += [
+class Announced:
+    """The announced spans of a server: the load at once, the figures of requests each 5 s."""
+
+    def __init__(self) -> None:
+        self._told, self._export = 0, float(PERIOD)
+        self._last = (0.0, 0.0, 0)
+        self._batch: list[RequestTimes] = []
+
+    def __call__(self, server: VirtualServer, at: float) -> News | None:
+        ended = server.finished[self._told :]
+        self._told = len(server.finished)
+        self._batch += [
             RequestTimes(
                 round(one.arrived * SECOND),
                 round(one.ended * SECOND),
@@ -116,28 +137,95 @@ def serve(arrivals: Sequence[Arrival], control: Control, *, tick: float = 1.0) -
             for one in ended
         ]
         requests: Sequence[RequestTimes] = ()
-        if at >= export:
-            export, requests, batch = export + PERIOD, batch, []
-        span = server.now - last[0]
-        if span > 0:
-            sample = LoadSample(
-                round(last[0] * SECOND),
-                round(server.now * SECOND),
-                (server.in_flight - last[1]) / span,
-                server.arrivals - last[2],
-                len(ended),
-                sum(one.input_tokens or 0 for one in requests),
-                sum(one.output_tokens or 0 for one in requests),
-            )
-            last = server.now, server.in_flight, server.arrivals
-            server.set_clock(SETTINGS[control(sample, requests, server.energy)])
+        if at >= self._export:
+            self._export, requests, self._batch = self._export + PERIOD, self._batch, []
+        now, in_flight, arrivals = self._last
+        span = server.now - now
+        if span <= 0:
+            return None
+        sample = LoadSample(
+            round(now * SECOND),
+            round(server.now * SECOND),
+            (server.in_flight - in_flight) / span,
+            server.arrivals - arrivals,
+            len(ended),
+            sum(one.input_tokens or 0 for one in requests),
+            sum(one.output_tokens or 0 for one in requests),
+        )
+        self._last = server.now, server.in_flight, server.arrivals
+        return News(sample.end, sample, requests, server.energy)
+
+
+class Scraped:
+    """The page of an engine, read each ``interval`` seconds; ``by_token``: it times tokens."""
+
+    def __init__(
+        self, interval: int, objectives: Sequence[LatencyObjective], *, by_token: bool = False
+    ) -> None:
+        self._interval, self._due = interval, 0.0
+        self._load, self._pages = EngineLoad(objectives), LatencyPages(by_token=by_token)
+        self._begun, self._ended = set[int](), 0
+        self._prompt = 0
+
+    def __call__(self, server: VirtualServer, at: float) -> News | None:
+        now = round(server.now * SECOND)
+        if at < self._due:
+            return News(now, None, (), server.energy, ())
+        self._due = at + self._interval
+        ended = server.finished[self._ended :]
+        self._ended = len(server.finished)
+        for one in (*server.generating, *ended):
+            if id(one) not in self._begun:
+                self._begun.add(id(one))
+                self._pages.first.add(one.to_first)
+                self._prompt += one.prompt
+        for one in ended:
+            self._begun.discard(id(one))
+            if one.output > 1:
+                self._pages.between.add(one.between)
+                self._pages.tokens.add(one.between, one.output - 1)
+        counts = {"running": server.present, "finished": self._ended, "prompt": self._prompt}
+        page = self._pages.read(now, self._interval * SECOND, generated=server.tokens, **counts)
+        found = self._load.add(page)
+        if found is None:
+            return News(now, None, (), server.energy, ())
+        return News(now, found.sample, found.requests, server.energy, found.generated)
+
+
+def serve(
+    arrivals: Sequence[Arrival],
+    control: Control,
+    *,
+    tick: float = 1.0,
+    source: Source | None = None,
+    objectives: Sequence[LatencyObjective] = OBJECTIVES,
+) -> ServedReplay:
+    """Serve all arrivals; ``control`` returns the setting after each tick.
+
+    It hears of the requests by ``source``, announced spans without one.
+    """
+    server = VirtualServer(arrivals, ModelCosts().scaled(SIZE))
+    end = arrivals[-1][0] + 15
+    at, source = 0.0, source or Announced()
+    clocks: list[tuple[float, int]] = []
+    while at < end:
+        at += tick
+        server.advance(at)
+        if (news := source(server, at)) is not None:
+            server.set_clock(SETTINGS[control(news)])
         clocks.append((at, server.clock))
-    missed = sum(one.to_first > TTFT or one.between > TBT for one in server.finished)
+    missed = sum(
+        any(
+            (one.to_first if each.first else one.between) * SECOND > each.limit
+            for each in objectives
+        )
+        for one in server.finished
+    )
     return ServedReplay(server.energy / server.tokens, missed / len(server.finished), clocks)
 
 
 def fixed(setting: int) -> Control:
-    return lambda sample, requests, energy: setting
+    return lambda news: setting
 
 
 def by_bin(table: Sequence[int], dwell: float = 0.0) -> Control:
@@ -148,8 +236,10 @@ def by_bin(table: Sequence[int], dwell: float = 0.0) -> Control:
     tracker = LoadTracker(PERIOD * SECOND)
     setting, lowered = 0, 0
 
-    def control(sample: LoadSample, requests: Sequence[RequestTimes], energy: float) -> int:
+    def control(news: News) -> int:
         nonlocal tracker, setting, lowered
+        if (sample := news.sample) is None:
+            return setting
         tracker = tracker.add(sample)
         wanted = table[min(max(tracker.bin, 3), 5) - 3]
         if wanted < setting or not dwell:
@@ -161,15 +251,19 @@ def by_bin(table: Sequence[int], dwell: float = 0.0) -> Control:
     return control
 
 
-def tracking(*, every_bin: bool = False) -> Control:
+def tracking(
+    *, every_bin: bool = False, objectives: Sequence[LatencyObjective] = OBJECTIVES
+) -> Control:
     """The tuner's own decisions."""
-    policy = TrackingPolicy(OBJECTIVES, SETTINGS, PERIOD * SECOND, every_bin=every_bin)
+    policy = TrackingPolicy(tuple(objectives), SETTINGS, PERIOD * SECOND, every_bin=every_bin)
     state = begin_tracking(policy, 0)
 
-    def control(sample: LoadSample, requests: Sequence[RequestTimes], energy: float) -> int:
+    def control(news: News) -> int:
         nonlocal state
-        meter = (EnergyPoint(sample.end, round(energy * 1e6)),)
-        state = track(state, LoadObservation(sample.end, sample, requests, meter))
+        now, sample, requests, energy, generated = news
+        meter = (EnergyPoint(now, round(energy * 1e6)),)
+        heard = LoadObservation(now, sample, requests, meter, generated=generated)
+        state = track(state, heard)
         return state.setting
 
     return control
