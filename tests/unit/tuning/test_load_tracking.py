@@ -489,3 +489,10 @@ def test_tokens_that_begin_anew_are_not_counted_over_the_gap() -> None:
     anew = (EnergyPoint(server.now, 0), EnergyPoint(server.now + SECOND, 5))
     heard = LoadObservation(server.now + SECOND, None, generated=anew)
     assert track(server.state, heard).generated == anew
+
+
+def test_energy_per_token_is_known_for_long_periods() -> None:
+    server = NumberedServer(state=begin_tracking(policy(period=20 * SECOND), 0))
+    server.run(600)
+    cell = server.state.cells.cell(server.state.load.usual_bin, server.state.setting)
+    assert cell.energy_per_token == pytest.approx(1e6 * (1 - 0.1 * server.state.setting), rel=0.1)

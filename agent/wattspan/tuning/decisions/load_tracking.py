@@ -138,6 +138,7 @@ class TrackingState(NamedTuple):
     tallies: Mapping[tuple[int, int], MissTally] = {}
     tallied_at: int = 0
     meters: tuple[_Meter, ...] = ()
+    tokens: float = 0.0  # of the present period
     points: tuple[EnergyPoint, ...] = ()
     generated: tuple[EnergyPoint, ...] | None = None
     totals: TrackingTotals = TrackingTotals()
@@ -281,8 +282,8 @@ def _mark(state: TrackingState, now: int, *, settled: bool) -> TrackingState:
         return state
     meters = state.meters
     if last is not None:
-        meters = (*meters, _Meter(last.at, now, *last[1:]))[-_MAX_METERS:]
-    return state._replace(marks=(*state.marks, mark)[-_MAX_MARKS:], meters=meters)
+        meters = (*meters, _Meter(last.at, now, *last[1:], state.tokens))[-_MAX_METERS:]
+    return state._replace(marks=(*state.marks, mark)[-_MAX_MARKS:], meters=meters, tokens=0.0)
 
 
 def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
@@ -321,14 +322,20 @@ def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
     # A request counts once, with each of its misses.
     if alarm is not None and setting == state.setting and (missed or not request.again):
         alarm = alarm.add(1, missed)
-    meters = state.meters
+    meters, tokens, generated = state.meters, state.tokens, request.output_tokens or 0
     for place in reversed(range(len(meters))):
         if meters[place].start <= request.end:
-            one = meters[place]._replace(tokens=meters[place].tokens + (request.output_tokens or 0))
+            one = meters[place]._replace(tokens=meters[place].tokens + generated)
             meters = (*meters[:place], one, *meters[place + 1 :])
             break
+    else:
+        tokens += generated  # of the present period, or of one whose energy was counted
     return state._replace(
-        tallies={**state.tallies, key: tally}, totals=totals, alarm=alarm, meters=meters
+        tallies={**state.tallies, key: tally},
+        totals=totals,
+        alarm=alarm,
+        meters=meters,
+        tokens=tokens,
     )
 
 
@@ -366,7 +373,7 @@ def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingS
                 totals = totals._replace(
                     saved=totals.saved + saved, metered=totals.metered + energy
                 )
-    oldest = left[0].start if left else observation.now
+    oldest = left[0].start if left else state.marks[-1].at  # the next period begins there
     return state._replace(
         cells=cells,
         totals=totals,
