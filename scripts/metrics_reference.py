@@ -176,6 +176,7 @@ ATTRIBUTES = {
     "direction": "`input` or `output`",
     "model": "language model that the engine reports; `other` beyond 64 pairs of service and model",
     "role": "`client`: calls a model elsewhere; `engine`: without known energy of a GPU",
+    "part": "`gpu`, `cpu`, `memory` or `idle`",
     "token_type": "`input` (the prompt), `output` (generated tokens) or `all`",
     "division": "`model`: by the learned energy of the model's tokens; `tokens`: by token counts "
     "while that energy is not known, or by the common energy of the pooled models beyond the eight "

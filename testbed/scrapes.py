@@ -33,6 +33,7 @@ from wattspan.model import (
     Group,
     GroupKind,
     GroupRow,
+    HostRequests,
     HwType,
     InferenceRow,
     Instant,
@@ -236,9 +237,18 @@ def spans() -> SpanAccounts:
                 {"input": Microjoules(9_100_000_001), "output": Microjoules(30_400_000_000)},
                 {"input": 51_200, "output": 80_000}, {"model": 391, "tokens": 9},
                 (0, 0, 1, 4, 31, 96, 214, 380, 400, 400, 400),
+                host=HostRequests(
+                    {
+                        "gpu": Microjoules(39_000_000_001), "cpu": Microjoules(3_100_000_000),
+                        "memory": Microjoules(410_000_000), "idle": Microjoules(5_200_000_009),
+                    },
+                    {"input": 51_000, "output": 79_000}, 396,
+                    (0, 0, 0, 2, 28, 90, 207, 371, 396, 396, 396),
+                ),
             ),
         ),
         inference_idle=Microjoules(310_000_007), inference_waiting=6,
+        inference_host_idle={"cpu": Microjoules(21_000_000), "memory": Microjoules(0)},
         unmetered=(
             UnmeteredRow("shop", "gpt-5", "client", 12, {"input": 9_000, "output": 700}),
         ),
@@ -253,6 +263,11 @@ def spans() -> SpanAccounts:
                 {"all": (82_474, 900), "input": (30_000, 9_000), "output": (700_000, 60_000)},
                 (114_285_714, 5_000_000),
                 0.25,
+                HostRequests(
+                    {"gpu": Microjoules(7_900_000_000), "cpu": Microjoules(600_000_007)},
+                    {"input": 89_000, "output": 6_900}, 69,
+                ),
+                ("llm",),
             ),
         ),
     )  # fmt: skip

@@ -377,12 +377,11 @@ class Ledger:
         ``snapshot`` must be newer than the last applied tick. Pending energy and the readings
         behind it are left out: the next run measures that energy again.
         """
-        readings = (state.settled_reading for state in self._domains.values())
         return Checkpoint(
             at=snapshot.at,
             boot_id=self._boot_id,
             accounts=tuple(self._remembered(account) for account in snapshot.domains),
-            readings=tuple(reading for reading in readings if reading is not None),
+            readings=tuple(filter(None, (one.settled_reading for one in self._domains.values()))),
             groups=snapshot.groups,
             processes=snapshot.processes,
             other=snapshot.other,
@@ -394,6 +393,8 @@ class Ledger:
             inference=snapshot.spans.inference,
             inference_idle=snapshot.spans.inference_idle,
             unmetered=snapshot.spans.unmetered,
+            inference_host_idle=snapshot.spans.inference_host_idle,
+            engines=snapshot.spans.engines,
         )
 
     def _remembered(self, account: DomainAccount) -> DomainAccount:

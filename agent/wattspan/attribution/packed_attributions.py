@@ -34,16 +34,20 @@ class HistoryEntry(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """A settled counter step of a GPU, and the microjoules of each of some groups of processes.
+    """A settled counter step of a device, and the microjoules of each of some groups of processes.
 
     ``doubts`` are the half-widths of these, by the idle power and by the division: where its error
-    is unknown, as by shares of SM time, all that others have.
+    is unknown, as by shares of SM time, all that others have. ``idles`` are parts of idle energy
+    in proportion to the energies; what has no user is no group's. ``withheld``: a part of the
+    energies is unknown, because the idle power is.
     """
 
     start: int
     end: int
     energies: Sequence[int]
     doubts: Sequence[float]
+    idles: Sequence[int]
+    withheld: bool = False
 
 
 _HEAD = Struct("<10qiB")
@@ -285,4 +289,5 @@ def group_step(entry: HistoryEntry, groups: Sequence[set[int]], error: float) ->
         doubts = [doubt_of(entry, numbers) for numbers in groups]
     pairs = zip(energies, doubts, strict=True)
     errors = [share_error(own, divided, doubt, idle) if own else 0.0 for own, doubt in pairs]
-    return GroupStep(start.mono, end.mono, energies, errors)
+    idles = [entry.idle * own // divided if divided else 0 for own in energies]
+    return GroupStep(start.mono, end.mono, energies, errors, idles, entry.withheld > 0)

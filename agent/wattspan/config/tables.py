@@ -441,12 +441,15 @@ class ServingEngineSettings(Table, frozen=True):
 
 
 class ServingSettings(Table, frozen=True):
-    """Serving engines whose counters of tokens the agent reads.
+    """Serving engines: the energy of their requests, and their counters of tokens.
 
     Keys:
         engine: Engines, `[[serving.engine]]`.
+        idle: Account of idle energy of devices: its own, or a part `idle` of the energy of requests
+            and engines, in proportion to the energy of their processes.
     """
 
+    idle: Literal["separate", "proportional"] = "separate"
     engine: tuple[ServingEngineSettings, ...] = ()
 
     def contradictions(self) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,8 @@ from wattspan.inference.division import DivisionMethod, RequestEnergy
 from wattspan.inference.requests import InferenceRequest
 from wattspan.model import (
     REQUEST_ENERGY_BOUNDS,
+    HostRequests,
+    HwType,
     InferenceRow,
     Microjoules,
     ModelEnum,
@@ -108,6 +110,8 @@ class InferenceAccounts:
             account["tokens", "output"] += request.generated
             account["requests", str(result.method)] += 1
             account["bucket", bisect_left(REQUEST_ENERGY_BOUNDS, result.energy)] += 1
+            if result.host.known:
+                _add_host(account, result)
 
     def rows(self) -> tuple[InferenceRow, ...]:
         """One row for each account."""
@@ -118,10 +122,9 @@ class InferenceAccounts:
                 {way: Microjoules(account["energy", way]) for way in ("input", "output")},
                 {way: account["tokens", way] for way in ("input", "output")},
                 _requests(account),
-                tuple(
-                    accumulate(account["bucket", at] for at in range(len(REQUEST_ENERGY_BOUNDS)))
-                ),
+                _buckets(account, "bucket"),
                 owner,
+                _host_requests(account),
             )
             for (service, model, owner), account in self._accounts
         )
@@ -138,15 +141,48 @@ def _requests(account: _Account) -> dict[str, int]:
     return {method: account["requests", method] for method in methods}
 
 
+def _add_host(account: _Account, result: RequestEnergy) -> None:
+    """Add a request whose energy on the whole host is known."""
+    parts = {HwType.GPU.value: result.energy, **result.host.energy}
+    account.update({("host energy", part): energy for part, energy in parts.items()})
+    account["host tokens", "input"] += result.request.context
+    account["host tokens", "output"] += result.request.generated
+    account["host requests", ""] += 1
+    account["host bucket", bisect_left(REQUEST_ENERGY_BOUNDS, sum(parts.values()))] += 1
+
+
+def _host_requests(account: _Account) -> HostRequests:
+    """Those of an account; parts that it has never had are missing."""
+    if not account["host requests", ""]:
+        return HostRequests()
+    parts = sorted(str(part) for figure, part in account if figure == "host energy")
+    return HostRequests(
+        {part: Microjoules(account["host energy", part]) for part in parts},
+        {way: account["host tokens", way] for way in ("input", "output")},
+        account["host requests", ""],
+        _buckets(account, "host bucket"),
+    )
+
+
+def _buckets(account: _Account, figure: str) -> tuple[int, ...]:
+    """The cumulative counts of a histogram of energies."""
+    return tuple(accumulate(account[figure, at] for at in range(len(REQUEST_ENERGY_BOUNDS))))
+
+
 def _restored(row: InferenceRow) -> _Account:
     """The account of an earlier run; an older release may have had other buckets."""
     account: _Account = Counter()
     for name in ("energy", "tokens", "requests"):
         figures: Mapping[str, int] = getattr(row, name)
         account.update({(name, each): count for each, count in figures.items()})
-    if len(row.buckets) == len(REQUEST_ENERGY_BOUNDS):
-        counts = (after - before for before, after in pairwise((0, *row.buckets)))
-        account.update({("bucket", at): count for at, count in enumerate(counts)})
+    for name in ("energy", "tokens"):
+        figures = getattr(row.host, name)
+        account.update({(f"host {name}", each): count for each, count in figures.items()})
+    account["host requests", ""] = row.host.requests
+    for name, buckets in (("bucket", row.buckets), ("host bucket", row.host.buckets)):
+        if len(buckets) == len(REQUEST_ENERGY_BOUNDS):
+            counts = (after - before for before, after in pairwise((0, *buckets)))
+            account.update({(name, at): count for at, count in enumerate(counts)})
     return account
 
 

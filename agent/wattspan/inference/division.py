@@ -15,18 +15,25 @@ steps that were divided before: the requests beside it have that energy. What no
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from math import isfinite, sqrt
-from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.division import fair_parts, split
 from wattspan.inference.estimate import RequestEstimator, SharingMeans
+from wattspan.inference.host_energy import (
+    MOST_MISSING,
+    NO_SHARE,
+    EngineHost,
+    HostCounter,
+    HostShare,
+)
 from wattspan.inference.requests import DecodeProgress, InferenceRequest, work_in
+from wattspan.inference.step_queue import StepQueue
 from wattspan.inference.token_power import (
     NO_TOKEN_ENERGY,
     NO_WORK,
@@ -67,8 +74,6 @@ _SURE = 2.5
 _EDGE_TIME = 2 * MILLISECOND  # standard deviation of the edge of a request in a counter's step
 _PREFILL_MEMORY = 500  # requests to which older ones fade in the mean duration of prefill
 _RESOLUTION = 1 << 10  # parts of a microjoule in the weights of a division
-_MAX_UNUSED = 1024  # periods of a board
-_MOST_MISSING = 20  # one part in so many of the time of a request of which the energy is known
 
 
 class DivisionMethod(ModelEnum):
@@ -81,11 +86,12 @@ class DivisionMethod(ModelEnum):
 class RequestEnergy(NamedTuple):
     """The GPU energy of one request. ``input`` and ``output`` add up to ``energy``.
 
+    ``host`` is its share of the rest of the host.
     ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
     is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
     not known, which it is not for a division by tokens. ``measured`` is False if no step had energy
     for it, because its engine uses no known board, or not yet: no request needs 0 J. It is False,
-    too, if more of its time is missing than one part in ``_MOST_MISSING``.
+    too, if more of its time is missing than one part in ``MOST_MISSING``.
     """
 
     request: InferenceRequest
@@ -95,13 +101,18 @@ class RequestEnergy(NamedTuple):
     uncertainty: Microjoules | None
     method: DivisionMethod
     measured: bool = True
+    host: HostShare = NO_SHARE
 
 
 class SettledRequests(NamedTuple):
-    """Requests with their final energy, and the energy of the engine without active requests."""
+    """Requests with their final energy, and the energy of the engine without active requests.
+
+    ``host_idle`` is that beyond GPUs, by part.
+    """
 
     requests: Sequence[RequestEnergy]
     idle: Microjoules
+    host_idle: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -121,6 +132,7 @@ class _Engine:
         default_factory=lambda: ReceiptDelay(longest=MAX_REQUEST_HOLD, held=MAX_REQUEST_HOLD)
     )
     received: int = 0  # requests
+    host: EngineHost = field(default_factory=EngineHost)
 
     @property
     def hold(self) -> int:
@@ -171,33 +183,6 @@ class _OpenRequest:
         return self.request.start < end and self.request.end >= start
 
 
-@dataclass(slots=True)
-class _BoardSteps:
-    """The steps of one board that wait, and the last periods without a step or a request."""
-
-    model: TokenPowerModel
-    began: int
-    received: int
-    divided: int
-    steps: deque[CounterStep] = field(default_factory=deque)
-    unused: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_UNUSED))
-
-    def leave(self, start: int, end: int) -> None:
-        """Note a period without a step or without requests."""
-        if self.unused and self.unused[-1][1] == start:
-            start, _ = self.unused.pop()
-        self.unused.append((start, end))
-
-    def missing(self, start: int, end: int) -> int:
-        """The nanoseconds of a period of which no request has the energy."""
-        found = max(0, min(end, self.began) - start) + max(0, end - max(start, self.divided))
-        for since, until in reversed(self.unused):
-            if until <= start:
-                break
-            found += max(0, min(end, until) - max(start, since))
-        return found
-
-
 class _Weights(NamedTuple):
     """Expected energies of a step in microjoules: of each request's prompt and rest, and idle.
 
@@ -223,11 +208,13 @@ class RequestDivision:
 
     def __init__(self, model: Callable[[Board], TokenPowerModel]) -> None:
         self._model = model
-        self._boards: dict[Board, _BoardSteps] = {}
+        self._boards: dict[Board, StepQueue] = {}
+        self._models: dict[Board, TokenPowerModel] = {}
         self._engines: dict[Hashable, _Engine] = {}
         self._open: list[_OpenRequest] = []
         self._since: int | None = None
         self._withdrawn = 0
+        self._host_withdrawn = Counter[str]()
         self.received = 0
         """The microjoules of all steps: the sum of requests, idle energy and waiting steps."""
 
@@ -275,7 +262,10 @@ class RequestDivision:
         Energy that they have so far becomes idle energy.
         """
         identities = set(map(id, requests))
-        self._withdrawn += sum(each.energy for each in self._open if id(each.request) in identities)
+        for each in self._open:
+            if id(each.request) in identities:
+                self._withdrawn += each.energy
+                self._host_withdrawn.update(each.engine.host.take(each.request).energy)
         self._open = [each for each in self._open if id(each.request) not in identities]
 
     def merge(self, engine: Hashable, into: Hashable) -> None:
@@ -287,10 +277,13 @@ class RequestDivision:
                 if each.engine is part:
                     each.engine = whole
             whole.recent += part.recent
+            whole.host.merge(part.host)
 
     def forget(self, engine: Hashable) -> None:
         """Release an engine; its requests remain. Idempotent."""
-        self._engines.pop(engine, None)
+        known = self._engines.pop(engine, None)
+        if known is not None:
+            known.host.rewind()  # nobody reads the rest of its steps
 
     def add_steps(self, boards: Mapping[Board, Sequence[CounterStep]]) -> None:
         """Add the newest steps of boards, in order of time; known ones are ignored.
@@ -300,19 +293,25 @@ class RequestDivision:
         if self._since is None:
             return
         for name, steps in boards.items():
-            board = self._boards.get(name)
-            if board is None:
-                # The step in which the first request begins is the first one.
-                at = bisect_right(steps, self._since, key=itemgetter(1))
-                since = steps[at].start if at < len(steps) else self._since
-                board = self._boards[name] = _BoardSteps(self._model(name), since, since, since)
-            for step in steps[bisect_left(steps, board.received, key=itemgetter(0)) :]:
-                board.steps.append(step)
-                board.received = step.end
-                self.received += step.energy
+            if name not in self._boards:
+                self._boards[name] = StepQueue.since(steps, self._since)
+                self._models.setdefault(name, self._model(name))
+            self.received += self._boards[name].add(steps)
 
-    def restart(self, boards: Iterable[Board], since: int) -> list[Board]:
-        """Forget the steps of boards of which none was divided; returns these boards.
+    def add_host_steps(
+        self,
+        engine: Hashable,
+        counters: Mapping[HostCounter, Sequence[CounterStep]],
+        since: int,
+    ) -> None:
+        """Add the newest steps of an engine's processes on counters beyond its boards.
+
+        ``since`` is the start of its first request. The engine was assigned.
+        """
+        self._engines[engine].host.add_steps(counters, since)
+
+    def restart(self, boards: Iterable[Board], since: int, engine: Hashable = None) -> list[Board]:
+        """Forget the steps of an engine's boards of which none was divided; returns these boards.
 
         Their steps are to be added again, from ``since`` on: requests of an earlier time arrived.
         """
@@ -320,9 +319,11 @@ class RequestDivision:
         for name in boards:
             board = self._boards.get(name)
             if board is not None and board.divided == board.began:
-                self.received -= sum(step.energy for step in board.steps)
+                self.received -= board.waiting
                 del self._boards[name]
                 fresh.append(name)
+        if engine in self._engines:
+            self._engines[engine].host.restart()
         self._since = since if self._since is None else min(self._since, since)
         return fresh
 
@@ -337,16 +338,13 @@ class RequestDivision:
         idle, self._withdrawn = self._withdrawn, 0
         for name, board in self._boards.items():
             until = now - self.hold(name) if held else now
-            ready = []
-            while board.steps and board.steps[0].end <= until:
-                ready.append(board.steps.popleft())
+            reached, ready = board.divided, board.take(until)
             if not ready:
                 continue
-            first, reached, board.divided = ready[0].start, board.divided, ready[-1].end
             users = [each for each in self._engines.values() if name in each.boards]
-            board.model.set_prefill_time(max((each.prefill for each in users), default=0.0))
+            self._models[name].set_prefill_time(max((each.prefill for each in users), default=0.0))
             near = [each for each in self._open if name in each.engine.boards]
-            near = [each for each in near if each.overlaps(first, board.divided)]
+            near = [each for each in near if each.overlaps(ready[0].start, board.divided)]
             near.sort(key=lambda each: id(each.engine))
             for step in ready:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
@@ -355,7 +353,11 @@ class RequestDivision:
                     board.leave(reached, edge)
                 reached = step.end
                 idle += self._divide(name, step, _fair(inside, MAX_ACTIVE))
-        return SettledRequests(self._final(now, held=held), Microjoules(idle))
+        host_idle, self._host_withdrawn = self._host_withdrawn, Counter()
+        for engine in self._engines.values():
+            until = now - engine.hold if held else now
+            host_idle.update(engine.host.settle(until, engine.opened))
+        return SettledRequests(self._final(now, held=held), Microjoules(idle), host_idle)
 
     def _update_clocks(self) -> None:
         """Set the clocks of all engines, before some steps are divided."""
@@ -377,15 +379,20 @@ class RequestDivision:
         """Remove and return the requests that have ended before all waiting steps."""
         lost = now - BOARD_TIMEOUT  # a board that has disappeared is not waited for
         fronts = {
-            name: board.divided
-            if board.steps
-            else max(board.divided, lost - (self.hold(name) if held else 0))
+            name: board.front(lost - (self.hold(name) if held else 0))
             for name, board in self._boards.items()
         }
         done: list[_OpenRequest] = []
         left: list[_OpenRequest] = []
+        engines = {id(each.engine): each.engine for each in self._open}
+        hosts = {
+            at: engine.host.front(lost - (engine.hold if held else 0))
+            for at, engine in engines.items()
+        }
         for each in self._open:
             own = [fronts[name] for name in each.engine.boards if name in fronts]
+            if (host := hosts[id(each.engine)]) is not None:
+                own.append(host)
             front = min(own, default=lost - (each.engine.hold if held else 0))
             (done if each.request.end <= front else left).append(each)
         self._open = _fair(left[::-1], MAX_REQUESTS)[::-1]
@@ -415,7 +422,7 @@ class RequestDivision:
         return None if known is None else self._estimator(known)
 
     def _estimator(self, engine: _Engine) -> RequestEstimator:
-        boards = [self._boards[name].model for name in engine.boards if name in self._boards]
+        boards = [self._models[name] for name in engine.boards if name in self._boards]
         names = {name for model in boards for name in model.names}
         energies = {}
         for name in names:
@@ -442,7 +449,7 @@ class RequestDivision:
         uncertainty = None
         if done.method is DivisionMethod.MODEL:
             variance = done.noise + sum(
-                self._boards[board].model.variance(slopes) for board, slopes in done.slopes.items()
+                self._models[board].variance(slopes) for board, slopes in done.slopes.items()
             )
             if isfinite(variance):
                 uncertainty = Microjoules(round(_SURE * sqrt(variance)))
@@ -453,14 +460,15 @@ class RequestDivision:
             Microjoules(energy - prompt),
             uncertainty,
             done.method,
-            (energy > 0 or done.late) and missing * _MOST_MISSING <= end - start,
+            (energy > 0 or done.late) and missing * MOST_MISSING <= end - start,
+            done.engine.host.take(done.request),
         )
 
     # ---------------------------------------------------------------------------------- divide
 
     def _divide(self, board: Board, step: CounterStep, inside: Sequence[_OpenRequest]) -> int:
         """Divide a step among the requests in it; returns the engine's idle energy."""
-        model = self._boards[board].model
+        model = self._models[board]
         start, end, energy, _ = step
         works = _works(inside, start, end)
         names = [each.request.cost_model for each in inside]

@@ -8,10 +8,11 @@ prompt that the engine has in its cache cost no prefill, but are context.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from wattspan.inference.token_power import NO_WORK, TokenWork
@@ -306,13 +307,51 @@ class DecodeProgress:
         return self._at(self._progress, time)
 
     def _at(self, sums: Sequence[float], time: int) -> float:
-        """A cumulative quantity at ``time``, constant outside of the known times."""
-        times = self._times
-        i = bisect_right(times, time)
-        if i in (0, len(times)):
-            return sums[max(0, i - 1)] if times else 0.0
-        part = (time - times[i - 1]) / (times[i] - times[i - 1])
-        return sums[i - 1] + part * (sums[i] - sums[i - 1])
+        return _interpolated(self._times, sums, time)
+
+
+class ActiveClock:
+    """The equal parts that the active requests of one engine have in its time."""
+
+    def __init__(self, requests: Iterable[InferenceRequest]) -> None:
+        lasting = (each for each in requests if each.end > each.start)
+        self._requests = sorted(lasting, key=attrgetter("start"))
+        changes = Counter[int]()
+        for each in self._requests:
+            changes[each.start] += 1
+            changes[each.end] -= 1
+        self._times = sorted(changes)
+        counts = accumulate(changes[at] for at in self._times)
+        # Nanoseconds of one request that is active since the first time.
+        parts = (
+            (right - left) / count if count else 0.0
+            for (left, right), count in zip(pairwise(self._times), counts, strict=False)
+        )
+        self._sums = list(accumulate(parts, initial=0.0))
+
+    def parts(self, start: int, end: int) -> list[tuple[InferenceRequest, float]]:
+        """The requests that are active in a period, with their nanoseconds of it.
+
+        The sum is the time with active requests.
+        """
+        last = bisect_left(self._requests, end, key=attrgetter("start"))
+        return [
+            (each, self._at(min(end, each.end)) - self._at(max(start, each.start)))
+            for each in self._requests[:last]
+            if each.end > start
+        ]
+
+    def _at(self, time: int) -> float:
+        return _interpolated(self._times, self._sums, time)
+
+
+def _interpolated(times: Sequence[int], sums: Sequence[float], time: int) -> float:
+    """A cumulative quantity at ``time``, constant outside of the known times."""
+    i = bisect_right(times, time)
+    if i in (0, len(times)):
+        return sums[max(0, i - 1)] if times else 0.0
+    part = (time - times[i - 1]) / (times[i] - times[i - 1])
+    return sums[i - 1] + part * (sums[i] - sums[i - 1])
 
 
 def _scaled_solution(normal: Sequence[Sequence[float]], rights: Sequence[float]) -> list[float]:

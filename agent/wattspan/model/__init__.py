@@ -66,10 +66,12 @@ from wattspan.model.snapshot import TickCounts as TickCounts
 from wattspan.model.snapshot import Trouble as Trouble
 from wattspan.model.snapshot import consumers_certainty as consumers_certainty
 from wattspan.model.snapshot import energy_certainty as energy_certainty
+from wattspan.model.spans import IDLE_PART as IDLE_PART
 from wattspan.model.spans import NO_SPLIT as NO_SPLIT
 from wattspan.model.spans import REQUEST_ENERGY_BOUNDS as REQUEST_ENERGY_BOUNDS
 from wattspan.model.spans import EngineRow as EngineRow
 from wattspan.model.spans import Exemplar as Exemplar
+from wattspan.model.spans import HostRequests as HostRequests
 from wattspan.model.spans import InferenceRow as InferenceRow
 from wattspan.model.spans import SpanAccounts as SpanAccounts
 from wattspan.model.spans import SpanRow as SpanRow

@@ -21,7 +21,7 @@ from wattspan.model.measurements import (
     Provenance,
     Reading,
 )
-from wattspan.model.spans import InferenceRow, SpanAccounts, SpanRow, UnmeteredRow
+from wattspan.model.spans import EngineRow, InferenceRow, SpanAccounts, SpanRow, UnmeteredRow
 from wattspan.model.tuning import TuningAccounts
 from wattspan.util.text import printable
 
@@ -449,7 +449,7 @@ class Checkpoint:
     The accounts are settled up to ``readings``. The next run measures pending energy again, so no
     energy is lost or counted twice. Readings and the identity of ``processes`` are valid only
     within the boot ``boot_id``; totals are valid in any boot. The sums are those of a Snapshot;
-    ``spans``, ``outside``, ``inference``, ``inference_idle`` and ``unmetered`` are those of
+    ``spans``, ``outside``, ``unmetered``, ``engines`` and those of ``inference`` are those of
     SpanAccounts. ``since`` is None in a checkpoint of an older release.
     """
 
@@ -468,6 +468,8 @@ class Checkpoint:
     inference: tuple[InferenceRow, ...] = ()
     inference_idle: Microjoules = Microjoules(0)
     unmetered: tuple[UnmeteredRow, ...] = ()
+    inference_host_idle: Mapping[str, Microjoules] = field(default_factory=dict)
+    engines: tuple[EngineRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

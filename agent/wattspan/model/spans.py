@@ -97,6 +97,25 @@ REQUEST_ENERGY_BOUNDS = tuple(
 """Upper bounds of the histogram of the energy of requests to language models."""
 
 
+IDLE_PART = "idle"
+"""The part of a request's energy that is a share of the devices' idle energy."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequests:
+    """Requests of which the energy of the whole host is known, and that energy.
+
+    ``energy`` is by part: the values of HwType, and ``IDLE_PART`` where requests share the idle
+    energy of devices. Each joule is in one part. ``tokens`` are by ``input`` and ``output``;
+    ``buckets`` count requests up to each of ``REQUEST_ENERGY_BOUNDS``, cumulatively.
+    """
+
+    energy: Mapping[str, Microjoules] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    requests: int = 0
+    buckets: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceRow:
     """The requests to one language model of one service, and their GPU energy.
@@ -104,6 +123,7 @@ class InferenceRow:
     ``service`` and ``model`` are both ``"other"`` in the row of all without a row. ``energy`` and
     ``tokens`` are by ``input`` and ``output``; requests are counted by the method of the division
     of energy. ``buckets`` count requests up to each of ``REQUEST_ENERGY_BOUNDS``, cumulatively.
+    ``host`` are those of these requests with known energy beyond the GPUs.
     """
 
     service: str
@@ -113,6 +133,7 @@ class InferenceRow:
     requests: Mapping[str, int]
     buckets: tuple[int, ...]
     owner: str = ""
+    host: HostRequests = HostRequests()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -147,7 +168,8 @@ class EngineRow:
     """A serving engine by its own counters, and the GPU energy of its processes.
 
     These are totals of the same tokens and joules that spans may report, and no part of those.
-    ``energy`` and ``tokens`` count since the agent's start. ``token_energy`` is by ``all``,
+    ``host`` counts the intervals with known energy of the whole host; without buckets.
+    ``services`` send spans of the same requests. ``token_energy`` is by ``all``,
     ``input`` and ``output``: microjoules a token of the newest window and the half-width of their
     95 % range, as ``request_energy`` is a request's. ``idle`` is the part of the energy of that
     window while the engine waited for requests. What is not known is missing or None.
@@ -162,6 +184,8 @@ class EngineRow:
     token_energy: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     request_energy: tuple[int, int] | None = None
     idle: float | None = None
+    host: HostRequests = HostRequests()
+    services: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -191,6 +215,7 @@ class SpanAccounts:
     senders: Mapping[str, tuple[Consumer, ...]] = field(default_factory=dict)  # by service, now
     inference: tuple[InferenceRow, ...] = ()
     inference_idle: Microjoules = Microjoules(0)  # of engines without active requests
+    inference_host_idle: Mapping[str, Microjoules] = field(default_factory=dict)  # beyond GPUs
     inference_waiting: int = 0  # requests whose energy has not settled
     unmetered: tuple[UnmeteredRow, ...] = ()
     engines: tuple[EngineRow, ...] = ()

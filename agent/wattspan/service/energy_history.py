@@ -395,12 +395,15 @@ class EnergyHistory:
         with self.lock:
             return frozenset[Payer]().union(*self._gpu_users.values())
 
-    def gpu_steps(
-        self, groups: Sequence[frozenset[Payer]], since: Callable[[str], int]
+    def group_steps(
+        self,
+        groups: Sequence[frozenset[Payer]],
+        since: Callable[[str], int],
+        kind: HwType = HwType.GPU,
     ) -> dict[str, list[GroupStep]]:
-        """The settled counter steps of each GPU, with the energy of each of some groups.
+        """The settled counter steps of each device of a type, with the energy of some groups.
 
-        ``since`` is the time from which the steps of a GPU are wanted.
+        ``since`` is the time from which the steps of a device are wanted.
         """
         members, errors = frozenset[Payer]().union(*groups), self._baseline_errors
         with self.lock:
@@ -409,8 +412,10 @@ class EnergyHistory:
                 # Senders choose times: of a GPU that no group has used, only the last step.
                 key: self._attributions.packed(key, since(key), self._now)[-unused:]
                 for key, domain in self._domains.items()
-                if domain.hw_type is HwType.GPU and domain.resource is not None
-                for unused in [self._gpu_users.get(key, set()).isdisjoint(members)]
+                if domain.hw_type is kind and domain.resource is not None
+                for unused in [
+                    kind is HwType.GPU and self._gpu_users.get(key, set()).isdisjoint(members)
+                ]
             }
         return {
             key: [

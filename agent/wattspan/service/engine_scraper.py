@@ -435,7 +435,7 @@ class EngineScraper:
         if not self._readings:
             return
         members = self._processes.members
-        found = self._history.gpu_steps(
+        found = self._history.group_steps(
             [members],
             lambda key: self._boards[key].until if key in self._boards else self._since - _BACK,
         )

@@ -15,11 +15,14 @@ are counted apart, and nothing is decided before their energy would have settled
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
+from wattspan.attribution.packed_attributions import GroupStep
 from wattspan.config.settings import SPAN_PRESETS
 from wattspan.inference.accounts import InferenceAccounts, UnmeteredAccounts, UnmeteredRole
 from wattspan.inference.division import MAX_REQUEST_HOLD, Board, RequestDivision, RequestEnergy
@@ -35,9 +38,11 @@ from wattspan.model import (
     Microjoules,
     Nanoseconds,
     Payer,
+    SpanAccounts,
     UnmeteredRow,
 )
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.host_steps import HostStepReader
 from wattspan.service.serving_engines import Engine, ServingEngines
 from wattspan.sharing.fair_pool import FairCache, FairPool, Overflow, SharePath
 from wattspan.sharing.pools import PoolName, Pools
@@ -53,6 +58,7 @@ MAX_FUTURE = 5 * SECOND
 _MAX_IDS = 16_384  # of requests, for the detection of repeated ones
 _MAX_PROMPTS = 4096
 _HANDOVER = 10 * SECOND  # from the end of a prompt in one engine to its continuation in another
+_REREAD = 2 * MAX_REQUEST_HOLD  # steps from before that have been divided
 
 _WIDEST = {TokenRole.ENGINE: TokenRole.ENGINE, TokenRole.SERVER: TokenRole.CALL}
 """The widest role of an engine's own spans once it has spans of these roles."""
@@ -74,7 +80,8 @@ class InferenceJoiner:
     """Collects requests and divides the energy of their engines. For one thread.
 
     ``settled`` receives requests with their final energy. Totals continue from ``checkpoint``.
-    ``presets`` are the engines whose spans are recognised.
+    ``presets`` are the engines whose spans are recognised. With ``share_idle``, requests have the
+    engine's part of the idle energy of devices.
     """
 
     def __init__(
@@ -86,6 +93,8 @@ class InferenceJoiner:
         pools: Pools | None = None,
         now: int = 0,
         traces: TokenTraces | None = None,
+        *,
+        share_idle: bool = False,
     ) -> None:
         pools = pools or Pools()
         self._traces = traces or TokenTraces()
@@ -104,9 +113,11 @@ class InferenceJoiner:
         prompts = FairPool[Hashable](_MAX_PROMPTS, Overflow.REPLACE)
         self._prompts: FairCache[Hashable, InferenceRequest] = FairCache(prompts)
         self._read: dict[str, int] = {}  # end of the last read step, by board
+        self._host = HostStepReader(history, share_idle=share_idle)
         earlier = checkpoint.inference if checkpoint is not None else ()
         self._accounts = InferenceAccounts(earlier, pools.make(PoolName.INFERENCE_ACCOUNTS), now)
         self._idle = int(checkpoint.inference_idle) if checkpoint is not None else 0
+        self._host_idle = Counter[str](checkpoint.inference_host_idle if checkpoint else {})
         self._unmetered = UnmeteredAccounts(
             checkpoint.unmetered if checkpoint is not None else (),
             pools.make(PoolName.UNMETERED_ACCOUNTS),
@@ -136,9 +147,25 @@ class InferenceJoiner:
         return Microjoules(self._idle)
 
     @property
+    def host_idle(self) -> dict[str, Microjoules]:
+        """The energy of engines without active requests beyond their GPUs, by part."""
+        return {part: Microjoules(energy) for part, energy in self._host_idle.items()}
+
+    @property
     def waiting(self) -> int:
         """Number of requests without their final energy."""
         return self._division.waiting + len(self._calls)
+
+    def add_totals(self, accounts: SpanAccounts) -> SpanAccounts:
+        """The accounts with all totals of requests."""
+        return replace(
+            accounts,
+            inference=self.rows,
+            inference_idle=self.idle,
+            inference_host_idle=self.host_idle,
+            inference_waiting=self.waiting,
+            unmetered=self.unmetered,
+        )
 
     def add(
         self,
@@ -228,9 +255,10 @@ class InferenceJoiner:
         """
         self._since = engine.since = since
         used = set().union(*(each.boards for each in self._engines.values()))
-        fresh = self._division.restart(engine.parts, since)
+        fresh = self._division.restart(engine.parts, since, engine.sender)
         used.difference_update(board for board in engine.boards if (board, engine.owner) in fresh)
         self._read = {board: end for board, end in self._read.items() if board in used}
+        self._host.reread(since)
 
     def _narrow(self, engine: Engine, role: TokenRole, now: int) -> None:
         """Leave out the calls of others once an engine has spans that are certainly its own."""
@@ -336,12 +364,15 @@ class InferenceJoiner:
         self._read_steps()
         result = self._division.settle(now, held=True) if wait else self._division.settle(2 * now)
         self._idle += result.idle
+        self._host_idle.update(result.host_idle)
         measured: list[RequestEnergy] = []
         for each in result.requests:
             waiting = self._waiting.pop(id(each.request))
             if waiting.continues:
                 request = each.request._replace(context=0)
                 each, waiting = each._replace(request=request), waiting._replace(request=request)
+            if not (each.measured and each.host.known):
+                self._host_idle.update(each.host.energy)
             if each.measured:
                 measured.append(each)
                 self._accounts.open(each.request, waiting.owner, now)
@@ -373,6 +404,7 @@ class InferenceJoiner:
             if each.sender == part.sender:
                 self._waiting[key] = each._replace(sender=into.sender)
         self._division.merge(part.sender, into.sender)
+        self._host.reread(self._turned - _REREAD)
 
     def _refresh(self, now: int) -> None:
         """Find new workers; release engines without requests."""
@@ -385,9 +417,8 @@ class InferenceJoiner:
 
     def _read_steps(self) -> None:
         engines = list(self._engines.values())
-        found = self._history.gpu_steps(
-            [each.members for each in engines], lambda key: self._read.get(key, self._since)
-        )
+        groups = [each.members for each in engines]
+        found = self._history.group_steps(groups, lambda key: self._read.get(key, self._since))
         boards: dict[Board, list[CounterStep]] = {}
         for board, steps in found.items():
             owners: dict[SharePath, list[int]] = {}
@@ -410,6 +441,19 @@ class InferenceJoiner:
         for engine in engines:
             self._division.assign(engine.sender, frozenset(engine.parts), engine.owner)
         self._division.add_steps(boards)
+        self._read_host(engines, found)
+
+    def _read_host(self, engines: Sequence[Engine], gpus: Mapping[str, list[GroupStep]]) -> None:
+        """Read the energy beyond their GPUs of the engines that use some."""
+        groups = [each.members if each.boards else frozenset[Payer]() for each in engines]
+        if not any(groups):
+            return
+        boards = [each.boards for each in engines]
+        least = self._turned - _REREAD  # senders choose times
+        host = self._host.read(groups, boards, gpus, self._since, least)
+        for engine, counters in zip(engines, host, strict=True):
+            if engine.boards and engine.since < inf:
+                self._division.add_host_steps(engine.sender, counters, int(engine.since))
 
 
 def _role(details: InferenceDetails, role: TokenRole) -> TokenRole:

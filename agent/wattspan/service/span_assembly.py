@@ -218,6 +218,7 @@ class SpanAssembly:
             demand=self._core.demand,
             checkpoint=checkpoint,
             pools=self._core.pools,
+            share_idle=self._core.config.serving.idle == "proportional",
             log=self._core.log,
         )
         self.services.add_thread("wattspan-joiner", joiner.run, wake=joiner.inbox.notify)

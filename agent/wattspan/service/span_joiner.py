@@ -127,6 +127,7 @@ class SpanJoiner:
         pools: Pools | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
         processes: int = MAX_PROCESSES,
+        share_idle: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
@@ -163,6 +164,7 @@ class SpanJoiner:
             presets=settings.presets,
             pools=pools,
             now=clock.monotonic(),
+            share_idle=share_idle,
         )
         self._accounts = SpanAccounts()
         self._tidied = self._reported = self._settled_until = 0
@@ -255,11 +257,8 @@ class SpanJoiner:
             deferred=self.inbox.deferred,
             open=len(self._places),
             senders=self._processes.services(),
-            inference=self._inference.rows,
-            inference_idle=self._inference.idle,
-            inference_waiting=self._inference.waiting,
-            unmetered=self._inference.unmetered,
         )
+        others = self._inference.add_totals(others)
         if self._forwarder is not None:
             stats = self._forwarder.stats
             others = replace(

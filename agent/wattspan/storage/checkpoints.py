@@ -27,6 +27,7 @@ from wattspan.model import (
     Checkpoint,
     Consumer,
     DomainAccount,
+    EngineRow,
     Group,
     GroupRow,
     HwType,
@@ -107,6 +108,10 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
             "groups": [replace(row, power={}) for row in checkpoint.groups],
             "processes": [_process_document(row) for row in checkpoint.processes],
             "spans": [replace(row, exemplars={}) for row in checkpoint.spans],
+            "engines": [
+                EngineRow(*one.key, one.energy, one.tokens, one.requests, host=one.host)
+                for one in checkpoint.engines
+            ],
             "outside": [
                 _OutsideSpansDocument(service, {kind: e}, owner)
                 for (service, owner, kind), e in checkpoint.outside.items()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from wattspan.model import REQUEST_ENERGY_BOUNDS, EngineRow, HwType, Snapshot
+from wattspan.model import (
+    IDLE_PART,
+    REQUEST_ENERGY_BOUNDS,
+    EngineRow,
+    HwType,
+    InferenceRow,
+    Snapshot,
+)
 from wattspan_exporters.catalogue.definition import (
     Distribution,
     Draw,
@@ -20,7 +27,8 @@ from wattspan_exporters.catalogue.definition import (
     single,
 )
 
-COUNTER, UPDOWN, GAUGE = Instrument.COUNTER, Instrument.UPDOWN, Instrument.GAUGE
+COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
+GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
 
 _MODEL = ("service.name", "model", "owner")
 _ENGINE = ("engine", "model", "owner")
@@ -46,6 +54,39 @@ def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield nothing before the first request: no engine is known."""
     if snapshot.spans.inference:
         yield (snapshot.provenance.get(HwType.GPU, ""),), snapshot.spans.inference_idle
+
+
+def _provenance(snapshot: Snapshot, parts: Iterable[str]) -> str:
+    """The least reliable provenance of some parts; idle energy is that of all devices."""
+    known = {str(kind): one for kind, one in snapshot.provenance.items()}
+    found = [known[part] for part in parts if part in known]
+    if IDLE_PART in parts:
+        found += known.values()
+    return max(found, key=attrgetter("rank"), default="")
+
+
+def _parts(rows: Callable[[Snapshot], Iterable[InferenceRow | EngineRow]]) -> Draw:
+    """The energy of requests on the whole host, by part."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for row in rows(snapshot):
+            for part, energy in row.host.energy.items():
+                yield (*row.key, part, _provenance(snapshot, [part])), energy
+
+    return draw
+
+
+def host_energies(snapshot: Snapshot) -> Iterator[tuple[Labels, Distribution]]:
+    for row in snapshot.spans.inference:
+        if (host := row.host).requests:
+            total = sum(host.energy.values())
+            labels = (*row.key, _provenance(snapshot, host.energy))
+            yield labels, Distribution(host.requests, total, host.buckets)
+
+
+def host_idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
+    for part, energy in snapshot.spans.inference_host_idle.items():
+        yield (part, _provenance(snapshot, [part])), energy
 
 
 def _engines(of: Callable[[EngineRow], Iterable[Sample]], *, metered: bool = True) -> Draw:
@@ -83,6 +124,12 @@ def _known(figure: str) -> Draw:
     )
 
 
+def _host_requests(row: EngineRow) -> Iterable[Sample]:
+    """None of an engine that does not count its requests, or has no known energy."""
+    counted = row.requests is not None and bool(row.host.energy)
+    return [((), row.host.requests)] if counted else []
+
+
 def _of_rows(rows: str, field: str) -> Draw:
     """The items of a field of every row."""
     return each_item(attrgetter(f"spans.{rows}"), attrgetter("key"), attrgetter(field))
@@ -105,6 +152,22 @@ INFERENCE = (
     Metric("wattspan.gen_ai.idle.energy", COUNTER, "J",
            "GPU energy of engines for language models without active requests.",
            ("provenance",), idle_energy, lasting=True),
+    Metric("wattspan.gen_ai.host.energy", COUNTER, "J",
+           "Energy of requests to a language model of which all parts are known, by `part`: `gpu`, "
+           "`cpu` and `memory` of the engine's processes, and `idle`, their part of the devices' "
+           "idle energy if `[serving] idle` is proportional.",
+           (*_MODEL, "part", "provenance"), _parts(attrgetter("spans.inference")), lasting=True),
+    Metric("wattspan.gen_ai.host.tokens", COUNTER, "{token}",
+           "Tokens of requests to a language model of which all parts of the energy are known.",
+           (*_MODEL, "token_type"), _of_rows("inference", "host.tokens"), lasting=True),
+    Metric("wattspan.gen_ai.request.host.energy", Instrument.HISTOGRAM, "J",
+           "Energy of a request to a language model on the whole host, the sum of its parts.",
+           (*_MODEL, "provenance"), no_samples, lasting=True,
+           histogram=Histogram(REQUEST_ENERGY_BOUNDS, host_energies)),
+    Metric("wattspan.gen_ai.host.idle.energy", COUNTER, "J",
+           "Energy beyond GPUs of engines for language models without active requests, by `part`; "
+           "that of requests of which a part is unknown included.",
+           ("part", "provenance"), host_idle_energy, lasting=True),
     Metric("wattspan.gen_ai.requests.waiting", UPDOWN, "{request}",
            "Ended requests to language models whose energy has not settled.",
            (), single(attrgetter("spans.inference_waiting"))),
@@ -119,13 +182,29 @@ INFERENCE = (
            (*_MODEL, "role", "token_type"), _of_rows("unmetered", "tokens"), lasting=True),
     Metric("wattspan.gen_ai.engine.energy", COUNTER, "J",
            "GPU energy of a serving engine whose page is read, idle time included.",
-           (*_ENGINE, "provenance"), _engines(lambda row: [((), row.energy)])),
+           (*_ENGINE, "provenance"), _engines(lambda row: [((), row.energy)]), lasting=True),
     Metric("wattspan.gen_ai.engine.tokens", COUNTER, "{token}",
            "Tokens by the counters of a serving engine; cached ones included, as far as it counts "
            "them. Spans may report the same tokens: never add the two.",
-           (*_ENGINE, "token_type"), _of_rows("engines", "tokens")),
+           (*_ENGINE, "token_type"), _of_rows("engines", "tokens"), lasting=True),
     Metric("wattspan.gen_ai.engine.requests", COUNTER, "{request}",
-           "Finished requests by the counters of a serving engine.", _ENGINE, _known("requests")),
+           "Finished requests by the counters of a serving engine.", _ENGINE, _known("requests"),
+           lasting=True),
+    Metric("wattspan.gen_ai.engine.host.energy", COUNTER, "J",
+           "Energy of a serving engine while all parts are known, idle time included, by `part` as "
+           "in `wattspan.gen_ai.host.energy`.",
+           (*_ENGINE, "part", "provenance"), _parts(attrgetter("spans.engines")), lasting=True),
+    Metric("wattspan.gen_ai.engine.host.tokens", COUNTER, "{token}",
+           "Tokens by the counters of a serving engine while all parts of its energy are known.",
+           (*_ENGINE, "token_type"), _of_rows("engines", "host.tokens"), lasting=True),
+    Metric("wattspan.gen_ai.engine.host.requests", COUNTER, "{request}",
+           "Finished requests of a serving engine while all parts of its energy are known.",
+           _ENGINE, _engines(_host_requests, metered=False), lasting=True),
+    Metric("wattspan.gen_ai.engine.service.info", INFO, "",
+           "Services whose spans report the requests of a serving engine: the same joules and "
+           "tokens, which no sum may have twice.",
+           (*_ENGINE, "service.name"),
+           _engines(lambda row: [((one,), 1) for one in row.services], metered=False)),
     Metric("wattspan.gen_ai.engine.token.energy", GAUGE, "J",
            "GPU energy of a token in the last minute, or hour at most where counters are late: of "
            "`all` tokens with the engine's idle time, of `input` and `output` tokens without it.",

@@ -232,3 +232,19 @@ def test_step_of_a_group_has_the_errors_of_division_and_idle_power(
     entry = HistoryEntry(interval, Microjoules(1), none, array("q", shares), Microjoules(2), doubts)
     step = group_step(entry, [{1}], error)
     assert step.doubts == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(("idle", "withheld"), [(10, 0), (9, 2)])
+def test_step_of_a_group_has_its_proportion_of_the_idle_energy(idle: int, withheld: int) -> None:
+    interval = Interval("d", Instant(0, 0), Instant(100_000, 0), Microjoules(100 + idle + withheld))
+    shares = array("q", (1, 40, 2, 39, 3, 1))  # 20 of unclaimed use
+    known = Microjoules(idle), Microjoules(20 + withheld), shares, Microjoules(withheld)
+    step = group_step(HistoryEntry(interval, *known), [{1}, {2, 3}, {4}], 0.0)
+    assert step.idles == [idle * 40 // 100, idle * 40 // 100, 0]
+    assert step.withheld is (withheld > 0)
+
+
+def test_step_without_active_energy_has_no_share_of_the_idle_energy() -> None:
+    interval = Interval("d", Instant(0, 0), Instant(100_000, 0), Microjoules(5))
+    entry = HistoryEntry(interval, Microjoules(5), Microjoules(0), array("q"))
+    assert group_step(entry, [{1}], 0.0).idles == [0]

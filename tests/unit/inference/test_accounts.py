@@ -6,8 +6,15 @@ from dataclasses import replace
 
 from wattspan.inference.accounts import InferenceAccounts, UnmeteredAccounts, UnmeteredRole
 from wattspan.inference.division import DivisionMethod, RequestEnergy
+from wattspan.inference.host_energy import HostShare
 from wattspan.inference.requests import InferenceRequest
-from wattspan.model import REQUEST_ENERGY_BOUNDS, SECOND, Microjoules, UnmeteredRow
+from wattspan.model import (
+    REQUEST_ENERGY_BOUNDS,
+    SECOND,
+    HostRequests,
+    Microjoules,
+    UnmeteredRow,
+)
 from wattspan.sharing.fair_pool import SharePath
 from wattspan.sharing.pools import PoolName
 from wattspan.spans.values import InferenceDetails
@@ -139,6 +146,36 @@ def test_equal_names_of_two_owners_have_an_account_each() -> None:
         ("s", "m", "ann"),
         ("s", "m", "bob"),
     ]
+
+
+def _whole(result: RequestEnergy, cpu: int, **others: int) -> RequestEnergy:
+    return result._replace(host=HostShare({"cpu": cpu, **others}, True))
+
+
+def test_requests_with_known_energy_of_the_host_are_counted_apart() -> None:
+    accounts = InferenceAccounts()
+    _add(
+        accounts,
+        [
+            _whole(_result(4), 2_000_000, memory=500_000),
+            _result(1)._replace(host=HostShare({"cpu": 7}, False)),
+            _whole(_result(8), 1_000_000, memory=0),
+        ],
+    )
+
+    (row,) = accounts.rows()
+
+    assert row.host.energy == {"gpu": 12_000_000, "cpu": 3_000_000, "memory": 500_000}
+    assert (row.host.requests, row.host.tokens) == (2, {"input": 20, "output": 40})
+    assert row.host.buckets == (0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2)
+    assert sum(row.requests.values()) == 3
+    assert InferenceAccounts(accounts.rows()).rows() == accounts.rows()
+
+
+def test_requests_without_counters_of_the_cpu_have_no_energy_of_the_host() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_result(4)])
+    assert accounts.rows()[0].host == HostRequests()
 
 
 # --------------------------------------------------------------------------- without energy

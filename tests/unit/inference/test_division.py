@@ -348,7 +348,7 @@ def test_no_requests_change_nothing() -> None:
     division = _division([], S)
     division.forget("e")
 
-    assert division.settle(10 * S) == ([], 0)
+    assert division.settle(10 * S) == ([], 0, {})
 
 
 def test_requests_of_a_forgotten_engine_are_settled() -> None:

@@ -122,10 +122,10 @@ def test_old_steps_of_a_gpu_that_no_group_has_used_are_not_read() -> None:
     host = Host(GPU)
     host.run(20, (SHELL,))
     users, others = frozenset((SHELL,)), frozenset((STRANGER,))
-    assert len(host.past.gpu_steps([others, users], lambda _: 0)[GPU.id]) == 20
-    (step,) = host.past.gpu_steps([others], lambda _: 0)[GPU.id]
+    assert len(host.past.group_steps([others, users], lambda _: 0)[GPU.id]) == 20
+    (step,) = host.past.group_steps([others], lambda _: 0)[GPU.id]
     assert (step.end, step.energies) == (host.now, [0])
-    assert not host.past.gpu_steps([others], lambda _: host.now)
+    assert not host.past.group_steps([others], lambda _: host.now)
 
 
 def test_process_energy_is_equal_with_and_without_a_profile() -> None:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from testbed.known_totals import Books
 
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Checkpoint, InferenceRow, Instant, Microjoules, Nanoseconds, Reading
+from wattspan.model import (
+    Checkpoint,
+    EngineRow,
+    HostRequests,
+    InferenceRow,
+    Instant,
+    Microjoules,
+    Nanoseconds,
+    Reading,
+)
 from wattspan.storage.checkpoints import (
     AlternatingCheckpointFiles,
     CheckpointError,
@@ -96,6 +105,19 @@ def test_checkpoint_keeps_the_totals_of_requests_to_language_models() -> None:
     )
     checkpoint = Checkpoint(Instant(1, 2), "boot", inference=(row,), inference_idle=Microjoules(7))
     assert unpack_checkpoint(pack_checkpoint(checkpoint)) == checkpoint
+
+
+def test_checkpoint_keeps_the_totals_of_the_host_and_of_engines() -> None:
+    energy = {"gpu": Microjoules(3), "cpu": Microjoules(1)}
+    host = HostRequests(energy, {"output": 4}, 5, (0, 5))
+    row = InferenceRow("llm", "m", energy, {"output": 4}, {"model": 5}, (0, 2, 5), "ann", host)
+    engine = EngineRow("chat", "m", "ann", Microjoules(8), {"output": 4}, 2, host=host)
+    checkpoint = Checkpoint(
+        Instant(1, 2), "boot", inference=(row,), inference_host_idle={"cpu": Microjoules(9)},
+        engines=(replace(engine, token_energy={"all": (7, 1)}, idle=0.5, services=("llm",)),),
+    )  # fmt: skip
+    found = unpack_checkpoint(pack_checkpoint(checkpoint))
+    assert found == replace(checkpoint, engines=(engine,))
 
 
 FIRST_RELEASE = {

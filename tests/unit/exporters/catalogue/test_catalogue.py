@@ -16,6 +16,7 @@ from wattspan.model import (
     DomainAccount,
     Footprint,
     GapReason,
+    HostRequests,
     HwType,
     Instant,
     Microjoules,
@@ -254,6 +255,31 @@ def test_histogram_is_three_counters() -> None:
 def test_other_metric_is_no_histogram() -> None:
     metric = METRICS["hw_energy_joules_total"]
     assert counters(metric) == (metric,)
+
+
+def test_energy_of_requests_on_the_host_is_the_sum_of_its_parts() -> None:
+    parts = drawn("wattspan_gen_ai_host_energy_joules_total", full_host())
+    metric = METRICS["wattspan_gen_ai_request_host_energy_joules"]
+    ((labels, one),) = metric.histogram.draw(full_host())
+    assert {key[3:] for key in parts} == {
+        ("cpu", "measured"), ("gpu", "derived"), ("idle", "derived"), ("memory", "measured"),
+    }  # fmt: skip
+    assert (one.total, labels[-1]) == (sum(parts.values()), "derived")
+
+
+def test_unknown_energy_of_the_host_has_no_series() -> None:
+    host = full_host()
+    spans = replace(
+        host.spans,
+        inference=[replace(row, host=HostRequests()) for row in host.spans.inference],
+        inference_host_idle={},
+        engines=[replace(row, host=HostRequests()) for row in host.spans.engines],
+    )
+    host = replace(host, spans=spans)
+    for name, metric in METRICS.items():
+        if "_host_" in name and "gen_ai" in name:
+            assert not [*metric.draw(host)], name
+            assert metric.histogram is None or not [*metric.histogram.draw(host)]
 
 
 # ------------------------------------------------------------------------------------ domains

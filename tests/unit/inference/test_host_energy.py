@@ -1,0 +1,200 @@
+"""The energy of an engine beyond its GPUs: equal parts of active requests, unknown parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from wattspan.inference.division import RequestDivision
+from wattspan.inference.host_energy import EngineHost, HostCounter
+from wattspan.inference.requests import ActiveClock, InferenceRequest
+from wattspan.inference.step_queue import StepQueue
+from wattspan.inference.token_power import TokenPowerModel
+from wattspan.model import SECOND
+from wattspan.spans.interval_pool import CounterStep
+
+S = SECOND
+CPU, OTHER_CPU = HostCounter("package-0", "cpu"), HostCounter("package-1", "cpu")
+MEMORY = HostCounter("dram", "memory")
+
+
+def _request(start: float, end: float) -> InferenceRequest:
+    times = round(start * S), round(start * S), round(end * S)
+    return InferenceRequest._make([b"r" * 8, "m", *times, 1, 1, 1, True, "", 2, ""])
+
+
+def _steps(
+    start: float, end: float, watts: float, *, blurred: bool = False, length: float = 1.0
+) -> list[CounterStep]:
+    count, step = round((end - start) / length), round(length * S)
+    first, energy = round(start * S), round(watts * 1e6 * length)
+    return [
+        CounterStep(first + i * step, first + (i + 1) * step, energy, blurred) for i in range(count)
+    ]
+
+
+def _host(*counters: tuple[HostCounter, list[CounterStep]]) -> EngineHost:
+    host = EngineHost()
+    host.add_steps(dict(counters), 0)
+    return host
+
+
+def test_active_requests_have_equal_parts_of_the_time() -> None:
+    one, two, never, later = _request(0, 4), _request(2, 6), _request(3, 3), _request(8, 9)
+    clock = ActiveClock([later, two, never, one])
+    assert clock.parts(0, 8 * S) == [(one, 3 * S), (two, 3 * S)]
+    assert clock.parts(S, 3 * S) == [(one, 1.5 * S), (two, 0.5 * S)]
+    assert clock.parts(7 * S, 8 * S) == []
+    assert clock.parts(7 * S, 10 * S) == [(later, S)]
+    assert ActiveClock([]).parts(0, S) == []
+
+
+def test_energy_of_an_instant_is_divided_equally_among_active_requests() -> None:
+    one, two = _request(0, 4), _request(2, 6)
+    host = _host((CPU, _steps(0, 6, 10)), (MEMORY, _steps(0, 6, 1)))
+
+    idle = host.settle(6 * S, [one, two])
+
+    assert idle == Counter({"cpu": 0, "memory": 0})
+    assert host.take(one) == ({"cpu": 30_000_000, "memory": 3_000_000}, True)
+    assert host.take(two) == ({"cpu": 30_000_000, "memory": 3_000_000}, True)
+
+
+def test_counters_of_one_type_are_one_part() -> None:
+    one = _request(0, 2)
+    host = _host((CPU, _steps(0, 2, 10)), (OTHER_CPU, _steps(0, 2, 5)))
+    host.settle(2 * S, [one])
+    assert host.take(one) == ({"cpu": 30_000_000}, True)
+
+
+def test_time_without_requests_has_its_mean_power() -> None:
+    one = _request(2.25, 3)
+    host = _host((CPU, [*_steps(0, 2, 4), *_steps(2, 3, 10)]))
+
+    idle = host.settle(3 * S, [one])
+
+    assert idle["cpu"] == 8_000_000 + 1_000_000
+    assert host.take(one).energy == {"cpu": 9_000_000}
+
+
+def test_first_step_with_a_request_has_no_known_idle_power() -> None:
+    one = _request(0.5, 1)
+    host = _host((CPU, _steps(0, 1, 10)))
+    assert host.settle(S, [one])["cpu"] == 0
+    assert host.take(one).energy == {"cpu": 10_000_000}
+
+
+def test_single_microjoule_among_many_requests_is_the_engines() -> None:
+    many = [_request(0, 1) for _ in range(4096)]
+    host = _host((CPU, [CounterStep(0, S, 1, False)]))
+    assert host.settle(S, many)["cpu"] == 1
+
+
+@pytest.mark.parametrize(
+    ("counters", "known"),
+    [
+        ([], False),
+        ([(MEMORY, _steps(0, 10, 1))], False),
+        ([(CPU, _steps(0, 10, 1))], True),
+        ([(CPU, _steps(0, 10, 1, blurred=True))], False),  # the idle power is unknown
+        ([(CPU, _steps(0, 10, 1)), (MEMORY, _steps(0, 9, 1))], False),  # lost
+        ([(CPU, _steps(2, 10, 1))], False),
+        ([(CPU, _steps(0, 10, 1)), (OTHER_CPU, [])], False),  # never read
+        ([(CPU, [*_steps(0, 4, 1), *_steps(5, 10, 1)])], False),  # a gap
+        ([(CPU, [*_steps(0, 4.5, 1, length=0.5), *_steps(5, 10, 1)])], True),  # a short one
+    ],
+)
+def test_share_is_known_if_its_counters_are_nearly_all_the_time(
+    counters: list[tuple[HostCounter, list[CounterStep]]], known: bool
+) -> None:
+    one = _request(0, 10)
+    host = _host(*counters)
+    host.settle(10 * S, [one])
+    assert host.take(one).known is known
+
+
+def test_steps_wait_for_their_requests() -> None:
+    one = _request(0, 4)
+    host = _host((CPU, _steps(0, 4, 1)))
+    assert host.settle(2 * S, [one])["cpu"] == 0
+    assert host.front(0) == 2 * S
+    assert host.front(9 * S) == 2 * S  # not lost: there are steps
+    host.settle(4 * S, [one])
+    assert host.front(9 * S) == 9 * S
+    assert EngineHost().front(0) is None
+    assert host.take(one).energy == {"cpu": 4_000_000}
+
+
+def test_restart_forgets_counters_of_which_nothing_was_divided() -> None:
+    host = _host((CPU, _steps(0, 4, 1)), (MEMORY, _steps(0, 1, 1)))
+    host.settle(S // 2, [])
+    host.restart()
+    host.add_steps({CPU: _steps(-2, 4, 1)}, -2 * S)
+    assert host.settle(4 * S, [])["cpu"] == 6_000_000
+    host.restart()
+    assert host.front(0) == 4 * S
+
+
+def test_merged_engine_has_the_requests_of_its_part_and_reads_its_steps_again() -> None:
+    one, two = _request(0, 4), _request(0, 4)
+    part, whole = _host((CPU, _steps(0, 4, 1))), _host((CPU, _steps(0, 4, 2)))
+    part.settle(2 * S, [one])
+    whole.settle(2 * S, [two])
+    whole.merge(part)
+    whole.add_steps({CPU: _steps(0, 4, 3)}, 0)  # of the processes of both
+    whole.settle(4 * S, [one, two])
+    assert whole.take(one).energy == {"cpu": 2_000_000 + 3_000_000}
+    assert whole.take(two).energy == {"cpu": 4_000_000 + 3_000_000}
+
+
+def test_queue_begins_with_the_step_of_the_first_request() -> None:
+    steps = _steps(0, 4, 1)
+    queue = StepQueue.since(steps, 2 * S + S // 2)
+    assert queue.add(steps) == queue.waiting == 2_000_000
+    assert queue.add(steps) == 0
+    assert StepQueue.since(steps, 9 * S).began == 9 * S
+    assert queue.take(S) == []
+
+
+def _division(*requests: InferenceRequest) -> RequestDivision:
+    """An engine whose processes have 1 W on a CPU."""
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.assign("e", frozenset())
+    division.add(requests, 5 * S, engine="e")
+    division.add_host_steps("e", {CPU: _steps(0, 4, 1)}, 2 * S)
+    return division
+
+
+def test_earlier_request_has_the_steps_from_before_the_first_one() -> None:
+    division = _division(_request(2, 4))
+    division.add([_request(1, 3)], 5 * S, engine="e")
+    division.restart([], S, "e")
+    division.add_host_steps("e", {CPU: _steps(0, 4, 1)}, S)
+    settled = division.settle(60 * S)
+    assert [each.host for each in settled.requests] == [({"cpu": 1_500_000}, True)] * 2
+    assert settled.host_idle == Counter(cpu=0)
+
+
+def test_withdrawn_request_leaves_its_energy_to_the_engine() -> None:
+    one, two = _request(2, 3), _request(2, 4)
+    division = _division(one, two)
+    division.settle(3 * S)
+    division.withdraw([two])
+    assert division.settle(60 * S).host_idle == Counter(cpu=500_000 + 1_000_000)
+
+
+def test_requests_of_a_forgotten_engine_end_with_unknown_energy() -> None:
+    division = _division(_request(2, 4))
+    division.forget("e")
+    division.forget("e")
+    (each,) = division.settle(60 * S).requests
+    assert each.host == ({"cpu": 0}, False)
+
+
+def test_counter_that_is_read_late_has_the_step_of_the_first_request() -> None:
+    one, host = _request(0.5, 2), EngineHost()
+    for steps in ([], _steps(0, 1, 1), _steps(0, 2, 1)):
+        host.add_steps({CPU: steps}, S // 2)
+    assert host.settle(2 * S, [one])["cpu"] == 0
+    assert host.take(one) == ({"cpu": 2_000_000}, True)
